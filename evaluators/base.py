@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from evaluators.measurement.disturbance import Counters
 from evaluators.schedule import Timeline
-from search_spaces.core.arrangement import RankSet
+from search_spaces.core.decoded_plan import RankSet
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
@@ -40,30 +40,31 @@ Table = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartCosts:
-    """What parts of consecutive operators of a graph cost on P lanes, in platform order; n operators.
+    """What parts of consecutive operators of a graph cost on P processors, in platform order; n operators.
 
     Attributes:
-        operator_s: shape ``(P, n)``; infinite where a lane does not take an operator.
+        operator_s: shape ``(P, n)``; infinite where a processor does not take an operator.
         overhead_s: of each part, shape ``(P,)``.
-        beyond_s: what operators ``first … last-1`` as one part take beside, ``[lane, first, last]``, shape
+        beyond_s: what operators ``first … last-1`` as one part take beside, ``[processor, first, last]``, shape
             ``(P, n+1, n+1)``; not negative.
-        hand_over_s: what a cut before operator ``i`` usually adds between a part on the one lane and the next on the
-            other, ``[i, from, to]``, shape ``(n, P, P)``; row 0 is not read.
-        least_hand_over_s: what it adds at least where the second part reads from the first, whichever parts they are.
+        transfer_s: what a cut before operator ``i`` usually adds between a part on the one processor and the next on
+            the other, ``[i, from, to]``, shape ``(n, P, P)``; row 0 is not read.
+        least_transfer_s: what it adds at least where the second part reads from the first, whichever parts they are.
         operator_nbytes: what each operator keeps in memory, shape ``(n,)``; None for nothing.
-        memory_bytes: of each lane, shape ``(P,)``; None for no limit.
+        memory_bytes: of each processor, shape ``(P,)``; None for no limit.
     """
 
     operator_s: Table
     overhead_s: Table
     beyond_s: Table
-    hand_over_s: Table
-    least_hand_over_s: Table
+    transfer_s: Table
+    least_transfer_s: Table
     operator_nbytes: Table | None = None
     memory_bytes: Table | None = None
 
 
 CONTRACT_VERSION = 1
+_NAMED = 3  # outputs that a sentence names
 Declared = TypeVar("Declared", "Capabilities", "EvaluatorCapabilities")
 
 
@@ -92,6 +93,23 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputError:
+    """How far an output is off, relative to the largest absolute value of the reference's.
+
+    Attributes:
+        name: of the output.
+        largest, mean: of the absolute differences.
+    """
+
+    name: str
+    largest: float
+    mean: float
+
+    def __str__(self) -> str:
+        return f"{self.name!r} by {self.largest:.1e} at most and {self.mean:.1e} on average"
+
+
+@dataclass(frozen=True, slots=True)
 class Agreement:
     """How a plan's outputs compare with those of the whole model on the reference processor.
 
@@ -100,17 +118,17 @@ class Agreement:
         max_abs_error: largest absolute difference over all outputs.
         max_rel_error: the same, relative to the largest absolute value of the reference.
         tolerance: the relative error up to which the evaluator accepts this plan; 0 where it must be identical.
-        mean_rel_error: mean absolute difference of the output with the largest relative error, relative to the largest
-            absolute value of the reference.
-        output: name of that output; "" where all are identical.
+        outputs: those that differ, the worst first.
+        top1: of a classifier, of how many drawn inputs the likeliest class changes, and how many were tried; None where
+            that was not tried.
     """
 
     identical: bool
     max_abs_error: float
     max_rel_error: float
     tolerance: float
-    mean_rel_error: float = 0.0
-    output: str = ""
+    outputs: tuple[OutputError, ...] = ()
+    top1: tuple[int, int] | None = None
 
     @property
     def accepted(self) -> bool:
@@ -120,8 +138,15 @@ class Agreement:
     def __str__(self) -> str:
         if self.identical:
             return "bit for bit as the whole model's"
-        where = f"; of output {self.output!r} by {self.mean_rel_error:.1e} on average" if self.output else ""
-        return f"off by at most {self.max_rel_error:.1e} of the whole model's largest value{where}"
+        text = f"off by at most {self.max_rel_error:.1e} of the whole model's largest value"
+        if len(self.outputs) == 1:
+            text += f"; of output {self.outputs[0].name!r} by {self.outputs[0].mean:.1e} on average"
+        elif self.outputs:
+            text += f"; of outputs {', '.join(map(str, self.outputs[:_NAMED]))}"
+            text += f" and {len(self.outputs) - _NAMED} more" if len(self.outputs) > _NAMED else ""
+        if self.top1 is not None:
+            text += f"; the likeliest class changes for {self.top1[0]} of {self.top1[1]} inputs"
+        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +184,11 @@ class Capabilities:
     figures: bool = False
     outputs: bool = False
 
+    @property
+    def computed(self) -> bool:
+        """Whether latencies are taken as computed, since nothing tells the state of a machine that took them."""
+        return not (self.conditions or self.counters)
+
 
 @dataclass(frozen=True, slots=True)
 class EvaluatorCapabilities:
@@ -171,7 +201,7 @@ class EvaluatorCapabilities:
         targets: ``at(device)`` selects a device.
         graphs: ``graph_of(source)`` brings the model.
         workloads: ``host(…)`` runs workloads.
-        sliced_lanes: workloads may also have lanes that the operating system schedules, for baselines.
+        sliced_processors: workloads may also have processors that the operating system schedules, for baselines.
         measures_here: numbers depend on what else this machine does, so studies are not run beside each other.
     """
 
@@ -181,7 +211,7 @@ class EvaluatorCapabilities:
     targets: bool = False
     graphs: bool = False
     workloads: bool = False
-    sliced_lanes: bool = False
+    sliced_processors: bool = False
     measures_here: bool = True
 
 
@@ -193,7 +223,7 @@ def capabilities_of(found: object, kind: type[Declared]) -> Declared:
     """
     declared = getattr(found, "capabilities", kind())
     if not isinstance(declared, kind):
-        raise TypeError(f"its capabilities are a {type(declared).__name__}, no {kind.__name__}")
+        raise TypeError(f"its capabilities must be {kind.__name__}, not {type(declared).__name__}")
     return declared
 
 
@@ -303,7 +333,7 @@ class Session(Protocol):
         """Return the costs that latencies are computed from, on the session's platform; with ``costs``.
 
         The latency of a plan is always the same. Where each part reads from the one before it, it is the sum over the
-        parts and at least the least hand-overs between them; where parts overlap, it is at least that of the longest
+        parts and at least the least transfers between them; where parts overlap, it is at least that of the longest
         path through the parts.
 
         Raises:
@@ -376,7 +406,7 @@ class Evaluator(Protocol):
         """Open a session on a platform; leaving the context gives everything back.
 
         Args:
-            platform: the lanes to use.
+            platform: the processors to use.
             scratch: an existing folder for logs that a person may want to read; None for nowhere.
 
         Raises:
@@ -440,7 +470,7 @@ class Evaluator(Protocol):
         """Open a session for one workload, as :meth:`prepare` does; with ``workloads``.
 
         Args:
-            platform: lanes, pools, and lanes that only baselines use.
+            platform: processors, pools, and processors that only baselines use.
             objective: what a candidate's latencies are.
         """
         raise _unsupported(self, "host")

@@ -31,6 +31,7 @@ from search_spaces.core.platform import Limits, Platform
 from search_spaces.core.plugins import contract_version
 from search_spaces.spaces.chain import chain_plan
 
+_TRIES = 20  # a call may wait until another study has measured on these cores
 _CLOCK_S = 1e-6  # events are compared with this tolerance: clocks of two processes may be read a moment apart
 _PATIENCE_S = 10.0  # within this, an evaluator that measures obeys an interrupt or a limit
 _MANY = 1_000_000
@@ -70,10 +71,10 @@ class EvaluatorContract:
         return example_graph()
 
     def plans(self, graph: Graph, platform: Platform) -> list[Plan]:
-        """Return plans to try: the whole graph on every lane, and cut in three over all pairs of lanes."""
-        lanes = [p.name for p in platform.processors]
+        """Return plans to try: the whole graph on every processor, and cut in three over all pairs of processors."""
+        processors = [p.name for p in platform.processors]
         count = len(graph.operators)
-        words = [[a] for a in lanes] + [[a, b, a] for a in lanes for b in lanes]
+        words = [[a] for a in processors] + [[a, b, a] for a in processors for b in processors]
         cuts = {1: [], 3: [count // 3, 2 * count // 3]}
         found = [canonical(chain_plan(graph, cuts[len(word)], word), graph, platform) for word in words]
         return list({plan.digest: plan for plan in found}.values())
@@ -124,11 +125,16 @@ class EvaluatorContract:
             return
         for candidate, _, _ in self._candidates(3):
             candidate.run(2)
-            start_s = time.perf_counter()
-            latency_s = float(candidate.run(10).latency_s.sum())
-            wall_s = time.perf_counter() - start_s
-            _require(latency_s <= wall_s, f"10 runs took {wall_s} s and are reported as {latency_s} s")
-            _require(wall_s <= 2 * latency_s + self.call_s, f"10 runs: {wall_s} s, reported as {latency_s} s")
+            beyond: list[float] = []
+            for _ in range(_TRIES):
+                start_s = time.perf_counter()
+                latency_s = float(candidate.run(10).latency_s.sum())
+                wall_s = time.perf_counter() - start_s
+                _require(latency_s <= wall_s, f"10 runs took {wall_s} s and are reported as {latency_s} s")
+                beyond.append(wall_s - 2 * latency_s)
+                if beyond[-1] <= self.call_s:
+                    break
+            _require(min(beyond) <= self.call_s, f"10 runs: {wall_s} s, reported as {latency_s} s")
 
     def test_stops_after_a_slow_run(self) -> None:
         """``stop_above_s`` ends the batch with the first slower run, and never before."""
@@ -137,7 +143,7 @@ class EvaluatorContract:
             _check_batch(candidate.run(4, stop_above_s=math.inf), 4, plan)
 
     def test_timelines_are_lawful(self) -> None:
-        """Every stage runs once on its lane and after those it reads from; lanes that exclude each other take turns."""
+        """Every stage runs once, on its processor, after those it reads from; exclusive processors take turns."""
         graph = self.graph()
         for candidate, plan, platform in self._candidates():
             batch = candidate.run(2)
@@ -169,12 +175,12 @@ class EvaluatorContract:
             _require(agreement is None or agreement.accepted, f"outputs differ: {agreement}")
 
     def test_refuses_what_it_cannot_run(self) -> None:
-        """A plan for another graph, or with a lane that is not there, is an error of ours; the session goes on."""
+        """A plan for another graph, or with a processor that is not there, is an error of ours; the session goes on."""
         graph = self.graph()
         whole = tuple(range(len(graph.operators)))
         with self._session() as (session, platform):
-            lane = platform.processors[0].name
-            for plan in (Plan("0" * 64, (Stage(whole, lane),)), Plan(graph.digest, (Stage(whole, "not there"),))):
+            processor = platform.processors[0].name
+            for plan in (Plan("0" * 64, (Stage(whole, processor),)), Plan(graph.digest, (Stage(whole, "not there"),))):
                 try:
                     session.load(graph, plan).close()
                 except OptimizeError:
@@ -182,7 +188,7 @@ class EvaluatorContract:
                 _require(False, f"loaded {plan}")
             _check_runs(session, graph, self.plans(graph, platform)[0])
 
-    def test_a_failure_is_told_and_is_not_the_end(self) -> None:
+    def test_a_failure_is_reported_and_is_not_the_end(self) -> None:
         """A plan that the device fails at is an UnavailableError that says why, and other plans still run."""
         graph = self.graph()
         with self._session() as (session, platform):
@@ -267,7 +273,7 @@ def check_timeline(timeline: Timeline, graph: Graph, plan: Plan, platform: Platf
     """Check the laws that measured and simulated timelines share.
 
     Raises:
-        AssertionError: a stage is missing, on the wrong lane or too early, or two events may not overlap but do.
+        AssertionError: a stage is missing, on the wrong processor or too early, or two events may not overlap but do.
     """
     events = sorted(timeline.events, key=lambda e: e.start_s)
     _require(sorted(e.stage for e in events) == list(range(len(plan.stages))), f"not every stage runs once: {events}")

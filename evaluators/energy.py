@@ -1,8 +1,8 @@
 """Where the energy of an inference is known from: the platform's powers, or what the machine counts.
 
-A platform's file may say the watts of a lane while it runs (``power_w``), and a profile may know them. Otherwise the
-machine is asked: RAPL and hwmon count microjoules, NVML millijoules; hwmon's power sensors and the rails of a Jetson
-(INA3221) tell watts, which are added up over time.
+A platform's file may say the watts of a processor while it runs (``power_w``), and a profile may know them. Otherwise
+the machine is asked: RAPL and hwmon count microjoules, NVML millijoules; hwmon's power sensors and the rails of a
+Jetson (INA3221) tell watts, which are added up over time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Meter(Protocol):
 
 
 def powers_w(platform: Platform, session: Session, sys: Path = _SYS) -> tuple[dict[str, float], Meter | None]:
-    """Return the watts of all lanes, or else a meter.
+    """Return the watts of all processors, or else a meter.
 
     Raises:
         UsageError: there is neither, the text says what was looked for; or processors that are alike have different
@@ -97,7 +97,7 @@ class Counter:
     _sum: float = 0.0
 
     def joules(self) -> float:
-        """See :class:`Meter`."""
+        """Return the joules since some fixed moment."""
         now = [_number(path) for path, _ in self.files]
         if self._last is not None:
             for before, after, (_, most) in zip(self._last, now, self.files, strict=True):
@@ -121,7 +121,7 @@ class Integrator:
         threading.Thread(target=self._go, daemon=True, name=name).start()
 
     def joules(self) -> float:
-        """See :class:`Meter`."""
+        """Return the joules since some fixed moment."""
         with self._lock:
             now, watts = time.perf_counter(), self._watts()
             self._joules += (now - self._at) * (watts + self._last) / 2.0

@@ -76,15 +76,15 @@ class LoweredCandidate(ForwardingCandidate):
         self._stages, self._stage_of = stages, np.asarray(stage_of, np.int64)
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
-        """See :class:`~evaluators.base.Candidate`."""
+        """Run ``n`` inferences, fewer where one takes longer than ``stop_above_s``."""
         return self._folded(super().run(n, stop_above_s))
 
     def stream(self, n: int) -> Batch:
-        """See :class:`~evaluators.base.Candidate`."""
+        """Return ``n`` observations of the period of a full pipeline."""
         return self._folded(super().stream(n))
 
     def verify(self) -> Agreement | None:
-        """See :class:`~evaluators.base.Candidate`."""
+        """Compare the outputs of the last run with the whole model's; runs once if none was made."""
         return super().verify() if self._comparable else None
 
     def _folded(self, found: Batch) -> Batch:

@@ -74,8 +74,8 @@ class _Guarded(Forwarding):
 
     @contextmanager
     def guard(self, method: str, *arguments: object) -> Iterator[None]:
-        told = ", ".join(repr(a) for a in arguments if isinstance(a, int | str))
-        what = f"{self.what}: {method}({told})"
+        shown = ", ".join(repr(a) for a in arguments if isinstance(a, int | str))
+        what = f"{self.what}: {method}({shown})"
         with foreign(what), time_limit(self.limit_s(method, arguments), what):
             yield
 

@@ -235,8 +235,8 @@ def _shares(before: list[int] | None, after: list[int] | None) -> tuple[float | 
 
 def _clocks(cores: list[int]) -> tuple[float, ...]:
     """Return the clocks of cores now, in Hz; none where the kernel does not tell."""
-    told = (_number(_CPU / f"cpu{core}/cpufreq/scaling_cur_freq") for core in cores)
-    return tuple(f * 1e3 for f in told if f is not None) or _clocks_of_cpuinfo(cores)
+    clocks = (_number(_CPU / f"cpu{core}/cpufreq/scaling_cur_freq") for core in cores)
+    return tuple(f * 1e3 for f in clocks if f is not None) or _clocks_of_cpuinfo(cores)
 
 
 def _clocks_of_cpuinfo(cores: list[int]) -> tuple[float, ...]:

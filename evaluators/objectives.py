@@ -31,13 +31,13 @@ from search_spaces.rewrites.lower import Lowering
 
 
 def peak_nbytes(graph: Graph, plan: Plan) -> dict[str, int]:
-    """Return the bytes that each lane of a plan needs: the weights of its stages, and the most activations of one."""
+    """Return the bytes that each processor needs: the weights of its stages, and the peak activations of one."""
     found = {}
-    for lane, indices in plan.by_processor().items():
+    for processor, indices in plan.by_processor().items():
         stages = [plan.stages[i].operators for i in indices]
         constants = {t for operators in stages for t in graph.boundary(operators).constants}
         weights = sum(graph.tensors[t].nbytes for t in constants)
-        found[lane] = weights + max(most_alive_nbytes(graph, operators) for operators in stages)
+        found[processor] = weights + max(most_alive_nbytes(graph, operators) for operators in stages)
     return found
 
 
@@ -60,7 +60,7 @@ def most_alive_nbytes(graph: Graph, operators: Sequence[int]) -> int:
 
 
 Law = Literal["latency", "period", "sum", "memory"]
-"""How costs of parts make the cost of a plan: its longest path, its busiest lane, their sum, or sizes of tensors."""
+"""How costs of stages make the cost of a plan: longest path, busiest processor, sum, or sizes of tensors."""
 
 TAIL = 0.99
 _TAIL_RUNS, _TAIL_S = (20, 100), 1.0
@@ -190,7 +190,7 @@ class Pricing:
     """How to ask the plans of a platform for an objective.
 
     Attributes:
-        powers: watts of each lane; for the energy, where no meter is used.
+        powers: watts of each processor; for the energy, where no meter is used.
         meter: reads the energy that the machine used.
     """
 
@@ -228,7 +228,7 @@ class Pricing:
 
     @property
     def counts(self) -> dict[str, float]:
-        """What a second of each lane counts."""
+        """What a second of each processor counts."""
         return weights(self.objective, self.platform, self.powers)
 
 
@@ -263,7 +263,7 @@ class Priced(Protocol):
         ...
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Candidate:
-        """See :class:`~evaluators.base.Session`."""
+        """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance)."""
         ...
 
 
@@ -282,11 +282,11 @@ class PricedSession(ForwardingSession):
         self.capabilities = replace(self.capabilities, pause=False, stream=False, figures=True)
 
     def fingerprint(self) -> dict[str, Any]:
-        """See :class:`~evaluators.base.Session`."""
+        """Return all that may change a number (machine, processors, versions, settings), as plain values."""
         return super().fingerprint() | {"objective": [each.objective.name for each in self.how]}
 
     def in_state(self, state: State) -> PricedSession:
-        """See :class:`~evaluators.base.Session`."""
+        """Return a session on the platform in that state."""
         return PricedSession(self.inner.in_state(state), self.how)
 
     def only(self, which: int) -> PricedSession:
@@ -294,7 +294,7 @@ class PricedSession(ForwardingSession):
         return PricedSession(self.inner, [self.how[which]])
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> PricedCandidate:
-        """See :class:`~evaluators.base.Session`."""
+        """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance)."""
         lowering = self._lowerings.setdefault(graph.digest, Lowering(graph))
 
         def nbytes() -> int:
@@ -312,7 +312,10 @@ class PricedCandidate(ForwardingCandidate):
         self._plan, self._how, self._nbytes = plan, how, nbytes
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
-        """See :class:`~evaluators.base.Candidate`; all numbers are in the objective's unit."""
+        """Run ``n`` inferences, fewer where one takes longer than ``stop_above_s``.
+
+        All numbers are in the objective's unit.
+        """
         return self._how[0].batch(self._plan, self.inner, n, stop_above_s, self._nbytes)
 
     def figures(self) -> dict[str, float]:

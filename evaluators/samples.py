@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any, Literal, get_args
 
-from evaluators.base import Agreement
+from evaluators.base import Agreement, OutputError
 from evaluators.schedule import Event, Timeline
-from search_spaces.core.errors import RunFolderError, UnavailableError
+from search_spaces.core.errors import RunFolderError, UnavailableError, damage
 
 RUN_NOISE = 0.01
 """Relative standard deviation of one run that is assumed before the samples can tell (a shared, otherwise idle CPU)."""
@@ -90,7 +90,7 @@ class Samples:
             content: Any = data
             return cls(tuple(float(v) for v in content["values_s"]), dict(content["conditions"]))
         except (KeyError, TypeError, ValueError, UnavailableError) as error:
-            raise RunFolderError(f"samples are damaged: {error!r}") from error
+            raise RunFolderError(f"samples are damaged: {damage(error)}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class Measurement:
                 load_s=float(content.get("load_s", 0.0)),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise RunFolderError(f"measurement is damaged: {error!r}") from error
+            raise RunFolderError(f"measurement is damaged: {damage(error)}") from error
 
 
 def _factor(value: Any) -> float:
@@ -187,18 +187,28 @@ def _timeline(events: Any) -> Timeline:
 
 
 def read_agreement(content: Any) -> Agreement:
-    """Build an agreement from its fields as a mapping.
+    """Build an agreement from its fields as a mapping, in which None stands for an error that is no number.
 
     Raises:
         KeyError, TypeError, ValueError: a field is missing or has the wrong type.
     """
+
+    def number(given: Any) -> float:
+        return math.inf if given is None else float(given)
+
+    top1 = content["top1"]
+    if top1 is not None:
+        changed, of = top1
+        if not isinstance(changed, int) or not isinstance(of, int):
+            raise TypeError(f"{top1!r} are no counts")
+        top1 = changed, of
     return Agreement(
         identical=bool(content["identical"]),
-        max_abs_error=float(content["max_abs_error"]),
-        max_rel_error=float(content["max_rel_error"]),
-        tolerance=float(content["tolerance"]),
-        mean_rel_error=float(content["mean_rel_error"]),
-        output=str(content["output"]),
+        max_abs_error=number(content["max_abs_error"]),
+        max_rel_error=number(content["max_rel_error"]),
+        tolerance=number(content["tolerance"]),
+        outputs=tuple(OutputError(str(e["name"]), number(e["largest"]), number(e["mean"])) for e in content["outputs"]),
+        top1=top1,
     )
 
 

@@ -41,7 +41,7 @@ PRUNE = ((2.0, 0.030), (1.3, 0.010))
 the incumbent's interval and these seconds: neither a spike nor a cold start explains it. A first run costs a few
 milliseconds more whatever the model (the median is 2.7 times the later ones for 3 ms, 1.06 times for 100 ms)."""
 
-HOPELESS = 1.05
+PREDICTED_SLOW = 1.05
 """The factor for a candidate that a calibrated model finds far slower: what is broken off must not look the fastest."""
 
 
@@ -77,7 +77,7 @@ def noise(samples: Samples) -> float:
     return max(pooled, RUN_NOISE / 2)
 
 
-def prune_limit_s(runs: int, incumbent: Samples, cold: float = math.inf, *, hopeless: bool = False) -> float:
+def prune_limit_s(runs: int, incumbent: Samples, cold: float = math.inf, *, predicted_slow: bool = False) -> float:
     """Return the seconds above which the fastest of the first ``runs`` runs rules a candidate out (:data:`PRUNE`).
 
     Args:
@@ -85,8 +85,8 @@ def prune_limit_s(runs: int, incumbent: Samples, cold: float = math.inf, *, hope
         incumbent: samples of the best candidate so far.
         cold: how many times longer nine of ten first runs take than the later ones, at most, if it was measured on
             other candidates; a first run is then judged by it too.
-        hopeless: whether a model says that the candidate is far slower anyway. It is then ruled out as soon as its
-            first run has taken longer than the incumbent.
+        predicted_slow: whether the candidate is predicted to be far slower. It is then ruled out as soon as
+            its first run has taken longer than the incumbent.
     """
     if runs > len(PRUNE):
         return math.inf
@@ -95,14 +95,16 @@ def prune_limit_s(runs: int, incumbent: Samples, cold: float = math.inf, *, hope
     limit_s = factor * slowest_s + cold_s
     if runs == 1:
         limit_s = min(limit_s, PRUNE[1][0] * cold * slowest_s)
-        if hopeless and math.isfinite(cold):
-            limit_s = HOPELESS * slowest_s
+        if predicted_slow and math.isfinite(cold):
+            limit_s = PREDICTED_SLOW * slowest_s
     return limit_s
 
 
-def pruned(runs_s: Sequence[float], incumbent: Samples, cold: float = math.inf, *, hopeless: bool = False) -> bool:
+def pruned(
+    runs_s: Sequence[float], incumbent: Samples, cold: float = math.inf, *, predicted_slow: bool = False
+) -> bool:
     """Return whether the first run or the first two, warm-up included, rule the candidate out; see above."""
-    return min(runs_s) > prune_limit_s(len(runs_s), incumbent, cold, hopeless=hopeless)
+    return min(runs_s) > prune_limit_s(len(runs_s), incumbent, cold, predicted_slow=predicted_slow)
 
 
 def promising(first_s: float, incumbent: Samples, cold: ColdStart) -> bool:
@@ -192,8 +194,8 @@ def measure(
     conditions: Callable[[], Mapping[str, Any]] = dict,
     cold: ColdStart = _UNKNOWN,
     *,
-    hopeless: bool = False,
-    glimpse: bool = False,
+    predicted_slow: bool = False,
+    single_run: bool = False,
     runs: RunFilter | None = None,
 ) -> Measurement:
     """Run a candidate until its median is known well enough, or until it has lost against the incumbent.
@@ -209,7 +211,7 @@ def measure(
         incumbent: samples of the best candidate so far; without it every candidate is measured in full.
         conditions: tells at the end what the samples were taken under, to be kept with them.
         cold, hopeless: see :func:`~evaluators.sampling.prune_limit_s`.
-        glimpse: whether the first run may be the only one, where a second would take longer than ``policy.max_s``,
+        single_run: whether the first run may be the only one, where a second would take longer than ``policy.max_s``,
             first runs of others tell what it says of a warm one, and that does not promise a new best. Many glimpses
             find more than half as many looks: a first run, corrected, is no noisier than a later one.
         runs: makes the runs, and repeats those that waited for a core.
@@ -220,12 +222,14 @@ def measure(
     record = _Record(candidate, runs or RunFilter())
     if incumbent is not None:
         # What goes over a limit is out of the race, so it may be broken off there.
-        record.limits_s = tuple(prune_limit_s(runs, incumbent, cold.most, hopeless=hopeless) for runs in (1, 2))
+        record.limits_s = tuple(
+            prune_limit_s(runs, incumbent, cold.most, predicted_slow=predicted_slow) for runs in (1, 2)
+        )
         record.stop_above_s = max(record.limits_s[1], incumbent.ci95[1] * STOP_ABOVE)
     promised = False
     record.run(1)
     stopped = _lost(record)
-    if glimpse and incumbent is not None and stopped is None and math.isfinite(cold.usual) and not record.doubtful:
+    if single_run and incumbent is not None and stopped is None and math.isfinite(cold.usual) and not record.disturbed:
         promised = promising(record.values_s[0], incumbent, cold)
         if not promised and 2.0 * record.values_s[0] > policy.max_s:
             stopped = "glimpsed"
@@ -259,7 +263,7 @@ class _Record:
     stage_s: list[NDArray[np.float64]] = field(default_factory=list)
     timeline: Timeline | None = None
     warm: int = 0
-    doubtful: bool = False  # the first run waited for a core
+    disturbed: bool = False  # the first run waited for a core
 
     def run(self, runs: int) -> None:
         done_before = len(self.values_s)
@@ -268,7 +272,7 @@ class _Record:
             batch, _ = self.filter.run(lambda: self.candidate.run(runs, limit_s))
         else:  # a cold start cannot be repeated
             batch, lost = self.filter.once(lambda: self.candidate.run(runs, limit_s))
-            self.doubtful = lost > QUIET
+            self.disturbed = lost > QUIET
         done = len(batch.latency_s)
         stages = self.stage_s[0].shape[1:] if self.stage_s else batch.stage_s.shape[1:2]
         if not 1 <= done <= runs or batch.stage_s.shape != (done, *stages) or batch.stage_s.ndim != 2:
@@ -309,7 +313,7 @@ def _warm_up(record: _Record, policy: SamplingPolicy, incumbent: Samples | None)
 def _lost(record: _Record) -> Stopped | None:
     """Return whether all runs so far took longer than their limit."""
     runs = len(record.values_s)
-    if record.doubtful and runs == 1:
+    if record.disturbed and runs == 1:
         return None
     if runs <= len(record.limits_s) and min(record.values_s) > record.limits_s[runs - 1]:
         record.warm = runs - 1

@@ -36,11 +36,11 @@ class Prediction(Candidate):
         self.one, self._figures = one, dict(figures or {})
 
     def figures(self) -> dict[str, float]:
-        """See :class:`~evaluators.base.Candidate`."""
+        """Return medians of objectives beside the one that runs return; with ``figures``; errors as of :meth:`run`."""
         return dict(self._figures)
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
-        """See :class:`~evaluators.base.Candidate`."""
+        """Run ``n`` inferences, fewer where one takes longer than ``stop_above_s``."""
         runs = 1 if self.one.latency_s[0] > stop_above_s else n
         latency_s, stage_s = np.tile(self.one.latency_s, runs), np.tile(self.one.stage_s, (runs, 1))
         return replace(self.one, latency_s=latency_s, stage_s=stage_s)
@@ -50,7 +50,7 @@ _KEPT = 128  # simulators; rewritten models are many
 
 
 class SimulatedSession(Session, ABC):
-    """See :class:`~evaluators.base.Session`; loading a plan is lowering and simulating it.
+    """A session that loads a plan by lowering and simulating it.
 
     Attributes:
         platform: the processors.
@@ -92,7 +92,9 @@ class SimulatedSession(Session, ABC):
         return self._errors(graph, self._freed(lowered), lowered)
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> SimulatedPlan:  # noqa: ARG002
-        """See :class:`~evaluators.base.Session`; a rebuilt instance is predicted the same.
+        """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance).
+
+        A rebuilt instance is predicted the same.
 
         Raises:
             PlanError, RewriteError: the plan is not for this graph or platform, or cannot be run.
@@ -153,7 +155,7 @@ class SimulatedPlan(Prediction):
         self._period_s = period_s
 
     def stream(self, n: int) -> Batch:
-        """See :class:`~evaluators.base.Candidate`; every observation is the same."""
+        """Return ``n`` observations of the period of a full pipeline; every observation is the same."""
         return replace(self.run(n), latency_s=np.full(n, self._period_s()))
 
 
@@ -179,7 +181,7 @@ class MeasuredPrices:
 
 
 class ProfiledSession(SimulatedSession):
-    """See :class:`SimulatedSession`; prices are those that were timed of one model's operators, on these processors.
+    """A simulated session whose prices are the measured times of one model's operators on these processors.
 
     What is rewritten is priced by :func:`rewritten_s`.
 
@@ -193,25 +195,25 @@ class ProfiledSession(SimulatedSession):
         self.capabilities = Capabilities(stream=True, powers=bool(powers), rewrites=True)
 
     def fingerprint(self) -> dict[str, Any]:
-        """See :class:`~evaluators.base.Session`."""
+        """Return all that may change a number (machine, processors, versions, settings), as plain values."""
         return {"evaluator": "profile", "platform": self.platform.to_json()}
 
     def powers_w(self) -> dict[str, float]:
-        """See :class:`~evaluators.base.Session`."""
+        """Return the watts of processors while they run, of those that are known."""
         return dict(self._powers)
 
     def prices(self, lowered: Lowered) -> Prices:
-        """See :class:`SimulatedSession`."""
-        lanes, count = len(self.platform.processors), len(lowered.graph.operators)
-        nothing, alike = np.zeros(lanes), np.ones((lanes, lanes))
+        """Return what the operators of a lowered plan's graph, calls and transfers cost."""
+        processors, count = len(self.platform.processors), len(lowered.graph.operators)
+        nothing, alike = np.zeros(processors), np.ones((processors, processors))
         return Prices(
             operator_s=self._operator_s(lowered),
-            sigma=np.full((lanes, count), UNSURE),
+            sigma=np.full((processors, count), UNSURE),
             traffic=np.full(count, 0.5),
             invocation_s=self._known.call_s,
             io_s_per_byte=nothing,
             latency_s=self._known.transfer_s,
-            byte_s=np.zeros((lanes, lanes)),
+            byte_s=np.zeros((processors, processors)),
             slow_compute=alike,
             slow_memory=alike,
             capacity_bytes=nothing,

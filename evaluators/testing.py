@@ -37,9 +37,9 @@ __all__ = [
 ]
 
 OPERATOR_S = 2e-6  # to start one operator
-HAND_OVER_S = 3e-6  # to start a stage with a tensor of another stage
+TRANSFER_S = 3e-6  # to start a stage with a tensor of another stage
 CORE_BYTES_PER_S = 4e9  # what one core gets through, weights and activations together
-LINK_BYTES_PER_S = 5e9  # tensors that change the lane
+LINK_BYTES_PER_S = 5e9  # tensors that change the processor
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class SyntheticCandidate(Candidate):
         self.runs = 0
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
-        """See :class:`~evaluators.base.Candidate`; takes no time."""
+        """Run ``n`` inferences, fewer where one takes longer than ``stop_above_s``; takes no time."""
         scales: list[float] = []
         makespan_s = self._timeline.makespan_s
         while len(scales) < n and not (scales and scales[-1] * makespan_s > stop_above_s):
@@ -90,12 +90,12 @@ class SyntheticCandidate(Candidate):
         return Batch(makespan_s * factors, factors[:, None] * self._stage_s, Timeline(last))
 
     def _draw(self) -> float:
-        bell = self._rng.standard_normal()
+        normal = self._rng.standard_normal()
         chance, height = self._rng.random(2)
         spike = 1.05 + 0.95 * height if chance < self._noise.spike_share else 1.0
         cold = self._cold if self.runs == 0 else 1.0
         self.runs += 1
-        return self._scale * math.exp(self._noise.run * bell) * spike * cold
+        return self._scale * math.exp(self._noise.run * normal) * spike * cold
 
 
 @dataclass(slots=True)
@@ -103,9 +103,10 @@ class SyntheticEvaluator(Evaluator):
     """Times plans by a law instead of a device; see :class:`~evaluators.base.Evaluator`.
 
     An operator takes :data:`OPERATOR_S` and its bytes (inputs, outputs, weights) at a rate that depends on its kind
-    and on the lane; a lane of several cores gains more on some kinds than on others. A stage takes the sum of its
-    operators and a hand-over for each tensor of another stage, longer where that stage is on another lane. Stages
-    run in the plan's order as soon as their inputs and their lane (and all lanes that exclude it) are free.
+    and on the processor; a processor of several cores gains more on some kinds than on others. A stage takes the sum of
+    its operators and a transfer for each tensor of another stage, longer where that stage is on another processor.
+    Stages run in the plan's order as soon as their inputs and their processor (and all processors that exclude it) are
+    free.
 
     Attributes:
         seed: of the noise.
@@ -125,11 +126,13 @@ class SyntheticEvaluator(Evaluator):
     capabilities: EvaluatorCapabilities = field(default=EvaluatorCapabilities(measures_here=False))
 
     def platform(self) -> Platform:
-        """Return a machine of two cores: both together (``cpu``), and each as a lane of its own."""
+        """Return a machine of two cores: both together (``cpu``), and each as a processor of its own."""
         both = {"cores": (0, 1), "threads": 2}
-        lanes = [Processor("cpu", "cpu", {"core0": 1.0, "core1": 1.0}, "cpu", both)]
-        lanes += [Processor(f"cpu{i}", "cpu", {f"core{i}": 1.0}, "core", {"cores": (i,), "threads": 1}) for i in (0, 1)]
-        return Platform("synthetic", tuple(lanes))
+        processors = [Processor("cpu", "cpu", {"core0": 1.0, "core1": 1.0}, "cpu", both)]
+        processors += [
+            Processor(f"cpu{i}", "cpu", {f"core{i}": 1.0}, "core", {"cores": (i,), "threads": 1}) for i in (0, 1)
+        ]
+        return Platform("synthetic", tuple(processors))
 
     @contextmanager
     def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[SyntheticSession]:  # noqa: ARG002
@@ -156,7 +159,10 @@ class SyntheticSession(Session):
         self.closed = False
 
     def fingerprint(self) -> dict[str, Any]:
-        """See :class:`~evaluators.base.Session`; functions are given by name."""
+        """Return all that may change a number (machine, processors, versions, settings), as plain values.
+
+        Functions are given by name.
+        """
         evaluator = self._evaluator
         hooks = {name: getattr(evaluator, name) for name in ("interaction", "fails", "returns_nan")}
         return {
@@ -172,11 +178,11 @@ class SyntheticSession(Session):
         }
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> SyntheticCandidate:
-        """See :class:`~evaluators.base.Session`.
+        """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance).
 
         Raises:
             PlanError: the plan is not for this graph.
-            UsageError: the plan names a lane that the platform lacks.
+            UsageError: the plan names a processor that the platform lacks.
             UnavailableError: the plan is one that fails, or the session is over.
         """
         if self.closed:
@@ -198,24 +204,26 @@ class SyntheticSession(Session):
 def schedule(graph: Graph, plan: Plan, platform: Platform) -> Timeline:
     """Return when each stage runs by the law of :class:`SyntheticEvaluator`, without noise."""
     place = {operator: index for index, stage in enumerate(plan.stages) for operator in stage.operators}
-    lanes = {p.name: i for i, p in enumerate(platform.processors)}
+    processors = {p.name: i for i, p in enumerate(platform.processors)}
     tasks = []
     for stage in plan.stages:
-        lane = platform[stage.processor]
+        processor = platform[stage.processor]
         needs = [(place[graph.producer[t]], t) for t in graph.boundary(stage.operators).inputs if t in graph.producer]
-        took_s = sum(_operator_s(graph, operator, lane) for operator in stage.operators)
+        took_s = sum(_operator_s(graph, operator, processor) for operator in stage.operators)
         for before, tensor in needs:
-            moved = graph.tensors[tensor].nbytes if plan.stages[before].processor != lane.name else 0
-            took_s += HAND_OVER_S + moved / LINK_BYTES_PER_S
-        tasks.append(Task(lanes[lane.name], took_s, tuple((before, 0.0) for before, _ in needs)))
+            moved = graph.tensors[tensor].nbytes if plan.stages[before].processor != processor.name else 0
+            took_s += TRANSFER_S + moved / LINK_BYTES_PER_S
+        tasks.append(Task(processors[processor.name], took_s, tuple((before, 0.0) for before, _ in needs)))
     return timeline(run_tasks(tasks, Law.of(platform)), [stage.processor for stage in plan.stages])
 
 
-def _operator_s(graph: Graph, index: int, lane: Processor) -> float:
+def _operator_s(graph: Graph, index: int, processor: Processor) -> float:
     operator = graph.operators[index]
     nbytes = sum(graph.tensors[t].nbytes for t in (*operator.inputs, *operator.outputs) if t != -1)
     effort = 0.5 + 1.5 * _share(operator.kind)
-    speed = 1.0 + (max(1.0, sum(lane.resources.values())) - 1.0) * (0.4 + 0.6 * _share(operator.kind, lane.kind))
+    speed = 1.0 + (max(1.0, sum(processor.resources.values())) - 1.0) * (
+        0.4 + 0.6 * _share(operator.kind, processor.kind)
+    )
     return OPERATOR_S + nbytes * effort / (CORE_BYTES_PER_S * speed)
 
 

@@ -1,7 +1,7 @@
 """Measure plans with ``tflite-runtime`` instead of LiteRT: the evaluator ``tflite-runtime``.
 
-Lanes, isolation and clocks are LiteRT's (:mod:`evaluators.litert`); only the library that runs the stages is another. A
-single lane can have it too, beside lanes of LiteRT: ``--processors cpu0,cpu1:tflite-runtime``.
+Processors, isolation and clocks are LiteRT's (:mod:`evaluators.litert`); only the library that runs the stages is
+another. A single processor can have it too, beside processors of LiteRT: ``--processors cpu0,cpu1:tflite-runtime``.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from search_spaces.core.platform import Platform, Processor
 
 
 class TfliteRuntimeEvaluator(LitertEvaluator):
-    """See :class:`~evaluators.base.Evaluator`."""
+    """Measures plans by tflite-runtime, LiteRT's predecessor."""
 
     name = TFLITE
     capabilities = EvaluatorCapabilities(names=True)
 
     def platform(self) -> Platform:
-        """See :class:`~evaluators.base.Evaluator`: the CPU lanes of this machine.
+        """Return the platform that this evaluator finds by itself; the CPU processors of this machine.
 
         Raises:
             UnavailableError: ``tflite-runtime`` is not installed, or does not work here.
@@ -30,7 +30,7 @@ class TfliteRuntimeEvaluator(LitertEvaluator):
         return Platform(found.name, tuple(self.processor(p.name) for p in found.processors if computes_with_xnnpack(p)))
 
     def processor(self, name: str) -> Processor:
-        """See :class:`~evaluators.base.Evaluator`; a CPU lane is this runtime's whether its name says so or not."""
+        """Return the processor of a name; one of the CPU runs this runtime, whether its name says so or not."""
         head, *words = name.split(":")
         if not head.startswith("cpu"):
             raise UsageError(f"processor {name!r}: {TFLITE} runs on the CPU alone", "as cpu, cpu0, cpu0:builtin")

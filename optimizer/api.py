@@ -111,7 +111,7 @@ def optimize(
 
 
 def _config(model: Model | Sequence[Model], budget: int, options: Options) -> StudyConfig:
-    from optimizer.study.config import parse_config
+    from optimizer.study.config import check_effects, parse_config
     from search_spaces.core.allowed_code import allow
 
     models = [model] if isinstance(model, str | PathLike) else list(model)
@@ -129,6 +129,7 @@ def _config(model: Model | Sequence[Model], budget: int, options: Options) -> St
     processors = given.get("processors") or ()
     named = processors.split(",") if isinstance(processors, str) else processors
     allow(*filter(None, [given.get("sampler"), given.get("custom_ops"), *named, *(str(m) for m in models)]))
+    check_effects(given)
     return parse_config({**given, "model": tuple(fspath(m) for m in models), "budget": budget})
 
 

@@ -11,7 +11,7 @@ from evaluators.base import Evaluator
 from evaluators.energy import OPTION
 from search_spaces.core.errors import UsageError
 from search_spaces.core.graph import Graph
-from search_spaces.core.platform import Platform, tell_apart, with_cpu
+from search_spaces.core.platform import Platform, Processor, tell_apart, with_cpu
 from search_spaces.core.platform_file import read_platform
 from search_spaces.core.platform_names import find_platform_file
 from search_spaces.core.workload import is_workload
@@ -70,13 +70,10 @@ def go_to(evaluator: Evaluator, config: StudyConfig) -> None:
         evaluator.at(config.device)
 
 
-def error_hint(evaluator: Evaluator, config: StudyConfig) -> str:
-    """Return what a study could use if it allowed an error; "" where it has chosen, or nothing computes in less."""
+def unused_precisions(evaluator: Evaluator, config: StudyConfig) -> Sequence[Processor]:
+    """Return the processors of less precision that a study leaves out because no error was allowed."""
     chosen = config.processors is not None or config.platform is not None or config.max_error is not None
-    if chosen or not evaluator.capabilities.reduced:
-        return ""
-    names = ", ".join(p.name for p in evaluator.reduced())
-    return f"float32 alone is used; --max-error 0.05 would let outputs be off by 5 %, and add {names}" if names else ""
+    return () if chosen or not evaluator.capabilities.reduced else evaluator.reduced()
 
 
 def asks_for_several(evaluator: Evaluator, config: StudyConfig) -> bool:

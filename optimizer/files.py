@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from search_spaces.core.bounded import parsed_json, read_bounded
-from search_spaces.core.errors import OptimizeError, RunFolderError, UsageError
+from search_spaces.core.errors import OptimizeError, PlanError, RunFolderError, UsageError, damage
 from search_spaces.models.files import replacing
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
@@ -32,6 +32,23 @@ def disk_errors(path: Path, hint: str = "") -> Iterator[None]:
         if "null" not in str(error):  # a NUL byte in a path; anything else is not a matter of the disk
             raise
         raise RunFolderError(f"{str(path)!r}: {error}", hint) from error
+
+
+@contextlib.contextmanager
+def damage_of(file: Path, hint: str = "") -> Iterator[None]:
+    """Name ``file`` in errors of reading what it holds.
+
+    Raises:
+        RunFolderError: instead of the errors of missing and wrong values.
+    """
+    try:
+        yield
+    except (RunFolderError, PlanError) as error:
+        if str(file.parent) in error.what:
+            raise
+        raise RunFolderError(f"{file}: {error.what}", error.hint or hint) from error
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise RunFolderError(f"{file}: damaged: {damage(error)}", hint) from error
 
 
 def write_all(descriptor: int, content: bytes | memoryview) -> None:
@@ -90,8 +107,8 @@ def read_document(
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise damaged(f"{file}: damaged: {error}", hint) from error
     if newer:
-        told = f"schema_version is {document['schema_version']}, and this version reads up to {version}"
-        raise RunFolderError(f"{file}: {told}", "update the program")
+        reason = f"schema_version is {document['schema_version']}, and this version reads up to {version}"
+        raise RunFolderError(f"{file}: {reason}", "update the program")
     return document
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 _PRODUCT = "partition-optimizer"
-_PACKAGES = ("ai-edge-litert", "flatbuffers", "networkx", "numpy", "optuna", "pydantic", "scipy")
+_PACKAGES = ("ai-edge-litert", "flatbuffers", "networkx", "numpy", "openvino", "optuna", "pydantic", "scipy")
 
 
 def provenance() -> dict[str, Any]:

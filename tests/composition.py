@@ -65,7 +65,7 @@ AGENT = "AGENT_ADDRESS"
 """Stands for the address of the agent that :func:`world` starts."""
 RUN_S = 300.0
 EXTRAS = ("", "storage", "states", "warm start", "deadline", "max error", "commands", "campaign")
-_SETTINGS = ("objective", "power", "state", "max_error", "device")  # of a campaign, not of its matrix
+_SETTINGS = ("objective", "power", "state", "device")  # of a campaign, not of its matrix
 _SLOW = {"litert": 2.0, "remote": 3.0, "cuda": 2.0}
 
 ON: Mapping[str, Sequence[str]] = {
@@ -86,7 +86,7 @@ POWERS: Mapping[str, Sequence[str]] = {
 }
 REASONS = (
     "it runs one model at a time",  # a table, a plug-in that says nothing else
-    "runs one inference at a time",  # the same: there is no stream to tell the throughput of
+    "runs one inference at a time",  # a plug-in without streams
     "there is nothing to decompose",  # the operators of a table have no weights
     "has no file",  # the same: no stage can be cut from it
     "needs PyTorch",
@@ -151,9 +151,9 @@ class Cell:
         for option, value in zip(self.words[::2], self.words[1::2], strict=True):
             given.setdefault(option[2:].replace("-", "_"), []).append(value)
         several: dict[str, Any] = {n: given.pop(n) for n in _SETTINGS if n in given}
-        matrix = {name: values[0] for name, values in given.items()}
+        matrix: dict[str, Any] = {name: values[0] for name, values in given.items()}
         matrix["objective"] = ",".join(several.pop("objective"))
-        several |= {"max_error": float(several["max_error"][0])} if "max_error" in several else {}
+        matrix |= {"max_error": float(matrix["max_error"])} if "max_error" in matrix else {}
         several |= {"device": several["device"][0]} if "device" in several else {}
         return json.dumps({"name": "one", "matrix": matrix, "settings": several})
 

@@ -38,7 +38,7 @@ _PROFILING = ("--enable_op_profiling=true", "--op_profiling_output_mode=proto")
 
 
 class AdbEvaluator(Evaluator):
-    """See :class:`~evaluators.base.Evaluator`; which phone it is must be said first, by :meth:`at`."""
+    """Measures stages on an Android phone; :meth:`at` selects the phone first."""
 
     name = "adb"
     capabilities = EvaluatorCapabilities(targets=True, measures_here=False)
@@ -47,16 +47,22 @@ class AdbEvaluator(Evaluator):
         self._handset: Handset | None = None
 
     def at(self, device: str) -> None:
-        """See :class:`~evaluators.base.Evaluator`."""
+        """Measure on the device of that name from now on; on any of several that are alike, with commas."""
         self._handset = find_handset(device)
 
     def platform(self) -> Platform:
-        """See :class:`~evaluators.base.Evaluator`: as the file of devices describes the phone."""
+        """Return the platform that this evaluator finds by itself.
+
+        As the file of devices describes the phone.
+        """
         return self._known().platform
 
     @contextmanager
     def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[AdbSession]:  # noqa: ARG002
-        """See :class:`~evaluators.base.Evaluator`; one study at a time has the phone."""
+        """Open a session on a platform; leaving the context gives everything back.
+
+        One study at a time has the phone.
+        """
         handset = self._known()
         with _alone(handset), TemporaryDirectory(prefix="stages-") as folder:
             session = AdbSession(handset, platform, Path(folder))
@@ -68,7 +74,7 @@ class AdbEvaluator(Evaluator):
 
     def _known(self) -> Handset:
         if self._handset is None:
-            raise UsageError("--evaluator adb: which phone?", "give --device NAME")
+            raise UsageError("--evaluator adb requires a phone", "give --device NAME")
         return self._handset
 
 
@@ -131,7 +137,7 @@ def read_profile(content: bytes) -> StageProfile:
 
 
 class AdbSession(Session):
-    """See :class:`~evaluators.base.Session`."""
+    """A session on one phone."""
 
     capabilities = Capabilities(conditions=True)
 
@@ -139,7 +145,7 @@ class AdbSession(Session):
         self._handset, self._platform, self._folder = handset, platform, folder
         self._timed: dict[tuple[str, str, tuple[int, ...]], list[StageProfile]] = {}
         self._there: set[str] = set()
-        self._told: dict[str, Any] = {}
+        self._reported: dict[str, Any] = {}
         self._facts: dict[str, str] = {}
         self.closed = False
 
@@ -155,7 +161,7 @@ class AdbSession(Session):
             self._facts[name] = self._run(["getprop", key]).strip()[:200]
 
     def fingerprint(self) -> dict[str, Any]:
-        """See :class:`~evaluators.base.Session`."""
+        """Return all that may change a number (machine, processors, versions, settings), as plain values."""
         return {
             "evaluator": AdbEvaluator.name,
             "phone": self._facts,
@@ -165,13 +171,19 @@ class AdbSession(Session):
         }
 
     def conditions(self) -> dict[str, Any]:
-        """See :class:`~evaluators.base.Session`: the phone as it was after the last stage, and what is not measured."""
+        """Return what may have changed the last measurements (governor, load, versions, …).
+
+        The phone as it was after the last stage, and what is not measured.
+        """
         links = {(link.bandwidth_bytes_per_s, link.latency_s) for link in self._platform.links}
         price = "; ".join(f"{rate:g} B/s and {latency_s:g} s" for rate, latency_s in sorted(links)) or "nothing"
-        return {**self._told, "device": self._handset.name, "hand_over": f"not measured: priced at {price}"}
+        return {**self._reported, "device": self._handset.name, "hand_over": f"not measured: priced at {price}"}
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> AdbCandidate:
-        """See :class:`~evaluators.base.Session`; stages that were timed before are not timed again."""
+        """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance).
+
+        Stages that were timed before are not timed again.
+        """
         if self.closed:
             raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
         plan.validate(graph, self._platform)
@@ -203,7 +215,7 @@ class AdbSession(Session):
             self._run(["rm", "-f", profile])
             self._run(command, self._platform.limits.run_s)
             found.append(read_profile(self._handset.phone.pull(profile)))
-        self._told = self._conditions()
+        self._reported = self._conditions()
         return found
 
     def _sent(self, path: Path, name: str, mode: int, digest: str = "") -> str:
@@ -227,15 +239,15 @@ class AdbSession(Session):
 
     def _conditions(self) -> dict[str, Any]:
         """Return how hot the phone is and how fast its cores are, as far as it tells."""
-        told: dict[str, Any] = {}
+        reported: dict[str, Any] = {}
         with suppress(UnavailableError, ValueError):
             battery = self._run(["dumpsys", "battery"])
             if found := re.search(r"^\s*temperature:(.*)$", battery, re.MULTILINE):
-                told["temperature_c"] = int(found[1]) / 10.0
+                reported["temperature_c"] = int(found[1]) / 10.0
         with suppress(UnavailableError, ValueError):
             path = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq"
-            told["clock_hz"] = int(self._run(["cat", path])) * 1e3
-        return told
+            reported["clock_hz"] = int(self._run(["cat", path])) * 1e3
+        return reported
 
     def _run(self, words: list[str], limit_s: float = 60.0) -> str:
         code, out, errors = self._handset.phone.shell(words, limit_s)
@@ -251,19 +263,22 @@ class AdbCandidate(Candidate):
 
     def __init__(self, graph: Graph, plan: Plan, platform: Platform, samples: list[list[float]]) -> None:
         self._plan, self._samples, self._law = plan, samples, Law.of(platform)
-        lanes = {p.name: i for i, p in enumerate(platform.processors)}
-        self._lanes = [lanes[stage.processor] for stage in plan.stages]
+        processors = {p.name: i for i, p in enumerate(platform.processors)}
+        self._processors = [processors[stage.processor] for stage in plan.stages]
         self._needs = [_needs(graph, plan, platform, index) for index in range(len(plan.stages))]
         self._next = 0
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
-        """See :class:`~evaluators.base.Candidate`: each run takes the stages' times from another process."""
+        """Run ``n`` inferences, fewer where one takes longer than ``stop_above_s``.
+
+        Each run takes the stages' times from another process.
+        """
         latency_s: list[float] = []
         rows: list[list[float]] = []
         while len(rows) < n and not (latency_s and latency_s[-1] > stop_above_s):
             row = [taken[self._next % len(taken)] for taken in self._samples]
             self._next += 1
-            tasks = [Task(*task) for task in zip(self._lanes, row, self._needs, strict=True)]
+            tasks = [Task(*task) for task in zip(self._processors, row, self._needs, strict=True)]
             found = timeline(run_tasks(tasks, self._law), [stage.processor for stage in self._plan.stages])
             latency_s.append(max(event.end_s for event in found.events))
             rows.append(row)

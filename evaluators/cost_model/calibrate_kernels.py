@@ -2,7 +2,7 @@
 
 A model that is cut at every operator is not the model: paddings are no longer part of the convolutions behind them, and
 sums are no longer made in place. XNNPACK reports the times of its kernels within the whole. That is measured in a
-process of its own, pinned to the lane's cores, in rounds between runs of a reference network.
+process of its own, pinned to the processor's cores, in rounds between runs of a reference network.
 
 Time many models in turns, whole and kernel by kernel: what the machine does meanwhile, it does to all of them.
 
@@ -22,15 +22,17 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from evaluators.litert.settings import compile_settings
 from evaluators.litert.worker.execution import pinned_pool
+from evaluators.litert.worker.runtimes import OPENVINO, runtime_of
 from evaluators.own_process import own_process
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.platform import Processor
@@ -73,24 +75,32 @@ class Loaded:
 
     def __init__(self, runtime: Any, path: str, settings: dict[str, Any], cores: Sequence[int]) -> None:
         self._runtime = runtime
-        with Path(path).open("rb") as file, pinned_pool(cores, settings["xnnpack"]["num_threads"]):
-            self._compiled = runtime.compile(b"", [file.fileno()], 1, settings)
+        with Path(path).open("rb") as file:
+            self._compiled = self._compile(file.fileno(), settings, cores)
         self._profiler: c_void_p | None = None
         self._kept: list[Any] = []
         self._bound: list[c_void_p] = []
         self._inputs = self._buffers(self._compiled.ports[0][0])
         self._outputs = self._buffers(self._compiled.ports[0][1])
 
+    def _compile(self, file: int, settings: dict[str, Any], cores: Sequence[int]) -> Any:
+        with pinned_pool(cores, settings["xnnpack"]["num_threads"]):
+            return self._runtime.compile(b"", [file], 1, settings)
+
     def _buffers(self, kinds: Any) -> Any:
         found = []
         for kind in kinds:
-            count = 8 * _elements(kind)
-            memory = ctypes.create_string_buffer(count + _SLACK)
+            nbytes = self._nbytes(kind)
+            memory = ctypes.create_string_buffer(2 * nbytes + _SLACK)
             address = -(-ctypes.addressof(memory) // _ALIGNMENT) * _ALIGNMENT
             self._kept.append(memory)
-            self._bound.append(self._runtime.bind(kind, address, _nbytes(kind)))
+            self._bound.append(self._runtime.bind(kind, address, nbytes))
             found.append(self._bound[-1].value)
         return (c_void_p * len(found))(*found)
+
+    def _nbytes(self, kind: Any) -> int:
+        size = {1: 4, 2: 4, 4: 8, 6: 1, 7: 2, 9: 1, 10: 2}.get(kind.element_type, 4)  # litert_model_types.h
+        return int(size * math.prod(kind.layout.dimensions[: kind.layout.bits & 127]))
 
     def run(self) -> float:
         """Run once and return what it took, in seconds."""
@@ -99,7 +109,7 @@ class Loaded:
         status = self._compiled.run(self._compiled.handle, 0, len(inputs), inputs, len(outputs), outputs)
         took_s = time.perf_counter() - begin
         if status:
-            raise UnavailableError(f"LiteRT failed: status {status}")
+            raise UnavailableError(f"the runtime failed: status {status}")
         return took_s
 
     def usual_s(self, runs: int) -> float:
@@ -136,6 +146,22 @@ class Loaded:
         ]
 
 
+class LoadedOpenVino(Loaded):
+    """A model of float32 compiled by OpenVINO; its kernels have OpenVINO's names of kinds, fused ones take no time."""
+
+    def _compile(self, file: int, settings: dict[str, Any], cores: Sequence[int]) -> Any:  # noqa: ARG002
+        return self._runtime.compile(b"", [file], 1, settings)
+
+    def _nbytes(self, kind: Any) -> int:
+        return int(4 * math.prod(kind.shape))
+
+    def events(self) -> list[tuple[str, float]]:
+        """See :meth:`Loaded.events`."""
+        self.run()
+        found: list[tuple[str, float]] = self._runtime.kernels(self._compiled)
+        return found
+
+
 def middle(runs: Sequence[Sequence[float]]) -> list[float]:
     """Return the mean of the runs that are neither among the quickest quarter nor among the slowest, by their sums.
 
@@ -152,15 +178,7 @@ def middle(runs: Sequence[Sequence[float]]) -> list[float]:
     return [sum(values) / len(kept) for values in zip(*kept, strict=True)]
 
 
-def _nbytes(kind: Any) -> int:
-    size = {1: 4, 2: 4, 4: 8, 6: 1, 7: 2, 9: 1, 10: 2}.get(kind.element_type, 4)  # litert_model_types.h
-    return size * _elements(kind)
-
-
-def _elements(kind: Any) -> int:
-    return math.prod(kind.layout.dimensions[: kind.layout.bits & 127])
-
-
+Load = Callable[[str, dict[str, Any], Sequence[int]], Loaded]
 _LIMIT_S = 120.0
 _RESOLUTION_S = 1e-6  # times are given in whole microseconds, rounded down
 _ROUNDS, _REFERENCE_S = 4, 0.006
@@ -184,7 +202,7 @@ class Kernels:
 def profile_kernels(
     model: Path, reference: Path, processor: Processor, packed: Path | None = None, *, seconds: float = 0.25
 ) -> Kernels:
-    """Return what the kernels of a model file take on a CPU lane, in about ``seconds``.
+    """Return what the kernels of a model file take on a CPU processor, in about ``seconds``.
 
     Args:
         reference: file of the reference network.
@@ -197,6 +215,7 @@ def profile_kernels(
     asked = {
         "model": [str(model), compile_settings(processor, packed)],
         "pack": packed is not None and not packed.exists(),
+        "runtime": runtime_of(processor),
     }
     command = _command(asked, reference, processor, seconds)
     try:
@@ -222,22 +241,34 @@ def main() -> None:
     """Measure as the argument asks and print what was found, a line each; this is the measuring process."""
     asked = json.loads(sys.argv[1])
     os.sched_setaffinity(0, asked["cores"])
-    from evaluators.litert.worker.capi import Runtime
-
-    runtime = Runtime()
     path, settings = asked["reference"]
-    runtime.start(settings["accelerators"])
-    for line in (_measured if "model" in asked else _visited)(
-        asked, runtime, Loaded(runtime, path, settings, asked["cores"])
-    ):
+    load: Load
+    if asked.get("runtime") == OPENVINO:
+        from evaluators.litert.worker.openvino import OpenVino
+
+        load = partial(LoadedOpenVino, OpenVino())
+    else:
+        from evaluators.litert.worker.capi import Runtime
+
+        runtime = Runtime()
+        runtime.start(settings["accelerators"])
+        load = partial(Loaded, runtime)
+    for line in (_measured if "model" in asked else _visited)(asked, load, load(path, settings, asked["cores"])):
         print(json.dumps(line), flush=True)  # noqa: T201 - the parent reads it
 
 
-def _measured(asked: dict[str, Any], runtime: Any, reference: Loaded) -> Iterator[dict[str, Any]]:
+def _watching(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with which a runtime tells the times of its kernels."""
+    if "properties" in settings:
+        return settings | {"properties": settings["properties"] | {"PERF_COUNT": "YES"}}
+    return settings | PROFILING
+
+
+def _measured(asked: dict[str, Any], load: Load, reference: Loaded) -> Iterator[dict[str, Any]]:
     path, settings = asked["model"]
     if asked["pack"]:
-        Loaded(runtime, path, settings, asked["cores"])
-    watched = Loaded(runtime, path, {**settings, **PROFILING}, asked["cores"])
+        load(path, settings, asked["cores"])
+    watched = load(path, _watching(settings), asked["cores"])
     watched.run()
     beats = max(3, int(_REFERENCE_S / reference.usual_s(3)))
     runs = int(min(max(asked["seconds"] / _ROUNDS / max(1e-6, watched.usual_s(3)), 2), 60))
@@ -287,7 +318,7 @@ class Visit:
 def visits(
     models: Sequence[tuple[str, Path, Path]], reference: Path, processor: Processor, seconds: float, seed: int = 0
 ) -> Iterator[Visit]:
-    """Yield visits to models on a CPU lane for about so many seconds, beside what loading them takes.
+    """Yield visits to models on a CPU processor for about so many seconds, beside what loading them takes.
 
     Args:
         models: name, file, and the file of its packed weights, which is made where it is not there.
@@ -300,6 +331,7 @@ def visits(
     asked = {
         "models": [(name, str(path), compile_settings(processor, packed)) for name, path, packed in models],
         "seed": seed,
+        "runtime": runtime_of(processor),
     }
     command = _command(asked, reference, processor, seconds)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
@@ -312,11 +344,11 @@ def visits(
         raise UnavailableError(f"the process that times kernels failed: exit code {process.returncode}")
 
 
-def _visited(asked: dict[str, Any], runtime: Any, reference: Loaded) -> Iterator[dict[str, Any]]:
+def _visited(asked: dict[str, Any], load: Load, reference: Loaded) -> Iterator[dict[str, Any]]:
     order, cores = asked["models"], asked["cores"]
     for _, path, settings in order:
-        if not Path(settings["xnnpack"]["weight_cache_file_path"]).exists():
-            Loaded(runtime, path, settings, cores).close()
+        if "xnnpack" in settings and not Path(settings["xnnpack"]["weight_cache_file_path"]).exists():
+            load(path, settings, cores).close()
     rng = random.Random(asked["seed"])  # noqa: S311 - an order, no secret
     end_s = time.monotonic() + asked["seconds"]
     number = 0
@@ -326,7 +358,7 @@ def _visited(asked: dict[str, Any], runtime: Any, reference: Loaded) -> Iterator
             if time.monotonic() > end_s:
                 break
             # Compiled anew each time, since all models at once take more memory than a machine has.
-            with closing(Loaded(runtime, path, {**settings, **PROFILING}, cores)) as watched:
+            with closing(load(path, _watching(settings), cores)) as watched:
                 once_s = watched.run()
                 if once_s < _VISIT_S:  # else what coming from elsewhere costs the first run is little
                     once_s = max(1e-6, watched.run())
@@ -335,7 +367,7 @@ def _visited(asked: dict[str, Any], runtime: Any, reference: Loaded) -> Iterator
                 for _ in range(settling):
                     watched.run()
                 each = [watched.events() for _ in range(runs)]
-            with closing(Loaded(runtime, path, settings, cores)) as model:
+            with closing(load(path, settings, cores)) as model:
                 for _ in range(1 + settling):
                     model.run()
                 whole_s = model.usual_s(runs)

@@ -1,4 +1,4 @@
-"""Times networks on the lanes of a session: whole, operator by operator, cut, and between pairs of lanes.
+"""Times networks on the processors of a session: whole, operator by operator, cut, and between pairs of processors.
 
 Which kernels of the runtime belong to which operators of a model.
 
@@ -35,7 +35,8 @@ from evaluators.cost_model.fit import TimedModel
 from evaluators.cost_model.profile import COLD_BYTES, ContentionProfile, LinkProfile
 from evaluators.cost_model.transfers import one_core
 from evaluators.litert.settings import packs_weights
-from search_spaces.core.errors import ModelError, ProfileError, UnavailableError
+from evaluators.litert.worker.runtimes import OPENVINO, runtime_of
+from search_spaces.core.errors import ModelError, ProfileError, UnavailableError, damage
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage
 from search_spaces.core.platform import Platform, Processor
@@ -73,6 +74,28 @@ _KINDS_OF: Mapping[str, tuple[str, ...]] = {
     "Space To Depth": ("SPACE_TO_DEPTH",),
     "Static Resize Bilinear": ("RESIZE_BILINEAR",),
 }
+# Kinds of OpenVINO's kernels, and the schema's kinds that they run; a subgraph is made of sums and products.
+_OPENVINO_KINDS: Sequence[tuple[frozenset[str], frozenset[str]]] = tuple(
+    (frozenset(kernels.split()), frozenset(kinds.split()))
+    for kernels, kinds in (
+        ("Convolution GroupConvolution", "CONV_2D DEPTHWISE_CONV_2D"),
+        ("FullyConnected", "FULLY_CONNECTED"),
+        ("Deconvolution", "TRANSPOSE_CONV"),
+        ("MatMul", "BATCH_MATMUL"),
+        ("MaxPool", "MAX_POOL_2D"),
+        ("AvgPool", "AVERAGE_POOL_2D"),
+        ("ReduceMean", "MEAN"),
+        ("Add Subgraph", "ADD"),
+        ("Add", "ADD"),
+        ("Multiply Subgraph", "MUL"),
+        ("HSwish", "HARD_SWISH"),
+        ("Concat", "CONCATENATION"),
+        ("Pad", "PAD"),
+        ("Softmax", "SOFTMAX"),
+        ("Transpose", "TRANSPOSE"),
+        ("Interpolate", "RESIZE_BILINEAR"),
+    )
+)
 _KIND = re.compile(r"[A-Z][A-Z0-9_]+")
 _CLAMPED = frozenset({"ADD", "MUL", "SUB", "DIV", "MAXIMUM", "MINIMUM"})
 _CLAMPS = frozenset({"RELU", "RELU6", "RELU_0_TO_1", "RELU_N1_TO_1"})
@@ -113,6 +136,19 @@ def operator_seconds(
         found[clamped] += clamps
     else:
         found[clamped] = np.nan
+    return found
+
+
+def openvino_seconds(
+    features: Sequence[OperatorFeatures], names: Sequence[str], kernel_s: Sequence[float]
+) -> NDArray[np.float64]:
+    """Return the same of OpenVINO's kernels, which have the order of the operators; fused ones take next to nothing."""
+    found = np.array([0.0 if f.free else np.nan for f in features])
+    for kernels, kinds in _OPENVINO_KINDS:
+        where = [i for i, f in enumerate(features) if f.kind in kinds and not f.free]
+        seconds = [s for name, s in zip(names, kernel_s, strict=True) if name in kernels]
+        if where and len(where) == len(seconds):
+            found[where] = seconds
     return found
 
 
@@ -288,7 +324,7 @@ class Timed:
                 name, str(data["like"]), features, operator_s, float(data["whole_s"]), float(data["reference_s"]), seed
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise ProfileError(f"a timing in the calibration's log is damaged: {error!r}") from error
+            raise ProfileError(f"a timing in the calibration's log is damaged: {damage(error)}") from error
         if len(features) != len(operator_s):
             raise ProfileError(
                 f"{name}: {len(operator_s)} times for {len(features)} operators", "another version wrote the log"
@@ -314,9 +350,9 @@ _LINK_RUNS, _LINK_ROUNDS = 8, 6
 
 
 def pairs(platform: Platform) -> list[tuple[Processor, Processor]]:
-    """Return an ordered pair of lanes for each two kinds, and for each kind that has two lanes.
+    """Return an ordered pair of processors for each two kinds, and for each kind that has two processors.
 
-    Of kinds that share cores there are two: lanes that are driven from one core, and lanes that are not.
+    Of kinds that share cores there are two: processors that are driven from one core, and processors that are not.
     """
     groups = list(platform.classes().values())
     found = []
@@ -332,11 +368,11 @@ def pairs(platform: Platform) -> list[tuple[Processor, Processor]]:
 
 
 def time_link(session: Session, loaded: Loaded, source: Processor, target: Processor) -> LinkProfile:
-    """Time handing maps of some sizes from one lane to another.
+    """Time handing maps of some sizes from one processor to another.
 
     Three stages run on the source, the target, and the source again, and all on the one or the other: what the first
-    two take longer than on their own lanes, and what passes between them, is what handing over costs. Stages are as
-    long as those of usual plans.
+    two take longer than on their own processors, and what passes between them, is what handing over costs. Stages are
+    as long as those of usual plans.
 
     Raises:
         UnavailableError: the device failed.
@@ -344,11 +380,13 @@ def time_link(session: Session, loaded: Loaded, source: Processor, target: Proce
     terms, extra_s, gaps_s = [], [], []
     for side, channels in MAPS:
         graph = loaded(_convolutions(f"link{side}x{channels}", side, channels, 3))
-        lanes = (source, target, source), (source,) * 3, (target,) * 3
+        processors = (source, target, source), (source,) * 3, (target,) * 3
         with ExitStack() as stack:
             across, here, there = (
-                stack.enter_context(closing(session.load(graph, _in_stages(graph, [lane.name for lane in way]))))
-                for way in lanes
+                stack.enter_context(
+                    closing(session.load(graph, _in_stages(graph, [processor.name for processor in way])))
+                )
+                for way in processors
             )
             gap, extra = [], []
             for number in range(_LINK_ROUNDS + 1):
@@ -377,12 +415,12 @@ def time_link(session: Session, loaded: Loaded, source: Processor, target: Proce
 
 
 def is_of(link: LinkProfile, source: Processor, target: Processor) -> bool:
-    """Return whether a link is what :func:`time_link` says about two lanes, or others of their kinds."""
+    """Return whether a link is what :func:`time_link` says about two processors, or others of their kinds."""
     return (link.source, link.target, link.one_core) == (source.like, target.like, _near(source, target))
 
 
 def time_contention(session: Session, loaded: Loaded, victim: Processor, other: Processor) -> ContentionProfile:
-    """Time a stage that computes and one that moves memory, alone and beside another lane that does the same.
+    """Time a stage that computes and one that moves memory, alone and beside another processor that does the same.
 
     Raises:
         UnavailableError: the device failed.
@@ -408,7 +446,7 @@ def time_contention(session: Session, loaded: Loaded, victim: Processor, other: 
 
 
 def _near(source: Processor, target: Processor) -> bool | None:
-    """Return whether lanes that share cores are driven from the same one; lanes that share none are all alike."""
+    """Return whether processors that share cores are driven from the same one."""
     return one_core(source, target) if source.excludes(target) else None
 
 
@@ -421,8 +459,8 @@ def _first_gap_s(batch: Batch) -> float:
     return float(events[1].start_s - events[0].end_s)
 
 
-def _in_stages(graph: Graph, lanes: Sequence[str]) -> Plan:
-    return Plan(graph.digest, tuple(Stage((i,), lane) for i, lane in enumerate(lanes)))
+def _in_stages(graph: Graph, processors: Sequence[str]) -> Plan:
+    return Plan(graph.digest, tuple(Stage((i,), processor) for i, processor in enumerate(processors)))
 
 
 def _computing(layers: int = 6) -> Draft:
@@ -452,7 +490,7 @@ _MOST_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class CutProfile:
-    """What a cut costs on one kind of lane.
+    """What a cut costs on one kind of processor.
 
     Attributes:
         like: the kind.
@@ -475,22 +513,22 @@ class CutProfile:
             raise ProfileError(f"a cut that costs {given:g} s is none", f"it takes 0 to {_MOST_S:g} s")
 
 
-def time_cuts(session: Session, loaded: Loaded, lane: Processor) -> CutProfile:
+def time_cuts(session: Session, loaded: Loaded, processor: Processor) -> CutProfile:
     """Time chains of convolutions whole and cut at every operator, in turns; what each cut adds is what a stage costs.
 
     Stages are as long as those of usual plans: a cut between tiny ones costs half as much. Of the runs of a turn the
     quicker quarter counts, since others disturb.
 
     Raises:
-        UnavailableError: the device failed, or the lane refuses the chains.
+        UnavailableError: the device failed, or the processor refuses the chains.
     """
     extra_s = []
     for side, channels in _MAPS:
         graph = loaded(_convolutions(f"cut{side}x{channels}", side, channels, _CUT_LAYERS))
         count = len(graph.operators)
-        apart = Plan(graph.digest, tuple(Stage((i,), lane.name) for i in range(count)))
+        apart = Plan(graph.digest, tuple(Stage((i,), processor.name) for i in range(count)))
         with (
-            closing(session.load(graph, whole_plan(graph, lane.name))) as one,
+            closing(session.load(graph, whole_plan(graph, processor.name))) as one,
             closing(session.load(graph, apart)) as many,
         ):
             many.run(2)
@@ -499,7 +537,7 @@ def time_cuts(session: Session, loaded: Loaded, lane: Processor) -> CutProfile:
             for _ in range(_CUT_ROUNDS if runs > 2 else 2):
                 before, cut, after = (float(np.quantile(c.run(runs).latency_s, 0.25)) for c in (one, many, one))
                 extra_s.append((cut - (before + after) / 2) / (count - 1))
-    return CutProfile(lane.like, min(_MOST_S, max(0.0, float(np.median(extra_s)))))
+    return CutProfile(processor.like, min(_MOST_S, max(0.0, float(np.median(extra_s)))))
 
 
 SECONDS = 0.15  # spent on each of the things that are timed of a model
@@ -536,21 +574,21 @@ class Bench:
             draft.write(path)
         return read_model(path, draft.name)
 
-    def time(self, lane: Processor, draft: Draft) -> Timed:
-        """Time a network on a lane.
+    def time(self, processor: Processor, draft: Draft) -> Timed:
+        """Time a network on a processor.
 
         Raises:
             UnavailableError: the device failed, or refuses the network.
         """
         graph = self.loaded(draft)
         try:
-            return self.time_graph(lane, graph)
+            return self.time_graph(processor, graph)
         finally:
             if graph.source is not None:
                 graph.source.path.unlink(missing_ok=True)
 
-    def time_zoo(self, lane: Processor, name: str) -> Timed:
-        """Time a model of the zoo on a lane; see :meth:`time`.
+    def time_zoo(self, processor: Processor, name: str) -> Timed:
+        """Time a model of the zoo on a processor; see :meth:`time`.
 
         Raises:
             ModelError: there is no such model.
@@ -558,45 +596,50 @@ class Bench:
         if not self._files:
             from search_spaces.models.zoo import draft
 
-            return self.time_graph(lane, draft(name).graph())
+            return self.time_graph(processor, draft(name).graph())
         graph = load(name)
         if graph.source is None:
             raise ModelError(f"{name} has no file")
-        return self.time_graph(lane, graph)
+        return self.time_graph(processor, graph)
 
-    def time_graph(self, lane: Processor, graph: Graph) -> Timed:
+    def time_graph(self, processor: Processor, graph: Graph) -> Timed:
         """Time a graph that the session can load; see :meth:`time`."""
         features = operator_features(graph)
-        if unsupported_operators(self.session, graph, lane.name):
-            raise UnavailableError(f"{lane.name} does not support all operators of {graph.name}")
-        reference = self._reference(lane)
-        # The runtime reports kernel times where XNNPACK runs them.
-        if self._runtime == "litert" and packs_weights(lane) and graph.source is not None:
-            kernel_s, clock_s = self._kernels(lane, graph, features)
-            whole_s, usual_s = self._whole(lane, graph, reference)
+        if unsupported_operators(self.session, graph, processor.name):
+            raise UnavailableError(f"{processor.name} does not support all operators of {graph.name}")
+        reference = self._reference(processor)
+        # The runtime reports kernel times where XNNPACK or OpenVINO runs them on the CPU.
+        profiled = packs_weights(processor) or (processor.kind == "cpu" and runtime_of(processor) == OPENVINO)
+        if self._runtime == "litert" and profiled and graph.source is not None:
+            kernel_s, clock_s = self._kernels(processor, graph, features)
+            whole_s, usual_s = self._whole(processor, graph, reference)
             kernel_s = kernel_s * (usual_s / clock_s)
-            return Timed(graph.name, lane.like, features, kernel_s, whole_s, usual_s)
-        stage_s, whole_s, usual_s = time_model(self.session, graph, lane.name, reference, seconds=SECONDS)
+            return Timed(graph.name, processor.like, features, kernel_s, whole_s, usual_s)
+        stage_s, whole_s, usual_s = time_model(self.session, graph, processor.name, reference, seconds=SECONDS)
         call_s = max(0.0, (float(stage_s.sum()) - whole_s) / max(1, len(features) - 1))
         own_s = np.where(stage_s > 2 * call_s, stage_s - call_s, stage_s / 2)
         own_s[[f.free for f in features]] = np.nan
-        return Timed(graph.name, lane.like, features, own_s, whole_s, usual_s)
+        return Timed(graph.name, processor.like, features, own_s, whole_s, usual_s)
 
-    def _kernels(self, lane: Processor, graph: Graph, features: Sequence[OperatorFeatures]) -> tuple[Array, float]:
+    def _kernels(self, processor: Processor, graph: Graph, features: Sequence[OperatorFeatures]) -> tuple[Array, float]:
         from evaluators.cost_model.calibrate_kernels import profile_kernels
 
         path = self.loaded(reference_network()).source
         if graph.source is None or path is None:
             raise UnavailableError(f"{graph.name} has no file")
-        packed = self._folder / "packed.xnnpack"
-        packed.unlink(missing_ok=True)
-        found = profile_kernels(graph.source.path, path.path, lane, packed, seconds=SECONDS)
-        seconds = operator_seconds(features, found.names, found.kernel_s, graph)
+        packed = self._folder / "packed.xnnpack" if packs_weights(processor) else None
+        if packed is not None:
+            packed.unlink(missing_ok=True)
+        found = profile_kernels(graph.source.path, path.path, processor, packed, seconds=SECONDS)
+        if packed is None:
+            seconds = openvino_seconds(features, found.names, found.kernel_s)
+        else:
+            seconds = operator_seconds(features, found.names, found.kernel_s, graph)
         return np.where(seconds > 0, seconds, np.nan), found.reference_s
 
-    def _whole(self, lane: Processor, graph: Graph, reference: Candidate) -> tuple[float, float]:
+    def _whole(self, processor: Processor, graph: Graph, reference: Candidate) -> tuple[float, float]:
         """Return what a whole model takes, and the reference meanwhile."""
-        with closing(self.session.load(graph, whole_plan(graph, lane.name))) as candidate:
+        with closing(self.session.load(graph, whole_plan(graph, processor.name))) as candidate:
             runs = int(np.clip(SECONDS / ROUNDS / warm(candidate), 2, 60))
             beats = max(2, int(0.006 / warm(reference)))
             wholes, clocks = [], [reference_s(reference, beats)]
@@ -607,10 +650,10 @@ class Bench:
         beside = (np.array(clocks[1:]) + np.array(clocks[:-1])) / 2
         return float(np.median(np.array(wholes) / beside * usual)), usual
 
-    def _reference(self, lane: Processor) -> Candidate:
-        if lane.like not in self._references:
+    def _reference(self, processor: Processor) -> Candidate:
+        if processor.like not in self._references:
             graph = self.loaded(reference_network())
-            candidate = self.session.load(graph, whole_plan(graph, lane.name))
+            candidate = self.session.load(graph, whole_plan(graph, processor.name))
             self._stack.callback(candidate.close)
-            self._references[lane.like] = candidate
-        return self._references[lane.like]
+            self._references[processor.like] = candidate
+        return self._references[processor.like]

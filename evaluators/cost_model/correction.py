@@ -21,7 +21,7 @@ import numpy as np
 from scipy.linalg import cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 
-from evaluators.cost_model.features import Array, Columns, sway
+from evaluators.cost_model.features import Array, Columns, history_effect
 
 NOISE = 0.1  # variance of one residual over that of the process
 _JITTER = 1e-6
@@ -117,7 +117,7 @@ def _far_apart(points: Array, most: int) -> list[int]:
 FEATURES = 15
 _TILES_CHANNELS, _TILE_PIXELS = (16, 32, 64), 7
 _INTERVALS_S = (5e-4, 3e-2)
-_SWAYED = 5.0  # as octaves
+_HISTORY = 5.0  # as octaves
 _JITTER = 1e-6
 _DOUBTS, _SLOW, _FAST, _LOUDER = 2, 2.5, -4.0, 4.0
 _MOST_TUNED = 200
@@ -181,7 +181,7 @@ def shape_features(rows: Columns) -> Array:
             rows.resident / np.maximum(rows.read, 1.0),
             np.log2((rows.read + 64.0) / (rows.written + 64.0)),
             np.where(rows.weight > 0, np.log2(np.clip(rows.interval, *_INTERVALS_S)), 0.0),
-            _SWAYED * sway(rows.duty),
+            _HISTORY * history_effect(rows.duty),
             *(_left_over(channels, tile) for tile in _TILES_CHANNELS),
             _left_over(rows.pixels, _TILE_PIXELS),
         ],

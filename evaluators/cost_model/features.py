@@ -319,7 +319,7 @@ def multiplies_matrices(feature: OperatorFeatures) -> bool:
     return feature.kernel == "matmul" or (feature.kernel == "pointwise" and feature.stride == (1, 1))
 
 
-def sway(duty: Array) -> Array:
+def history_effect(duty: Array) -> Array:
     """Return what a duty does to kernels, from 0 (nothing) to about 1; a little of it does much."""
     result: Array = 1.0 + np.log(np.maximum(duty, 0.0) + _LEAST_DUTY) / np.log(1.0 / _LEAST_DUTY)
     return result

@@ -21,7 +21,15 @@ import numpy as np
 import numpy.typing as npt
 
 from evaluators.cost_model.correction import Process, fit_correction, fit_process, shape_features, together
-from evaluators.cost_model.features import KERNELS, Array, Columns, OperatorFeatures, columns, sway, with_duties
+from evaluators.cost_model.features import (
+    KERNELS,
+    Array,
+    Columns,
+    OperatorFeatures,
+    columns,
+    history_effect,
+    with_duties,
+)
 from evaluators.cost_model.kernels import KernelModel, Tile, term
 from evaluators.cost_model.profile import ProcessorProfile
 from search_spaces.core.errors import ProfileError
@@ -80,10 +88,10 @@ class TimedModel:
     whole_s: float
     operator_s: Array = field(default_factory=lambda: np.empty(0))
 
-    def at_their_pace(self) -> list[OperatorFeatures]:
+    def with_intervals(self) -> list[OperatorFeatures]:
         """Return the features, each with the time from one inference to the next."""
-        pace_s = self.whole_s if np.isfinite(self.whole_s) else float(np.nansum(self.operator_s))
-        return with_duties([replace(f, interval_s=pace_s) for f in self.features], self.operator_s)
+        interval_s = self.whole_s if np.isfinite(self.whole_s) else float(np.nansum(self.operator_s))
+        return with_duties([replace(f, interval_s=interval_s) for f in self.features], self.operator_s)
 
     @property
     def sum_s(self) -> float:
@@ -381,9 +389,9 @@ def usual_times(rows: Sequence[Sequence[float]], slower: Array) -> Array:
         rows: ``k`` times of each visit; visits are compared by their sums.
         slower: how much slower the machine was at each (:func:`slowness`).
     """
-    paced: Array = np.asarray(rows, dtype=np.float64) / np.exp(slower)[:, None]
-    quicker = np.argsort(paced.sum(axis=1), kind="stable")[: -(-len(paced) // 2)]
-    result: Array = np.median(paced[quicker], axis=0)
+    corrected: Array = np.asarray(rows, dtype=np.float64) / np.exp(slower)[:, None]
+    quicker = np.argsort(corrected.sum(axis=1), kind="stable")[: -(-len(corrected) // 2)]
+    result: Array = np.median(corrected[quicker], axis=0)
     return result
 
 
@@ -496,7 +504,7 @@ def fit_processor(
     _check_timed(models)
     wait_s = waited_s(models, invocation_s)
     models = [awake(m, wait_s) for m in models]
-    features = [f for m in models for f in m.at_their_pace()]
+    features = [f for m in models for f in m.with_intervals()]
     seconds = np.concatenate([m.operator_s for m in models])
     kernels: dict[str, KernelModel] = {}
     timed = {
@@ -643,7 +651,7 @@ def _base(key: str, rows: Columns, seconds: Array, near_s: float) -> KernelModel
 def _priced(rows: Columns, seconds: Array, terms: Sequence[str], tile: Tile) -> tuple[KernelModel, float]:
     """Return prices on a tile, and the mean of what they are off, as a logarithm."""
     table = np.stack([term(name, rows, tile) for name in terms], axis=1)
-    prices, swayed = _prices(table, seconds, sway(rows.duty))
+    prices, swayed = _prices(table, seconds, history_effect(rows.duty))
     model = KernelModel({n: float(p) for n, p in zip(terms, prices, strict=True) if p > 0}, tile, swayed=swayed)
     return model, float(np.mean(np.abs(np.log(np.maximum(model.base_s(rows), 1e-9) / seconds))))
 

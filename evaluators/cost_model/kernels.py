@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evaluators.cost_model.correction import Correction, Process
-from evaluators.cost_model.features import Array, Columns, sway
+from evaluators.cost_model.features import Array, Columns, history_effect
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class KernelModel:
         total = np.zeros_like(rows.macs)
         for name, price in self.prices.items():
             total += price * term(name, rows, self.tile)
-        return total * np.exp(self.swayed * sway(rows.duty)) if self.swayed else total
+        return total * np.exp(self.swayed * history_effect(rows.duty)) if self.swayed else total
 
     def predict(self, rows: Columns) -> tuple[Array, Array]:
         """Return the time of each operator in seconds and its relative standard deviation, shape ``(n,)``."""

@@ -2,8 +2,8 @@
 
 Many chain plans at once: the simulator's law for consecutive parts, vectorised over plans.
 
-A part's time is looked up in a table over lane, first operator and operator after the last; what passes between parts
-comes from sums over the rectangle (writers of the one, readers of the other).
+A part's time is looked up in a table over processor, first operator and operator after the last; what passes between
+parts comes from sums over the rectangle (writers of the one, readers of the other).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CORRELATION = 0.3
 """Between the errors of two operators on one processor: what a model of kernels gets wrong, it gets wrong for many."""
 
 UNSURE = 0.2
-"""Relative standard deviation of what a call of a stage costs, and a hand-over."""
+"""Relative standard deviation of the cost of a stage call, and of a transfer."""
 
 Errors = NDArray[np.float64]
 
@@ -65,7 +65,7 @@ class PlanSimulator:
     """A graph on a platform, priced; simulates its plans.
 
     Args:
-        prices: tables with the platform's lanes and the graph's operators.
+        prices: tables with the platform's processors and the graph's operators.
     """
 
     def __init__(self, graph: Graph, platform: Platform, prices: Prices) -> None:
@@ -73,7 +73,7 @@ class PlanSimulator:
         self.platform = platform
         self.prices = prices
         self.law = Law.of(platform)
-        self._lanes = {p.name: i for i, p in enumerate(platform.processors)}
+        self._processors = {p.name: i for i, p in enumerate(platform.processors)}
         self._insides: dict[tuple[int, ...], _Inside] = {}
         self._work: dict[tuple[int, tuple[int, ...]], tuple[float, float, tuple[float, ...]]] = {}
         crowded = (prices.slow_compute > 1.0) | (prices.slow_memory > 1.0)
@@ -92,33 +92,33 @@ class PlanSimulator:
         found: list[Task] = []
         several = len({stage.processor for stage in plan.stages}) > 1
         excluded = self.law.excluded
-        # Of each lane: the last stages, of those behind its own last one, on lanes that need its cores.
+        # Of each lane: the last stages, of those behind its own last one, on processors that need its cores.
         turns: list[dict[int, int]] = [{} for _ in excluded]
         for index, stage in enumerate(plan.stages):
-            lane = self._lanes[stage.processor]
-            work_s, _, slowed = self.stage(lane, stage.operators)
+            processor = self._processors[stage.processor]
+            work_s, _, slowed = self.stage(processor, stage.operators)
             needs: dict[int, float] = {}
             for writer, tensor, nbytes in self._inside(stage.operators).reads:
                 before = place[writer]
                 source = on[before]
-                if source == lane:
+                if source == processor:
                     needs.setdefault(before, 0.0)
                 else:
-                    asleep = self._asleep is not None and turns[lane]
-                    needs[before] = (self._asleep if asleep else self._latency)[source][lane]  # type: ignore[index]
-                    if (tensor, lane) not in there:
-                        there.add((tensor, lane))
-                        work_s += nbytes * self._byte[source][lane]
+                    asleep = self._asleep is not None and turns[processor]
+                    needs[before] = (self._asleep if asleep else self._latency)[source][processor]  # type: ignore[index]
+                    if (tensor, processor) not in there:
+                        there.add((tensor, processor))
+                        work_s += nbytes * self._byte[source][processor]
                         if self._cold is not None:
-                            work_s += min(1.0, nbytes / COLD_BYTES) * self._cold[source][lane]
+                            work_s += min(1.0, nbytes / COLD_BYTES) * self._cold[source][processor]
             if self._asleep is not None and several:
-                for source, before in turns[lane].items():
-                    needs.setdefault(before, self._asleep[source][lane])
-                turns[lane] = {}
-                for other in excluded[lane]:
-                    turns[other][lane] = index
-            found.append(Task(lane, work_s, tuple(needs.items()), slowed if several else ()))
-            on.append(lane)
+                for source, before in turns[processor].items():
+                    needs.setdefault(before, self._asleep[source][processor])
+                turns[processor] = {}
+                for other in excluded[processor]:
+                    turns[other][processor] = index
+            found.append(Task(processor, work_s, tuple(needs.items()), slowed if several else ()))
+            on.append(processor)
             for operator in stage.operators:
                 place[operator] = index
         return found
@@ -127,7 +127,7 @@ class PlanSimulator:
         """Return when each stage runs in one inference.
 
         Raises:
-            UnavailableError: a lane does not take an operator of its stage.
+            UnavailableError: a processor does not take an operator of its stage.
         """
         return timeline(run_tasks(self.tasks(plan), self.law), [stage.processor for stage in plan.stages])
 
@@ -153,41 +153,43 @@ class PlanSimulator:
         single, common = np.zeros((len(known), count)), np.zeros(len(known))
         calls, ways = np.zeros(len(known)), np.zeros((len(known), len(known)))
         total = 0.0
-        place = {o: self._lanes[s.processor] for s in plan.stages for o in s.operators}
+        place = {o: self._processors[s.processor] for s in plan.stages for o in s.operators}
         for stage in plan.stages:
-            lane = self._lanes[stage.processor]
-            kind = known.index(kinds[lane])
+            processor = self._processors[stage.processor]
+            kind = known.index(kinds[processor])
             operators = list(stage.operators)
-            single[kind, operators] = p.operator_s[lane, operators] * p.sigma[lane, operators]
-            calls[kind] += UNSURE * p.invocation_s[lane]
-            total += float(p.operator_s[lane, operators].sum() + p.invocation_s[lane])
+            single[kind, operators] = p.operator_s[processor, operators] * p.sigma[processor, operators]
+            calls[kind] += UNSURE * p.invocation_s[processor]
+            total += float(p.operator_s[processor, operators].sum() + p.invocation_s[processor])
             for writer, _, nbytes in self._inside(stage.operators).reads:
-                if (source := place[writer]) != lane:
-                    handed = p.latency_s[source, lane] + nbytes * p.byte_s[source, lane]
+                if (source := place[writer]) != processor:
+                    handed = p.latency_s[source, processor] + nbytes * p.byte_s[source, processor]
                     if p.cold_s is not None:
-                        handed += min(1.0, nbytes / COLD_BYTES) * p.cold_s[source, lane]
+                        handed += min(1.0, nbytes / COLD_BYTES) * p.cold_s[source, processor]
                     ways[known.index(kinds[source]), kind] += UNSURE * handed
         common = math.sqrt(CORRELATION) * single.sum(axis=1)
         parts = (math.sqrt(1.0 - CORRELATION) * single.ravel(), common, calls, ways.ravel())
         return np.concatenate(parts) / total if total > 0 else np.zeros(sum(part.size for part in parts))
 
-    def stage(self, lane: int, operators: tuple[int, ...]) -> tuple[float, float, tuple[float, ...]]:
-        """Return a stage's time on a lane, the share of it that is traffic, and how other lanes slow it."""
-        key = (lane, operators)
+    def stage(self, processor: int, operators: tuple[int, ...]) -> tuple[float, float, tuple[float, ...]]:
+        """Return a stage's time on a processor, the share of it that is traffic, and how other processors slow it."""
+        key = (processor, operators)
         if key not in self._work:
             p, inside = self.prices, self._inside(operators)
-            each = p.operator_s[lane, list(operators)]
-            total = float(each.sum() + p.invocation_s[lane] + inside.io_bytes * p.io_s_per_byte[lane])
+            each = p.operator_s[processor, list(operators)]
+            total = float(each.sum() + p.invocation_s[processor] + inside.io_bytes * p.io_s_per_byte[processor])
             if p.alone_s is not None:
-                total += sum(float(p.alone_s[lane, o]) for o in operators if self._reader.get(o, o) not in inside.all)
-            if p.capacity_bytes[lane]:
-                beyond = max(0.0, inside.weight_bytes - float(p.capacity_bytes[lane]))
-                total += beyond * float(p.pressure_per_byte[lane]) * float(each.sum())
+                total += sum(
+                    float(p.alone_s[processor, o]) for o in operators if self._reader.get(o, o) not in inside.all
+                )
+            if p.capacity_bytes[processor]:
+                beyond = max(0.0, inside.weight_bytes - float(p.capacity_bytes[processor]))
+                total += beyond * float(p.pressure_per_byte[processor]) * float(each.sum())
             finite = np.isfinite(total) and total > 0
             share = float((each * p.traffic[list(operators)]).sum() / total) if finite else 0.0
             slowed: tuple[float, ...] = ()
-            if self._crowded[lane]:
-                factors = share * p.slow_memory[lane] + (1.0 - share) * p.slow_compute[lane]
+            if self._crowded[processor]:
+                factors = share * p.slow_memory[processor] + (1.0 - share) * p.slow_compute[processor]
                 slowed = tuple(float(f) for f in factors)
             self._work[key] = (total, share, slowed)
         return self._work[key]
@@ -252,27 +254,27 @@ _CHUNK = 1 << 15
 def all_chains(operators: int, platform: Platform, max_stages: int) -> Iterator[tuple[Whole, Whole]]:
     """Yield every canonical chain plan of K = 1, 2, … ``max_stages`` parts, one batch of N plans a number of parts.
 
-    Each batch is the operators before which to cut, ascending, shape ``(N, K-1)``, and the lane of each part as its
-    index in the platform, shape ``(N, K)``.
+    Each batch is the operators before which to cut, ascending, shape ``(N, K-1)``, and the processor of each part as
+    its index in the platform, shape ``(N, K)``.
 
-    Of lanes that are alike only those are named that come first, as in :func:`search_spaces.core.plan.canonical`.
+    Of processors that are alike only those are named that come first, as in :func:`search_spaces.core.plan.canonical`.
     """
     for parts in range(1, min(max_stages, operators) + 1):
-        words = np.array(list(lane_words(platform, parts)), np.int64).reshape(-1, parts)
+        words = np.array(list(processor_words(platform, parts)), np.int64).reshape(-1, parts)
         chosen = list(combinations(range(1, operators), parts - 1))
         cuts = np.array(chosen, np.int64).reshape(len(chosen), parts - 1)
         yield np.repeat(cuts, len(words), axis=0), np.tile(words, (len(cuts), 1))
 
 
-def lane_words(platform: Platform, parts: int) -> Iterator[tuple[int, ...]]:
-    """Yield the lanes of each canonical chain of so many parts; alike ones appear in the order of first use."""
+def processor_words(platform: Platform, parts: int) -> Iterator[tuple[int, ...]]:
+    """Yield the processors of each canonical chain of so many parts; alike ones appear in the order of first use."""
     index = {p.name: i for i, p in enumerate(platform.processors)}
     groups = [tuple(index[p.name] for p in members) for members in platform.classes().values()]
-    place = {lane: (which, rank) for which, group in enumerate(groups) for rank, lane in enumerate(group)}
+    place = {processor: (which, rank) for which, group in enumerate(groups) for rank, processor in enumerate(group)}
     for word in product(range(len(index)), repeat=parts):
         used = [0] * len(groups)
-        for lane in word:
-            which, rank = place[lane]
+        for processor in word:
+            which, rank = place[processor]
             if rank > used[which]:
                 break
             used[which] = max(used[which], rank + 1)
@@ -286,9 +288,9 @@ def _cold(nbytes: int) -> float:
 
 def _operators_s(simulator: PlanSimulator) -> Seconds:
     """Return what operators ``first … last-1`` take together, ``[P, first, last]``; infinite where there are none."""
-    lanes, count = simulator.prices.operator_s.shape
+    processors, count = simulator.prices.operator_s.shape
     inside = np.triu(np.ones((count, count), bool))
-    table = np.full((lanes, count + 1, count + 1), np.inf)
+    table = np.full((processors, count + 1, count + 1), np.inf)
     sums = np.cumsum(np.where(inside, simulator.prices.operator_s[:, None, :], 0.0), axis=2)
     table[:, :-1, 1:] = np.where(inside, sums, np.inf)
     return table
@@ -297,7 +299,7 @@ def _operators_s(simulator: PlanSimulator) -> Seconds:
 def _beyond_s(simulator: PlanSimulator) -> Seconds:
     """Return what operators ``first … last-1`` as one part take beside operators and invocation, ``[P, first, last]``.
 
-    It is 0 where a lane does not take some of them.
+    It is 0 where a processor does not take some of them.
     """
     p = simulator.prices
     operators_s = _operators_s(simulator)
@@ -316,12 +318,12 @@ def _beyond_s(simulator: PlanSimulator) -> Seconds:
 
 
 def part_costs(simulator: PlanSimulator) -> PartCosts:
-    """Return what consecutive parts cost; what tensors that skip a part cost is not in the least hand-overs.
+    """Return what consecutive parts cost; what tensors that skip a part cost is not in the least transfers.
 
     Whichever stages lie beside a cut, the operator after it reads a tensor of the one before it.
     """
     graph, p = simulator.graph, simulator.prices
-    lanes, count = p.operator_s.shape
+    processors, count = p.operator_s.shape
     crossing, sure, colds = np.zeros((count, 1, 1)), np.zeros((count, 1, 1)), np.zeros((count, 1, 1))
     for point in cut_points(graph):
         after = set(graph.operators[point.position].inputs)
@@ -330,14 +332,14 @@ def part_costs(simulator: PlanSimulator) -> PartCosts:
             crossing[point.position] += nbytes if writer is not None else 0
             colds[point.position] += _cold(nbytes) if writer is not None else 0
             sure[point.position] += nbytes if writer == point.position - 1 and tensor in after else 0
-    apart = 1.0 - np.eye(lanes)
+    apart = 1.0 - np.eye(processors)
     cold_s = 0.0 if p.cold_s is None else colds * p.cold_s
     return PartCosts(
         operator_s=p.operator_s,
         overhead_s=p.invocation_s,
         beyond_s=_beyond_s(simulator),
-        hand_over_s=apart * ((crossing > 0) * p.latency_s + crossing * p.byte_s + cold_s),
-        least_hand_over_s=apart * (p.latency_s + sure * p.byte_s),
+        transfer_s=apart * ((crossing > 0) * p.latency_s + crossing * p.byte_s + cold_s),
+        least_transfer_s=apart * (p.latency_s + sure * p.byte_s),
     )
 
 

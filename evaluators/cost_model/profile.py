@@ -1,6 +1,6 @@
 """A device as the cost model knows it: prices of kernels, transfers and contention; and profiles as files.
 
-Profiles as files: one JSON document with a device's lanes, their prices, and where both come from.
+Profiles as files: one JSON document with a device's processors, their prices, and where both come from.
 
 A file may be given by its path, or by its name where it ships with the product (``experiments/profiles/NAME.json``).
 JSON is YAML, so that a profile may also be called ``.yaml``, as platforms are.
@@ -113,7 +113,7 @@ class LinkProfile:
 
     Attributes:
         source, target: names of processors.
-        latency_s: per hand-over, whatever its size: synchronise, map and unmap together.
+        latency_s: per transfer, whatever its size: synchronise, map and unmap together.
         copy_s_per_byte: to copy.
         transform_s_per_byte: to change the layout (an image for a buffer; seed 002).
         cold_s: what the reader takes longer since a tensor lies in the caches of another core: all of it for one of
@@ -183,11 +183,11 @@ class CostProfile:
             ProfileError: there is no such processor, or nothing that resembles one of the kernels.
         """
         # How soon weights are used again, and what runs when, depends on the result: begin with what takes long.
-        seconds, pace_s = np.array([_ROUGH_S_PER_MAC * f.macs for f in features]), _LONG_S
+        seconds, interval_s = np.array([_ROUGH_S_PER_MAC * f.macs for f in features]), _LONG_S
         for _ in range(_PASSES if any(kernel.remembers for kernel in self[processor].kernels.values()) else 1):
-            paced = [f if f.interval_s else replace(f, interval_s=pace_s) for f in features]
-            found = self._predict(with_duties(paced, seconds), processor)
-            seconds, pace_s = found.seconds, float(found.seconds.sum())
+            timed = [f if f.interval_s else replace(f, interval_s=interval_s) for f in features]
+            found = self._predict(with_duties(timed, seconds), processor)
+            seconds, interval_s = found.seconds, float(found.seconds.sum())
         return found
 
     def _predict(self, features: Sequence[OperatorFeatures], processor: str) -> Prediction:
@@ -256,33 +256,33 @@ Reported = set[tuple[str, bool]]
 """What was reported: kernels, and whether the fit lacks them (else they are far outside its range)."""
 
 
-def extrapolation_warning(name: str, concerns: Mapping[str, Iterable[Concern]], told: Reported) -> str | None:
+def extrapolation_warning(name: str, concerns: Mapping[str, Iterable[Concern]], reported: Reported) -> str | None:
     """Return a line about operators that a profile was not fitted to, or None where everything was reported before.
 
     Args:
         name: of the profile.
         concerns: processor → what is extrapolated there.
-        told: what was reported before of the same model; what this line reports is added.
+        reported: what was reported before of the same model; what this line reports is added.
     """
-    lanes: dict[tuple[str, bool], list[str]] = {}
+    processors: dict[tuple[str, bool], list[str]] = {}
     worst: dict[tuple[str, bool], Concern] = {}
     operators: set[int] = set()
-    for lane, found in concerns.items():
+    for processor, found in concerns.items():
         for concern in found:
             what = concern.kernel, math.isinf(concern.beyond)
             operators.update(concern.operators)
-            lanes.setdefault(what, []).append(lane)
+            processors.setdefault(what, []).append(processor)
             if what not in worst or concern.beyond > worst[what].beyond:
                 worst[what] = concern
-    if lanes.keys() <= told:
+    if processors.keys() <= reported:
         return None
-    told.update(lanes)
+    reported.update(processors)
     far = [
-        f"{kernel} (up to {_times(worst[kernel, unseen].beyond)} times{_where(lanes[kernel, unseen], concerns)})"
-        for kernel, unseen in sorted(lanes, key=lambda what: -worst[what].beyond)
+        f"{kernel} (up to {_times(worst[kernel, unseen].beyond)} times{_where(processors[kernel, unseen], concerns)})"
+        for kernel, unseen in sorted(processors, key=lambda what: -worst[what].beyond)
         if not unseen
     ]
-    never = [f"{kernel}{_where(found, concerns)}" for (kernel, unseen), found in lanes.items() if unseen]
+    never = [f"{kernel}{_where(found, concerns)}" for (kernel, unseen), found in processors.items() if unseen]
     parts = [f"outside the range of its fit: {', '.join(far)}"] if far else []
     parts += [f"missing in its fit: {', '.join(never)}"] if never else []
     return f"profile {name!r} extrapolates {plural(len(operators), 'operator')}; {'; '.join(parts)}"
@@ -292,11 +292,13 @@ def _times(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
-def _where(lanes: list[str], every: Mapping[str, object]) -> str:
+def _where(processors: list[str], every: Mapping[str, object]) -> str:
     """Return on which processors, in words, or nothing where it is on all."""
-    if len(lanes) == len(every):
+    if len(processors) == len(every):
         return ""
-    return f" on {', '.join(lanes)}" if len(lanes) <= 2 else f" on {len(lanes)} of {len(every)} processors"
+    return (
+        f" on {', '.join(processors)}" if len(processors) <= 2 else f" on {len(processors)} of {len(every)} processors"
+    )
 
 
 SCHEMA_VERSION = 1
@@ -339,7 +341,7 @@ def shipped_profiles() -> list[str]:
 
 
 def to_json(profile: CostProfile, platform: Platform) -> dict[str, Any]:
-    """Return a profile and its lanes as plain values."""
+    """Return a profile and its processors as plain values."""
     plain = asdict(profile)
     return {"schema_version": SCHEMA_VERSION, "kind": KIND, "platform": platform.to_json(), "profile": plain}
 
@@ -372,7 +374,7 @@ def read_profile(path: Path) -> tuple[CostProfile, Platform]:
 
 
 def from_json(content: object) -> tuple[CostProfile, Platform]:
-    """Build a profile and its lanes from what :func:`to_json` returned; unknown fields are ignored.
+    """Build a profile and its processors from what :func:`to_json` returned; unknown fields are ignored.
 
     Raises:
         ProfileError: a field is missing or has the wrong type, or a price is negative or no number.
@@ -402,7 +404,7 @@ def _build(kind: Any, content: object) -> Any:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or kind.__name__
-        raise ProfileError(f"{kind.__name__.lower()} is damaged: {where}: {first['msg'].lower()}") from error
+        raise ProfileError(f"the profile is damaged: {where}: {first['msg'].lower()}") from error
 
 
 @cache

@@ -26,7 +26,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
-from search_spaces.core.pools import lanes_of
+from search_spaces.core.pools import single_processors
 from search_spaces.core.states import Robust, State
 from search_spaces.core.workload import Workload
 from search_spaces.rewrites.lower import Lowered
@@ -39,22 +39,22 @@ _HINT = "give --platform with a profile's file or name; optimize calibrate --out
 
 
 class CostModelEvaluator(Evaluator):
-    """See :class:`~evaluators.base.Evaluator`; predicts for the device that a profile describes.
+    """Predicts plans for the device that a profile describes.
 
     Args:
         profile: of the device.
-        platform: its lanes; each must be known to the profile by its name or by what it is like.
+        platform: its processors; each must be known to the profile by its name or by what it is like.
     """
 
     name = "cost-model"
-    capabilities = EvaluatorCapabilities(descriptions=True, workloads=True, sliced_lanes=True, measures_here=False)
+    capabilities = EvaluatorCapabilities(descriptions=True, workloads=True, sliced_processors=True, measures_here=False)
 
     def __init__(self, profile: CostProfile | None = None, platform: Platform | None = None) -> None:
         self._profile = profile
         self._platform = platform
 
     def platform(self) -> Platform:
-        """See :class:`~evaluators.base.Evaluator`.
+        """Return the platform that this evaluator finds by itself.
 
         Raises:
             UnavailableError: nobody has said which device.
@@ -64,7 +64,7 @@ class CostModelEvaluator(Evaluator):
         return self._platform
 
     def described(self, source: str | Path) -> Platform | None:
-        """See :class:`~evaluators.base.Evaluator`."""
+        """Return the platform that a file or a name describes, to be used from now on."""
         found = find_profile(source)
         if found is None:
             return None
@@ -73,7 +73,9 @@ class CostModelEvaluator(Evaluator):
 
     @contextmanager
     def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[CostModelSession]:  # noqa: ARG002
-        """See :class:`~evaluators.base.Evaluator`; nothing is written to ``scratch``.
+        """Open a session on a platform; leaving the context gives everything back.
+
+        Nothing is written to ``scratch``.
 
         Raises:
             ProfileError: the profile is for another platform.
@@ -83,8 +85,8 @@ class CostModelEvaluator(Evaluator):
             self._profile = shipped[0]
         if self._profile is None:
             raise UnavailableError(f"there is no profile of platform {platform.name!r}", _HINT)
-        for lane in platform.processors:
-            profile_key(self._profile, lane)
+        for processor in platform.processors:
+            profile_key(self._profile, processor)
         session = CostModelSession(self._profile, platform)
         try:
             yield session
@@ -100,12 +102,12 @@ class CostModelEvaluator(Evaluator):
         objective: Objective,
         scratch: Path | None = None,
     ) -> Iterator[PredictedSession]:
-        """See :class:`~evaluators.base.Evaluator`; errors are those of :meth:`prepare`."""
-        with self.prepare(replace(platform, processors=lanes_of(platform)), scratch) as session:
+        """Open a session for one workload, as :meth:`prepare` does; errors are those of :meth:`prepare`."""
+        with self.prepare(replace(platform, processors=single_processors(platform)), scratch) as session:
 
             def made(of: CostModelSession) -> PredictedSession:
-                def price(model: Graph, lowered: Lowered, lane: int, operators: tuple[int, ...]) -> JobCost:  # noqa: ARG001
-                    work_s, _, slowed = of.simulator_of(lowered).stage(lane, operators)
+                def price(model: Graph, lowered: Lowered, processor: int, operators: tuple[int, ...]) -> JobCost:  # noqa: ARG001
+                    work_s, _, slowed = of.simulator_of(lowered).stage(processor, operators)
                     return JobCost(work_s, slowed)
 
                 simulator = WorkloadSimulator(workload, joined, platform, price, of.errors)
@@ -122,7 +124,7 @@ class CostModelEvaluator(Evaluator):
 
 
 class CostModelSession(SimulatedSession):
-    """See :class:`~evaluators.simulated.SimulatedSession`; prices are those of a profile.
+    """A simulated session whose prices come from a profile.
 
     Args:
         state: of the platform; None for its usual one.
@@ -134,10 +136,10 @@ class CostModelSession(SimulatedSession):
         super().__init__(platform)
         self._profile = profile
         self._state = state
-        self._told: dict[str, Reported] = {}
+        self._reported: dict[str, Reported] = {}
 
     def fingerprint(self) -> dict[str, Any]:
-        """See :class:`~evaluators.base.Session`."""
+        """Return all that may change a number (machine, processors, versions, settings), as plain values."""
         return {
             "evaluator": CostModelEvaluator.name,
             "contract_version": CONTRACT_VERSION,
@@ -147,40 +149,43 @@ class CostModelSession(SimulatedSession):
         }
 
     def prices(self, lowered: Lowered) -> Prices:
-        """See :class:`~evaluators.simulated.SimulatedSession`; extrapolation is reported once."""
+        """Return what the operators of a lowered plan's graph, calls and transfers cost.
+
+        Extrapolation is reported once.
+        """
         graph = lowered.graph
         table = prices(self._profile, graph, self.platform)
         if self._state is not None:
             return slowed(table, self._state, self.platform)
         features = operator_features(graph)
-        keys = {lane.name: profile_key(self._profile, lane) for lane in self.platform.processors}
+        keys = {processor.name: profile_key(self._profile, processor) for processor in self.platform.processors}
         concerns = {name: self._profile.concerns(features, key) for name, key in keys.items()}
-        doubtful = extrapolation_warning(self._profile.name, concerns, self._told.setdefault(graph.name, set()))
-        if doubtful is not None:  # of a model that is decomposed in many ways once, too
-            _LOGGER.warning("%s: %s", graph.name, doubtful)
+        warning = extrapolation_warning(self._profile.name, concerns, self._reported.setdefault(graph.name, set()))
+        if warning is not None:  # of a model that is decomposed in many ways once, too
+            _LOGGER.warning("%s: %s", graph.name, warning)
         return table
 
     def unsupported_operators(self, graph: Graph, processor: str) -> list[int]:
-        """See :class:`~evaluators.base.Session`."""
-        lane = [p.name for p in self.platform.processors].index(processor)
-        return [int(o) for o in np.flatnonzero(~np.isfinite(self.simulator(graph).prices.operator_s[lane]))]
+        """Return the operators that a processor does not take, ascending."""
+        number = [p.name for p in self.platform.processors].index(processor)
+        return [int(o) for o in np.flatnonzero(~np.isfinite(self.simulator(graph).prices.operator_s[number]))]
 
     def powers_w(self) -> dict[str, float]:
-        """See :class:`~evaluators.base.Session`."""
+        """Return the watts of processors while they run, of those that are known."""
         found = ((p.name, self._profile[profile_key(self._profile, p)].power_w) for p in self.platform.processors)
         return {name: power for name, power in found if power is not None}
 
     def in_state(self, state: State) -> CostModelSession:
-        """See :class:`~evaluators.base.Session`."""
+        """Return a session on the platform in that state."""
         return CostModelSession(self._profile, self.platform, state)
 
     def part_costs(self, graph: Graph) -> PartCosts:
-        """See :class:`~evaluators.base.Session`."""
+        """Return the costs that latencies are computed from, on the session's platform."""
         return part_costs(self.simulator(graph))
 
 
 class StatesSession(ForwardingSession):
-    """See :class:`~evaluators.base.Session`; numbers are those of the worst state, or the mean over all states.
+    """A session whose numbers are those of the worst state, or the mean over all states.
 
     Args:
         inner: prices plans on the platform as it is, and in each state.
@@ -194,9 +199,9 @@ class StatesSession(ForwardingSession):
         self._share = np.array([s.weight for s in states]) / sum(s.weight for s in states)
 
     def fingerprint(self) -> dict[str, Any]:
-        """See :class:`~evaluators.base.Session`."""
-        told = [[s.name, s.weight, dict(s.slower)] for s in self.states]
-        return super().fingerprint() | {"states": told, "robust": self.robust}
+        """Return all that may change a number (machine, processors, versions, settings), as plain values."""
+        states = [[s.name, s.weight, dict(s.slower)] for s in self.states]
+        return super().fingerprint() | {"states": states, "robust": self.robust}
 
     def value_s(self, seconds: Sequence[float]) -> float:
         """Return the objective of the seconds in each state."""
@@ -207,29 +212,37 @@ class StatesSession(ForwardingSession):
         return [session.part_costs(graph) for session in self._each]
 
     def part_costs(self, graph: Graph) -> PartCosts:
-        """See :class:`~evaluators.base.Session`: the mean over the states, which the worst is never below."""
+        """Return the costs that latencies are computed from, on the session's platform.
+
+        The mean over the states, which the worst is never below.
+        """
         tables = self.tables(graph)
         means = {
             name: np.einsum("s,s...->...", self._share, np.array([getattr(t, name) for t in tables]))
-            for name in ("operator_s", "overhead_s", "beyond_s", "hand_over_s", "least_hand_over_s")
+            for name in ("operator_s", "overhead_s", "beyond_s", "transfer_s", "least_transfer_s")
         }
         return replace(tables[0], **means)
 
     @property
     def how(self) -> tuple[Pricing, ...]:
-        """See :class:`~evaluators.objectives.Priced`, which the inner session then is."""
+        """How plans are measured: by the objective, and by further figures; which the inner session then is."""
         return cast("Priced", self.inner).how
 
     def only(self, which: int) -> StatesSession:
-        """See :class:`~evaluators.objectives.Priced`, which the inner session then is."""
+        """Return a session of the same plans that tells one of the objectives alone.
+
+        Which the inner session then is.
+        """
         return StatesSession(cast("Priced", self.inner).only(which), self.states, self.robust)
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Prediction:
-        """See :class:`~evaluators.base.Session`; the timeline is that of the worst state.
+        """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance).
+
+        The timeline is that of the worst state.
 
         Raises:
             PlanError: the plan is not for this graph or platform.
-            UnavailableError: a lane does not take an operator of its stage.
+            UnavailableError: a processor does not take an operator of its stage.
         """
         each, figures = [], []
         for session in self._each:

@@ -1,4 +1,4 @@
-"""What a graph costs on a platform, as tables: each operator on each lane, each way between two lanes.
+"""What a graph costs on a platform, as tables: each operator on each processor, each way between two processors.
 
 The tables are what a profile (:mod:`evaluators.cost_model.profile`) says about one graph; the simulator reads nothing
 else, so that it can also run on tables that were measured.
@@ -26,25 +26,27 @@ _MACS_PER_BYTE = 16.0  # an operator of this intensity spends about half its tim
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prices:
-    """P lanes in platform order, n operators.
+    """P processors in platform order, n operators.
 
     Attributes:
-        operator_s: shape ``(P, n)``; infinite where a lane does not take an operator.
+        operator_s: shape ``(P, n)``; infinite where a processor does not take an operator.
         sigma: relative standard deviations of these, the same shape.
         traffic: the share of an operator's time that is memory traffic, shape ``(n,)``.
         invocation_s: for every stage, shape ``(P,)``.
         io_s_per_byte: for what a stage reads from and hands back to its caller, shape ``(P,)``.
         latency_s: from the end of a stage to the start of one that reads from it, ``[from, to]``, shape ``(P, P)``.
-        byte_s: for each byte that a stage reads from another lane's stage, ``[from, to]``; part of the reader's time.
-        cold_s: for each tensor of at least ``COLD_BYTES`` that a stage reads from another lane's stage, in proportion
-            for smaller ones; part of the reader's time; None where there is none.
-        asleep_s: in the place of ``latency_s`` where the reader's lane sleeps, since stages that need its cores ran
-            after its last one; also from such a stage to one that has to wait for it, whatever it reads; None where
-            lanes hand over alike, asleep or not.
-        slow_compute, slow_memory: factors on the two parts of a time on lane ``[victim]`` while ``[other]`` is busy.
+        byte_s: for each byte that a stage reads from another processor's stage, ``[from, to]``; part of the reader's
+            time.
+        cold_s: for each tensor of at least ``COLD_BYTES`` that a stage reads from another processor's stage, in
+            proportion for smaller ones; part of the reader's time; None where there is none.
+        asleep_s: in the place of ``latency_s`` where the reader's processor sleeps, since stages that need its cores
+            ran after its last one; also from such a stage to one that has to wait for it, whatever it reads; None where
+            transfers take the same, asleep or not.
+        slow_compute, slow_memory: factors on the two parts of a time on processor ``[victim]`` while ``[other]`` is
+            busy.
         capacity_bytes, pressure_per_byte: weights of a stage beyond the first (0: no limit) slow all its operators by
             the second, as a share of their time.
-        power_w: while a lane runs, shape ``(P,)``; NaN where unknown.
+        power_w: while a processor runs, shape ``(P,)``; NaN where unknown.
         alone_s: for an operator that runtimes make part of the one that reads it: what it takes where that is in
             another stage; 0 for all others; shape ``(P, n)``, or None where there is none.
     """
@@ -66,13 +68,13 @@ class Prices:
     asleep_s: Table | None = None
 
     def __post_init__(self) -> None:
-        lanes, count = self.operator_s.shape
+        processors, count = self.operator_s.shape
         for name, shape in (
-            ("operator_s", (lanes, count)),
-            ("sigma", (lanes, count)),
+            ("operator_s", (processors, count)),
+            ("sigma", (processors, count)),
             ("traffic", (count,)),
-            *((name, (lanes,)) for name in _PER_LANE),
-            *((name, (lanes, lanes)) for name in _PER_PAIR),
+            *((name, (processors,)) for name in _PER_PROCESSOR),
+            *((name, (processors, processors)) for name in _PER_PAIR),
         ):
             table = getattr(self, name)
             if table is None:
@@ -85,22 +87,22 @@ class Prices:
             raise ProfileError("asleep_s has an entry below latency_s")
 
 
-_PER_LANE = ("invocation_s", "io_s_per_byte", "capacity_bytes", "pressure_per_byte", "power_w")
+_PER_PROCESSOR = ("invocation_s", "io_s_per_byte", "capacity_bytes", "pressure_per_byte", "power_w")
 _PER_PAIR = ("latency_s", "byte_s", "slow_compute", "slow_memory", "cold_s", "asleep_s")
 
 
 def prices(profile: CostProfile, graph: Graph, platform: Platform) -> Prices:
-    """Return what a profile says about a graph on a platform's lanes.
+    """Return what a profile says about a graph on a platform's processors.
 
     Raises:
         ProfileError: the profile has no such processor, or nothing that resembles some operator.
     """
     features = operator_features(graph)
-    lanes = platform.processors
-    keys = [profile_key(profile, lane) for lane in lanes]
+    processors = platform.processors
+    keys = [profile_key(profile, processor) for processor in processors]
     known = {key: profile.predict(features, key) for key in dict.fromkeys(keys)}
     merged = [i for i, f in enumerate(features) if f.free and f.kind in MERGED]
-    alone_s = np.zeros((len(lanes), len(features))) if merged else None
+    alone_s = np.zeros((len(processors), len(features))) if merged else None
     if alone_s is not None:
         apart = [replace(features[i], free=False) for i in merged]
         alone_s[:, merged] = [profile.predict(apart, key).seconds for key in keys]
@@ -138,24 +140,24 @@ def slowed(usual: Prices, state: State, platform: Platform) -> Prices:
     )
 
 
-def profile_key(profile: CostProfile, lane: Processor) -> str:
+def profile_key(profile: CostProfile, processor: Processor) -> str:
     """Return under which name a profile knows a lane: its own, or what it is like.
 
     Raises:
         ProfileError: under neither.
     """
-    for key in (lane.name, lane.like, lane.like.partition("@")[0]):
+    for key in (processor.name, processor.like, processor.like.partition("@")[0]):
         if key in profile.processors:
             return key
     known = ", ".join(profile.processors) or "none"
     raise ProfileError(
-        f"processor {lane.name!r} ({lane.like}) is not in profile {profile.name!r}",
+        f"processor {processor.name!r} ({processor.like}) is not in profile {profile.name!r}",
         f"it has: {known}; choose among them with --processors, or calibrate this one",
     )
 
 
 def one_core(one: Processor, other: Processor) -> bool:
-    """Return whether two lanes are driven from the same core, so that waking the one means putting the other aside."""
+    """Return whether two processors are driven from the same core, so that waking one interrupts the other."""
     first = one.cores[:1]
     return bool(first) and first == other.cores[:1]
 
@@ -179,15 +181,15 @@ def _links(profile: CostProfile, platform: Platform, keys: list[str]) -> tuple[T
 
 
 def _asleep(platform: Platform, latency_s: Table) -> Table:
-    """Return what waking a lane takes: as from a lane that excludes it and is driven from as near or far a core."""
+    """Return the seconds to wake a processor, from one that excludes it and is driven from as near or far a core."""
     found = latency_s.copy()
-    for (i, other), (j, lane) in permutations(enumerate(platform.processors), 2):
-        if not lane.excludes(other):
-            near = one_core(other, lane)
+    for (i, other), (j, processor) in permutations(enumerate(platform.processors), 2):
+        if not processor.excludes(other):
+            near = one_core(other, processor)
             waking = (
                 latency_s[e, j]
                 for e, third in enumerate(platform.processors)
-                if e != j and lane.excludes(third) and one_core(third, lane) == near
+                if e != j and processor.excludes(third) and one_core(third, processor) == near
             )
             found[i, j] = max(found[i, j], *waking, 0.0)
     return found

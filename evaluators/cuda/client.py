@@ -202,7 +202,7 @@ class Loaded:
 
 
 class Bench:
-    """See the module.
+    """The models that one worker process holds, loaded and run from here.
 
     Args:
         limits: how long loading, and one request of a model, may take.
@@ -236,7 +236,7 @@ class Bench:
         Raises:
             UnavailableError: an operator is refused, or there is no memory.
         """
-        made = tuple((tuple(operators), str(precision_of(lane)), lane.name) for operators, lane in jobs)
+        made = tuple((tuple(operators), str(precision_of(processor)), processor.name) for operators, processor in jobs)
         check(graph, [o for operators, *_ in made for o in operators])
         needs = () if all(job == 0 or bits >> (job - 1) & 1 for job, bits in enumerate(after)) else tuple(after)
         loaded = Loaded(next(self._numbers), graph, made, needs, owner, weights, inputs)
@@ -253,7 +253,7 @@ class Bench:
             return
         model = self._model(loaded.graph)
         head = {"op": "load", "instance": loaded.number, "model": model.number, "owner": loaded.owner}
-        jobs = [[list(operators), precision, lane] for operators, precision, lane in loaded.jobs]
+        jobs = [[list(operators), precision, processor] for operators, precision, processor in loaded.jobs]
         rest = {"weights": loaded.weights, "jobs": jobs, "after": list(loaded.after)}
         self.client.ask({**head, **rest}, self._limits.load_s)
         loaded.generation = self.client.generation

@@ -15,7 +15,7 @@ from search_spaces.core.platform import Platform, Processor
 Precision = Literal["tf32", "f32"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 PRECISION = "precision"
-"""Option of a lane: ``tf32`` multiplies with 10 bits of mantissa on tensor cores, ``f32`` with all 23 of float32."""
+"""Option of a processor: ``tf32`` multiplies with 10 bits of mantissa on tensor cores, ``f32`` with 23."""
 
 EXTRA = "cuda"
 HINT = "pip install 'partition-optimizer[cuda]'"
@@ -43,7 +43,7 @@ def torch_module() -> Any:
 
 
 def precision_of(processor: Processor) -> Precision:
-    """Return the precision of a lane.
+    """Return the precision of a processor.
 
     Raises:
         UsageError: it has none that there is.
@@ -57,12 +57,12 @@ def precision_of(processor: Processor) -> Precision:
 
 
 def tolerance(used: Iterable[Processor]) -> float:
-    """Return the relative error that is accepted of what some lanes compute: 1e-3 in float32, 5e-2 in TF32."""
+    """Return the relative error that is accepted of what some processors compute: 1e-3 in float32, 5e-2 in TF32."""
     return max((_TOLERANCES[precision_of(p)] for p in used), default=_TOLERANCES["f32"])
 
 
 def stream(number: int, device: str, precision: Precision) -> Processor:
-    """Return the lane of a stream; streams of one precision are alike, and none excludes another.
+    """Return the processor of a stream; streams of one precision are alike, and none excludes another.
 
     Args:
         device: the GPU's name.
@@ -114,7 +114,7 @@ def find_gpu() -> str:
 
 
 def platform_of(device: str, precision: Precision = "tf32", streams: int = STREAMS) -> Platform:
-    """Return the lanes of a GPU: alike, and none excludes another.
+    """Return the processors of a GPU: alike, and none excludes another.
 
     Args:
         device: its name.
@@ -123,7 +123,7 @@ def platform_of(device: str, precision: Precision = "tf32", streams: int = STREA
 
 
 def parse_stream(text: str, device: str) -> Processor:
-    """Return the lane that ``streamN`` or ``streamN:PRECISION`` names.
+    """Return the processor that ``streamN`` or ``streamN:PRECISION`` names.
 
     Raises:
         UsageError: the text is no such name.
@@ -138,7 +138,7 @@ def parse_stream(text: str, device: str) -> Processor:
 
 
 def check_streams(platform: Platform) -> None:
-    """Check that all lanes are streams of a GPU.
+    """Check that all processors are streams of a GPU.
 
     Raises:
         UnavailableError: one is not.

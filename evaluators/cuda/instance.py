@@ -168,7 +168,7 @@ class Capturing:
 
 
 class Instance:
-    """See the module.
+    """A model whose jobs are captured as CUDA graphs.
 
     Args:
         jobs: operators of each, and how its ways to compute are chosen (:func:`~evaluators.cuda.lowering.lower`).

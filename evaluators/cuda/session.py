@@ -26,7 +26,7 @@ from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, needs
 from search_spaces.core.platform import Platform, Processor
-from search_spaces.core.pools import lanes_of
+from search_spaces.core.pools import single_processors
 from search_spaces.rewrites.lower import Lowering
 from search_spaces.spaces.chain import chain_plan
 
@@ -73,7 +73,7 @@ _CPU = "cpu"
 
 
 class CudaEvaluator(Evaluator):
-    """See :class:`~evaluators.base.Evaluator`.
+    """Measures plans on an NVIDIA GPU.
 
     Args:
         device: ``cpu`` has threads stand in for streams and PyTorch compute on the processor, which is for tests.
@@ -89,11 +89,14 @@ class CudaEvaluator(Evaluator):
         self._name = ""
 
     def platform(self) -> Platform:
-        """See :class:`~evaluators.base.Evaluator`: eight streams in TF32; :meth:`processor` knows others."""
+        """Return the platform that this evaluator finds by itself.
+
+        Eight streams in TF32; :meth:`processor` knows others.
+        """
         return platform_of(self._gpu())
 
     def processor(self, name: str) -> Processor:
-        """See :class:`~evaluators.base.Evaluator`: ``stream0``, ``stream1:f32``, …."""
+        """Return the processor of a name; ``stream0``, ``stream1:f32``, …."""
         return parse_stream(name, self._gpu())
 
     def _gpu(self) -> str:
@@ -109,7 +112,10 @@ class CudaEvaluator(Evaluator):
 
     @contextmanager
     def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[CudaSession]:
-        """See :class:`~evaluators.base.Evaluator`; PyTorch's own messages go to ``scratch/runtime.log``."""
+        """Open a session on a platform; leaving the context gives everything back.
+
+        PyTorch's own messages go to ``scratch/runtime.log``.
+        """
         with closing(Bench(self._client(platform, 1, scratch), platform.limits)) as bench:
             yield CudaSession(platform, bench)
 
@@ -122,7 +128,10 @@ class CudaEvaluator(Evaluator):
         objective: Objective,
         scratch: Path | None = None,
     ) -> Iterator[CudaWorkload]:
-        """See :class:`~evaluators.base.Evaluator`; messages go where those of :meth:`prepare` go."""
+        """Open a session for one workload, as :meth:`prepare` does.
+
+        Messages go where those of :meth:`prepare` go.
+        """
         from evaluators.cuda.workload import CudaWorkload
 
         if len(workload.instances) > MAX_INSTANCES:
@@ -131,14 +140,14 @@ class CudaEvaluator(Evaluator):
                 f"{len(workload.instances)}",
                 "take fewer",
             )
-        lanes = replace(platform, processors=lanes_of(platform))
+        processors = replace(platform, processors=single_processors(platform))
         busy = min(_BUSY, len(workload.instances))
-        with closing(Bench(self._client(lanes, busy, scratch), platform.limits)) as bench:
+        with closing(Bench(self._client(processors, busy, scratch), platform.limits)) as bench:
             yield CudaWorkload(workload, joined, platform, objective, bench)
 
 
 class CudaSession(Session):
-    """See :class:`~evaluators.base.Session`.
+    """A session on one GPU.
 
     The stages of a plan run one after another, in the plan's order, each as one captured graph on its stream.
     """
@@ -152,7 +161,7 @@ class CudaSession(Session):
         self._numbers = count(1)
 
     def fingerprint(self) -> dict[str, Any]:
-        """See :class:`~evaluators.base.Session`."""
+        """Return all that may change a number (machine, processors, versions, settings), as plain values."""
         return {"evaluator": EXTRA, "platform": self._platform.to_json(), "runtime": self._bench.facts()["facts"]}
 
     def unsupported_operators(self, graph: Graph, processor: str) -> list[int]:
@@ -161,7 +170,10 @@ class CudaSession(Session):
         return sorted(refused(graph))
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Candidate:
-        """See :class:`~evaluators.base.Session`; a rebuilt instance is captured anew, in memory of its own."""
+        """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance).
+
+        A rebuilt instance is captured anew, in memory of its own.
+        """
         plan.validate(graph, self._platform)
         lowered = self._lowerings.setdefault(graph.digest, Lowering(graph)).lower(plan)
         allowed = tolerance([self._platform[s.processor] for s in plan.stages])
@@ -180,7 +192,7 @@ class CudaSession(Session):
 
 
 class CudaCandidate(Candidate):
-    """See :class:`~evaluators.base.Candidate`."""
+    """A plan whose stages are CUDA graphs."""
 
     def __init__(self, bench: Bench, loaded: Loaded, plan: Plan, platform: Platform, compare: Any) -> None:
         self._bench, self._loaded, self._plan, self._compare = bench, loaded, plan, compare
@@ -188,7 +200,10 @@ class CudaCandidate(Candidate):
         self._ran = -1  # the process that the last run was made in
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
-        """See :class:`~evaluators.base.Candidate`; an inference is over when its outputs lie in the host's memory."""
+        """Run ``n`` inferences, fewer where one takes longer than ``stop_above_s``.
+
+        An inference is over when its outputs lie in the host's memory.
+        """
         schedulers: list[Scheduler] = []
         while len(schedulers) < n:
             wanted = min(_AT_ONCE, n - len(schedulers))
@@ -213,20 +228,23 @@ class CudaCandidate(Candidate):
         return Timeline(tuple(events))
 
     def verify(self) -> Agreement | None:
-        """See :class:`~evaluators.base.Candidate`: against LiteRT on the CPU."""
+        """Compare the outputs of the last run with the whole model's; runs once if none was made.
+
+        Against LiteRT on the CPU.
+        """
         if self._ran != self._bench.client.generation:
             self.run(1)
         found: Agreement = self._compare()
         return found
 
     def close(self) -> None:
-        """See :class:`~evaluators.base.Candidate`."""
+        """Give back what only this candidate holds; nothing, where it holds nothing."""
         self._bench.give_back(self._loaded)
 
 
 def _one_model(plan: Plan, platform: Platform, after: tuple[int, ...]) -> Setting:
     """Return a setting in which one model is asked once."""
     law = NumberedProcessors.of(platform)
-    lanes: Sequence[tuple[int, ...]] = [law.members[s.processor] for s in plan.stages]
-    client = QueueClient(tuple(lanes), (0,), 1, closed=True, after=after)
-    return Setting((client,), (0,), (tuple(range(len(lanes))),), law.names, law.excluded)
+    processors: Sequence[tuple[int, ...]] = [law.members[s.processor] for s in plan.stages]
+    client = QueueClient(tuple(processors), (0,), 1, closed=True, after=after)
+    return Setting((client,), (0,), (tuple(range(len(processors))),), law.names, law.excluded)

@@ -5,8 +5,8 @@ process, as CUDA has it, and a call may hang; the parent then ends the process a
 
 The host's loop: the scheduler says which job goes to which stream, the streams say which job has ended (seed 001).
 
-One thread does both. It starts a job by replaying its graph and looks at the events of the busy lanes in turns, so a
-stream never waits for more than a few microseconds of Python; launching kernel by kernel from a thread for each model
+One thread does both. It starts a job by replaying its graph and looks at the events of the busy processors in turns, so
+a stream never waits for more than a few microseconds of Python; launching kernel by kernel from a thread for each model
 loses to the interpreter's lock instead.
 """
 
@@ -39,14 +39,14 @@ _LOOK_S = 20e-6
 
 
 class Streams(Protocol):
-    """Lanes by number; each runs one piece of work at a time."""
+    """Processors by number; each runs one piece of work at a time."""
 
-    def start(self, lane: int, work: Any) -> None:
-        """Begin work on a lane that is free."""
+    def start(self, processor: int, work: Any) -> None:
+        """Begin work on a processor that is free."""
         ...
 
-    def finished(self, lane: int) -> bool:
-        """Return whether the work on a lane is done and what it computed can be read.
+    def finished(self, processor: int) -> bool:
+        """Return whether the work on a processor is done and what it computed can be read.
 
         Raises:
             RuntimeError: it failed.
@@ -71,21 +71,24 @@ class CudaStreams:
         self._streams = [torch.cuda.Stream() for _ in range(count)]
         self._events = [torch.cuda.Event() for _ in range(count)]
 
-    def start(self, lane: int, work: Any) -> None:
-        """See :class:`Streams`."""
-        self._torch.cuda.set_stream(self._streams[lane])
+    def start(self, processor: int, work: Any) -> None:
+        """Begin work on a processor that is free."""
+        self._torch.cuda.set_stream(self._streams[processor])
         work.replay()
-        self._events[lane].record(self._streams[lane])
+        self._events[processor].record(self._streams[processor])
 
-    def finished(self, lane: int) -> bool:
-        """See :class:`Streams`."""
-        return bool(self._events[lane].query())
+    def finished(self, processor: int) -> bool:
+        """Return whether the work on a processor is done and what it computed can be read."""
+        return bool(self._events[processor].query())
 
     def idle(self) -> None:
-        """See :class:`Streams`; looking again at once is what makes an end known soon."""
+        """Called where nothing has ended since the last look.
+
+        Looking again at once is what makes an end known soon.
+        """
 
     def close(self) -> None:
-        """See :class:`Streams`."""
+        """Give everything back."""
         self._torch.cuda.synchronize()
 
 
@@ -96,24 +99,24 @@ class Threads:
         self._pools = [ThreadPoolExecutor(1, f"stream{i}") for i in range(count)]
         self._running: list[Future[Any] | None] = [None] * count
 
-    def start(self, lane: int, work: Callable[[], Any]) -> None:
-        """See :class:`Streams`."""
-        self._running[lane] = self._pools[lane].submit(work)
+    def start(self, processor: int, work: Callable[[], Any]) -> None:
+        """Begin work on a processor that is free."""
+        self._running[processor] = self._pools[processor].submit(work)
 
-    def finished(self, lane: int) -> bool:
-        """See :class:`Streams`."""
-        running = self._running[lane]
+    def finished(self, processor: int) -> bool:
+        """Return whether the work on a processor is done and what it computed can be read."""
+        running = self._running[processor]
         if running is None or not running.done():
             return False
         running.result()
         return True
 
     def idle(self) -> None:
-        """See :class:`Streams`; threads want the core that we look from."""
+        """Called where nothing has ended since the last look; threads want the core that we look from."""
         time.sleep(_LOOK_S)
 
     def close(self) -> None:
-        """See :class:`Streams`."""
+        """Give everything back."""
         for pool in self._pools:
             pool.shutdown(cancel_futures=True)
 
@@ -139,42 +142,44 @@ def attend(
     Raises:
         UnavailableError: a job failed, or took too long.
     """
-    lanes = sorted({lane for client in scheduler.clients for lanes in client.processors for lane in lanes})
-    busy: dict[int, int] = {}  # lane → when its job began
+    processors = sorted(
+        {processor for client in scheduler.clients for processors in client.processors for processor in processors}
+    )
+    busy: dict[int, int] = {}  # processor → when its job began
     limit_ns = int(limit_s * 1e9)
     scheduler.begin(clock())
     look = True
     while True:
         if look or scheduler.next_arrival_ns() <= clock():
             scheduler.arrive(clock())
-            for number, lane in scheduler.start(clock()):
+            for number, processor in scheduler.start(clock()):
                 client, job = scheduler.whose(number)
-                streams.start(lane, work[client][job])
-                busy[lane] = clock()
+                streams.start(processor, work[client][job])
+                busy[processor] = clock()
             if scheduler.over:
                 return
         look = False
-        for lane in lanes:
-            if lane in busy and _ended(streams, lane):
-                del busy[lane]
-                scheduler.finish(lane, clock())
+        for processor in processors:
+            if processor in busy and _ended(streams, processor):
+                del busy[processor]
+                scheduler.finish(processor, clock())
                 look = True
-                break  # what became ready is started before any other lane is looked at
+                break  # what became ready is started before any other processor is looked at
         if look:
             continue
         now_ns = clock()
-        for lane, began_ns in busy.items():
+        for processor, began_ns in busy.items():
             if now_ns - began_ns > limit_ns:
-                raise UnavailableError(f"a job on stream {lane} took longer than {limit_s:g} s")
+                raise UnavailableError(f"a job on stream {processor} took longer than {limit_s:g} s")
         _pause(scheduler, streams, now_ns, waits=not busy)
 
 
-def _ended(streams: Streams, lane: int) -> bool:
+def _ended(streams: Streams, processor: int) -> bool:
     try:
-        return streams.finished(lane)
+        return streams.finished(processor)
     except RuntimeError as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise UnavailableError(f"a job on stream {lane} failed: {lines[0]}") from error
+        raise UnavailableError(f"a job on stream {processor} failed: {lines[0]}") from error
 
 
 def _pause(scheduler: Scheduler, streams: Streams, now_ns: int, *, waits: bool) -> None:
@@ -196,7 +201,7 @@ Key = tuple[int, str, str, str]
 
 
 class Worker:
-    """See the module.
+    """The models, weights and captured jobs of one process, and its answers to messages.
 
     Args:
         device: ``cuda`` or ``cpu``.
@@ -251,7 +256,8 @@ class Worker:
             jobs = [(operators, self._choose(precision)) for operators, precision, _ in head["jobs"]]
 
             def recorder(place: int) -> Any:
-                # Jobs of one lane never run at the same time; those of one owner only where they wait for no other.
+                # Jobs of one processor never run at the same time; those of one owner only where they wait for no
+                # other.
                 return self._recorder(model, f"{owner} on {head['jobs'][place][2]}" if head["after"] else owner)
 
             def entered(place: int) -> None:
@@ -331,7 +337,7 @@ class Worker:
     def _run(self, head: Mapping[str, Any], __: bytes) -> Answer:
         clients = [QueueClient.from_json(entry) for entry in head["clients"]]
         scheduler = Scheduler(clients, head["excluded"], head["dispatch"])
-        streams = self._lanes(len(head["excluded"]))
+        streams = self._processors(len(head["excluded"]))
         work = [self._instances[number].work for number in head["instances"]]
         stores, stop_ns = array("q"), head["stop_above_ns"]
         gc.disable()
@@ -348,7 +354,7 @@ class Worker:
                 self._torch.cuda.set_stream(self._torch.cuda.default_stream())
         return {"size": scheduler.size}, stores.tobytes()
 
-    def _lanes(self, count: int) -> Streams:
+    def _processors(self, count: int) -> Streams:
         if count > MAX_STREAMS:
             raise UnavailableError(f"{count} streams are more than the {MAX_STREAMS} that there can be")
         if self._streams is None or count > self._count:

@@ -23,7 +23,7 @@ from evaluators.workload.outcome import Objective, Outcome, outcome
 from evaluators.workload.prices import Alone, PriceTable, kind_of, measure_prices
 from evaluators.workload.scheduler import QueueClient
 from evaluators.workload.setting import Setting, setting
-from search_spaces.core.arrangement import RankSet
+from search_spaces.core.decoded_plan import RankSet
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import JoinedGraph
@@ -37,24 +37,24 @@ _TIMED_S, _FEWEST, _MOST = 0.2, 6, 200
 
 def crowding(
     graphs: Sequence[Graph],
-    lanes: Sequence[Processor],
+    processors: Sequence[Processor],
     alone: Alone,
     whole_s: Mapping[str, Mapping[str, float]],
     progress: Callable[[str], None],
 ) -> dict[str, dict[str, float]]:
-    """Return for each model how much longer a job takes for each other lane that is busy.
+    """Return for each model how much longer a job takes for each other processor that is busy.
 
     All instances ask in closed loops, each on a stream of its own, as far as there are streams. One that takes ``r``
-    times as long beside ``k - 1`` others is slowed by ``r ** (1 / (k - 1))`` by each of them. Where there are lanes of
-    several precisions, all of one precision are timed, and mixed pairs get the larger factor.
+    times as long beside ``k - 1`` others is slowed by ``r ** (1 / (k - 1))`` by each of them. Where there are
+    processors of several precisions, all of one precision are timed, and mixed pairs get the larger factor.
 
     Args:
         graphs: of each instance.
-        whole_s: model → kind of lane → seconds of the model alone.
+        whole_s: model → kind of processor → seconds of the model alone.
     """
     groups: dict[str, list[int]] = {}
-    for number, lane in enumerate(lanes):
-        groups.setdefault(kind_of(lane), []).append(number)
+    for number, processor in enumerate(processors):
+        groups.setdefault(kind_of(processor), []).append(number)
     found: dict[str, dict[str, float]] = {graph.digest: {} for graph in graphs}
     for kind, numbers in groups.items():
         together = min(len(numbers), len(graphs))
@@ -63,7 +63,7 @@ def crowding(
         progress(f"timing {together} models at once on {kind}")
         chosen = [graphs[i * len(graphs) // together] for i in range(together)]
         alone_s = [whole_s[graph.digest][kind] for graph in chosen]
-        setting = _closed(numbers[:together], alone_s, lanes)
+        setting = _closed(numbers[:together], alone_s, processors)
         outcome = alone(setting, [(graph, ()) for graph in chosen], 2)[-1]
         ratios: dict[str, list[float]] = {}
         for graph, requests, own_s in zip(chosen, outcome.requests, alone_s, strict=True):
@@ -80,16 +80,20 @@ def crowding(
     return found
 
 
-def _closed(on: Sequence[int], alone_s: Sequence[float], lanes: Sequence[Processor]) -> Setting:
-    """Return a setting in which models ask in closed loops on lanes of their own, all for about as long."""
+def _closed(on: Sequence[int], alone_s: Sequence[float], processors: Sequence[Processor]) -> Setting:
+    """Return a setting in which models ask in closed loops on processors of their own, all for about as long."""
     wanted_s = max(_TIMED_S, _FEWEST * max(alone_s))
     clients = tuple(
-        QueueClient(((lane,),), (0,), int(np.clip(wanted_s / max(own_s, 1e-6) / len(on), _FEWEST, _MOST)), closed=True)
-        for lane, own_s in zip(on, alone_s, strict=True)
+        QueueClient(
+            ((processor,),), (0,), int(np.clip(wanted_s / max(own_s, 1e-6) / len(on), _FEWEST, _MOST)), closed=True
+        )
+        for processor, own_s in zip(on, alone_s, strict=True)
     )
-    excluded = tuple(sum(1 << j for j, b in enumerate(lanes) if i == j or a.excludes(b)) for i, a in enumerate(lanes))
+    excluded = tuple(
+        sum(1 << j for j, b in enumerate(processors) if i == j or a.excludes(b)) for i, a in enumerate(processors)
+    )
     stages = tuple((k,) for k in range(len(on)))
-    return Setting(clients, tuple(range(len(on))), stages, tuple(p.name for p in lanes), excluded)
+    return Setting(clients, tuple(range(len(on))), stages, tuple(p.name for p in processors), excluded)
 
 
 _INPUT_SEED = 0
@@ -97,12 +101,12 @@ _SHARED = ""  # whose weights instances have that share them
 
 
 class CudaWorkload(MeasuredWorkload):
-    """See :class:`~evaluators.workload.host.WorkloadSession`; one process runs all models.
+    """A session of several models, all run by one process.
 
     Instances whose client says ``own_weights`` have weights of their own on the device, as have all buffers.
 
     Args:
-        platform: lanes and pools.
+        platform: processors and pools.
         bench: the computing process.
     """
 
@@ -117,7 +121,7 @@ class CudaWorkload(MeasuredWorkload):
         self._inputs: dict[str, list[NDArray[np.generic]]] = {}
 
     def fingerprint(self) -> dict[str, Any]:
-        """See :class:`~evaluators.base.Session`."""
+        """Return all that may change a number (machine, processors, versions, settings), as plain values."""
         return {
             "evaluator": EXTRA,
             "platform": self.platform.to_json(),
@@ -127,16 +131,16 @@ class CudaWorkload(MeasuredWorkload):
         }
 
     def measured(self, graphs: Sequence[Graph], progress: Callable[[str], None]) -> PriceTable:
-        """See :class:`~evaluators.workload.host.MeasuredWorkload`."""
+        """Measure what jobs of some models cost; see :func:`~evaluators.workload.prices.measure_prices`."""
         each = [component.graph for component in self.joined.components]
 
         def crowded(whole_s: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-            return crowding(each, self._lanes, self.alone, whole_s, progress)
+            return crowding(each, self._processors, self.alone, whole_s, progress)
 
-        return measure_prices(graphs, self._lanes, self.alone, progress, crowded)
+        return measure_prices(graphs, self._processors, self.alone, progress, crowded)
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> CudaRun:  # noqa: ARG002
-        """See :class:`~evaluators.base.Session`.
+        """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance).
 
         Args:
             graph: the joined one.
@@ -147,7 +151,7 @@ class CudaWorkload(MeasuredWorkload):
             for index, model in zip(found.components, found.models, strict=True):
                 component = self.joined.components[index]
                 each = zip(count(), model.lowered.plan.stages, model.processors, strict=False)
-                made = [(stage.operators, self._lane(name, job)) for job, stage, name in each]
+                made = [(stage.operators, self._processor(name, job)) for job, stage, name in each]
                 weights = component.name if self.workload.client_of(index).own_weights else _SHARED
                 taken = self._take(model.graph, made, component.name, weights, model.after)
                 undo.callback(self._bench.give_back, taken)
@@ -155,11 +159,11 @@ class CudaWorkload(MeasuredWorkload):
             undo.pop_all()
         return CudaRun(self, found, plan, instances)
 
-    def _lane(self, name: str, job: int) -> Processor:
-        """Return a lane that takes what a plan gives to a processor; those of a pool are alike, and take any job."""
-        lanes = members(self.platform[name])
-        lane = self.platform[lanes[0]]
-        return lane if len(lanes) == 1 else replace(lane, name=f"{name} {job}")
+    def _processor(self, name: str, job: int) -> Processor:
+        """Return a processor that runs what a plan gives to a processor or a pool; those of a pool are alike."""
+        processors = members(self.platform[name])
+        processor = self.platform[processors[0]]
+        return processor if len(processors) == 1 else replace(processor, name=f"{name} {job}")
 
     def _take(
         self,
@@ -174,15 +178,17 @@ class CudaWorkload(MeasuredWorkload):
         return self._bench.take(graph, jobs, owner, weights, self._inputs[graph.digest], after)
 
     def alone(self, found: Setting, parts: Sequence[tuple[Graph, Sequence[int]]], runs: int) -> list[Outcome]:
-        """See :class:`~evaluators.workload.host.MeasuredWorkload`; at most as many as there are instances."""
-        names = [p.name for p in self._lanes]
+        """Run models beside their workload, for what their jobs cost; at most as many as there are instances."""
+        names = [p.name for p in self._processors]
         owners = self._owners([graph for graph, _ in parts])
         with ExitStack() as undo:
             instances = []
             for client, (graph, cuts), owner in zip(found.clients, parts, owners, strict=True):
                 borders = [0, *cuts, len(graph.operators)]
-                lanes = [self.platform[found.processors[each[0]]] for each in client.processors]
-                jobs = [(range(a, b), lane) for (a, b), lane in zip(pairwise(borders), lanes, strict=True)]
+                processors = [self.platform[found.processors[each[0]]] for each in client.processors]
+                jobs = [
+                    (range(a, b), processor) for (a, b), processor in zip(pairwise(borders), processors, strict=True)
+                ]
                 weights = owner if self._own(graph) else _SHARED
                 taken = self._take(graph, jobs, owner, weights)
                 undo.callback(self._bench.give_back, taken)
@@ -218,31 +224,31 @@ class CudaWorkload(MeasuredWorkload):
         (scheduler,) = self._bench.run(found, plan.dispatch, instances)
         return outcome(scheduler, found.stages, found.processors)
 
-    def agreement(self, graph: Graph, loaded: Loaded, lanes: Sequence[Processor], off: float = 0.0) -> Agreement:
+    def agreement(self, graph: Graph, loaded: Loaded, processors: Sequence[Processor], off: float = 0.0) -> Agreement:
         """Compare an instance's outputs with LiteRT's, of the whole model on the CPU.
 
         Args:
             graph: the model, which the instance may be a decomposition of.
-            off: how far they may be from them beside what lanes explain.
+            off: how far they may be from them beside what processors explain.
         """
         self._bench.ready(loaded)
         outputs = self._bench.outputs(loaded)
-        return tensors.agreement(graph, outputs, self._references.outputs(graph), tolerance(lanes) + off)
+        return tensors.agreement(graph, outputs, self._references.outputs(graph), tolerance(processors) + off)
 
     def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:
-        """See :class:`~evaluators.base.Session`."""
+        """Return the largest error of a decomposed model's outputs, relative to its largest one."""
         made, _ = self.lowerings.whole(graph, ranks)
-        whole = Setting((QueueClient(((0,),), (0,), 1, closed=True),), (0,), ((0,),), (self._lanes[0].name,), (1,))
+        whole = Setting((QueueClient(((0,),), (0,), 1, closed=True),), (0,), ((0,),), (self._processors[0].name,), (1,))
         (owner,) = self._owners([made])
         with ExitStack() as undo:
             undo.callback(self.forget, made)
-            loaded = self._take(made, [(range(len(made.operators)), self._lanes[0])], owner, _SHARED)
+            loaded = self._take(made, [(range(len(made.operators)), self._processors[0])], owner, _SHARED)
             undo.callback(self._bench.give_back, loaded)
             self._bench.run(whole, "fifo", [loaded])
-            return self.agreement(graph, loaded, self._lanes[:1]).max_rel_error
+            return self.agreement(graph, loaded, self._processors[:1]).max_rel_error
 
     def forget(self, graph: Graph) -> None:
-        """See :class:`~evaluators.workload.host.MeasuredWorkload`."""
+        """Let go of what was made to run a decomposed model that was only looked at."""
         self._bench.forget(graph)
         self._inputs.pop(graph.digest, None)
 
@@ -264,21 +270,25 @@ class CudaRun(HostedRun):
         self._session, self._instances = session, tuple(instances)
 
     def once(self) -> Outcome:
-        """See :class:`~evaluators.workload.host.HostedRun`.
+        """Run the workload once.
 
         All models run in one process of CUDA: where a job fails, the whole run has.
         """
         return self._session.run(self._found, self._plan, self._instances)
 
     def agreements(self) -> Iterator[Agreement]:
-        """See :class:`~evaluators.workload.host.HostedRun`."""
+        """Return how the outputs of each instance, which has run, compare with its whole model's."""
         self.run(1)  # the process may have been started anew
         session = self._session
         for index, loaded, model in zip(self._found.components, self._instances, self._found.models, strict=True):
-            used = [session.platform[lane] for name in model.processors for lane in members(session.platform[name])]
+            used = [
+                session.platform[processor]
+                for name in model.processors
+                for processor in members(session.platform[name])
+            ]
             off = model.may_be_off(session.workload.client_of(index).tucker or 0.0)
             yield session.agreement(model.model, loaded, used, off)
 
     def close(self) -> None:
-        """See :class:`~evaluators.base.Candidate`."""
+        """Give back what only this candidate holds; nothing, where it holds nothing."""
         self._session.give_back(self._instances)

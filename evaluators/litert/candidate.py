@@ -33,7 +33,7 @@ _SYNCHRONISE_EVERY = 16
 
 
 class LitertCandidate(Candidate):
-    """See :class:`~evaluators.base.Candidate`; made by a session or a runner, which compiled the stages.
+    """A plan whose stages a session or a runner has compiled.
 
     Args:
         number: what the workers call this program.
@@ -76,7 +76,7 @@ class LitertCandidate(Candidate):
         self._own: tuple[NDArray[np.float64], Timeline] | None = None
         accelerators = {p.name for p in platform.processors if accelerators_of(p) != CPU}
         self._accelerated = not accelerators.isdisjoint(self._names)
-        self._sleepers = () if graph.stateful else sleepers(platform[name] for name in self._names)
+        self._throttled = () if graph.stateful else throttled_adapters(platform[name] for name in self._names)
         copied = copies(graph, plan, accelerators)
         self._queued = any(not copied[i].downloads for i, s in enumerate(plan.stages) if s.processor in accelerators)
         self._bound = Binding(graph, stages.compiled, stages.ports, copied, self._layout.offsets)
@@ -88,7 +88,7 @@ class LitertCandidate(Candidate):
             bind_program(workers, number, arena, semaphores, programs)
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
-        """See :class:`~evaluators.base.Candidate`.
+        """Run ``n`` inferences, fewer where one takes longer than ``stop_above_s``.
 
         An accelerator takes stages into a queue and its calls return before they are done. Latencies are those of
         inferences that use the queue, from the start to the moment when the result can be read. Where a stage leaves
@@ -119,7 +119,7 @@ class LitertCandidate(Candidate):
             own_s, timeline = self._synchronised(len(stage_s))
             if self._queued:
                 stage_s = np.tile(own_s, (len(stage_s), 1))
-            were_busy(self._sleepers)
+            were_busy(self._throttled)
         return Batch(np.concatenate(latencies), stage_s, timeline)
 
     def pipeline(self) -> Pipeline:
@@ -133,8 +133,13 @@ class LitertCandidate(Candidate):
         """Return the numbers of the processes that run the plan."""
         return self._workers.processes()
 
+    @property
+    def queued_s(self) -> float:
+        """How long measurements have waited for those of other studies."""
+        return self._workers.queued_s
+
     def stream(self, n: int) -> Batch:
-        """See :class:`~evaluators.base.Candidate`."""
+        """Return ``n`` observations of the period of a full pipeline."""
         return self.pipeline().periods(n, [self._view(tensor) for tensor in self._graph.inputs])
 
     def after_pause(self, pause_s: float) -> float:
@@ -144,8 +149,8 @@ class LitertCandidate(Candidate):
 
     def wake(self) -> None:
         """Run, without taking samples, until an adapter that idled has its full clock; see :func:`wake`."""
-        if self._sleepers:
-            wake(self._sleepers, self._one_s)
+        if self._throttled:
+            wake(self._throttled, self._one_s)
 
     def _one_s(self) -> float:
         log, _ = self._run_batch(1, math.inf)
@@ -193,10 +198,13 @@ class LitertCandidate(Candidate):
         requests = dict.fromkeys([*self._names[1:], self._names[0]], request)
         times = log[1:].reshape(n, stages, 2)
         try:
-            answers = self._workers.ask_all(requests, SLACK_S + self._limit_s(), lambda: int(np.count_nonzero(times)))
+            # A plan that was never seen to end gets no priority over what would end it.
+            with self._workers.measuring(requests, first=self._known_s is not None):
+                limit_s = SLACK_S + self._limit_s()
+                answers = self._workers.ask_all(requests, limit_s, lambda: int(np.count_nonzero(times)))
         except WorkerError as error:
             what = blamed(error, times, self.plan, self._schedule, apart=self._known_s is None)
-            raise (self._explain(error.worker, what) if error.told else UnavailableError(what)) from error
+            raise (self._explain(error.worker, what) if error.reported else UnavailableError(what)) from error
         copied = (entry for answer in answers.values() for entry in answer.get("copies", ()))
         return times, {stage: (copied_in + copied_out) * 1e-9 for stage, copied_in, copied_out in copied}
 
@@ -221,7 +229,9 @@ class LitertCandidate(Candidate):
         return [self._view(tensor).copy() for tensor in self._graph.outputs]
 
     def verify(self) -> Agreement | None:
-        """See :class:`~evaluators.base.Candidate`; processors that compute alike must agree bit for bit.
+        """Compare the outputs of the last run with the whole model's; runs once if none was made.
+
+        Processors that compute alike must agree bit for bit.
 
         The outputs of the last run serve, since :meth:`set_inputs` has spoilt what was there before; a model with
         state is compiled once more and its first run compared.
@@ -241,7 +251,7 @@ class LitertCandidate(Candidate):
         return tensors.agreement(self._graph, self.outputs(), reference, self._tolerance)
 
     def close(self) -> None:
-        """See :class:`~evaluators.base.Candidate`."""
+        """Give back what only this candidate holds; nothing, where it holds nothing."""
         if self._closed:
             return
         self._closed = True
@@ -257,7 +267,7 @@ def blamed(error: WorkerError, times: NDArray[np.int64], plan: Plan, order: Sche
     The log tells who waits for whom, but not whether a worker that was stopped after a stage had told the others of
     its end; what the system says of it counts first. Unless stages are recorded ``apart``, a later one may be meant.
     """
-    if error.told:
+    if error.reported:
         return error.what
     suspects = error.stopped or error.silent
     unfinished = (times[:, :, 1] == 0).any(axis=1)
@@ -292,7 +302,7 @@ _FASTER = 0.97  # by less than this, latencies differ by chance
 _busy_until_s: dict[str, float] = {}
 
 
-def sleepers(processors: Iterable[Processor]) -> tuple[str, ...]:
+def throttled_adapters(processors: Iterable[Processor]) -> tuple[str, ...]:
     """Return the adapters among some processors that lower their clocks; those in software compute on the CPU."""
     gpus = (p for p in processors if p.kind == "gpu" and not p.options.get("software"))
     return tuple(dict.fromkeys(str(p.options["adapter"]) for p in gpus))

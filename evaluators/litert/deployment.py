@@ -23,18 +23,20 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from evaluators.litert.processor_names import processor_options
-from evaluators.litert.stages import opens
+from evaluators.litert.stages import custom_operators, opens
+from evaluators.litert.worker.runtimes import INTERPRETER
 from evaluators.workload.scheduler import QueueClient
 from evaluators.workload.setting import Setting, exclusions, setting
 from search_spaces.core.bounded import parsed_json, read_bounded
-from search_spaces.core.errors import ModelError, PlanError, UnavailableError
+from search_spaces.core.errors import ModelError, PlanError, UnavailableError, damage
 from search_spaces.core.graph import Graph, Operator, Tensor
 from search_spaces.core.plan import Dispatch, Plan, Stage
 from search_spaces.core.platform import Platform, Processor
-from search_spaces.core.pools import lanes_of
+from search_spaces.core.pools import single_processors
 from search_spaces.models.files import file_digest, replacing
 from search_spaces.models.inputs import read_inputs, write_inputs
 from search_spaces.models.litert import graph_of, read_model
+from search_spaces.models.shapes import needs_interpreter
 from search_spaces.models.stages import StageModel, cut_stage, flattened
 from search_spaces.rewrites.views import lie_inside, without_copies
 
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 
 _FILE_NAME = re.compile(r"stage_\d+\.tflite")
 _MAX_NBYTES = 64 << 20
-_INPUTS = "inputs.npz"
+INPUTS = "inputs.npz"
 SCHEMA_VERSION = 1  # of plans of several models
 KIND = "workload plan"
 _DISPATCHES: tuple[Dispatch, ...] = ("fifo", "priority", "edf")
@@ -96,6 +98,7 @@ def write_deployment(folder: Path, graph: Graph, plan: Plan, platform: Platform,
         name = f"stage_{index}.tflite"
         digest = model.write(folder / name)
         entry = {"file": name, "sha256": digest, "inputs": model.inputs, "outputs": model.outputs}
+        entry |= stage_needs(model.schema, platform[stage.processor])
         if made.views:  # what a stage reads may lie in tensors that others write
             entry |= {"inputs": made.boundary(stage.operators).inputs, "reads": model.inputs}
         stages.append(entry)
@@ -106,7 +109,7 @@ def write_deployment(folder: Path, graph: Graph, plan: Plan, platform: Platform,
     number = {tensor: i for i, tensor in enumerate(border)}
     used = {stage.processor for stage in plan.stages}
     document = plan.to_json() | {
-        "model": {"name": graph.name, "sha256": content_digest},
+        "model": {"name": graph.name, "sha256": content_digest, "operators": len(made.operators)},
         "platform": Platform(platform.name, tuple(p for p in platform.processors if p.name in used)).to_json(),
         "tensors": [
             {"name": t.name, "shape": t.shape, "dtype": t.dtype, "nbytes": t.nbytes}
@@ -123,10 +126,16 @@ def write_deployment(folder: Path, graph: Graph, plan: Plan, platform: Platform,
         places = ((t, *made.views[t]) for t in border if t in made.views)
         document["views"] = [[number[t], number[root], first] for t, root, first in places]
     path = folder / "plan.json"
-    write_inputs(folder / _INPUTS, graph)
+    write_inputs(folder / INPUTS, graph)
     with replacing(path) as file:
         file.write(json.dumps(document, indent=2).encode())
     return path
+
+
+def stage_needs(model: Any, processor: Processor) -> dict[str, Any]:
+    """Return what a runner has to know of a stage file (``ModelT``): custom operators, and LiteRT's interpreter."""
+    found: dict[str, Any] = {"custom_operators": custom} if (custom := custom_operators(model)) else {}
+    return found | ({"engine": INTERPRETER} if processor.kind == "cpu" and needs_interpreter(model) else {})
 
 
 def _touched(graph: Graph, stages: Sequence[Mapping[str, Any]]) -> set[int]:
@@ -185,7 +194,9 @@ def read_deployment(path: Path) -> Deployment:
     document = _document(path)
     if path.is_dir():
         path = path / "plan.json"
-    if isinstance(document, dict) and "stages" in document and "files" not in document:
+    if not isinstance(document, dict) or "stages" not in document:
+        raise PlanError(f"{path}: is not a plan: it has no stages", "give a plan.json or its folder")
+    if "files" not in document:
         raise PlanError(f"{path}: names no stage files", "only a study that measures on this machine writes them")
     try:
         written = Plan.from_json(document)
@@ -193,18 +204,16 @@ def read_deployment(path: Path) -> Deployment:
         platform = platform_of(document["platform"])
         names = [str(entry["file"]) for entry in document["files"]]
         digests = [str(entry["sha256"]) for entry in document["files"]]
-        content_digest = str(document["model"]["sha256"])
+        content_digest, count = str(document["model"]["sha256"]), int(document["model"]["operators"])
     except PlanError as error:
         raise PlanError(f"{path}: {error.what}", error.hint) from error
-    except KeyError as error:
-        raise PlanError(f"{path}: the plan is damaged: it lacks {error}") from error
-    except (TypeError, AttributeError) as error:
-        raise PlanError(f"{path}: the plan is damaged: a value is of the wrong type ({error})") from error
-    except (ValueError, OverflowError, ModelError) as error:
-        what = error.what if isinstance(error, ModelError) else str(error)
-        raise PlanError(f"{path}: the plan is damaged: {what}") from error
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, ModelError) as error:
+        raise PlanError(f"{path}: the plan is damaged: {damage(error)}") from error
     if len(names) != len(written.stages):
         raise PlanError(f"{path}: the plan has {len(written.stages)} stages but {len(names)} files")
+    operators = sorted(o for stage in written.stages for o in stage.operators)
+    if len(operators) != count or operators != list(range(len(operators))):
+        raise PlanError(f"{path}: the plan is damaged: its stages do not hold each of {count} operators once")
     stages = tuple(Stage((i,), stage.processor) for i, stage in enumerate(written.stages))
     plan = Plan(graph.digest, stages)
     plan.validate(graph, platform)
@@ -214,7 +223,7 @@ def read_deployment(path: Path) -> Deployment:
     files = tuple(_stage_file(path.parent, *pair) for pair in zip(names, digests, strict=True))
     pairs = zip(files, document["files"], graph.operators, strict=True)
     models = tuple(_stage_model(file, _reads(entry, o, graph, path), o.outputs, graph) for file, entry, o in pairs)
-    inputs = path.parent / _INPUTS
+    inputs = path.parent / INPUTS
     drawn = tuple(read_inputs(inputs, [graph.tensors[t] for t in graph.inputs])) if inputs.exists() else ()
     return Deployment(plan, graph, platform, models, content_digest, drawn)
 
@@ -342,14 +351,14 @@ class WorkloadFiles:
 def write_workload(session: LitertWorkload, folder: Path, plan: Plan) -> Path:
     """Write stage files of every model, then ``plan.json``, and return its path."""
     found = setting(session.workload, session.joined, plan, session.platform, session.lowerings)
-    lanes = {lane.name: lane for lane in lanes_of(session.platform)}
+    processors = {processor.name: processor for processor in single_processors(session.platform)}
     numbers: dict[Any, int] = {}
     clients = []
     for client, index, model in zip(found.clients, found.components, found.models, strict=True):
         component = session.joined.components[index]
         asks = session.workload.client_of(index)
         first = [found.processors[each[0]] for each in client.processors]
-        key = (model.graph.digest, asks.model, model.operators, tuple(lanes[name].kind for name in first))
+        key = (model.graph.digest, asks.model, model.operators, tuple(processors[name].kind for name in first))
         if key not in numbers:
             numbers[key] = len(numbers)
             place = folder / f"model_{numbers[key]}"
@@ -359,13 +368,15 @@ def write_workload(session: LitertWorkload, folder: Path, plan: Plan) -> Path:
                 replace(stage, processor=used.get(job, first[0])) for job, stage in enumerate(model.lowered.plan.stages)
             )
             part = Plan(model.graph.digest, tuple(stages))
-            platform = Platform(session.platform.name, tuple(lanes[name] for name in dict.fromkeys(first)))
+            platform = Platform(session.platform.name, tuple(processors[name] for name in dict.fromkeys(first)))
             write_deployment(place, model.graph, part, platform, session.digest(model.graph))
-        named = [[found.processors[lane] for lane in each] for each in client.processors]
+        named = [[found.processors[processor] for processor in each] for each in client.processors]
         own = {"own_weights": asks.own_weights}
         clients.append({"name": component.name, "model": numbers[key], **asdict(client), "processors": named, **own})
     taken = {name for client in clients for each in client["processors"] for name in each}
-    platform = Platform(session.platform.name, tuple(lane for name, lane in lanes.items() if name in taken))
+    platform = Platform(
+        session.platform.name, tuple(processor for name, processor in processors.items() if name in taken)
+    )
     document = {
         "schema_version": SCHEMA_VERSION,
         "kind": KIND,
@@ -398,10 +409,10 @@ def read_workload_plan(path: Path) -> WorkloadFiles:
         dispatch = _DISPATCHES[_DISPATCHES.index(document["dispatch"])]
         names = tuple(str(entry["name"]) for entry in document["clients"])
         numbers = [int(entry["model"]) for entry in document["clients"]]
-        lanes = [lane.name for lane in platform.processors]
-        clients = tuple(_client(entry, lanes) for entry in document["clients"])
+        processors = [processor.name for processor in platform.processors]
+        clients = tuple(_client(entry, processors) for entry in document["clients"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise PlanError(f"{path}: the plan is damaged: {error!r}") from error
+        raise PlanError(f"{path}: the plan is damaged: {damage(error)}") from error
     known = {number: read_deployment(folder / f"model_{number}") for number in dict.fromkeys(numbers)}
     for name, client, number in zip(names, clients, numbers, strict=True):
         if len(client.processors) != len(known[number].plan.stages):
@@ -410,12 +421,12 @@ def read_workload_plan(path: Path) -> WorkloadFiles:
         raise PlanError(f"{path}: the plan is damaged: two instances have one name")
     firsts = [0, *itertools.accumulate(len(client.processors) for client in clients)]
     stages = tuple(tuple(range(a, b)) for a, b in itertools.pairwise(firsts))
-    made = Setting(clients, tuple(range(len(clients))), stages, tuple(lanes), exclusions(platform.processors))
+    made = Setting(clients, tuple(range(len(clients))), stages, tuple(processors), exclusions(platform.processors))
     return WorkloadFiles(str(document["name"]), dispatch, made, platform, names, tuple(known[n] for n in numbers))
 
 
-def _client(entry: Mapping[str, Any], lanes: Sequence[str]) -> QueueClient:
-    numbers = tuple(tuple(lanes.index(name) for name in each) for each in entry["processors"])
+def _client(entry: Mapping[str, Any], processors: Sequence[str]) -> QueueClient:
+    numbers = tuple(tuple(processors.index(name) for name in each) for each in entry["processors"])
     if not numbers or not all(numbers):
         raise ValueError("a job without processors")
     made = QueueClient(
@@ -435,7 +446,7 @@ def _client(entry: Mapping[str, Any], lanes: Sequence[str]) -> QueueClient:
     return replace(made, releases_ns=tuple(sorted(made.releases_ns)))
 
 
-def told_apart(
+def with_inner_tensors(
     deployment: Deployment, groups: Sequence[tuple[str, Sequence[int]]]
 ) -> tuple[Graph, Plan, tuple[StageModel, ...]]:
     """Return graph, plan and stages of a deployment with the operators of stages that hand out inner tensors.

@@ -212,10 +212,10 @@ class Executor:
             UnavailableError: no request was answered, or workers cannot be started.
         """
         self._ends_before = dict(self._workers.ends)
-        with closing(SharedScheduler(self._head)) as state:
+        processes = self._processes()
+        with self._workers.measuring(processes, first=False), closing(SharedScheduler(self._head)) as state:
             for client in self.failures:
                 state.scheduler.fail(client)
-            processes = self._processes()
             for process in processes:
                 self._enter(process, state)
             with state.held():
@@ -234,30 +234,30 @@ class Executor:
         found: dict[str, set[int]] = {}
         for number, client in enumerate(self._found.clients):
             if number not in self.failures:
-                for lane in {lane for lanes in client.processors for lane in lanes}:
-                    found.setdefault(self._stages.process(self._found.processors[lane]), set()).add(lane)
-        return {process: sorted(lanes) for process, lanes in found.items()}
+                for processor in {processor for processors in client.processors for processor in processors}:
+                    found.setdefault(self._stages.process(self._found.processors[processor]), set()).add(processor)
+        return {process: sorted(processors) for process, processors in found.items()}
 
     def _enter(self, process: str, state: SharedScheduler) -> None:
         """Have the processors of a process wait for jobs; bind anew what was lost."""
-        lanes = self._processes()[process]
+        processors = self._processes()[process]
         programs = []
         for number, (client, instance) in enumerate(zip(self._found.clients, self._instances, strict=True)):
             if number in self.failures or process not in instance.processes:
                 continue
             instance.bind()
-            mine = {lane for lanes_ in client.processors for lane in lanes_}.intersection(lanes)
-            programs += [(lane, number, instance.number) for lane in sorted(mine)]
+            mine = {processor for each in client.processors for processor in each}.intersection(processors)
+            programs += [(processor, number, instance.number) for processor in sorted(mine)]
         head = {
             "op": "jobs",
             "scheduler": state.head,
-            "processors": lanes,
+            "processors": processors,
             "programs": programs,
             "nbytes": [memory.nbytes for memory in state.memories],
         }
         self._workers.send(process, Request(head, fds=[memory.fd for memory in state.memories]))
         deadline_s = time.monotonic() + _READY_LIMIT_S
-        for _ in lanes:
+        for _ in processors:
             while not state.one_more_is_ready():
                 if time.monotonic() > deadline_s or self._workers.answers([process], 1e-3):
                     raise UnavailableError(f"processor {process!r} {self._workers.end(process)} before its first job")
@@ -289,8 +289,8 @@ class Executor:
         scheduler, now_ns = state.scheduler, time.perf_counter_ns()
         processes = self._processes()
         for process in sorted(working):
-            for lane in processes.get(process, ()):
-                if (job := scheduler.on(lane)) < 0:
+            for processor in processes.get(process, ()):
+                if (job := scheduler.on(processor)) < 0:
                     continue
                 client, started_ns = scheduler.whose(job)[0], scheduler.started_ns(job)  # 0 between two jobs
                 if started_ns and (now_ns - started_ns) * 1e-9 > self._limits_s[client]:
@@ -302,10 +302,14 @@ class Executor:
     def _lost(self, state: SharedScheduler, process: str, reason: str, working: set[str]) -> None:
         """Take out the models whose jobs a lost process was running, and start it anew for the others."""
         scheduler = state.scheduler
-        lanes = self._processes().get(process, [])
-        for lane in lanes:
-            state.release(lane)
-        busy = {lane: scheduler.whose(scheduler.on(lane))[0] for lane in lanes if scheduler.on(lane) >= 0}
+        processors = self._processes().get(process, [])
+        for processor in processors:
+            state.release(processor)
+        busy = {
+            processor: scheduler.whose(scheduler.on(processor))[0]
+            for processor in processors
+            if scheduler.on(processor) >= 0
+        }
         self._take_out(state, busy.values(), f"processor {process!r} {reason}", free=busy)
         if process not in self._processes() or scheduler.over:
             return
@@ -334,8 +338,8 @@ class Executor:
             for client in clients:
                 self.failures[client] = reason
                 state.scheduler.fail(client)
-            for lane in free:
-                state.scheduler.finish(lane, now_ns)
+            for processor in free:
+                state.scheduler.finish(processor, now_ns)
             woken = state.step(now_ns)
         state.wake(woken)
 

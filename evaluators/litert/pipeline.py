@@ -89,7 +89,7 @@ class Pipeline:
         self._log = np.frombuffer(self._arena.map, np.int64, 1 + 2 * len(plan.stages) * self._kept, layout.log)
         self._worker: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._told: list[int] = []  # how often each of the last stages has posted for a round
+        self._posted: list[int] = []  # how often each of the last stages has posted for a round
         self._waiting = False
         self._ticks = self._ran = self._block = 0  # the last: inferences that make an observation of the period
         try:
@@ -120,8 +120,9 @@ class Pipeline:
         """
         for frame in range(self.how.frames):
             self._write(frame, inputs)
-        self._begin(n, n + self.how.depth)
-        self._run()
+        with self._workers.measuring(self._plan.by_processor(), first=True):
+            self._begin(n, n + self.how.depth)
+            self._run()
         self._ran = min(n, self.how.frames)
         return self._times()[:n].copy()
 
@@ -236,10 +237,10 @@ class Pipeline:
         first = len(self._arcs) + len(self._into)
         for place, stage in enumerate(self._out):
             # A stage posts in every round, also in those before its first inference.
-            while self._told[place] <= self.how.lag[stage] + inference:
+            while self._posted[place] <= self.how.lag[stage] + inference:
                 if not self._semaphores.wait(first + place, limit_s):
                     return False
-                self._told[place] += 1
+                self._posted[place] += 1
         return True
 
     def _begin(self, inferences: int, ready: int) -> None:
@@ -249,9 +250,9 @@ class Pipeline:
         self._log[0] = inferences
         self._waiting = inferences != _NEVER
         self._failure = None
-        self._told = [0] * len(self._out)
+        self._posted = [0] * len(self._out)
         into = [self.how.lag[stage] + ready for stage in self._into]
-        self._semaphores.reset([*(a.tokens for a in self._arcs), *into, *self._told])
+        self._semaphores.reset([*(a.tokens for a in self._arcs), *into, *self._posted])
 
     def _guarded(self) -> None:
         try:

@@ -112,7 +112,7 @@ def parse_processor(text: str) -> ProcessorName:
     precisions = [word for word in words if word in GPU_PRECISIONS]
     adapters = [word for word in words if word not in GPU_PRECISIONS]
     if len(precisions) > 1 or len(adapters) > 1 or not all(words):
-        raise UsageError(f"processor {text!r}: wants at most one precision and one word of an adapter's name", _HINT)
+        raise UsageError(f"processor {text!r}: takes at most one precision and one word of an adapter's name", _HINT)
     return ProcessorName("gpu", precision="".join(precisions) or "f16", adapter="".join(adapters), fallback=fallback)
 
 
@@ -128,7 +128,7 @@ def processor_options(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
     cores = tuple(int(core) for core in data["cores"])
     threads = int(data["threads"])
     if not cores or len(set(cores)) != len(cores) or not 0 <= min(cores) <= max(cores) < MAX_CORE:
-        raise ValueError(f"a processor on cores {reprlib.repr(data['cores'])}")
+        raise ValueError(f"cores {reprlib.repr(data['cores'])} are not different core numbers")
     if not 1 <= threads <= len(cores):
         raise ValueError(f"{reprlib.repr(threads)} threads on {plural(len(cores), 'core')}")
     options: dict[str, Any] = {"cores": cores, "threads": threads}
@@ -140,18 +140,18 @@ def processor_options(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         options[name] = data[name]
 
     if data.get("kernels", "xnnpack") != "xnnpack":
-        take("kernels", KERNELS, "kernels")
+        take("kernels", KERNELS, "unknown kernels")
     if "runtime" in data:
-        take("runtime", (TFLITE, OPENVINO) if kind == "cpu" else (OPENVINO,), "a runtime")
+        take("runtime", (TFLITE, OPENVINO) if kind == "cpu" else (OPENVINO,), "unknown runtime")
     if options.get("runtime") == OPENVINO:
-        take("precision", PRECISIONS if kind == "cpu" else GPU_PRECISIONS, "a precision")
+        take("precision", PRECISIONS if kind == "cpu" else GPU_PRECISIONS, "unknown precision")
         if kind != "cpu":
             if not isinstance(data["device"], str) or not _DEVICE.fullmatch(data["device"]):
-                raise ValueError(f"a device {reprlib.repr(data['device'])}")
+                raise ValueError(f"unknown device {reprlib.repr(data['device'])}")
             options |= {"device": data["device"], "adapter": str(data["adapter"])}
     elif kind == "gpu":
         if data["precision"] not in GPU_PRECISIONS or not isinstance(data["adapter"], str) or not data["adapter"]:
-            raise ValueError(f"an adapter {reprlib.repr(data['adapter'])}")
+            raise ValueError(f"unknown adapter {reprlib.repr(data['adapter'])}")
         options |= {"precision": data["precision"], "adapter": data["adapter"]}
     if kind != "cpu":
         options["fallback"] = data.get("fallback") is True

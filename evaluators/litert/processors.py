@@ -30,7 +30,7 @@ from evaluators.litert.worker.openvino import computes_natively, find_devices
 from evaluators.litert.worker.runtimes import LITERT, OPENVINO, PACKAGES, check_installed, package_folders
 from evaluators.machine import core_quota
 from search_spaces.core.allowed_code import allow, is_allowed
-from search_spaces.core.errors import UnavailableError, UsageError, shown
+from search_spaces.core.errors import UnavailableError, UsageError, damage, shown
 from search_spaces.core.platform import Platform, Processor, with_cpu
 from search_spaces.core.yaml_file import parsed
 
@@ -150,10 +150,9 @@ def check_is_here(platform: Platform) -> None:
         try:
             processor_options(processor.kind, processor.options)
         except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(
-                f"processor {processor.name!r} of platform {platform.name!r} has options that do not fit: {error}",
-                "name a processor of this machine in the file",
-            ) from error
+            which = f"processor {processor.name!r} of platform {platform.name!r}"
+            hint = "name a processor of this machine in the file"
+            raise UsageError(f"{which} has options that do not fit: {damage(error)}", hint) from error
 
 
 def find_adapter(word: str) -> Adapter:

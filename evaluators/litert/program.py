@@ -48,7 +48,7 @@ class Schedule:
     stages: Mapping[str, Sequence[int]]
     edges: tuple[Edge, ...]
     before: list[int]
-    sleepers: frozenset[str] = frozenset()
+    sleeping: frozenset[str] = frozenset()
 
     def all_edges(self) -> list[Edge]:
         """Return the plan's own edges, the leader's post to each other worker, and each worker's end to the leader.
@@ -61,7 +61,7 @@ class Schedule:
         return [*self.edges, *starts, *(Edge(last, -1, self._spin_ns(leader)) for last in lasts)]
 
     def _spin_ns(self, processor: str) -> int:
-        return 0 if processor in self.sleepers else SPIN_NS
+        return 0 if processor in self.sleeping else SPIN_NS
 
     def programs(self, bound: Binding) -> dict[str, dict[str, Any]]:
         """Return what each worker receives of a plan; semaphore ``i`` is that of edge ``i`` of :meth:`all_edges`."""
@@ -193,12 +193,12 @@ def schedule(graph: Graph, plan: Plan, platform: Platform) -> Schedule:
                 over |= before[need] | 1 << need
         before.append(over)
         last[stage.processor] = index
-    sleepers = {
+    sleeping = {
         name
         for name, index in last.items()
         if any(_shared(platform, plan.stages[index], later) for later in plan.stages[index + 1 :])
     }
-    return Schedule(plan.by_processor(), tuple(edges), before, frozenset(sleepers))
+    return Schedule(plan.by_processor(), tuple(edges), before, frozenset(sleeping))
 
 
 def _shared(platform: Platform, one: Stage, other: Stage) -> bool:

@@ -31,8 +31,8 @@ from evaluators.litert.deployment import (
     read_deployment,
     read_workload_plan,
     started_for,
-    told_apart,
     with_custom_ops,
+    with_inner_tensors,
 )
 from evaluators.litert.executor import Executor, InstanceBinding, Jobs
 from evaluators.litert.packed import Holder, existing_packed_weights
@@ -96,7 +96,7 @@ class PlanRunner(_Runner):
     def __init__(self, path: str | Path, log: Path | None = None, *, custom_ops: Path | None = None) -> None:
         self.deployment = deployment = with_custom_ops(read_deployment(Path(path)), custom_ops)
         groups = compiled_together(deployment.plan, deployment.platform, deployment.stages)
-        graph, plan, stages = told_apart(deployment, groups)
+        graph, plan, stages = with_inner_tensors(deployment, groups)
         super().__init__(path, deployment.platform, log)
         self._arena: Arena | None = None
         self._streaming = False
@@ -290,7 +290,7 @@ class WorkloadRunner(_Runner):
         try:
             for client, deployment in zip(files.setting.clients, files.models, strict=True):
                 together = [(deployment.plan.stages[0].processor, range(len(deployment.plan.stages)))]
-                graph, plan, stages = told_apart(deployment, together)
+                graph, plan, stages = with_inner_tensors(deployment, together)
                 packed = self._packed.hold(existing_packed_weights(deployment.content_digest))
                 digest = f"{deployment.content_digest} {deployment.graph.digest}"
                 operators = tuple(s.operators for s in plan.stages)
@@ -318,7 +318,7 @@ class WorkloadRunner(_Runner):
         wanted = [tensors.shape_and_dtype(graph.tensors[t]) for t in graph.inputs]
         given = [(a.shape, a.dtype) for a in arrays]
         if given != wanted:
-            raise UsageError(f"inputs of {name!r} are {given}, the model wants {wanted}")
+            raise UsageError(f"inputs of {name!r} are {given}, the model reads {wanted}")
         instance.set_inputs(arrays)
 
     def run(self) -> Outcome:
@@ -338,6 +338,11 @@ class WorkloadRunner(_Runner):
     def processes(self) -> list[int]:
         """Return the numbers of the worker processes."""
         return self._workers.processes()
+
+    @property
+    def queued_s(self) -> float:
+        """How long measurements have waited for those of other studies."""
+        return self._workers.queued_s
 
     def _instance(self, name: str) -> InstanceBinding:
         if name not in self.names:

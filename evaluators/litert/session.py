@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform as host
+import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -41,7 +42,8 @@ from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage
 from search_spaces.core.platform import Platform, Processor, with_cpu
-from search_spaces.core.pools import lanes_of
+from search_spaces.core.pools import single_processors
+from search_spaces.models.inputs import drawn_inputs
 from search_spaces.models.shapes import needs_interpreter
 from search_spaces.rewrites.lower import Keeps, Lowered, Lowering
 from search_spaces.rewrites.views import Viewed, as_it_is
@@ -57,37 +59,44 @@ INPUT_SEED = 0
 # kernels do; networks that normalise by what they see make more of it: fast style transfer is off by 5e-5. What is
 # further off than 1 approximates nothing; how near is near enough, others say.
 _OFF: Mapping[Keeps, float] = {"bits": 0.0, "rounding": TOLERANCE_F32, "approximation": 1.0}
+_TOP1_INPUTS, _TOP1_S = 100, 20.0
 _REWRITTEN_NBYTES = 4  # times as large as a model's arena is that of the models that it was rewritten to
 
 
 class LitertEvaluator(Evaluator):
-    """See :class:`~evaluators.base.Evaluator`."""
+    """Measures plans by LiteRT and OpenVINO on this machine."""
 
     name = "litert"
-    capabilities = EvaluatorCapabilities(names=True, reduced=True, workloads=True, sliced_lanes=True)
+    capabilities = EvaluatorCapabilities(names=True, reduced=True, workloads=True, sliced_processors=True)
 
     def platform(self) -> Platform:
-        """See :class:`~evaluators.base.Evaluator`."""
+        """Return the platform that this evaluator finds by itself."""
         return local_platform()
 
     def processor(self, name: str) -> Processor:
-        """See :class:`~evaluators.base.Evaluator`; :mod:`evaluators.litert.processor_names` lists the names."""
+        """Return the processor of a name; mod:`evaluators.litert.processor_names` lists the names."""
         return make_processor(name)
 
     def own_placements(self, platform: Platform) -> tuple[Processor, ...]:
-        """See :class:`~evaluators.base.Evaluator`: ``gpu+cpu``, ``npu+cpu``."""
+        """Return processors on which the runtime itself places the operators of a whole network, for baselines.
+
+        ``gpu+cpu``, ``npu+cpu``.
+        """
         there = {p.like for p in platform.processors}
         firsts = [members[0] for members in platform.classes().values()]
         own = [with_cpu(p) for p in firsts if p.kind != "cpu" and runtime_of(p) == LITERT]
         return tuple(p for p in own if p.like not in there)
 
     def reduced(self) -> Sequence[Processor]:
-        """See :class:`~evaluators.base.Evaluator`."""
+        """Return processors of less precision, for studies that allow an error and name none."""
         return reduced_processors()
 
     @contextmanager
     def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[LitertSession]:
-        """See :class:`~evaluators.base.Evaluator`; the runtime's own messages go to ``scratch/runtime.log``."""
+        """Open a session on a platform; leaving the context gives everything back.
+
+        The runtime's own messages go to ``scratch/runtime.log``.
+        """
         check_is_here(platform)
         platform = with_reference(platform)
         with (
@@ -105,14 +114,17 @@ class LitertEvaluator(Evaluator):
         objective: Objective,
         scratch: Path | None = None,
     ) -> Iterator[LitertWorkload]:
-        """See :class:`~evaluators.base.Evaluator`; messages go where those of :meth:`prepare` go."""
+        """Open a session for one workload, as :meth:`prepare` does.
+
+        Messages go where those of :meth:`prepare` go.
+        """
         from evaluators.litert.workload import LitertWorkload
 
-        lanes = replace(platform, processors=lanes_of(platform))
-        check_is_here(lanes)
-        facts = {"evaluator": self.name, "versions": _versions(lanes), "platform": lanes.to_json()}
+        processors = replace(platform, processors=single_processors(platform))
+        check_is_here(processors)
+        facts = {"evaluator": self.name, "versions": _versions(processors), "platform": processors.to_json()}
         with (
-            closing(Workers(lanes, scratch / "runtime.log" if scratch else None)) as workers,
+            closing(Workers(processors, scratch / "runtime.log" if scratch else None)) as workers,
             closing(LitertWorkload(workload, joined, platform, objective, workers, facts)) as session,
         ):
             yield session
@@ -140,7 +152,7 @@ class LocalSession(Session):
         self, platform: Platform, workers: Workers, facts: Mapping[str, Any], memory_limit_nbytes: int | None = None
     ) -> None:
         self.platform = platform
-        own = lanes_of(platform)
+        own = single_processors(platform)
         fitting = [p for p in own if computes_with_xnnpack(p) and p.resources]
         self._reference_processor = next(filter(packs_weights, fitting), fitting[0])
         self._workers = workers
@@ -148,11 +160,11 @@ class LocalSession(Session):
         self._numbers = count(1)
         self._holder = Holder()
         used = {core for p in own for core in p.cores}
-        self._conditions = Conditions(used, workers.processes, facts)
-        self._counters = TaskCounters(used, workers.processes)
+        self._conditions = Conditions(used, workers.processes, {**facts, "runs_first": workers.preferred})
+        self._counters = TaskCounters(used, workers.processes, queued_s=lambda: workers.queued_s)
 
     def conditions(self) -> dict[str, Any]:
-        """See :class:`~evaluators.base.Session`."""
+        """Return what may have changed the last measurements (governor, load, versions, …)."""
         return self._conditions.now()
 
     def counters(self) -> Counters:
@@ -215,7 +227,7 @@ class _Model:
 
 
 class LitertSession(LocalSession):
-    """See :class:`~evaluators.base.Session`; one per platform, for any number of models and plans."""
+    """A session on one platform, for any number of models and plans."""
 
     def __init__(self, platform: Platform, workers: Workers, memory_limit_nbytes: int | None = None) -> None:
         super().__init__(platform, workers, {"versions": _versions(platform)}, memory_limit_nbytes)
@@ -229,11 +241,11 @@ class LitertSession(LocalSession):
         return self._model(graph).inputs
 
     def placements(self, graph: Graph) -> dict[str, str]:
-        """See :class:`~evaluators.base.Session`."""
+        """Return what the runtime did with a whole network, for processors on which it places operators itself."""
         return self._stages.placements(graph)
 
     def fingerprint(self) -> dict[str, Any]:
-        """See :class:`~evaluators.base.Session`."""
+        """Return all that may change a number (machine, processors, versions, settings), as plain values."""
         return {
             "evaluator": LitertEvaluator.name,
             "runtime": importlib.metadata.version("ai-edge-litert"),
@@ -244,7 +256,7 @@ class LitertSession(LocalSession):
         }
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Candidate:
-        """See :class:`~evaluators.base.Session`."""
+        """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance)."""
         if self._closed:
             raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
         plan.validate(graph, self.platform)
@@ -257,17 +269,33 @@ class LitertSession(LocalSession):
         return LoweredCandidate(candidate, len(plan.stages), [lowered.stage_of[i] for i in viewed.stage_of])
 
     def deploy(self, folder: Path, graph: Graph, plan: Plan) -> Agreement:
-        """See :class:`~evaluators.base.Session`."""
+        """Write ``plan.json`` and the stage files to ``folder``, run them, and compare outputs."""
         whole = self._model(graph)
         model, lowered = self._lowered(whole, plan)
         path = write_deployment(folder, model.graph, lowered.plan, self.platform, model.content_digest)
         with PlanRunner(path, custom_ops=graph.source.custom_ops if graph.source else None) as runner:
             outputs = list(runner.run(whole.inputs).values())
-        off = max(self._tolerance(graph, list(plan.by_processor())), model.tolerance)
-        return tensors.agreement(graph, outputs, self._reference(whole), off)
+            off = max(self._tolerance(graph, list(plan.by_processor())), model.tolerance)
+            found = tensors.agreement(graph, outputs, self._reference(whole), off)
+            if found.identical or graph.stateful or not tensors.is_classifier(graph):
+                return found
+            return replace(found, top1=self._top1(whole, lambda arrays: next(iter(runner.run(arrays).values()))))
+
+    def _top1(self, model: _Model, answer: Callable[[list[NDArray[Any]]], NDArray[Any]]) -> tuple[int, int]:
+        """Return for how many drawn inputs another class is the likeliest than in the whole model, and of how many."""
+        changed, end_s = 0, time.monotonic() + _TOP1_S
+        with closing(self._unchecked(model)) as candidate:
+            for seed in range(1, _TOP1_INPUTS + 1):
+                arrays = drawn_inputs(model.graph, seed)
+                candidate.set_inputs(arrays)
+                candidate.run(1)
+                changed += int(np.argmax(candidate.outputs()[0]) != np.argmax(answer(arrays)))
+                if time.monotonic() > end_s:
+                    break
+        return changed, seed
 
     def unsupported_operators(self, graph: Graph, processor: str) -> list[int]:
-        """See :class:`~evaluators.base.Session`."""
+        """Return the operators that a processor does not take, ascending."""
         return self._stages.unsupported(graph, processor)
 
     def _lowered(self, model: _Model, plan: Plan) -> tuple[_Model, Lowered]:
@@ -358,18 +386,21 @@ class LitertSession(LocalSession):
         """Return the outputs of the whole model on the reference processor, computed once."""
         model = model.whole or model
         if not model.reference:
-            everything = tuple(range(len(model.graph.operators)))
-            whole = Plan(model.graph.digest, (Stage(everything, self._reference_processor.name),))
-            model.reference = self._first_outputs(model, whole)
+            model.reference = self._first_outputs(model)
         return model.reference
 
-    def _first_outputs(self, model: _Model, plan: Plan) -> list[NDArray[np.generic]]:
-        """Return what a plan computes in its first run, before any state has changed."""
-        viewed = as_it_is(model.graph, plan)
-        with closing(self._candidate(model, plan, viewed, fresh=True, check=False)) as candidate:
+    def _first_outputs(self, model: _Model, plan: Plan | None = None) -> list[NDArray[np.generic]]:
+        """Return what a plan, or the whole model, computes in its first run, before any state has changed."""
+        with closing(self._unchecked(model, plan)) as candidate:
             candidate.set_inputs(model.inputs)
             candidate.run(1)
             return candidate.outputs()
+
+    def _unchecked(self, model: _Model, plan: Plan | None = None) -> LitertCandidate:
+        """Return a plan, or the whole model on the reference processor, whose outputs are compared with nothing."""
+        everything = tuple(range(len(model.graph.operators)))
+        plan = plan or Plan(model.graph.digest, (Stage(everything, self._reference_processor.name),))
+        return self._candidate(model, plan, as_it_is(model.graph, plan), fresh=True, check=False)
 
     def close(self) -> None:
         """Give shared memory and packed weights back; the workers are their owner's."""

@@ -142,20 +142,25 @@ def _openvino_settings(processor: Processor, *, strict: bool) -> dict[str, Any]:
 
 def cache_settings(processor: Processor) -> dict[str, Any]:
     """Return where a processor keeps compiled stages, and up to which size; nothing where it keeps none."""
-    if runtime_of(processor) != OPENVINO or (folder := _cache_folder(cache_dir())) is None:
+    if runtime_of(processor) != OPENVINO:
+        return {}
+    if (folder := _cache_folder(cache_dir(), processor.options["precision"])) is None:
         return {}
     # Other devices take seconds to compile the smallest stage.
     return {"cache": str(folder), "cached_nbytes": _CACHED_NBYTES if processor.kind == "cpu" else 1 << 62}
 
 
 @cache
-def _cache_folder(root: Path) -> Path | None:
-    """Return where OpenVINO keeps compiled stages; it names them by their content and settings, but not by the CPU."""
+def _cache_folder(root: Path, precision: str) -> Path | None:
+    """Return where OpenVINO keeps compiled stages of a precision.
+
+    It names them by their content, but not by the CPU; and what was compiled for float16 it also takes for float32.
+    """
     top = private_folder(root / OPENVINO)
     if top is None:
         return None
     prune(top, "*/*.blob", _CACHE_NBYTES)
-    return private_folder(top / machine_digest(version(OPENVINO)))
+    return private_folder(top / machine_digest(version(OPENVINO), precision))
 
 
 def reads_files(processor: Processor) -> bool:

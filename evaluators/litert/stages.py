@@ -44,6 +44,7 @@ _FILES_LIMIT_S = 60.0
 _MOST_SHOWN = 8
 # How the runtime ends what it says of an operator, and the place in its own sources before that.
 _NODE = re.compile(r"Node number (\d+) \((.*?)\) failed to (\w+)")
+_FITTING = "give inputs that fit: --input FILE.npz"
 _SOURCE = re.compile(r"\S+\.(?:cc|h):\d+ ")
 _NONE_AT_ALL = 4  # so many operators refused without exception speak against the driver rather than the operators
 
@@ -352,14 +353,19 @@ def compile_stages(
             return workers.ask(processor.name, Request(head, fds=files), limit_s)
         joined = join(stages)
         library = joined.sources[0].custom_ops
-        custom = [[c.customCode, c.version] for c in joined.schema.operatorCodes if c.builtinCode == _CUSTOM]
+        custom = custom_operators(joined.schema)
         if library is not None and custom:
-            operators = [[name.decode(errors="replace"), int(version)] for name, version in custom if name]
-            settings["custom_ops"] = {"library": str(library), "operators": operators}
+            settings["custom_ops"] = {"library": str(library), "operators": custom}
         if processor.kind == "gpu":
             joined = replace(joined, schema=flattened(joined.schema))
         files = _opened(stack, [source.path for source in joined.sources])
         return workers.ask(processor.name, Request(head, joined.view(), files), limit_s)
+
+
+def custom_operators(model: Any) -> list[tuple[str, int]]:
+    """Return names and versions of the custom operators that a schema ``ModelT`` names."""
+    codes = (c for c in model.operatorCodes or () if c.builtinCode == _CUSTOM and c.customCode)
+    return [(c.customCode.decode(errors="replace"), int(c.version)) for c in codes]
 
 
 def engine_of(processor: Processor, stages: Sequence[StageModel]) -> str:
@@ -541,7 +547,7 @@ def failure(graph: Graph, operators: Sequence[int], what: str) -> UnavailableErr
     Args:
         what: what the worker said.
     """
-    operators = list(operators)
+    operators, source = list(operators), graph.source
     said = why_it_fails(cut_stage(graph, operators), graph)
     while said and len(operators) > 1 and _NODE.search(said) is None:  # the runtime died, and says nothing
         half = operators[: len(operators) // 2]
@@ -552,18 +558,26 @@ def failure(graph: Graph, operators: Sequence[int], what: str) -> UnavailableErr
     found = _NODE.search(said)
     if found is None:
         kinds = "" if len(operators) > 1 else f" ({graph.operators[operators[0]].kind})"
-        return UnavailableError(f"{where}{kinds} cannot be run: {said or what}")
+        hint = _FITTING if source is not None and source.given else ""
+        return UnavailableError(f"{where}{kinds} cannot be run: {said or what}", hint)
     place = _operator_at(graph, operators, int(found[1]))
     reason = " ".join(_SOURCE.sub("", said[: found.start()]).split()) or what
+    if found[2].startswith("Flex"):
+        return UnavailableError(
+            f"operator {place} ({found[2]}) is an operator of TensorFlow, for which LiteRT has no kernel",
+            "convert the model again, without SELECT_TF_OPS",
+        )
     if "unresolved custom op" in reason:
+        if source is not None and source.custom_ops is not None:  # of which that process knows nothing
+            return UnavailableError(f"{where} cannot be run: {what}")
         return UnavailableError(
             f"operator {place} ({found[2]}) is a custom operator without a kernel",
             "give the library with its kernel: --custom-ops LIBRARY.so",
         )
     return UnavailableError(
         f"operator {place} ({found[2]}) cannot be run: {reason}",
-        "give inputs that fit: --input FILE.npz"
-        if found[3] == "invoke"
+        _FITTING
+        if found[3] == "invoke" and "support" not in reason.lower()
         else "no runtime on this machine has a kernel for it; convert the model again",
     )
 

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.base import Agreement
+from evaluators.base import Agreement, OutputError
 from evaluators.machine import available_nbytes
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph, Tensor
 from search_spaces.models.inputs import array_form, drawn_inputs
 
+_CLASSES = ("float32", "float16", "int8", "uint8")
 _COPIES = 3  # of a model's activations: in shared memory, within the runtime, and as arrays of ours
 
 
@@ -88,12 +89,13 @@ def agreement(
     """Compare a plan's outputs with the whole model's, in the order of the graph's outputs."""
     if all(a.tobytes() == b.tobytes() for a, b in zip(outputs, reference, strict=True)):
         return Agreement(identical=True, max_abs_error=0.0, max_rel_error=0.0, tolerance=tolerance)
-    worst_abs, worst = 0.0, (0.0, 0.0, "")
+    worst_abs, found = 0.0, []
     for tensor, mine, wanted in zip(graph.outputs, outputs, reference, strict=True):
         name = graph.tensors[tensor].name
         a, b = np.asarray(mine, np.complex128), np.asarray(wanted, np.complex128)
         if not np.array_equal(np.isfinite(a), np.isfinite(b)):
-            worst_abs, worst = math.inf, max(worst, (math.inf, math.inf, name))
+            worst_abs = math.inf
+            found.append(OutputError(name, math.inf, math.inf))
             continue
         finite = np.isfinite(b)
         errors = np.abs(a[finite] - b[finite])
@@ -102,5 +104,14 @@ def agreement(
         worst_abs = max(worst_abs, error)
         if error:
             largest, mean = (error / scale, float(errors.mean()) / scale) if scale else (math.inf, math.inf)
-            worst = max(worst, (largest, mean, name))
-    return Agreement(False, worst_abs, worst[0], tolerance, worst[1], worst[2])
+            found.append(OutputError(name, largest, mean))
+    found.sort(key=lambda output: output.largest, reverse=True)
+    return Agreement(False, worst_abs, found[0].largest if found else 0.0, tolerance, tuple(found))
+
+
+def is_classifier(graph: Graph) -> bool:
+    """Return whether a model has one output, a row of at least two numbers, of which the largest may be its answer."""
+    if len(graph.outputs) != 1:
+        return False
+    tensor = graph.tensors[graph.outputs[0]]
+    return tensor.dtype in _CLASSES and len(tensor.shape) > 0 and tensor.shape[-1] == math.prod(tensor.shape) > 1

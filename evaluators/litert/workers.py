@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from evaluators.litert.settings import worker_starts
 from evaluators.litert.worker import wire
 from evaluators.litert.worker.runtimes import PACKAGES
 from evaluators.litert.worker.shared_memory import Semaphores, SharedMemory
+from evaluators.measurement.foreground import Foreground
 from evaluators.own_process import own_process
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.platform import Platform
@@ -66,7 +68,7 @@ class WorkerError(UnavailableError):
         fatal: whether its process has ended, and those of the others that were asked with it.
         silent: the workers that had not answered; their edges show which of them failed.
         stopped: those of them that the system had stopped, as by a signal; they are to blame whatever they had done.
-        told: whether the worker itself gave the reason, with the stage.
+        reported: whether the worker itself gave the reason, with the stage.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class WorkerError(UnavailableError):
         fatal: bool,
         silent: Sequence[str] = (),
         stopped: Sequence[str] = (),
-        told: bool = False,
+        reported: bool = False,
     ) -> None:
         super().__init__(f"processor {worker!r} {reason}" if fatal else f"{worker}: {reason}")
         self.worker = worker
@@ -85,7 +87,7 @@ class WorkerError(UnavailableError):
         self.fatal = fatal
         self.silent = tuple(silent) or (worker,)
         self.stopped = tuple(stopped)
-        self.told = told
+        self.reported = reported
 
 
 class Workers:
@@ -106,6 +108,9 @@ class Workers:
         self._log = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._running: dict[str, _Process] = {}
         self._fork_servers: dict[str, _ForkServer] = {}
+        self._resources = {p.name: tuple(p.resources) for p in platform.processors}
+        servers = self._fork_servers
+        self._foreground = Foreground(lambda: [s.process.pid for s in servers.values() if s.process.returncode is None])
         try:
             for runtime in sorted({start.runtime for start in self._starts.values()}):
                 self._fork_servers[runtime] = self._start(runtime)
@@ -125,11 +130,30 @@ class Workers:
                     stdin=subprocess.DEVNULL,
                     stdout=self._log,
                     stderr=self._log,
+                    start_new_session=self._foreground.preferred,  # its priority is that of the workers alone
                 )
         except BaseException:
             ours.close()
             raise
         return _ForkServer(ours, fork_server)
+
+    @property
+    def preferred(self) -> bool:
+        """Whether workers run before other processes while they measure."""
+        return self._foreground.preferred
+
+    @property
+    def queued_s(self) -> float:
+        """How long measurements have waited for those of other studies."""
+        return self._foreground.queued_s
+
+    def measuring(self, names: Iterable[str], *, first: bool) -> AbstractContextManager[None]:
+        """Measure on some workers once no other study does on their processors.
+
+        Args:
+            first: before other processes, this one included; see :mod:`evaluators.measurement.foreground`.
+        """
+        return self._foreground.holding((each for name in names for each in self._resources[name]), first=first)
 
     def ask(self, worker: str, request: Request, limit_s: float) -> dict[str, Any]:
         """Ask one worker and wait for its answer.
@@ -168,11 +192,11 @@ class Workers:
         waiting: list[str] = []
         answers: dict[str, dict[str, Any]] = {}
 
-        def failed(name: str, reason: str, *, silent: Sequence[str] = (), told: bool = False) -> WorkerError:
+        def failed(name: str, reason: str, *, silent: Sequence[str] = (), reported: bool = False) -> WorkerError:
             stopped = [each for each in silent if _is_stopped(self._running[each].pid)]
             ended = self._end_all(requests)
             reason = ended[name] if reason == "died" else reason
-            return WorkerError(name, reason, fatal=True, silent=silent, stopped=stopped, told=told)
+            return WorkerError(name, reason, fatal=True, silent=silent, stopped=stopped, reported=reported)
 
         for name, request in requests.items():
             try:
@@ -193,8 +217,8 @@ class Workers:
                 if "error" in answer:
                     # The others may be waiting for this worker's next stage: nobody will come.
                     if waiting:
-                        raise failed(name, str(answer["error"]), told=True)
-                    raise WorkerError(name, str(answer["error"]), fatal=False, told=True)
+                        raise failed(name, str(answer["error"]), reported=True)
+                    raise WorkerError(name, str(answer["error"]), fatal=False, reported=True)
                 answers[name] = answer
         return answers
 
@@ -289,6 +313,7 @@ class Workers:
         """End all workers and the fork servers."""
         self._closed = True
         self._end_all(list(self._running))
+        self._foreground.close()
         for fork_server in self._fork_servers.values():
             fork_server.control.close()
         for fork_server in self._fork_servers.values():

@@ -26,7 +26,7 @@ from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.prices import PriceTable, measure_prices
 from evaluators.workload.scheduler import QueueClient
 from evaluators.workload.setting import HOST, Setting, closed_loops, setting
-from search_spaces.core.arrangement import RankSet
+from search_spaces.core.decoded_plan import RankSet
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import JoinedGraph
@@ -48,7 +48,7 @@ class _Model:
 
 
 class LitertWorkload(LocalSession, MeasuredWorkload):
-    """See :class:`~evaluators.workload.host.WorkloadSession`; the workers are the caller's.
+    """A session of several models on workers that belong to the caller.
 
     Args:
         platform: processors, pools, and processors that only baselines use.
@@ -76,15 +76,17 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
         self._holder.close()
 
     def fingerprint(self) -> dict[str, Any]:
-        """See :class:`~evaluators.base.Session`."""
+        """Return all that may change a number (machine, processors, versions, settings), as plain values."""
         return {**self._facts, "workload": self.workload.digest, "objective": self.objective}
 
     def measured(self, graphs: Sequence[Graph], progress: Callable[[str], None]) -> PriceTable:
-        """See :class:`~evaluators.workload.host.MeasuredWorkload`."""
-        return measure_prices(graphs, self._lanes, self.alone, progress)
+        """Measure what jobs of some models cost; see :func:`~evaluators.workload.prices.measure_prices`."""
+        return measure_prices(graphs, self._processors, self.alone, progress)
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> WorkloadRun:  # noqa: ARG002
-        """See :class:`~evaluators.base.Session`; every candidate has memory of its own.
+        """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance).
+
+        Every candidate has memory of its own.
 
         Args:
             graph: the joined one.
@@ -111,7 +113,9 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
         graph, operators = model.graph, model.operators
         # Threads of one process must not run one compiled model at the same time.
         threads = any(
-            HOST in self.platform[found.processors[lane]].options for lanes in client.processors for lane in lanes
+            HOST in self.platform[found.processors[processor]].options
+            for processors in client.processors
+            for processor in processors
         )
         whole, digest = self._model(self.lowerings.origin(model.model)), self.digest(graph)
         packed = None if own else usable_packed(whole.packed, graph, self.lowerings.origin(model.model), operators)
@@ -135,7 +139,7 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
         return self._models[id(graph)]
 
     def forget(self, graph: Graph) -> None:
-        """See :class:`~evaluators.workload.host.MeasuredWorkload`."""
+        """Let go of what was made to run a decomposed model that was only looked at."""
         self._stages.forget_cut(self.digest(graph))
 
     def executor(self, found: Setting, dispatch: Dispatch, instances: Sequence[InstanceBinding]) -> Executor:
@@ -143,7 +147,7 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
         return Executor(found, dispatch, instances, self._stages)
 
     def alone(self, found: Setting, parts: Sequence[tuple[Graph, Sequence[int]]], runs: int) -> list[Outcome]:
-        """See :class:`~evaluators.workload.host.MeasuredWorkload`."""
+        """Run models beside their workload, for what their jobs cost."""
         return self._ran(found, parts, runs)[0]
 
     def _ran(
@@ -182,7 +186,7 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
         return tensors.agreement(graph, outputs, model.reference, self._tolerance(graph, processors) + off)
 
     def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:
-        """See :class:`~evaluators.base.Session`."""
+        """Return the largest error of a decomposed model's outputs, relative to its largest one."""
         made, _ = self.lowerings.whole(graph, ranks)
         try:
             outputs = self._outputs(made)
@@ -192,9 +196,9 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
 
     def _outputs(self, graph: Graph) -> list[NDArray[np.generic]]:
         """Return what a model computes as a whole on the reference processor."""
-        processor = [p.name for p in self._lanes].index(self._reference_processor.name)
+        processor = [p.name for p in self._processors].index(self._reference_processor.name)
         try:
-            return self._ran(closed_loops([processor], [1], self._lanes), [(graph, ())], 1)[1][0]
+            return self._ran(closed_loops([processor], [1], self._processors), [(graph, ())], 1)[1][0]
         except UnavailableError as error:
             raise UnavailableError(f"{graph.name}: {error.what}", error.hint) from error
 
@@ -207,7 +211,7 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
         return self._model(self.lowerings.origin(graph)).inputs
 
     def deploy(self, folder: Path, graph: Graph, plan: Plan) -> Agreement:  # noqa: ARG002
-        """See :class:`~evaluators.base.Session`."""
+        """Write ``plan.json`` and the stage files to ``folder``, run them, and compare outputs."""
         write_workload(self, folder, plan)
         names = [component.name for component in self.joined.components]
         with WorkloadRunner(folder) as runner:
@@ -229,7 +233,7 @@ class WorkloadRun(HostedRun):
         self.executor = session.executor(found, plan.dispatch, instances)
 
     def once(self) -> Outcome:
-        """See :class:`~evaluators.workload.host.HostedRun`."""
+        """Run the workload once."""
         found = self.executor.run()
         if self.executor.failures:
             client, reason = next(iter(self.executor.failures.items()))
@@ -238,10 +242,10 @@ class WorkloadRun(HostedRun):
         return found
 
     def agreements(self) -> Iterator[Agreement]:
-        """See :class:`~evaluators.workload.host.HostedRun`."""
+        """Return how the outputs of each instance, which has run, compare with its whole model's."""
         return self._session.agreements(self._found, [instance.outputs() for instance in self._instances])
 
     def close(self) -> None:
-        """See :class:`~evaluators.base.Candidate`."""
+        """Give back what only this candidate holds; nothing, where it holds nothing."""
         for instance in self._instances:
             instance.close()

@@ -35,6 +35,7 @@ Result = TypeVar("Result")
 TASKS = "other processes held the cores"
 STEAL = "the host took the cores"
 QUOTA = "the CPU quota of the container was used up"
+QUEUE = "another study measured on these cores"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class Counters:
         switches: thread → how often it was taken off its core.
         stolen_s: seconds that the machine below took from the cores, summed over them.
         throttled_s: seconds in which the control group had used up its quota.
+        queued_s: seconds that measurements waited for those of other studies.
     """
 
     at_s: float
@@ -54,6 +56,7 @@ class Counters:
     switches: Mapping[int, int] = field(default_factory=dict)
     stolen_s: float = 0.0
     throttled_s: float = 0.0
+    queued_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ class Disturbance:
         switches: involuntary ones.
         stolen_s: by the machine below.
         throttled_s: by the quota of a control group.
+        queued_s: for another study's measurements, before its own began.
     """
 
     lasted_s: float = 0.0
@@ -73,10 +77,11 @@ class Disturbance:
     switches: int = 0
     stolen_s: float = 0.0
     throttled_s: float = 0.0
+    queued_s: float = 0.0
 
     @property
     def lost_s(self) -> float:
-        """Seconds without a core, whoever had it."""
+        """Seconds without a core in which there was something to run, whoever had it."""
         return self.waited_s + self.stolen_s + self.throttled_s
 
     def __add__(self, other: Disturbance) -> Disturbance:
@@ -107,6 +112,7 @@ def between(before: Counters, after: Counters) -> Disturbance:
         max(0, switches),
         max(0.0, after.stolen_s - before.stolen_s),
         max(0.0, after.throttled_s - before.throttled_s),
+        max(0.0, after.queued_s - before.queued_s),
     )
 
 
@@ -117,12 +123,19 @@ class TaskCounters:
         cores: those that measurements run on.
         processes: returns the processes that measure.
         proc: where the kernel tells.
+        queued_s: returns how long measurements have waited for those of other studies.
     """
 
-    def __init__(self, cores: Iterable[int], processes: Callable[[], Iterable[int]], proc: Path = _PROC) -> None:
+    def __init__(
+        self,
+        cores: Iterable[int],
+        processes: Callable[[], Iterable[int]],
+        proc: Path = _PROC,
+        queued_s: Callable[[], float] = float,
+    ) -> None:
         self._cores = {f"cpu{core}" for core in cores}
         self._processes = processes
-        self._proc = proc
+        self._proc, self._queued_s = proc, queued_s
         self._stolen = (0.0, -1.0)  # seconds, and when to look again
 
     @property
@@ -142,7 +155,7 @@ class TaskCounters:
                     waited[int(thread)] = int(fields[1])
                     switches[int(thread)] = _involuntary(_bytes(f"{folder}/{thread}/status"))
         now = time.monotonic()
-        return Counters(now, waited, switches, self._steal(now), throttled_s())
+        return Counters(now, waited, switches, self._steal(now), throttled_s(), self._queued_s())
 
     def _steal(self, now: float) -> float:
         value, next_s = self._stolen
@@ -205,7 +218,8 @@ class RunFilter:
         result = work()
         happened = between(before, self._counters())
         self.total += happened
-        return result, happened.lost_s / happened.lasted_s if happened.lasted_s > 0.0 else 0.0
+        ran_s = happened.lasted_s - happened.queued_s
+        return result, happened.lost_s / ran_s if ran_s > 0.0 else 0.0
 
 
 def in_words(found: Disturbance, rejected: int, cores: int) -> list[str]:
@@ -217,14 +231,16 @@ def in_words(found: Disturbance, rejected: int, cores: int) -> list[str]:
     """
     if found.lasted_s <= 0.0:
         return []
-    told = []
-    for seconds, cause in ((found.waited_s, TASKS), (found.stolen_s, STEAL), (found.throttled_s, QUOTA)):
-        share = seconds / (found.lasted_s * max(1, cores))
+    lines = []
+    each = max(1, cores)
+    lost = ((found.waited_s, TASKS, each), (found.stolen_s, STEAL, each), (found.throttled_s, QUOTA, each))
+    for seconds, cause, count in (*lost, (found.queued_s, QUEUE, 1)):
+        share = seconds / (found.lasted_s * count)
         if share >= 0.01:
-            told.append(f"{cause} for {seconds:.1f} s in {found.lasted_s:.0f} s ({percent(share)})")
-    if rejected and told:
-        told[-1] += f"; {rejected} disturbed {'run was' if rejected == 1 else 'runs were'} repeated"
-    return told
+            lines.append(f"{cause} for {seconds:.1f} s in {found.lasted_s:.0f} s ({percent(share)})")
+    if rejected and lines:
+        lines[-1] += f"; {rejected} disturbed {'run was' if rejected == 1 else 'runs were'} repeated"
+    return lines
 
 
 def _listed(folder: str) -> list[str]:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from evaluators.base import Batch, Candidate
 from evaluators.measurement.disturbance import NOTHING, QUIET, Counters, Disturbance, RunFilter
 from evaluators.samples import Samples
-from search_spaces.core.errors import RunFolderError, UnavailableError, UsageError
+from search_spaces.core.errors import RunFolderError, UnavailableError, UsageError, damage
 from search_spaces.core.wording import plural
 
 Load = Callable[[], Candidate]
@@ -37,6 +37,9 @@ SETTLE_BELOW_S = 0.05
 LEVELS = (QUIET, 0.03, 0.10, math.inf)
 """Share of a turn without a core from which on it counts as disturbed. Where too few turns keep a level, the next one
 counts: a machine that is busy all the time must not leave a plan without figures."""
+
+CALM = LEVELS[1]
+"""Rounds with more disturbed turns count until their plans have met in enough that are calmer."""
 
 _ALPHA = 0.025  # of the t interval of one pair: looking after each round costs as much again
 _EARLY_ROUNDS, _EARLY_ALPHA = 5, 0.005  # a few rounds agree by chance
@@ -66,6 +69,7 @@ _EXACT = 1e-9  # sums of the same prices in another order differ by less
 _NORMAL = 1.96  # standard deviations to either side hold 95 %
 _WIDEST = math.log(1e6)  # of an interval's half: beyond it nothing is known anyway
 _LOADING_SHARE = 0.1  # of the final, for loading all plans once
+_NO_LOAD_S = 0.1  # where latencies are computed: quicker loading takes none of the final's time, on a busy machine too
 UNDECIDED = 0.02
 """Where another plan is expected to be faster than the recommended one by more than this, given all that it may be, the
 question is open: with an interval of some ±12 % around equal plans."""
@@ -224,6 +228,7 @@ class Final:
     repeated: int = 0
     exact: bool = False
     _made: list[_Levels] = field(default_factory=list, init=False, repr=False, compare=False)
+    _noise: list[tuple[float, float]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def measured(self) -> tuple[int, ...]:
@@ -248,7 +253,9 @@ class Final:
         """Return how many times as long a plan takes as another, with the interval."""
         value = self._table.effect(plan, other)
         half = math.hypot(self._table.half(plan, other), _NORMAL * self.model_sigma(plan, other))
-        half = min(math.hypot(half, self.instance_half * self._kept_share(plan, other)), _WIDEST)
+        if kept := self._kept_share(plan, other):
+            half = math.hypot(half, self.instance_half * kept)
+        half = min(half, _WIDEST)
         return Ratio(math.exp(value), math.exp(value - half), math.exp(value + half))
 
     def _kept_share(self, plan: int, other: int) -> float:
@@ -265,10 +272,13 @@ class Final:
 
     @property
     def _instance_noise(self) -> tuple[float, float]:
-        """Return the relative standard deviation between instances, and how many of them hold 95 %.
+        """Return the relative standard deviation between instances, and how many of them hold 95 %."""
+        if not self._noise:
+            self._noise.append(self._noise_of_instances())
+        return self._noise[0]
 
-        It is an assumption, and what pairs of kept instances show.
-        """
+    def _noise_of_instances(self) -> tuple[float, float]:
+        """Return the noise of instances: an assumption, and what pairs of kept instances show."""
         table = self._table.table
         plans = np.isfinite(table).sum(axis=1, keepdims=True)
         rows = np.where(plans >= 2, table, np.nan)
@@ -295,12 +305,14 @@ class Final:
     def model_sigma(self, plan: int, other: int) -> float:
         """Return the relative standard deviation of the ratio of two predictions; 0 where they were measured.
 
-        What both plans may be wrong about in the same way cancels; what no term of a model describes does not.
+        Errors that both plans share cancel; those that no term of the model describes do not. Predictions by different
+        models, as of other processors of a device, share none.
         """
         one, two = self.standings[plan].errors, self.standings[other].errors
         if one is None or two is None or plan == other:
             return 0.0
-        return math.hypot(float(np.linalg.norm(np.subtract(one, two))), _UNDESCRIBED)
+        terms = np.subtract(one, two) if len(one) == len(two) else (*one, *two)
+        return math.hypot(float(np.linalg.norm(terms)), _UNDESCRIBED)
 
     @property
     def fastest(self) -> int:
@@ -401,7 +413,7 @@ class Final:
                 bool(content["exact"]),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise RunFolderError(f"the final in the log is damaged: {error!r}") from error
+            raise RunFolderError(f"the final in the log is damaged: {damage(error)}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,6 +429,7 @@ class _Levels:
     exact: bool = False
     _found: dict[tuple[int, int], list[Array]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _effects: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _pooled: list[tuple[float, int]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def differences(self, plan: int, other: int) -> list[Array]:
         """Return the differences in the rounds of both, by the instances that met, outliers pulled in."""
@@ -488,7 +501,9 @@ class _Levels:
         count = max(1, self._met(plan, other))
         inside = sum(len(group) - 1 for group in groups)
         own = sum(float(((group - group.mean()) ** 2).sum()) for group in groups) / inside if inside else 0.0
-        common, known = self._common
+        if not self._pooled:
+            self._pooled.append(self._common())
+        common, known = self._pooled[0]
         others = min(_PRIOR_ROUNDS, max(0, known - inside))
         if others:
             prior = others
@@ -498,7 +513,6 @@ class _Levels:
         variance = (prior * max(common, ROUND_NOISE**2 / 4) + inside * own) / freedom
         return math.sqrt(variance / count), freedom
 
-    @property
     def _common(self) -> tuple[float, int]:
         """Return the variance of a difference within pairs, over all pairs, and its degrees of freedom."""
         table = self.table[:, np.isfinite(self.table).any(axis=0)]
@@ -520,8 +534,12 @@ class _Levels:
         return 2.0 * float((kept**2).sum()) / freedom, freedom
 
 
-def _levels_of(turns: Mapping[int, Sequence[tuple[float, float]]]) -> tuple[dict[int, float], dict[int, Array]]:
+def _levels_of(
+    turns: Mapping[int, Sequence[tuple[float, float]]],
+) -> tuple[dict[int, float], dict[int, Array], float]:
     """Return each plan's log level in a round, without what all turns of a block share, and its turns as they were.
+
+    The third value is which of :data:`LEVELS` the turns that count keep.
 
     Args:
         turns: of each plan, one a block until it failed: log seconds, and the share of it without a core.
@@ -533,6 +551,7 @@ def _levels_of(turns: Mapping[int, Sequence[tuple[float, float]]]) -> tuple[dict
     for column, plan in enumerate(plans):
         log_s[: len(turns[plan]), column], lost[: len(turns[plan]), column] = np.transpose(turns[plan])
     present = np.isfinite(log_s)
+    level = math.inf
     for level in LEVELS:
         kept = present & (lost <= level)
         if (kept.sum(axis=0) * 2 >= present.sum(axis=0)).all():
@@ -544,7 +563,7 @@ def _levels_of(turns: Mapping[int, Sequence[tuple[float, float]]]) -> tuple[dict
         shared = shared - np.median(shared)
         middle = _median_of_rows((log_s - shared[:, None]).T)
     kept_turns = {plan: log_s[np.isfinite(log_s[:, c]), c] for c, plan in enumerate(plans)}
-    return {plan: float(middle[c]) for c, plan in enumerate(plans)}, kept_turns
+    return {plan: float(middle[c]) for c, plan in enumerate(plans)}, kept_turns, level
 
 
 def run_final(
@@ -617,6 +636,7 @@ class _Runner:
         self._running = list(range(len(loads)))  # are measured in the next round
         self._leaders: set[int] = set()  # between these is decided
         self._levels: list[dict[int, float]] = []
+        self._calm: list[bool] = []
         self._turns: list[dict[int, Array]] = []
         self._stages: dict[int, list[Array]] = defaultdict(list)
         self._failures: dict[int, list[str]] = defaultdict(list)
@@ -644,7 +664,7 @@ class _Runner:
 
     def _round(self) -> None:
         done = len(self._levels)
-        self._progress(f"final comparison, round {done + 1}: {plural(len(self._running), 'plan')}")
+        self._progress(f"final comparison of {plural(len(self._running), 'plan')}, round {done + 1}")
         order = [self._running[0], *map(int, self._rng.permutation(self._running[1:]))] if done else self._running
         hub = order[0]
         if done:
@@ -653,7 +673,7 @@ class _Runner:
         self._used.append({})
         levels: dict[int, float] = {}
         turns: dict[int, Array] = {}
-        first = True
+        first = calm = True
         while first or rest:
             late = self._spent_s >= _ADMITTED * self._policy.max_s
             if not (first or done) and late and len(turns) >= self._policy.least:
@@ -661,7 +681,8 @@ class _Runner:
             group, rest = [hub, *rest[: self._loaded - 1]], rest[self._loaded - 1 :]
             made = self._group(group)
             if any(made.values()):
-                level, turned = _levels_of(made)
+                level, turned, lost = _levels_of(made)
+                calm = calm and lost <= CALM
                 shift = levels[hub] - level[hub] if hub in levels and hub in level else 0.0
                 levels |= {i: value + shift for i, value in level.items() if i not in levels}
                 turns |= {i: value + shift for i, value in turned.items() if i not in turns}
@@ -670,6 +691,7 @@ class _Runner:
             self._racing -= set(rest)
             self._running = [i for i in self._running if i not in rest]
         self._levels.append(levels)
+        self._calm.append(calm)
         self._turns.append(turns)
         if not done and levels:
             best = min(levels, key=lambda i: levels[i])
@@ -705,13 +727,13 @@ class _Runner:
             candidate = load()
         except UnavailableError as error:
             self._failed(plan, error)
-            self._spent_s += time.monotonic() - begin
+            self._spent_s += self._counted_s(begin)
             # Perhaps there was no memory for so many at once.
             self._loaded = max(2, len(built)) if len(built) > 1 else self._loaded
             for other in [i for i in self._kept if i not in built]:
                 self._forget(other)
             return None
-        took_s = time.monotonic() - begin
+        took_s = self._counted_s(begin)
         if not (slow and not kept):  # a shared instance has no loading time
             self._load_s[plan] = min(took_s, self._load_s.get(plan, math.inf))
         try:
@@ -723,11 +745,17 @@ class _Runner:
             return None
         first_s = float(settle.latency_s[0])
         self._typical_s.setdefault(plan, first_s)
-        self._spent_s += max(time.monotonic() - begin, took_s + first_s)
+        self._spent_s += max(self._counted_s(begin), took_s + first_s)
         if slow or took_s > self._policy.slow_load_s or self._has_room():
             self._kept.setdefault(plan, []).append(candidate)
             self._instances[plan] = len(self._kept[plan])
         return candidate
+
+    def _counted_s(self, begin: float) -> float:
+        """Return the seconds since ``begin`` that count as the final's: what is computed does not depend on a clock."""
+        took_s = time.monotonic() - begin
+        quick = took_s < min(_NO_LOAD_S, self._policy.slow_load_s)
+        return 0.0 if self._computed and quick else took_s
 
     def _has_room(self) -> bool:
         """Return whether instances are kept since loading all plans takes long, and memory has room for so few."""
@@ -765,7 +793,7 @@ class _Runner:
             begin = time.monotonic()
             with suppress(UnavailableError):  # its turn tells why
                 built[groups[which][0]].run(1)  # which warms up an accelerator that idled
-            ready_s = time.monotonic() - begin
+            ready_s = self._counted_s(begin)
             self._spent_s += ready_s
             own = {plan: built.pop(plan) for plan in groups[which]}
             self._take_turns(own, turns, ready_s)
@@ -801,7 +829,11 @@ class _Runner:
 
     def _turn(self, plan: int, candidate: Candidate) -> tuple[float, float]:
         """Return the least disturbed of a few tries at a turn: the first one, unless counters say that it waited."""
-        log_s, lost = self._filter.run(lambda: self._try(plan, candidate))
+        queued_s = self._filter.total.queued_s
+        try:
+            log_s, lost = self._filter.run(lambda: self._try(plan, candidate))
+        finally:
+            self._spent_s -= self._filter.total.queued_s - queued_s
         self._turns_made += 1
         self._disturbed += lost > QUIET
         return log_s, lost
@@ -816,7 +848,7 @@ class _Runner:
         batch = candidate.run(runs)
         values = _checked(batch, runs)
         said_s = settling_s + math.fsum(batch.latency_s)  # computed: a busy machine must change no result
-        self._spent_s += said_s if self._computed else max(time.monotonic() - begin, said_s)
+        self._spent_s += max(0.0 if self._computed else time.monotonic() - begin, said_s)
         self._stages[plan].append(batch.stage_s)
         self._typical_s[plan] = median_s = float(np.median(values))
         self._best_s[plan] = min(median_s, _FORGETS * self._best_s.get(plan, math.inf))
@@ -862,6 +894,14 @@ class _Runner:
         rows = [[levels.get(plan, np.nan) for plan in plans] for levels in self._levels]
         numbers = [[used.get(plan, -1) for plan in plans] for used in self._used[: len(rows)]]
         table = np.array(rows, np.float64).reshape(-1, len(plans))
+        calm, met = np.array(self._calm, bool), np.isfinite(table).astype(int)
+        # Of any two plans of a disturbed round, at least five calm rounds, and half of all, must be left.
+        meetings, left = met.T @ met, met[calm].T @ met[calm]
+        enough = left >= np.maximum(_EARLY_ROUNDS, 0.5 * meetings)
+        for row in np.flatnonzero(~calm):
+            there = np.flatnonzero(met[row])
+            if enough[np.ix_(there, there)].all():
+                table[row] = np.nan
         return _Levels(table, np.array(numbers, np.int64).reshape(table.shape), exact=self._exact())
 
     def _exact(self) -> bool:

@@ -82,7 +82,7 @@ class Connection:
         ask = self._channel.unary_unary(f"/{wire.SERVICE}/{method}")
         with self._reached():
             content = ask(wire.packed(data), timeout=limit_s, metadata=self._metadata)
-        return self._told(content)
+        return self._answer(content)
 
     def send(self, path: Path, announced: Mapping[str, Any]) -> None:
         """Send a model.
@@ -100,9 +100,9 @@ class Connection:
         ask = self._channel.stream_unary(f"/{wire.SERVICE}/Store")
         with self._reached():
             content = ask(messages(), timeout=_transfer_limit_s(nbytes), metadata=self._metadata)
-        self._told(content)
+        self._answer(content)
 
-    def fetch(self, folder: Path, client: str, told: Mapping[str, Any]) -> Path:
+    def fetch(self, folder: Path, client: str, announced: Mapping[str, Any]) -> Path:
         """Fetch a file that the device has deployed; its name, size and digest are checked here too.
 
         Raises:
@@ -110,15 +110,15 @@ class Connection:
             UnavailableError: it gives another file than it said.
             UsageError: the folder cannot be written.
         """
-        name, digest = wire.text(told, "name", wire.FILE_NAME), wire.text(told, "sha256", wire.DIGEST)
-        nbytes = wire.whole(told, "nbytes", 1, _MOST_FETCHED_NBYTES)
+        name, digest = wire.text(announced, "name", wire.FILE_NAME), wire.text(announced, "sha256", wire.DIGEST)
+        nbytes = wire.whole(announced, "nbytes", 1, _MOST_FETCHED_NBYTES)
         ask = self._channel.unary_stream(f"/{wire.SERVICE}/Fetch")
         found, took = hashlib.sha256(), 0
         request = wire.packed({"client": client, "name": name})
         with self._reached(), replacing(folder / name) as file:
             for piece in ask(request, timeout=_transfer_limit_s(nbytes), metadata=self._metadata):
                 if not piece.startswith(b"F"):
-                    self._told(piece[1:])
+                    self._answer(piece[1:])
                 took += len(piece) - 1
                 if took > nbytes:
                     break
@@ -128,13 +128,13 @@ class Connection:
                 raise UnavailableError(f"{self.device.name}: {name} did not come as it was announced")
         return folder / name
 
-    def _told(self, content: bytes) -> dict[str, Any]:
+    def _answer(self, content: bytes) -> dict[str, Any]:
         answer = wire.unpacked(content)
         if answer.get("lapsed") is True:
             raise DeviceLostError(f"device {self.device.name}: it ended this study, or was restarted")
         if answer.get("busy") is True:
             raise BusyElsewhereError(f"device {self.device.name} is {answer['error']['what']}")
-        wire.raise_told(answer, f"device {self.device.name}")
+        wire.raise_reported(answer, f"device {self.device.name}")
         return answer
 
     @contextmanager
@@ -273,8 +273,8 @@ class Link:
         self._lease_s = max(1.0, float(answer.get("lease_s", 30.0)))
         if not self.generation:
             self.capabilities = wire.capabilities_from_json(answer.get("capabilities"))
-            told = _plain(answer.get("powers_w")).items()
-            self.powers_w = {k: float(v) for k, v in told if isinstance(v, int | float) and 0.0 <= v < math.inf}
+            powers = _plain(answer.get("powers_w")).items()
+            self.powers_w = {k: float(v) for k, v in powers if isinstance(v, int | float) and 0.0 <= v < math.inf}
         self.generation += 1
         if not self._beat.is_alive():
             self._beat.start()
@@ -322,11 +322,11 @@ class Link:
             self.conditions = _plain(answer["conditions"])
         return answer
 
-    def fetch(self, folder: Path, told: Any) -> Path:
+    def fetch(self, folder: Path, announced: Any) -> Path:
         """Fetch a file that the device has announced; see :meth:`~evaluators.remote.connection.Connection.fetch`."""
-        if self._connection is None or not isinstance(told, dict):
+        if self._connection is None or not isinstance(announced, dict):
             raise DeviceLostError(f"device {self._devices[0].name}: the connection is lost")
-        return self._connection.fetch(folder, self.client, told)
+        return self._connection.fetch(folder, self.client, announced)
 
     def send(self, model: Sendable) -> None:
         """Send a model, unless the device has it.
@@ -371,7 +371,7 @@ def waited(devices: Sequence[Device], ask: Callable[[Device], Found]) -> Found:
         UnavailableError: none was in time, or one is there but cannot be used.
     """
     wait_s = max(device.wait_s for device in devices)
-    end_s, told = time.monotonic() + wait_s, False
+    end_s, warned = time.monotonic() + wait_s, False
     while True:
         problems: list[UnavailableError] = []
         for device in devices:
@@ -382,9 +382,9 @@ def waited(devices: Sequence[Device], ask: Callable[[Device], Found]) -> Found:
         if time.monotonic() >= end_s:
             hint = "start `optimize agent` there, and check that its port can be reached"
             raise UnavailableError(f"{problems[0].what}; waited for {wait_s:g} s", hint)
-        if not told:
+        if not warned:
             _LOGGER.warning("%s; waiting for up to %g s", problems[0].what, wait_s)
-            told = True
+            warned = True
         time.sleep(_POLL_S)
 
 
@@ -395,8 +395,8 @@ def _check_version(device: Device, version: object) -> None:
 
 def _unpriced(platform: Platform) -> Platform:
     """Return a platform as the device knows it: what power its processors draw was said here."""
-    lanes = (replace(p, options={k: v for k, v in p.options.items() if k != OPTION}) for p in platform.processors)
-    return replace(platform, processors=tuple(lanes))
+    processors = (replace(p, options={k: v for k, v in p.options.items() if k != OPTION}) for p in platform.processors)
+    return replace(platform, processors=tuple(processors))
 
 
 def _plain(conditions: Any) -> dict[str, Any]:

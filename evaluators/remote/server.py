@@ -196,9 +196,9 @@ def _handlers(grpc: Any, agent: Agent) -> Any:
 
 def _error(error: Exception) -> bytes:
     if isinstance(error, OptimizeError):
-        told = wire.error_to_json(error)
-        told["busy"], told["lapsed"] = isinstance(error, BusyError), isinstance(error, LapsedError)
-        return wire.packed(told)
+        failure = wire.error_to_json(error)
+        failure["busy"], failure["lapsed"] = isinstance(error, BusyError), isinstance(error, LapsedError)
+        return wire.packed(failure)
     text = " ".join(str(error).split())[:500]
     return wire.packed(wire.error_to_json(UnavailableError(f"the agent failed: {type(error).__name__}: {text}")))
 

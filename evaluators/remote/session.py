@@ -18,6 +18,7 @@ from typing import Any
 
 from evaluators.base import Agreement, Batch, Candidate, Evaluator, EvaluatorCapabilities, Session
 from evaluators.guard import wrong_batch
+from evaluators.litert.deployment import INPUTS
 from evaluators.remote import wire
 from evaluators.remote.connection import SHORT_S, SLACK_S, Connection, Link, Sendable, sendable, waited
 from evaluators.remote.devices import Device, find_devices
@@ -25,20 +26,21 @@ from evaluators.workload.host import PricedWorkload
 from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.predicted import Grids
 from evaluators.workload.prices import PriceTable
-from search_spaces.core.arrangement import RankSet
+from search_spaces.core.decoded_plan import RankSet
 from search_spaces.core.errors import DeviceLostError, OptimizeError, UnavailableError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
-from search_spaces.core.pools import lanes_of
+from search_spaces.core.pools import single_processors
 from search_spaces.core.workload import Workload
+from search_spaces.models.inputs import write_inputs
 
 _PRICE_S = 1000.0  # of what the agent allows itself, and the way
 
 
 class RemoteEvaluator(Evaluator):
-    """See :class:`~evaluators.base.Evaluator`; which device it is must be said first, by :meth:`at`."""
+    """Measures plans on a device that an agent serves; :meth:`at` selects the device first."""
 
     name = "remote"
     capabilities = EvaluatorCapabilities(names=True, targets=True, workloads=True, measures_here=False)
@@ -48,22 +50,28 @@ class RemoteEvaluator(Evaluator):
         self._names: list[str] = []
 
     def at(self, device: str) -> None:
-        """See :class:`~evaluators.base.Evaluator`: a name, or several of devices that are alike, with commas."""
+        """Measure on the device of that name from now on; on any of several that are alike, with commas.
+
+        A name, or several of devices that are alike, with commas.
+        """
         self._devices = find_devices(device)
 
     def platform(self) -> Platform:
-        """See :class:`~evaluators.base.Evaluator`: that of the first device that answers."""
+        """Return the platform that this evaluator finds by itself; that of the first device that answers."""
         return wire.platform_from_json(self._first("Describe", {}).get("platform"))
 
     def processor(self, name: str) -> Processor:
-        """See :class:`~evaluators.base.Evaluator`: the device knows its own."""
+        """Return the processor of a name; the device knows its own."""
         found = wire.platform_from_json(self._first("Processor", {"name": name}).get("platform"))
         self._names.append(name)
         return found.processors[0]
 
     @contextmanager
     def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[RemoteSession]:  # noqa: ARG002
-        """See :class:`~evaluators.base.Evaluator`; a device that measures for somebody else is waited for."""
+        """Open a session on a platform; leaving the context gives everything back.
+
+        A device that measures for somebody else is waited for.
+        """
         with TemporaryDirectory(prefix="sent-") as folder:
             link = Link(self._known(), platform, self._names)
             try:
@@ -81,9 +89,9 @@ class RemoteEvaluator(Evaluator):
         objective: Objective,
         scratch: Path | None = None,  # noqa: ARG002
     ) -> Iterator[RemoteWorkload]:
-        """See :class:`~evaluators.base.Evaluator`: the agent's evaluator hosts the models."""
+        """Open a session for one workload, as :meth:`prepare` does; the agent's evaluator hosts the models."""
         with TemporaryDirectory(prefix="sent-") as folder:
-            link = Link(self._known(), replace(platform, processors=lanes_of(platform)), self._names)
+            link = Link(self._known(), replace(platform, processors=single_processors(platform)), self._names)
             try:
                 link.connect()
                 yield RemoteWorkload(link, Path(folder), workload, joined, platform, objective)
@@ -106,7 +114,7 @@ class RemoteEvaluator(Evaluator):
 
 
 class RemoteSession(Session):
-    """See :class:`~evaluators.base.Session`; whichever device has the lease."""
+    """A session on the device that has the lease."""
 
     def __init__(self, link: Link, folder: Path) -> None:
         self._link = link
@@ -116,26 +124,29 @@ class RemoteSession(Session):
         self.capabilities = replace(link.capabilities, conditions=True)
 
     def powers_w(self) -> dict[str, float]:
-        """See :class:`~evaluators.base.Session`."""
+        """Return the watts of processors while they run, of those that are known."""
         return self._link.powers_w
 
     def conditions(self) -> dict[str, Any]:
-        """See :class:`~evaluators.base.Session`: what the device told with its last answer."""
+        """Return what may have changed the last measurements (governor, load, versions, …).
+
+        What the device told with its last answer.
+        """
         return dict(self._link.conditions)
 
     def fingerprint(self) -> dict[str, Any]:
-        """See :class:`~evaluators.base.Session`."""
+        """Return all that may change a number (machine, processors, versions, settings), as plain values."""
         return dict(self._link.fingerprint)
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> RemoteCandidate:
-        """See :class:`~evaluators.base.Session`."""
+        """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance)."""
         plan.validate(graph, self._link.platform)
         candidate = RemoteCandidate(self._link, self._model(graph), plan, fresh=fresh)
         self._link.moved(candidate.load)
         return candidate
 
     def unsupported_operators(self, graph: Graph, processor: str) -> list[int]:
-        """See :class:`~evaluators.base.Session`."""
+        """Return the operators that a processor does not take, ascending."""
         model = self._model(graph)
         limit_s = self._link.platform.limits.load_s * len(graph.operators) + SLACK_S
         answer = self._link.moved(lambda: self._link.ask("Unsupported", {"processor": processor}, limit_s, model))
@@ -145,17 +156,22 @@ class RemoteSession(Session):
         return sorted(found)
 
     def deploy(self, folder: Path, graph: Graph, plan: Plan) -> Agreement:
-        """See :class:`~evaluators.base.Session`: the device makes the files and runs them, then they are fetched."""
-        return self._link.moved(lambda: self._deploy(folder, self._model(graph), plan))
+        """Write ``plan.json`` and the stage files to ``folder``, run them, and compare outputs.
+
+        The device makes the files and runs them, then they are fetched.
+        """
+        agreement = self._link.moved(lambda: self._deploy(folder, self._model(graph), plan))
+        write_inputs(folder / INPUTS, graph)  # as the device drew them
+        return agreement
 
     def _deploy(self, folder: Path, model: Sendable, plan: Plan) -> Agreement:
         data = {"plan": model.plan(plan).to_json()}
         answer = self._link.ask("Deploy", data, _load_limit_s(self._link, plan), model)
-        told, agreement = answer.get("files"), wire.agreement_from_json(answer.get("agreement"))
-        if not isinstance(told, list) or len(told) > 2 * len(plan.stages) + 1 or agreement is None:
+        entries, agreement = answer.get("files"), wire.agreement_from_json(answer.get("agreement"))
+        if not isinstance(entries, list) or len(entries) > 2 * len(plan.stages) + 1 or agreement is None:
             raise wire.WireError("the device reports other files than the plan has")
         # plan.json comes first by name; it is written last, when all that it names is there.
-        fetched = {self._link.fetch(folder, entry).name for entry in reversed(told)}
+        fetched = {self._link.fetch(folder, entry).name for entry in reversed(entries)}
         for stale in folder.glob("stage_*.tflite"):
             if stale.name not in fetched:
                 stale.unlink()
@@ -169,7 +185,7 @@ class RemoteSession(Session):
 
 
 class RemoteWorkload(RemoteSession, PricedWorkload):
-    """See :class:`~evaluators.workload.host.WorkloadSession`; what predicts is here, what measures on the device."""
+    """A session of several models: the device measures, this process predicts."""
 
     def __init__(
         self,
@@ -211,15 +227,15 @@ class RemoteWorkload(RemoteSession, PricedWorkload):
             raise wire.WireError("the device hosts other models")
         self._there = {graph.digest: str(name) for (graph, _), name in zip(self._clients, there, strict=True)}
         self._joined, self._hosted = str(answer.get("joined")), self._link.generation
-        told = answer.get("capabilities")
+        capable = answer.get("capabilities")
         self.capabilities = replace(
-            self.capabilities, decompose=isinstance(told, dict) and told.get("decompose") is True
+            self.capabilities, decompose=isinstance(capable, dict) and capable.get("decompose") is True
         )
 
     def price(
         self, known: Mapping[str, Any] | None, progress: Callable[[str], None], grids: Grids = MappingProxyType({})
     ) -> Mapping[str, Any]:
-        """See :class:`~evaluators.workload.host.WorkloadSession`."""
+        """Learn what jobs cost, and return it as plain values."""
         found = known
         if known is None or grids:
             progress("the device prices the models' jobs")
@@ -240,13 +256,13 @@ class RemoteWorkload(RemoteSession, PricedWorkload):
         return self._link.moved(ask)
 
     def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:
-        """See :class:`~evaluators.base.Session`."""
+        """Return the largest error of a decomposed model's outputs, relative to its largest one."""
         request = {"structure": self._there[graph.digest], "ranks": list(map(list, ranks))}
         found = self._asked("DecomposedError", request, 4 * self.platform.limits.load_s + SLACK_S).get("error")
         return None if found is None else float(found)
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> RemoteWorkloadCandidate:
-        """See :class:`~evaluators.base.Session`."""
+        """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance)."""
         plan.validate(graph, self.platform)
         candidate = RemoteWorkloadCandidate(self._link, self, plan, fresh=fresh)
         self._link.moved(candidate.load)
@@ -269,7 +285,7 @@ def _renamed(table: Mapping[str, Any] | None, names: Mapping[str, str]) -> dict[
 
 
 class RemoteCandidate(Candidate):
-    """See :class:`~evaluators.base.Candidate`."""
+    """A plan that the device has loaded."""
 
     def __init__(self, link: Link, model: Sendable | None, plan: Plan, *, fresh: bool) -> None:
         self._link, self._model, self._plan, self._fresh = link, model, plan, fresh
@@ -287,7 +303,7 @@ class RemoteCandidate(Candidate):
         self._number, self._generation = wire.whole(answer, "candidate", 1, 1 << 53), self._link.generation
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
-        """See :class:`~evaluators.base.Candidate`.
+        """Run ``n`` inferences, fewer where one takes longer than ``stop_above_s``.
 
         Raises:
             DeviceLostError: the device is gone, and this plan has shown batches on it.
@@ -295,11 +311,14 @@ class RemoteCandidate(Candidate):
         return self._batch({"n": n, "stop_above_s": wire.finite(stop_above_s)}, n, stop_above_s)
 
     def stream(self, n: int) -> Batch:
-        """See :class:`~evaluators.base.Candidate`; errors are those of :meth:`run`."""
+        """Return ``n`` observations of the period of a full pipeline; errors are those of :meth:`run`."""
         return self._batch({"n": n, "stream": True}, n, math.inf)
 
     def after_pause(self, pause_s: float) -> float:
-        """See :class:`~evaluators.base.Candidate`; errors are those of :meth:`run`."""
+        """Return the seconds of one inference that follows a pause; with ``pause``; errors as of :meth:`run`.
+
+        Errors are those of :meth:`run`.
+        """
         limit_s = self._link.platform.limits.run_s + pause_s + SLACK_S
         took_s = wire.seconds(self._asked("AfterPause", {"pause_s": pause_s}, limit_s), "seconds")
         if not 0.0 < took_s < math.inf:
@@ -320,12 +339,12 @@ class RemoteCandidate(Candidate):
         """Take what an answer tells beside its batch."""
 
     def verify(self) -> Agreement | None:
-        """See :class:`~evaluators.base.Candidate`."""
+        """Compare the outputs of the last run with the whole model's; runs once if none was made."""
         answer = self._asked("Verify", {}, 4 * self._link.platform.limits.run_s + SLACK_S)
         return wire.agreement_from_json(answer.get("agreement"))
 
     def close(self) -> None:
-        """See :class:`~evaluators.base.Candidate`."""
+        """Give back what only this candidate holds; nothing, where it holds nothing."""
         if self._number and self._generation == self._link.generation:
             with suppress(OptimizeError):  # a device that is gone has closed it
                 self._link.ask("Close", {"candidate": self._number}, SHORT_S + SLACK_S)
@@ -345,7 +364,7 @@ class RemoteCandidate(Candidate):
 
 
 class RemoteWorkloadCandidate(RemoteCandidate):
-    """See :class:`~evaluators.workload.host.WorkloadCandidate`."""
+    """A plan of several models that the device has loaded."""
 
     def __init__(self, link: Link, session: RemoteWorkload, plan: Plan, *, fresh: bool) -> None:
         super().__init__(link, None, plan, fresh=fresh)

@@ -21,15 +21,16 @@ from typing import Any
 import numpy as np
 
 from evaluators.base import Agreement, Batch, Capabilities
+from evaluators.samples import read_agreement
 from evaluators.schedule import Event, Timeline
 from evaluators.workload.outcome import Outcome, Request
 from search_spaces.core.bounded import parsed_json
-from search_spaces.core.errors import OptimizeError, UnavailableError, UsageError, shown
+from search_spaces.core.errors import OptimizeError, UnavailableError, UsageError, damage, shown
 from search_spaces.core.plan import LayerRanks
 from search_spaces.core.platform import Limits, Link, Platform, Processor
 
 SERVICE = "partition_optimizer.Agent"
-VERSION = 3
+VERSION = 4
 DEFAULT_PORT = 7450
 MESSAGE_NBYTES = 8 << 20
 PIECE_NBYTES = 1 << 20
@@ -81,7 +82,7 @@ def unpacked(content: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise WireError(f"a message is not JSON: {error}") from error
     if not isinstance(data, dict):
-        raise WireError(f"a message is {shown(data)}, no JSON object")
+        raise WireError(f"a message must be a JSON object, not {shown(data)}")
     return data
 
 
@@ -150,7 +151,7 @@ def batch_from_json(data: Any) -> Batch:
         errors = None if data["errors"] is None else np.array(data["errors"], dtype=np.float64)
         return Batch(latency_s, stage_s, timeline, errors)
     except (KeyError, TypeError, ValueError) as error:
-        raise WireError(f"an answer is damaged: {error!r}") from error
+        raise WireError(f"an answer is damaged: {damage(error)}") from error
 
 
 def ranks_from_json(data: Any) -> tuple[LayerRanks, ...]:
@@ -162,7 +163,7 @@ def ranks_from_json(data: Any) -> tuple[LayerRanks, ...]:
     try:
         return tuple(LayerRanks(*map(int, each)) for each in data)
     except (TypeError, ValueError) as error:
-        raise WireError(f"ranks are damaged: {error!r}") from error
+        raise WireError(f"ranks are damaged: {damage(error)}") from error
 
 
 def outcome_to_json(found: Outcome) -> dict[str, Any]:
@@ -186,7 +187,7 @@ def outcome_from_json(data: Any, timeline: Timeline | None) -> Outcome:
         )
         return Outcome(rows, float(data["makespan_s"]), timeline)
     except (KeyError, TypeError, ValueError) as error:
-        raise WireError(f"an answer is damaged: {error!r}") from error
+        raise WireError(f"an answer is damaged: {damage(error)}") from error
 
 
 def _event(data: Mapping[str, Any]) -> Event:
@@ -201,7 +202,7 @@ def capabilities_from_json(data: Any) -> Capabilities:
         WireError: it is no JSON object.
     """
     if not isinstance(data, dict):
-        raise WireError(f"capabilities are {shown(data)}, no JSON object")
+        raise WireError(f"capabilities must be a JSON object, not {shown(data)}")
     return replace(Capabilities(**{f.name: data.get(f.name) is True for f in fields(Capabilities)}), **_FAR)
 
 
@@ -214,20 +215,18 @@ def agreement_from_json(data: Any) -> Agreement | None:
     if data is None:
         return None
     try:
-        names = ("max_abs_error", "max_rel_error", "tolerance", "mean_rel_error")
-        numbers = {name: math.inf if data[name] is None else float(data[name]) for name in names}
-        return Agreement(bool(data["identical"]), **numbers, output=str(data["output"]))
+        return read_agreement(data)
     except (KeyError, TypeError, ValueError) as error:
-        raise WireError(f"an answer is damaged: {error!r}") from error
+        raise WireError(f"an answer is damaged: {damage(error)}") from error
 
 
 def agreement_to_json(agreement: Agreement | None) -> dict[str, Any] | None:
     """Return an agreement as plain values; an error that is not a number becomes None."""
     if agreement is None:
         return None
-    numbers = asdict(agreement)
-    output = numbers.pop("output")
-    return {key: finite(value) for key, value in numbers.items()} | {"output": output}
+    numbers = {name: finite(getattr(agreement, name)) for name in ("max_abs_error", "max_rel_error", "tolerance")}
+    outputs = [{"name": e.name, "largest": finite(e.largest), "mean": finite(e.mean)} for e in agreement.outputs]
+    return {"identical": agreement.identical, **numbers, "outputs": outputs, "top1": agreement.top1}
 
 
 def platform_to_json(platform: Platform) -> dict[str, Any]:
@@ -259,7 +258,7 @@ def platform_from_json(data: Any, known: Sequence[Processor] | None = None) -> P
             raise WireError(f"limits of {limits.load_s} and {limits.run_s} s are not taken")
         return Platform(text(data, "name"), tuple(_processor(e, known) for e in entries), links, limits)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise WireError(f"a platform is damaged: {error!r}") from error
+        raise WireError(f"a platform is damaged: {damage(error)}") from error
 
 
 def _processor(entry: Mapping[str, Any], known: Sequence[Processor] | None) -> Processor:
@@ -285,16 +284,16 @@ def error_to_json(error: OptimizeError) -> dict[str, Any]:
     return {"error": {"what": error.what, "hint": error.hint, "usage": isinstance(error, UsageError)}}
 
 
-def raise_told(data: Mapping[str, Any], device: str) -> None:
+def raise_reported(data: Mapping[str, Any], device: str) -> None:
     """Raise the error that an answer tells, if it tells one.
 
     Raises:
         UsageError, UnavailableError: what went wrong on the device.
     """
-    told = data.get("error")
-    if isinstance(told, Mapping):
-        kind = UsageError if told.get("usage") is True else UnavailableError
-        raise kind(f"{device}: {str(told.get('what'))[:2000]}", str(told.get("hint", ""))[:500])
+    error = data.get("error")
+    if isinstance(error, Mapping):
+        kind = UsageError if error.get("usage") is True else UnavailableError
+        raise kind(f"{device}: {str(error.get('what'))[:2000]}", str(error.get("hint", ""))[:500])
 
 
 def pieces_of(path: Path) -> Iterator[bytes]:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from evaluators.base import CONTRACT_VERSION, Capabilities, Evaluator, EvaluatorCapabilities, PartCosts, Session
-from evaluators.schedule import Law, Task, run_tasks, timeline
+from evaluators.base import (
+    CONTRACT_VERSION,
+    Batch,
+    Capabilities,
+    Evaluator,
+    EvaluatorCapabilities,
+    PartCosts,
+    Session,
+)
+from evaluators.schedule import Law, Task, Timeline, needs_of, rounds, run_tasks, stream_period_s, timeline
 from evaluators.table.table import Table, read_table
 from evaluators.testing import Noise, SyntheticCandidate
 from search_spaces.core.errors import UnavailableError, UsageError
@@ -86,10 +95,26 @@ class TableEvaluator(Evaluator):
             session.closed = True
 
 
+class TablePlan(SyntheticCandidate):
+    """A plan with the times of a table.
+
+    Args:
+        period_s: returns the period of a stream.
+    """
+
+    def __init__(self, one: Timeline, period_s: Callable[[], float]) -> None:
+        super().__init__(one, _EXACT, np.random.default_rng(0))
+        self._period_s = period_s
+
+    def stream(self, n: int) -> Batch:
+        """Return ``n`` observations of the period of a full pipeline; every observation is the same."""
+        return replace(self.run(n), latency_s=np.full(n, self._period_s()))
+
+
 class TableSession(Session):
     """A session of :class:`TableEvaluator`; see :class:`~evaluators.base.Session`."""
 
-    capabilities = Capabilities(unsupported=True, costs=True)
+    capabilities = Capabilities(unsupported=True, costs=True, stream=True)
 
     def __init__(self, table: Table, platform: Platform) -> None:
         self._table, self._platform, self._graph = table, platform, table.graph()
@@ -100,7 +125,10 @@ class TableSession(Session):
         self.closed = False
 
     def fingerprint(self) -> dict[str, Any]:
-        """See :class:`~evaluators.base.Session`: all numbers of the table."""
+        """Return all that may change a number (machine, processors, versions, settings), as plain values.
+
+        All numbers of the table.
+        """
         return {
             "evaluator": TableEvaluator.name,
             "contract_version": CONTRACT_VERSION,
@@ -112,35 +140,35 @@ class TableSession(Session):
         }
 
     def unsupported_operators(self, graph: Graph, processor: str) -> Sequence[int]:
-        """See :class:`~evaluators.base.Session`: the operators with ``never``."""
+        """Return the operators that a processor does not take, ascending; the operators with ``never``."""
         self._check(graph)
-        lane = [p.name for p in self._platform.processors].index(self._platform[processor].name)
-        return np.flatnonzero(~np.isfinite(self._operator_s[lane])).tolist()
+        number = [p.name for p in self._platform.processors].index(self._platform[processor].name)
+        return np.flatnonzero(~np.isfinite(self._operator_s[number])).tolist()
 
     def part_costs(self, graph: Graph) -> PartCosts:
-        """See :class:`~evaluators.base.Session`."""
+        """Return the costs that latencies are computed from, on the session's platform."""
         self._check(graph)
-        lanes, count = self._operator_s.shape
-        hand_over_s, least_s = np.zeros((2, count, lanes, lanes))
+        processors, count = self._operator_s.shape
+        transfer_s, least_s = np.zeros((2, count, processors, processors))
         last = [max((r for r in range(count) if o in graph.predecessors(r)), default=o) for o in range(count)]
         for first in range(1, count):
             # A cut moves what is read beyond it, as far as one cut can know; surely what the next operator reads.
-            hand_over_s[first] = self._transfer_s[[o for o in range(first) if last[o] >= first]].sum(axis=0)
+            transfer_s[first] = self._transfer_s[[o for o in range(first) if last[o] >= first]].sum(axis=0)
             if first - 1 in graph.predecessors(first):
                 least_s[first] = self._transfer_s[first - 1]
         limited = bool(np.isfinite(self._memory_bytes).any())
         return PartCosts(
             operator_s=self._operator_s,
             overhead_s=self._overhead_s,
-            beyond_s=np.zeros((lanes, count + 1, count + 1)),
-            hand_over_s=hand_over_s,
-            least_hand_over_s=least_s,
+            beyond_s=np.zeros((processors, count + 1, count + 1)),
+            transfer_s=transfer_s,
+            least_transfer_s=least_s,
             operator_nbytes=np.array([o.memory_bytes for o in self._table.operators]) if limited else None,
             memory_bytes=self._memory_bytes if limited else None,
         )
 
-    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> SyntheticCandidate:  # noqa: ARG002
-        """See :class:`~evaluators.base.Session`.
+    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> TablePlan:  # noqa: ARG002
+        """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance).
 
         Raises:
             PlanError: the plan is not for this graph.
@@ -151,32 +179,35 @@ class TableSession(Session):
             raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
         plan.validate(graph, self._platform)
         self._check(graph)
-        lanes = {p.name: i for i, p in enumerate(self._platform.processors)}
-        kept = np.zeros(len(lanes))
+        processors = {p.name: i for i, p in enumerate(self._platform.processors)}
+        kept = np.zeros(len(processors))
         for stage in plan.stages:
-            kept[lanes[stage.processor]] += sum(self._table.operators[o].memory_bytes for o in stage.operators)
-        for name, lane in lanes.items():
-            if kept[lane] > self._memory_bytes[lane]:
-                raise UnavailableError(f"{name!r} has {self._memory_bytes[lane]:g} B of memory, not {kept[lane]:g}")
-        tasks = self._tasks(graph, plan, lanes)
-        spans = run_tasks(tasks, Law.of(self._platform))
-        ran = timeline(spans, [stage.processor for stage in plan.stages])
-        return SyntheticCandidate(ran, _EXACT, np.random.default_rng(0))
+            kept[processors[stage.processor]] += sum(self._table.operators[o].memory_bytes for o in stage.operators)
+        for name, processor in processors.items():
+            if kept[processor] > self._memory_bytes[processor]:
+                raise UnavailableError(
+                    f"{name!r} has {self._memory_bytes[processor]:g} B of memory, not {kept[processor]:g}"
+                )
+        tasks = self._tasks(graph, plan, processors)
+        law = Law.of(self._platform)
+        ran = timeline(run_tasks(tasks, law), [stage.processor for stage in plan.stages])
+        how = rounds(plan, self._platform, needs_of(graph, plan))
+        return TablePlan(ran, lambda: stream_period_s(tasks, law, how))
 
-    def _tasks(self, graph: Graph, plan: Plan, lanes: dict[str, int]) -> list[Task]:
-        """Return the stages; what a stage is handed takes its own lane's time."""
+    def _tasks(self, graph: Graph, plan: Plan, processors: dict[str, int]) -> list[Task]:
+        """Return the stages; what a stage is handed takes its own processor's time."""
         place = {operator: index for index, stage in enumerate(plan.stages) for operator in stage.operators}
         tasks = []
         for index, stage in enumerate(plan.stages):
-            lane = lanes[stage.processor]
-            work_s = float(self._overhead_s[lane] + self._operator_s[lane, list(stage.operators)].sum())
+            processor = processors[stage.processor]
+            work_s = float(self._overhead_s[processor] + self._operator_s[processor, list(stage.operators)].sum())
             if not math.isfinite(work_s):
                 raise UnavailableError(f"{stage.processor!r} cannot run stage {index}: the table says `never`")
             writers = {b for o in stage.operators for b in graph.predecessors(o)} - set(stage.operators)
             for writer in writers:
-                work_s += float(self._transfer_s[writer, lanes[plan.stages[place[writer]].processor], lane])
+                work_s += float(self._transfer_s[writer, processors[plan.stages[place[writer]].processor], processor])
             needs = tuple((before, 0.0) for before in sorted({place[w] for w in writers}))
-            tasks.append(Task(lane, max(work_s, _LEAST_S), needs))
+            tasks.append(Task(processor, max(work_s, _LEAST_S), needs))
         return tasks
 
     def _check(self, graph: Graph) -> None:

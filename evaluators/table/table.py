@@ -122,12 +122,12 @@ class Table:
 
     def platform(self) -> Platform:
         """Return the devices as processors: ``big0``, ``big1``, … or ``big`` where there is one."""
-        lanes = []
+        processors = []
         for device in self.devices:
             for i in range(device.count):
                 name = f"{device.kind}{i}" if device.count > 1 else device.kind
-                lanes.append(Processor(name, "npu", {name: 1.0}, device.kind))
-        return Platform(self.name, tuple(lanes))
+                processors.append(Processor(name, "npu", {name: 1.0}, device.kind))
+        return Platform(self.name, tuple(processors))
 
     def graph(self) -> Graph:
         """Return the networks as one graph; what an operator keeps in memory is a constant that it reads."""
@@ -163,10 +163,13 @@ class Table:
 
     def transfer_s(self, platform: Platform) -> NDArray[np.float64]:
         """Return seconds that moving an operator's output takes, shape ``(n, P, P)``; 0 on one processor."""
-        lanes = platform.processors
+        processors = platform.processors
         return np.array(
             [
-                [[0.0 if a is b else operator.transfer_s.get((a.like, b.like), 0.0) for b in lanes] for a in lanes]
+                [
+                    [0.0 if a is b else operator.transfer_s.get((a.like, b.like), 0.0) for b in processors]
+                    for a in processors
+                ]
                 for operator in self.operators
             ]
         )

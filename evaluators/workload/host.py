@@ -22,7 +22,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
-from search_spaces.core.pools import lanes_of
+from search_spaces.core.pools import single_processors
 from search_spaces.core.workload import Workload
 
 
@@ -55,12 +55,15 @@ class WorkloadSession(Session, Protocol):
         ...
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> WorkloadCandidate:
-        """See :class:`~evaluators.base.Session`; ``graph`` is the joined one."""
+        """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance).
+
+        ``graph`` is the joined one.
+        """
         ...
 
 
 class HostedRun(Candidate, ABC):
-    """See :class:`WorkloadCandidate`.
+    """A loaded plan of a workload, run by subclasses.
 
     Args:
         found: the plan's setting.
@@ -91,7 +94,9 @@ class HostedRun(Candidate, ABC):
         return self._outcome
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
-        """See :class:`~evaluators.base.Candidate`; a run is ended by nothing but its end.
+        """Run ``n`` inferences, fewer where one takes longer than ``stop_above_s``.
+
+        A run is ended by nothing but its end.
 
         Raises:
             UnavailableError: a model failed.
@@ -106,7 +111,10 @@ class HostedRun(Candidate, ABC):
         return Batch(np.array(values), np.array(stages), self._outcome.timeline if self._outcome else None)
 
     def verify(self) -> Agreement | None:
-        """See :class:`~evaluators.base.Candidate`: the worst agreement of all instances."""
+        """Compare the outputs of the last run with the whole model's; runs once if none was made.
+
+        The worst agreement of all instances.
+        """
         if self._outcome is None:
             self._outcome = self.once()
         return worst(self.agreements())
@@ -124,18 +132,18 @@ class PricedWorkload(Session):
         lowerings: make the models that plans run.
 
     Args:
-        platform: lanes, pools, and lanes that only baselines use.
+        platform: processors, pools, and processors that only baselines use.
     """
 
     def __init__(self, workload: Workload, joined: JoinedGraph, platform: Platform, objective: Objective) -> None:
         self.workload, self.joined, self.platform, self.objective = workload, joined, platform, objective
         self.lowerings = Lowerings(joined, platform)
-        self._lanes = lanes_of(platform)
+        self._processors = single_processors(platform)
         self._simulator: WorkloadSimulator | None = None
 
     @property
     def simulator(self) -> WorkloadSimulator:
-        """See :class:`WorkloadSession`.
+        """What predicts plans, once :meth:`price` was called.
 
         Raises:
             UnavailableError: there are no prices yet.
@@ -146,7 +154,7 @@ class PricedWorkload(Session):
 
     def predict_by(self, table: PriceTable) -> None:
         """Predict plans by these prices from now on."""
-        price = table.price(self._lanes)
+        price = table.price(self._processors)
         self._simulator = WorkloadSimulator(self.workload, self.joined, self.platform, price, lowerings=self.lowerings)
 
 
@@ -159,10 +167,13 @@ class MeasuredWorkload(PricedWorkload, ABC):
         progress: Callable[[str], None],
         grids: Grids = MappingProxyType({}),
     ) -> Mapping[str, Any]:
-        """See :class:`WorkloadSession`; of ``grids`` only what ``known`` lacks is timed."""
+        """Learn what jobs cost, and return it as plain values.
+
+        Of ``grids`` only what ``known`` lacks is timed.
+        """
         graphs = list({c.graph.digest: c.graph for c in self.joined.components}.values())
         table = self.measured(graphs, progress) if known is None else PriceTable.from_json(known)
-        table = with_triples(table, graphs, grids, self.lowerings, self._lanes, self.alone, progress, self.forget)
+        table = with_triples(table, graphs, grids, self.lowerings, self._processors, self.alone, progress, self.forget)
         self.predict_by(table)
         return table.to_json()
 

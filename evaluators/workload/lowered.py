@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from evaluators.workload.scheduler import QueueClient
-from search_spaces.core.arrangement import RankSet, component_plan, ranks_by_component
+from search_spaces.core.decoded_plan import RankSet, component_plan, ranks_by_component
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Plan, needs
@@ -51,7 +51,7 @@ class LoweredModel:
 
     @property
     def processors(self) -> tuple[str, ...]:
-        """What the plan gives each job to: a lane, or a pool."""
+        """What the plan gives each job to: a processor, or a pool."""
         return tuple(stage.processor for stage in self.viewed.plan.stages)
 
     def may_be_off(self, allowed: float) -> float:

@@ -20,7 +20,7 @@ from evaluators.workload.outcome import Outcome
 from evaluators.workload.setting import Setting
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
-from search_spaces.core.pools import lanes_of
+from search_spaces.core.pools import single_processors
 from search_spaces.core.workload import Workload
 
 _TAIL_REQUESTS = (20, 100)
@@ -127,18 +127,18 @@ def workload_pricing(
     """Return how to ask for an objective here.
 
     Args:
-        platform: lanes and pools of the space.
+        platform: processors and pools of the space.
 
     Raises:
         UsageError: the energy is the objective, and nothing tells it.
     """
-    lanes = Platform(platform.name, lanes_of(platform))
-    powers, meter = powers_w(lanes, session) if objective.name == "energy" else ({}, None)
+    processors = Platform(platform.name, single_processors(platform))
+    powers, meter = powers_w(processors, session) if objective.name == "energy" else ({}, None)
 
     def nbytes(plan: Plan) -> int:
         return memory_nbytes(workload, session.simulator.setting(plan, known=True))
 
-    return WorkloadPricing(objective, lanes, powers, meter, nbytes)
+    return WorkloadPricing(objective, processors, powers, meter, nbytes)
 
 
 def memory_nbytes(workload: Workload, setting: Setting) -> int:
@@ -148,13 +148,15 @@ def memory_nbytes(workload: Workload, setting: Setting) -> int:
     for component, model in zip(setting.components, setting.models, strict=True):
         client = workload.client_of(component)
         graph, plan = model.lowered.graph, model.lowered.plan
-        for lane, nbytes in peak_nbytes(graph, plan).items():
-            read = (t for i in plan.by_processor()[lane] for t in graph.boundary(plan.stages[i].operators).constants)
+        for processor, nbytes in peak_nbytes(graph, plan).items():
+            read = (
+                t for i in plan.by_processor()[processor] for t in graph.boundary(plan.stages[i].operators).constants
+            )
             weights_nbytes = sum(graph.tensors[t].nbytes for t in set(read))
             total += nbytes - weights_nbytes
             if client.own_weights:
                 total += weights_nbytes
             else:
-                key = (client.model, graph.digest, lane)
+                key = (client.model, graph.digest, processor)
                 shared[key] = max(weights_nbytes, shared.get(key, 0))
     return total + sum(shared.values())

@@ -109,12 +109,12 @@ class Outcome:
         }
 
 
-def outcome(scheduler: Scheduler, stages: Sequence[Sequence[int]], lanes: Sequence[str]) -> Outcome:
+def outcome(scheduler: Scheduler, stages: Sequence[Sequence[int]], processors: Sequence[str]) -> Outcome:
     """Return what came of a run that is over.
 
     Args:
         stages: of each client of the scheduler, the plan's stages that its jobs are.
-        lanes: names.
+        processors: names.
 
     Raises:
         UnavailableError: no request was answered.
@@ -129,10 +129,10 @@ def outcome(scheduler: Scheduler, stages: Sequence[Sequence[int]], lanes: Sequen
             mine.append(Request((came_ns - begin_ns) * 1e-9, took_s, ended_ns == REJECTED, late))
         found.append(tuple(mine))
     events = [
-        Event(stages[k][job], lanes[lane], (start - begin_ns) * 1e-9, (end - begin_ns) * 1e-9)
+        Event(stages[k][job], processors[processor], (start - begin_ns) * 1e-9, (end - begin_ns) * 1e-9)
         for k in range(len(scheduler.clients))
         for row in scheduler.runs(k)
-        for job, (start, end, lane) in enumerate(row)
+        for job, (start, end, processor) in enumerate(row)
         if end
     ]
     if not events:
@@ -140,5 +140,5 @@ def outcome(scheduler: Scheduler, stages: Sequence[Sequence[int]], lanes: Sequen
     first_s = min(r.came_s for each in found for r in each if r.latency_s is not None)
     makespan_s = max(e.end_s for e in events) - first_s
     if not (math.isfinite(makespan_s) and makespan_s > 0.0):
-        raise UnavailableError(f"the workload took {makespan_s} s, which is no time")
+        raise UnavailableError(f"the workload took {makespan_s} s, which is not a time")
     return Outcome(tuple(found), makespan_s, Timeline(tuple(sorted(events, key=lambda e: (e.start_s, e.stage)))))

@@ -16,7 +16,7 @@ from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.setting import NumberedProcessors, Setting, setting
 from evaluators.workload.simulate import Crowd, JobCost, simulate, stage_means_s
-from search_spaces.core.arrangement import RankSet, component_plan, jobs_of
+from search_spaces.core.decoded_plan import RankSet, component_plan, jobs_of
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import JoinedGraph
@@ -29,7 +29,7 @@ from search_spaces.rewrites.lower import Lowered
 _MOST_COSTS = 1 << 16
 
 Price = Callable[[Graph, Lowered, int, tuple[int, ...]], JobCost]
-"""What a job costs: of a model, as it is run, some operators, on a lane by its number among those that are no pools."""
+"""Cost of a job: of a model as it runs, its operators, and the number of a processor among those that are no pools."""
 
 Grids = Mapping[str, Sequence[RankSet]]
 """Of models, by digest: sets of ranks of which each triple is to be priced, once where several sets have it."""
@@ -42,7 +42,7 @@ class WorkloadSimulator:
     """Simulates plans of one workload.
 
     Args:
-        platform: its lanes and pools.
+        platform: its processors and pools.
         price: see :data:`Price`; asked once for each job.
         errors: see :data:`Errors`; None where prices were measured.
         lowerings: of its models, where there are some already.
@@ -73,7 +73,7 @@ class WorkloadSimulator:
         Raises:
             PlanError: it is not for these models or this platform.
             RewriteError: a model cannot be rewritten like that.
-            UnavailableError: a lane does not take a job.
+            UnavailableError: a processor does not take a job.
         """
         found = self.setting(plan, known=known)
         return simulate(
@@ -98,8 +98,8 @@ class WorkloadSimulator:
         for client, (number, stages) in enumerate(jobs_of(plan, self.joined).items()):
             graph = self.joined.components[number].graph
             own = component_plan(plan, self.joined, number, stages)
-            lanes = [self._law.names[self._law.members[stage.processor][0]] for stage in own.stages]
-            parts = tuple(replace(s, processor=lane) for s, lane in zip(own.stages, lanes, strict=True))
+            processors = [self._law.names[self._law.members[stage.processor][0]] for stage in own.stages]
+            parts = tuple(replace(s, processor=processor) for s, processor in zip(own.stages, processors, strict=True))
             took_s = sum(next(iter(costs.values())).work_s for costs in self._jobs(made, client))
             error_s = took_s * self._errors(graph, replace(own, stages=parts))
             found[graph.digest] = found.get(graph.digest, 0.0) + error_s
@@ -107,37 +107,37 @@ class WorkloadSimulator:
         return np.concatenate([found[digest] for digest in sorted(found)]) / total_s
 
     def _jobs(self, found: Setting, client: int) -> list[Mapping[int, JobCost]]:
-        model, lanes = found.models[client], found.clients[client].processors
+        model, processors = found.models[client], found.clients[client].processors
         return [
-            {lane: self.cost(model.model, model.lowered, lane, operators) for lane in each}
-            for operators, each in zip(model.operators, lanes, strict=True)
+            {processor: self.cost(model.model, model.lowered, processor, operators) for processor in each}
+            for operators, each in zip(model.operators, processors, strict=True)
         ]
 
-    def cost(self, model: Graph, lowered: Lowered, lane: int, operators: tuple[int, ...]) -> JobCost:
-        """Return what operators of a model, as it is run, cost as one job on a lane."""
-        key = (model.digest, lowered.graph.digest, lane, operators)
+    def cost(self, model: Graph, lowered: Lowered, processor: int, operators: tuple[int, ...]) -> JobCost:
+        """Return what operators of a model, as it is run, cost as one job on a processor."""
+        key = (model.digest, lowered.graph.digest, processor, operators)
         if key not in self._costs:
             if len(self._costs) > _MOST_COSTS:
                 self._costs.clear()
-            self._costs[key] = self._price(model, lowered, lane, operators)
+            self._costs[key] = self._price(model, lowered, processor, operators)
         return self._costs[key]
 
-    def part_s(self, model: Graph, lane: int, operators: Sequence[int], ranks: RankSet = ()) -> float:
-        """Return what operators of a model take as one job on a lane.
+    def part_s(self, model: Graph, processor: int, operators: Sequence[int], ranks: RankSet = ()) -> float:
+        """Return what operators of a model take as one job on a processor.
 
         Args:
             ranks: of the model's operators that are decomposed, in this job and others.
         """
         lowered, inside = self.lowerings.of(model).lower(Plan(model.digest, (), ranks=ranks)), set(operators)
         members = tuple(i for i, (origin, _) in enumerate(lowered.origins) if origin in inside)
-        return self.cost(model, lowered, lane, members).work_s
+        return self.cost(model, lowered, processor, members).work_s
 
 
 class PredictedSession(Session):
-    """See :class:`~evaluators.base.Session`, for plans of a workload; loading one is simulating it.
+    """A session that loads a plan of a workload by simulating it.
 
     Args:
-        powers: watts of lanes, where they are known.
+        powers: watts of processors, where they are known.
         in_state: returns what predicts plans in a state of the platform.
     """
 
@@ -159,15 +159,15 @@ class PredictedSession(Session):
         self.closed = False
 
     def fingerprint(self) -> dict[str, Any]:
-        """See :class:`~evaluators.base.Session`."""
+        """Return all that may change a number (machine, processors, versions, settings), as plain values."""
         return {**self._facts, "workload": self.simulator.workload.digest, "objective": self._objective}
 
     def powers_w(self) -> dict[str, float]:
-        """See :class:`~evaluators.base.Session`."""
+        """Return the watts of processors while they run, of those that are known."""
         return dict(self._powers)
 
     def in_state(self, state: State) -> PredictedSession:
-        """See :class:`~evaluators.base.Session`."""
+        """Return a session on the platform in that state."""
         return self._in_state(state)
 
     def price(
@@ -176,15 +176,18 @@ class PredictedSession(Session):
         progress: Callable[[str], None],  # noqa: ARG002
         grids: Grids = MappingProxyType({}),  # noqa: ARG002
     ) -> Mapping[str, Any]:
-        """See :class:`~evaluators.workload.host.WorkloadSession`; the model knows by itself."""
+        """Learn what jobs cost, and return it as plain values; the model knows by itself."""
         return {}
 
     def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:  # noqa: ARG002
-        """See :class:`~evaluators.base.Session`: there are no outputs."""
+        """Return the largest error of a decomposed model's outputs, relative to its largest one.
+
+        There are no outputs.
+        """
         return None
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> PredictedRun:  # noqa: ARG002
-        """See :class:`~evaluators.base.Session`.
+        """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance).
 
         Args:
             graph: the joined one.

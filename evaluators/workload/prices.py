@@ -1,4 +1,4 @@
-"""What the jobs of a workload cost where it runs: each operator and triple on each kind of lane, and lanes at once."""
+"""Prices of a workload's jobs: each operator and triple on each kind of processor, and slowdowns between processors."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from evaluators.workload.outcome import Outcome
 from evaluators.workload.predicted import Grids, Price
 from evaluators.workload.setting import HOST, SLICED, Setting, closed_loops, demand
 from evaluators.workload.simulate import JobCost
-from search_spaces.core.arrangement import RankSet
-from search_spaces.core.errors import RunFolderError, UnavailableError
+from search_spaces.core.decoded_plan import RankSet
+from search_spaces.core.errors import RunFolderError, UnavailableError, damage
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import LayerRanks
 from search_spaces.core.platform import Processor
@@ -29,7 +29,7 @@ from search_spaces.rewrites.tucker import Ranks
 _RUNS, _TIMED_S, _FEWEST, _MOST = 2, 0.12, 4, 60
 _LEAST_S = 1e-7
 _MOST_REWRITTEN = 256
-_PARTNERS = 2  # others that a model is timed beside; lanes that the system slices are timed with the model itself
+_PARTNERS = 2  # others that a model is timed beside; processors that the system slices are timed with the model itself
 
 Alone = Callable[[Setting, Sequence[tuple[Graph, Sequence[int]]], int], list[Outcome]]
 """Runs models, cut as told, on a setting some times."""
@@ -43,8 +43,8 @@ class PriceTable:
         whole_s: model (digest) → kind → the model as one job.
         operator_s: the same, each operator, adding up to ``whole_s`` with one job's ``job_s``.
         job_s: kind → what a job costs beside its operators: to be called, and to be taken from the scheduler.
-        slowed: model → ``victim|other`` (kinds) → factor on its time while the other lane runs as well, beyond what two
-            lanes that the system slices take from each other.
+        slowed: model → ``victim|other`` (kinds) → factor on its time while the other processor runs as well, beyond
+            what two processors that the system slices take from each other.
         triple_s: model → kind → convolution and ranks, as ``4: 16x24`` → the triple in its place, as ``operator_s``.
     """
 
@@ -77,12 +77,12 @@ class PriceTable:
                 _nested(data.get("triple_s", {}), 3),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise RunFolderError(f"the prices in the trial log are damaged: {error!r}") from error
+            raise RunFolderError(f"the prices in the trial log are damaged: {damage(error)}") from error
 
-    def price(self, lanes: Sequence[Processor]) -> Price:
-        """Return what tells the cost of a job on one of some lanes."""
-        kinds = [kind_of(lane) for lane in lanes]
-        apart = [[a is b or a.excludes(b) for b in lanes] for a in lanes]
+    def price(self, processors: Sequence[Processor]) -> Price:
+        """Return what tells the cost of a job on one of some processors."""
+        kinds = [kind_of(processor) for processor in processors]
+        apart = [[a is b or a.excludes(b) for b in processors] for a in processors]
         rewritten: dict[tuple[str, str, str], NDArray[np.float64]] = {}
 
         def operators_of(model: Graph, lowered: Lowered, kind: str) -> Sequence[float] | NDArray[np.float64]:
@@ -101,8 +101,8 @@ class PriceTable:
                     rewritten.pop(next(iter(rewritten)))
             return rewritten[key]
 
-        def cost(model: Graph, lowered: Lowered, lane: int, operators: tuple[int, ...]) -> JobCost:
-            kind = lanes[lane].like
+        def cost(model: Graph, lowered: Lowered, processor: int, operators: tuple[int, ...]) -> JobCost:
+            kind = processors[processor].like
             if kind not in self.operator_s[model.digest]:
                 return JobCost(math.inf)
             if len(operators) == len(model.operators) and not lowered.rewritten:
@@ -112,24 +112,24 @@ class PriceTable:
                 work_s = max(float(sum(each[o] for o in operators)) + self.job_s[kind], _LEAST_S)
             known = self.slowed[model.digest]
             slowed = tuple(
-                1.0 if apart[lane][other] else known.get(f"{kinds[lane]}|{kinds[other]}", 1.0)
-                for other in range(len(lanes))
+                1.0 if apart[processor][other] else known.get(f"{kinds[processor]}|{kinds[other]}", 1.0)
+                for other in range(len(processors))
             )
             return JobCost(work_s, slowed)
 
         return cost
 
 
-def kind_of(lane: Processor) -> str:
-    """Return what lanes with the same costs have in common."""
-    sliced = f"~{lane.options.get(HOST, 'process')}" if SLICED in lane.options else ""
-    return f"{lane.like}{sliced}"
+def kind_of(processor: Processor) -> str:
+    """Return what processors with the same costs have in common."""
+    sliced = f"~{processor.options.get(HOST, 'process')}" if SLICED in processor.options else ""
+    return f"{processor.like}{sliced}"
 
 
-def first_of_kinds(lanes: Sequence[Processor]) -> dict[str, int]:
-    """Return for each kind of lane the number of the first one; those that only baselines use are none."""
+def first_of_kinds(processors: Sequence[Processor]) -> dict[str, int]:
+    """Return for each kind of processor the number of the first one; those that only baselines use are none."""
     found: dict[str, int] = {}
-    for number, processor in enumerate(lanes):
+    for number, processor in enumerate(processors):
         if processor.resources:
             found.setdefault(processor.like, number)
     return found
@@ -137,7 +137,7 @@ def first_of_kinds(lanes: Sequence[Processor]) -> dict[str, int]:
 
 def measure_prices(
     graphs: Sequence[Graph],
-    lanes: Sequence[Processor],
+    processors: Sequence[Processor],
     alone: Alone,
     progress: Callable[[str], None],
     crowding: Callable[[Mapping[str, Mapping[str, float]]], Mapping[str, Mapping[str, float]]] | None = None,
@@ -148,24 +148,24 @@ def measure_prices(
         crowding: returns :attr:`PriceTable.slowed`, given ``whole_s``; by default models are timed in pairs.
 
     Raises:
-        UnavailableError: a lane failed, or none takes a model.
+        UnavailableError: a processor failed, or none takes a model.
     """
     whole: dict[str, dict[str, float]] = {}
     each: dict[str, dict[str, list[float]]] = {}
     extra: dict[str, list[float]] = {}
     slowed: dict[str, dict[str, float]] = {}
-    kinds = first_of_kinds(lanes)
+    kinds = first_of_kinds(processors)
     for graph in graphs:
         whole[graph.digest], each[graph.digest] = {}, {}
-        for kind, lane in kinds.items():
-            progress(f"timing the operators of {graph.name} on {lanes[lane].name}")
-            whole_s = whole_s_on(graph, lane, lanes, alone)
-            each[graph.digest][kind], extra_s = operators_s(graph, lane, lanes, alone, whole_s)
+        for kind, processor in kinds.items():
+            progress(f"timing the operators of {graph.name} on {processors[processor].name}")
+            whole_s = whole_s_on(graph, processor, processors, alone)
+            each[graph.digest][kind], extra_s = operators_s(graph, processor, processors, alone, whole_s)
             whole[graph.digest][kind] = whole_s
             extra.setdefault(kind, []).append(extra_s)
     for graph in graphs if crowding is None else ():
         progress(f"timing {graph.name} beside others")
-        slowed[graph.digest] = _contention(graph, graphs[:_PARTNERS], lanes, alone, whole)
+        slowed[graph.digest] = _contention(graph, graphs[:_PARTNERS], processors, alone, whole)
     known = slowed if crowding is None else crowding(whole)
     return PriceTable(whole, each, {k: statistics.median(v) for k, v in extra.items()}, known)
 
@@ -175,15 +175,15 @@ def with_triples(
     graphs: Sequence[Graph],
     grids: Grids,
     lowerings: Lowerings,
-    lanes: Sequence[Processor],
+    processors: Sequence[Processor],
     alone: Alone,
     progress: Callable[[str], None],
     forget: Callable[[Graph], None],
 ) -> PriceTable:
     """Return a table that also knows what each triple of some sets of ranks takes; what it knows already stays.
 
-    A model is decomposed by each set as a whole, and run operator by operator. Where a kind of lane does not run it,
-    the table has no times of the set's triples there, which stands for never.
+    A model is decomposed by each set as a whole, and run operator by operator. Where a kind of processor does not run
+    it, the table has no times of the set's triples there, which stands for never.
 
     Args:
         forget: called with each decomposed model once it was timed.
@@ -200,11 +200,13 @@ def with_triples(
                 continue
             progress(f"timing {len(ranks)} convolutions of {graph.name} as triples, choice {number}")
             made, origins = lowerings.whole(graph, ranks)
-            for kind, lane in first_of_kinds(lanes).items():
+            for kind, processor in first_of_kinds(processors).items():
                 try:
-                    each, _ = operators_s(made, lane, lanes, alone, whole_s_on(made, lane, lanes, alone))
+                    each, _ = operators_s(
+                        made, processor, processors, alone, whole_s_on(made, processor, processors, alone)
+                    )
                 except UnavailableError as error:
-                    progress(f"{lanes[lane].name} does not run choice {number} of {graph.name}: {error.what}")
+                    progress(f"{processors[processor].name} does not run choice {number} of {graph.name}: {error.what}")
                     continue
                 times = found.setdefault(graph.digest, {}).setdefault(kind, {})
                 for layer, took_s in _by_layer(ranks, each, origins).items():
@@ -222,38 +224,40 @@ def _by_layer(ranks: RankSet, each: Sequence[float], origins: Sequence[int]) -> 
 
 
 def operators_s(
-    graph: Graph, lane: int, lanes: Sequence[Processor], alone: Alone, whole_s: float
+    graph: Graph, processor: int, processors: Sequence[Processor], alone: Alone, whole_s: float
 ) -> tuple[list[float], float]:
     """Return what each operator takes, all adding up to the whole model less one job's own time; and what a job costs.
 
     Raises:
-        UnavailableError: the lane failed.
+        UnavailableError: the processor failed.
     """
     count = len(graph.operators)
-    cut = alone(closed_loops([lane], [_requests(whole_s)], lanes, count), [(graph, range(1, count))], 2)[-1]
+    cut = alone(closed_loops([processor], [_requests(whole_s)], processors, count), [(graph, range(1, count))], 2)[-1]
     stage_s, gap_s = _stages(cut, count)
     job_s = max(0.0, (float(stage_s.sum()) - whole_s) / max(1, count - 1)) if count > 1 else 0.0
     own = np.maximum(stage_s - job_s, 0.02 * stage_s)
     return [float(t) for t in own * max(1e-9, whole_s - job_s) / own.sum()], job_s + gap_s
 
 
-def whole_s_on(graph: Graph, lane: int, lanes: Sequence[Processor], alone: Alone) -> float:
-    """Return what a model takes as one job, alone on a lane; errors as :func:`operators_s`."""
-    return _median_s(alone, [lane], [graph], lanes)
+def whole_s_on(graph: Graph, processor: int, processors: Sequence[Processor], alone: Alone) -> float:
+    """Return what a model takes as one job, alone on a processor; errors as :func:`operators_s`."""
+    return _median_s(alone, [processor], [graph], processors)
 
 
 def _contention(
     graph: Graph,
     partners: Sequence[Graph],
-    lanes: Sequence[Processor],
+    processors: Sequence[Processor],
     alone: Alone,
     whole: Mapping[str, Mapping[str, float]],
 ) -> dict[str, float]:
-    """Return how much longer a model takes beside another one, for each pair of kinds of lanes that run at once."""
+    """Return how many times longer a model takes beside another one, for each pair of kinds of processors."""
     pairs: dict[str, tuple[int, int]] = {}
-    running = [lane for lane, processor in enumerate(lanes) if demand(processor)]  # others lend their process alone
+    running = [
+        number for number, processor in enumerate(processors) if demand(processor)
+    ]  # others lend their process alone
     for a, b in permutations(running, 2):
-        one, other = lanes[a], lanes[b]
+        one, other = processors[a], processors[b]
         sliced = SLICED in one.options
         alike = kind_of(one) == kind_of(other) or not sliced
         if sliced == (SLICED in other.options) and alike and not one.excludes(other):
@@ -261,10 +265,13 @@ def _contention(
     found = {}
     for name, (a, b) in pairs.items():
         factors = []
-        for partner in partners if SLICED not in lanes[a].options else (graph,):
-            took_s = _median_s(alone, [a, b], [graph, partner], lanes, whole)
-            fair = max(1.0, *(demand(lanes[a]).get(r, 0.0) + demand(lanes[b]).get(r, 0.0) for r in demand(lanes[a])))
-            factors.append(took_s / (whole[graph.digest][lanes[a].like] * fair))
+        for partner in partners if SLICED not in processors[a].options else (graph,):
+            took_s = _median_s(alone, [a, b], [graph, partner], processors, whole)
+            fair = max(
+                1.0,
+                *(demand(processors[a]).get(r, 0.0) + demand(processors[b]).get(r, 0.0) for r in demand(processors[a])),
+            )
+            factors.append(took_s / (whole[graph.digest][processors[a].like] * fair))
         found[name] = max(1.0, statistics.fmean(factors))
     return found
 
@@ -273,22 +280,22 @@ def _median_s(
     alone: Alone,
     on: Sequence[int],
     graphs: Sequence[Graph],
-    lanes: Sequence[Processor],
+    processors: Sequence[Processor],
     known: Mapping[str, Mapping[str, float]] | None = None,
 ) -> float:
-    """Return the median latency of the first of some models that ask in closed loops on lanes of their own, at once.
+    """Return the median latency of the first of several models that run at once in closed loops, each on its processor.
 
     Where several run, the first asks some times, and the others for as long as it may take.
     """
     if known is None:
-        first = alone(closed_loops(on, [2] * len(on), lanes), [(g, ()) for g in graphs], 1)[0]
+        first = alone(closed_loops(on, [2] * len(on), processors), [(g, ()) for g in graphs], 1)[0]
         guess_s = min(r.latency_s or math.inf for r in first.requests[0])
         counts = [_requests(guess_s)] * len(on)
     else:
-        times = [known[g.digest][lanes[lane].like] for g, lane in zip(graphs, on, strict=True)]
+        times = [known[g.digest][processors[processor].like] for g, processor in zip(graphs, on, strict=True)]
         counts = [max(_FEWEST, math.ceil(_requests(times[0]) * times[0] / t * 1.3)) for t in times]
         counts[0] = _requests(times[0])
-    outcomes = alone(closed_loops(on, counts, lanes), [(g, ()) for g in graphs], _RUNS)[1:]
+    outcomes = alone(closed_loops(on, counts, processors), [(g, ()) for g in graphs], _RUNS)[1:]
     return statistics.median(r.latency_s for o in outcomes for r in o.requests[0] if r.latency_s is not None)
 
 
@@ -326,5 +333,5 @@ def _row(value: Any) -> list[float]:
 def _time(value: Any) -> float:
     """Return seconds, or a factor."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < math.inf:
-        raise ValueError(f"{value!r:.40} is no time")
+        raise ValueError(f"{value!r:.40} is not a time")
     return float(value)

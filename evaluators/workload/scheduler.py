@@ -81,7 +81,7 @@ class QueueClient:
 
 
 class Scheduler:
-    """See the module. Jobs are numbered through, those of an instance behind each other.
+    """The job scheduler's state and rules; jobs are numbered instance by instance.
 
     Args:
         clients: instances, those first that go first among equals.

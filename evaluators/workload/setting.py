@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from evaluators.workload.lowered import LoweredModel, Lowerings
 from evaluators.workload.scheduler import QueueClient
-from search_spaces.core.arrangement import jobs_of
+from search_spaces.core.decoded_plan import jobs_of
 from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
-from search_spaces.core.pools import lanes_of, members
+from search_spaces.core.pools import members, single_processors
 from search_spaces.core.workload import Workload
 
 SLICED = "sliced"
@@ -59,7 +59,7 @@ class NumberedProcessors:
     @classmethod
     def of(cls, platform: Platform) -> NumberedProcessors:
         """Return the law of a platform."""
-        processors = lanes_of(platform)
+        processors = single_processors(platform)
         number = {processor.name: i for i, processor in enumerate(processors)}
         known = {p.name: tuple(number[n] for n in members(p)) for p in platform.processors}
         return cls(tuple(number), exclusions(processors), known)

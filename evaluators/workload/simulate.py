@@ -1,4 +1,4 @@
-"""A workload simulated: jobs in the scheduler's queue, on lanes that slow each other, for predictions and searches."""
+"""Simulates a workload: jobs in the scheduler's queue, on processors that slow each other down."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evaluators.workload.setting import SLICED, Setting, demand
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.plan import Dispatch
 from search_spaces.core.platform import Platform
-from search_spaces.core.pools import lanes_of
+from search_spaces.core.pools import single_processors
 
 _BEGIN_NS = 1  # a time of 0 is none
 _ROUNDING_NS = 0.5
@@ -22,11 +22,11 @@ _ROUNDING_NS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class JobCost:
-    """One job on one lane.
+    """One job on one processor.
 
     Attributes:
         work_s: while nothing slows it.
-        slowed: for each lane the factor while that lane is busy; empty where nothing slows it.
+        slowed: for each processor the factor while that processor is busy; empty where nothing slows it.
     """
 
     work_s: float
@@ -34,26 +34,26 @@ class JobCost:
 
 
 Costs = Sequence[Sequence[Mapping[int, JobCost]]]
-"""Of each client, of each of its jobs: lane → cost."""
+"""Of each client, of each of its jobs: processor → cost."""
 
 
 class Crowd:
-    """How fast lanes go that share what they run on.
+    """How fast processors go that share what they run on.
 
-    Lanes whose demands on a resource add up to more than there is share it fairly; only lanes that the scheduler
-    does not keep apart ever do. What stands in a job's own :attr:`JobCost.slowed` comes on top.
+    Processors whose demands on a resource add up to more than there is share it fairly; only processors that the
+    scheduler does not keep apart ever do. What stands in a job's own :attr:`JobCost.slowed` comes on top.
     """
 
     def __init__(self, platform: Platform) -> None:
-        self._demands = [demand(lane) for lane in lanes_of(platform)]
-        self._sliced = any(SLICED in lane.options for lane in lanes_of(platform))
+        self._demands = [demand(processor) for processor in single_processors(platform)]
+        self._sliced = any(SLICED in processor.options for processor in single_processors(platform))
 
-    def factor(self, lane: int, busy: Sequence[int], slowed: Sequence[float]) -> float:
-        """Return how many times longer a job on a lane takes while the lanes ``busy``, itself among them, run."""
-        others = [slowed[other] for other in busy if other != lane] if slowed else []
+    def factor(self, processor: int, busy: Sequence[int], slowed: Sequence[float]) -> float:
+        """Return how many times longer a job takes while the processors ``busy``, its own included, run."""
+        others = [slowed[other] for other in busy if other != processor] if slowed else []
         if not self._sliced:
             return math.prod(others)
-        mine = self._demands[lane]
+        mine = self._demands[processor]
         crowded = [sum(self._demands[other].get(name, 0.0) for other in busy) for name in mine]
         # Of those that take turns on a resource only one is there to slow a job on another.
         at_once = round(sum(min(1.0, c) for c in crowded) / max(sum(mine.values()), 1e-9)) - 1
@@ -66,42 +66,44 @@ def simulate(found: Setting, dispatch: Dispatch, costs: Costs, crowd: Crowd) -> 
     """Run a workload once.
 
     Args:
-        costs: of each client of ``found``; what a job takes on each lane that may take it.
+        costs: of each client of ``found``; what a job takes on each processor that may take it.
 
     Raises:
         UnavailableError: a time is no number, or jobs wait for ever.
     """
     for client, jobs in zip(found.clients, costs, strict=True):
-        for lanes, cost in zip(client.processors, jobs, strict=True):
-            if any(not 0.0 <= cost[lane].work_s < math.inf for lane in lanes):
-                raise UnavailableError(f"a job takes {[cost[lane].work_s for lane in lanes]} s, which is no time")
+        for processors, cost in zip(client.processors, jobs, strict=True):
+            if any(not 0.0 <= cost[processor].work_s < math.inf for processor in processors):
+                raise UnavailableError(
+                    f"a job takes {[cost[processor].work_s for processor in processors]} s, which is not a time"
+                )
     scheduler = Scheduler(found.clients, found.excluded, dispatch)
     every = [job for jobs in costs for job in jobs]
     scheduler.begin(_BEGIN_NS)
-    left: dict[int, float] = {}  # lane → nanoseconds of its job's own work that are left
+    left: dict[int, float] = {}  # processor → nanoseconds of its job's own work that are left
     now_ns = float(_BEGIN_NS)
     while True:
         scheduler.arrive(round(now_ns))
-        for job, lane in scheduler.start(round(now_ns)):
-            left[lane] = every[job][lane].work_s * 1e9
+        for job, processor in scheduler.start(round(now_ns)):
+            left[processor] = every[job][processor].work_s * 1e9
         if scheduler.over:
             return outcome(scheduler, found.stages, found.processors)
         busy = tuple(left)
         factors = {}
-        for lane in busy:
-            factors[lane] = crowd.factor(lane, busy, every[scheduler.on(lane)][lane].slowed)
+        for processor in busy:
+            factors[processor] = crowd.factor(processor, busy, every[scheduler.on(processor)][processor].slowed)
         arrival_ns = scheduler.next_arrival_ns()
-        ends = [now_ns + left[lane] * factors[lane] for lane in busy]
+        ends = [now_ns + left[processor] * factors[processor] for processor in busy]
         next_ns = min([*ends, *([float(arrival_ns)] if arrival_ns < NEVER_NS else [])], default=math.inf)
         if next_ns == math.inf:
             raise UnavailableError("the jobs of the workload wait for each other for ever")
-        for lane in busy:
-            left[lane] -= (next_ns - now_ns) / factors[lane]
+        for processor in busy:
+            left[processor] -= (next_ns - now_ns) / factors[processor]
         now_ns = next_ns
-        for lane in busy:
-            if left[lane] <= _ROUNDING_NS:
-                del left[lane]
-                scheduler.finish(lane, round(now_ns))
+        for processor in busy:
+            if left[processor] <= _ROUNDING_NS:
+                del left[processor]
+                scheduler.finish(processor, round(now_ns))
 
 
 def stage_means_s(found: Outcome, setting: Setting, stages: int) -> list[float]:

@@ -132,8 +132,7 @@ def _size(planned: Planned) -> tuple[int, int, bool]:
     """Return the operators of a study's model, the plans of its space, and whether it measures this machine."""
     from evaluators.registry import make_evaluator
     from optimizer.devices import asks_for_several, choose_model_and_platform
-    from optimizer.study.config import most_stages
-    from search_spaces.spaces.registry import make_space
+    from optimizer.study.config import space_of, with_freedoms
 
     config = planned.config
     evaluator = make_evaluator(config.evaluator)
@@ -145,7 +144,7 @@ def _size(planned: Planned) -> tuple[int, int, bool]:
     else:
         graph, platform = choose_model_and_platform(evaluator, config)
         count = len(graph.operators)
-        plans = make_space(config.allow, graph, platform, most_stages(config, count)).cardinality()
+        plans = space_of(with_freedoms(config, [graph], platform), graph, platform).cardinality()
     return count, plans, evaluator.capabilities.measures_here
 
 
@@ -171,8 +170,8 @@ def render_dry_run(document: Mapping[str, Any]) -> Group:
 
 def render_summary(run: CampaignRun, tables: Tables) -> Group:
     """Return what a campaign found."""
-    told = ("model", "platform", "evaluator", "allow", "sampler", "objective", "max_stages", "budget")
-    axes = [a for a in told if a == "model" or len({json.dumps(row[a]) for row in tables.summary}) > 1]
+    columns = ("model", "platform", "evaluator", "allow", "sampler", "objective", "max_stages", "max_error", "budget")
+    axes = [a for a in columns if a == "model" or len({json.dumps(row[a]) for row in tables.summary}) > 1]
     units = {row["unit"] for row in tables.summary} or {"ms"}
     one = next(iter(units)) if len(units) == 1 else ""
     rows = []

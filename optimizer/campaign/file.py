@@ -36,6 +36,7 @@ def _objective(value: str | None) -> str | None:
 
 
 Objective = Annotated[str, AfterValidator(_objective)]
+Error = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _Strict(BaseModel):
@@ -47,14 +48,15 @@ class Matrix(_Strict):
 
     Attributes:
         model: names of built-in models, or paths of ``.tflite`` files, relative to the campaign file.
-        platform: names of devices that ship with the product, or paths of files; null for what the evaluator finds.
+        platform: names of devices that ship with the program, or paths of files; null for what the evaluator finds.
         processors: those to use, as ``cpu0,cpu1``; null for all.
         evaluator: ``litert`` measures this machine; ``optimize plugins`` lists the others.
-        allow: what plans may do.
+        allow: what plans may do; null as on the command line.
         sampler: who proposes them; null for ``auto``.
         objective: what is minimised: one, or several as ``latency,memory``; energy needs the powers of the processors,
             or a meter.
-        max_stages: parts of a plan at most; null for 4, or the model's operators where it has fewer.
+        max_stages: stages of a plan at most; null for 4, or the model's operators where it has fewer.
+        max_error: by how much outputs may differ from the whole model's, relative to its largest one.
         budget: distinct plans to try.
         seed: the same seed proposes the same plans, given the same measurements.
     """
@@ -63,10 +65,11 @@ class Matrix(_Strict):
     platform: tuple[str | None, ...] = Field(default=(None,), min_length=1)
     processors: tuple[str | None, ...] = Field(default=(None,), min_length=1)
     evaluator: tuple[str, ...] = Field(default=("litert",), min_length=1)
-    allow: tuple[str, ...] = Field(default=("cuts",), min_length=1)
+    allow: tuple[str | None, ...] = Field(default=(None,), min_length=1)
     sampler: tuple[str | None, ...] = Field(default=(None,), min_length=1)
     objective: tuple[Objective, ...] = Field(default=("latency",), min_length=1)
     max_stages: tuple[int | None, ...] = Field(default=(None,), min_length=1)
+    max_error: tuple[Error | None, ...] = Field(default=(None,), min_length=1)
     budget: tuple[int, ...] = Field(default=(200,), min_length=1)
     seed: tuple[int, ...] = Field(default=(0,), min_length=1)
 
@@ -93,6 +96,7 @@ class Cell(_Strict):
     sampler: str | None = None
     objective: Objective | None = None
     max_stages: int | None = None
+    max_error: Error | None = None
     budget: int | None = None
     seed: int | None = None
 
@@ -106,16 +110,15 @@ class Settings(_Strict):
     """What all studies have in common.
 
     Attributes:
-        precision: half width of the interval that measurements aim at, relative.
-        device: where an evaluator measures that measures elsewhere; a name, or several of devices that are alike.
+        precision: target half width of the 95 % interval, relative to the median.
+        device: the device of an evaluator that measures elsewhere; a name, or several of identical devices.
         allow_fallback: whether an accelerator may leave operators to the CPU.
         input_shape: sizes of inputs that models leave open, as ``name=1,224,224,3``.
         power: what processors draw while they run, as ``cpu0=2.5``, in watts; for energy.
         state: states of the platform to optimise for, as ``hot:gpu=2``; cost models only.
-        robust: whether the worst of these states counts, or what is to be expected.
+        robust: whether the worst of these states counts, or their mean.
         deadline: milliseconds that one inference may take.
         max_energy: millijoules that one inference may take.
-        max_error: by how much outputs may differ from the whole model's, relative to its largest one.
         minutes: the search of each study ends after so long.
         stop_when_proven: whether to end once the best plan is within ``precision`` of the model's bound.
     """
@@ -129,7 +132,6 @@ class Settings(_Strict):
     robust: Literal["worst", "expected"] | None = None
     deadline: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     max_energy: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    max_error: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     minutes: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     stop_when_proven: bool = False
 
@@ -144,7 +146,7 @@ class Expectation(_Strict):
         plan: ``best``, or the name of a baseline.
         over: likewise, for a ratio.
         paper: the published value.
-        tolerance: within which share of it ours counts as the same.
+        tolerance: relative difference up to which ours counts as equal.
         source: where it was published.
     """
 
@@ -169,7 +171,7 @@ class Campaign(_Strict):
         include: studies beside those of the matrix; axes that are left out have the first value of the matrix.
         exclude: studies of the matrix that are left out.
         repetitions: how often each study is done, from the beginning each time.
-        baselines: known plans that the tables show, beside the best plan; all where empty.
+        baselines: baselines that the tables show beside the best plan; all where empty.
         indicators: whether to report how well work, weights and memory traffic of the models explain the latency of
             their best plans, as seed 004 asks.
         settings: what all studies have in common.
@@ -238,12 +240,12 @@ def json_schema() -> dict[str, Any]:
     schema = Campaign.model_json_schema()
     for part in (Campaign, Matrix, Cell, Settings, Expectation):
         place = schema if part is Campaign else schema["$defs"][part.__name__]
-        about, told = _documented(part if part is not Cell else Matrix)
+        about, texts = _documented(part if part is not Cell else Matrix)
         if part is not Cell:
             place["description"] = about
         for name, value in place["properties"].items():
             value.pop("title", None)
-            value["description"] = told[name]
+            value["description"] = texts[name]
     for axis in schema["$defs"]["Matrix"]["properties"].values():
         many = {key: axis.pop(key) for key in ("type", "items", "minItems") if key in axis}
         axis["anyOf"] = [many, many["items"]]
@@ -253,15 +255,15 @@ def json_schema() -> dict[str, Any]:
 def _documented(part: type[BaseModel]) -> tuple[str, dict[str, str]]:
     """Return what a class's docstring says of it, and of each of its attributes."""
     about, _, rest = (inspect.getdoc(part) or "").partition("\n\nAttributes:\n")
-    told: dict[str, str] = {}
+    texts: dict[str, str] = {}
     names: list[str] = []
     for line in rest.splitlines():
         if not line.startswith("     "):
             names = line.strip().partition(": ")[0].split(", ")
         text = line.strip().removeprefix(f"{', '.join(names)}: ").replace("``", "`")
         for name in names:
-            told[name] = f"{told.get(name, '')} {text}".strip()
-    return " ".join(about.split()).replace("``", "`"), told
+            texts[name] = f"{texts.get(name, '')} {text}".strip()
+    return " ".join(about.split()).replace("``", "`"), texts
 
 
 def _error(path: Path, lines: Mapping[Loc, int], loc: Loc, problem: str, hint: str = "") -> UsageError:

@@ -50,6 +50,7 @@ from optimizer.report.write import report
 from optimizer.study.config import StudyConfig, command_line
 from optimizer.study.course import run_study
 from optimizer.study.ends import Interrupted
+from optimizer.study.folder import RESULT
 from search_spaces.core.allowed_code import allow
 from search_spaces.core.bounded import parsed_json, read_bounded
 from search_spaces.core.errors import EXIT_INTERRUPTED, OptimizeError, RunFolderError, UsageError
@@ -178,7 +179,7 @@ def run_campaign(run: CampaignRun, watcher: ProgressCampaign, jobs: int = 1, sch
 def is_finished(folder: Path) -> bool:
     """Tell whether a run folder holds a study that has its verdict."""
     try:
-        result = parsed_json(read_bounded(folder / "result.json", _MOST_NBYTES))
+        result = parsed_json(read_bounded(folder / RESULT, _MOST_NBYTES))
         return bool(result["complete"]) and (folder / "manifest.json").is_file()
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False

@@ -252,7 +252,7 @@ def _inputs(
 
 
 def _name(axes: dict[str, Any], varying: list[str]) -> str:
-    short = {"seed": "s", "budget": "b", "max_stages": "k"}
+    short = {"seed": "s", "budget": "b", "max_stages": "k", "max_error": "e"}
     words = []
     for axis in varying:
         text = "default" if axes[axis] is None else str(axes[axis])

@@ -335,8 +335,8 @@ def _explained_rows(rows: Sequence[Row]) -> Iterator[Row]:
         if len({row["model"] for row in each}) < LEAST_MODELS:
             continue
         found = [Indicators(**{name: row[name] for name in Indicators.__dataclass_fields__}) for row in each]
-        told = explained_by(found, [row["latency_ms"] * 1e-3 for row in each])
-        yield {**dict(zip((*GROUP, "family"), json.loads(key), strict=True)), "models": len(each), **told}
+        explained = explained_by(found, [row["latency_ms"] * 1e-3 for row in each])
+        yield {**dict(zip((*GROUP, "family"), json.loads(key), strict=True)), "models": len(each), **explained}
 
 
 def _cache_bytes(study: Study, machine: Mapping[str, Any]) -> int:

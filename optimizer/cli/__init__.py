@@ -75,7 +75,7 @@ def _run(arguments: list[str]) -> int:
             arguments = ["--help"]
         case ["help", name, *_]:
             if name not in COMMANDS:
-                raise UsageError(f"there is no command {shown(name)}", f"commands are: {', '.join(COMMANDS)}")
+                raise UsageError(f"there is no command {shown(name)}", f"commands are: {', '.join(sorted(COMMANDS))}")
             return COMMANDS[name][1](["--help"])
         case [name, *words] if name in COMMANDS:
             return COMMANDS[name][1](words)
@@ -102,23 +102,23 @@ def _parsed(work: Work, arguments: list[str]) -> int:
 _ALL: tuple[tuple[Work, str], ...] = (
     (agent, "serve this machine as a device for --evaluator remote"),
     (calibrate, "fit a cost model of this machine's processors"),
-    (compare, "compare the plans of two runs: which is faster, and by how much"),
-    (devices, "list processors of this machine, known devices, phones and agents"),
-    (doctor, "check this machine: runtimes, processors, load, and how to fix problems"),
+    (compare, "compare the plans of two runs: which is faster, by how much"),
+    (devices, "list processors here, known devices, phones and agents"),
+    (doctor, "check this machine (runtimes, processors, load) and suggest fixes"),
     (execute, "run a plan, or the plan of a study, and print its latency"),
     (inspect, "show a model's operators and where it can be cut"),
     (models, "list the built-in models"),
     (dashboard, "open a study in optuna-dashboard"),
-    (explain, "explain a study's plan: the cost of every change, and which limits cost time"),
-    (export, "write a study's plan as a folder that runs without this product"),
+    (explain, "explain a study's plan: costs of changes, and the limits that bind"),
+    (export, "write a study's plan as a folder that runs without this program"),
     (plugins, "list installed plug-ins, and which of them fail to load"),
     (pretrain, "train a policy for --sampler reinforce on cost models"),
     (report, "write the report of a study or campaign as a web page"),
-    (rewrite, "write a model with operators split, or convolutions decomposed"),
+    (rewrite, "write a model with split operators or decomposed convolutions"),
     (run, "run a campaign of studies from a YAML file"),
     (schema, "print the JSON Schema of campaign files"),
     (storage, "serve a shared study database, for --storage grpc://"),
-    (solve, "solve a table of times, or a published placement instance, to optimality"),
+    (solve, "solve a table of times, or a placement instance, to optimality"),
 )
 COMMANDS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
     work.__name__: (summary, partial(_parsed, work)) for work, summary in _ALL

@@ -81,7 +81,7 @@ def rewrite(parser: Parser, arguments: list[str]) -> int:
     if options.tucker is None:
         for name in ("rank", "multiple_of", "at_most", "even_larger", "platform", "even_slower", "seed"):
             if getattr(options, name):
-                parser.error(f"--{name.replace('_', '-')} goes with --tucker")
+                parser.error(f"--{name.replace('_', '-')} has no effect without --tucker")
         from optimizer.tools.rewrite import rewrite_split
 
         split = rewrite_split(model, options.split, options.out, shapes)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from search_spaces.core.errors import UsageError, printable
+from search_spaces.core.errors import UsageError, printable, shown
 
 Add = Callable[..., object]
 Work = Callable[["Parser", list[str]], int]
@@ -25,6 +26,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise the error instead of printing the usage."""
+        _, _, unknown = message.partition("unrecognized arguments: ")
+        if unknown.startswith("--"):
+            word = unknown.split()[0].partition("=")[0]
+            near = difflib.get_close_matches(word, self._option_string_actions, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"see {self.prog} --help"
+            raise UsageError(f"there is no option {shown(word)}", hint)
         raise UsageError(message, f"see {self.prog} --help")
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
@@ -80,12 +87,12 @@ def show(options: argparse.Namespace, document: Callable[[], object], text: Call
     """Print what was found: as JSON with ``--json``, else as a text or what Rich makes one of."""
     if options.json:
         print(json.dumps(document(), indent=2))
-    elif isinstance(told := text(), str):
-        print(told)
+    elif isinstance(shown := text(), str):
+        print(shown)
     else:
         from optimizer.report.console import make_console
 
-        make_console().print(told, crop=False)
+        make_console().print(shown, crop=False)
 
 
 def tell(text: str) -> None:

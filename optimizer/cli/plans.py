@@ -49,16 +49,20 @@ def explain(parser: Parser, arguments: list[str]) -> int:
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a study")
     add_common(parser.add_argument)
     options = parser.read(arguments)
+    from optimizer.files import damage_of
     from optimizer.report.terminal import render
+    from optimizer.study.folder import RESULT
     from optimizer.tools import explain
     from optimizer.tools.execute import has_several
 
-    if has_several(options.run):
-        several = explain.explain_workload(options.run)
-        show(options, lambda: several, lambda: render(explain.workload_head(several), explain.workload_blocks(several)))
-    else:
-        found = explain.explain_run(options.run)
-        show(options, lambda: found, lambda: render(explain.head(found), explain.blocks(found)))
+    with damage_of(options.run / RESULT, "explain another run"):
+        if has_several(options.run):
+            found = explain.explain_workload(options.run)
+            head, blocks = explain.workload_head, explain.workload_blocks
+        else:
+            found = explain.explain_run(options.run)
+            head, blocks = explain.head, explain.blocks
+        show(options, lambda: found, lambda: render(head(found), blocks(found)))
     return 0
 
 
@@ -101,8 +105,11 @@ def export(parser: Parser, arguments: list[str]) -> int:
     add_common(add)
     options = parser.read(arguments)
     from optimizer.export.folder import export_run
+    from optimizer.files import damage_of
+    from optimizer.study.folder import RESULT
 
     out = options.out or options.run / "export"
-    found = export_run(options.run, out, fallback=options.fallback, target=options.target)
+    with damage_of(options.run / RESULT, "export another run"):
+        found = export_run(options.run, out, fallback=options.fallback, target=options.target)
     print(json.dumps(found.to_json()) if options.json else found.text)
     return 0

@@ -107,11 +107,11 @@ def _serve(options: argparse.Namespace) -> None:
     folder = options.folder or cache_dir() / "agent"
     folder.mkdir(parents=True, exist_ok=True)
     evaluator = make_evaluator(options.evaluator)
-    lanes = ", ".join(p.name for p in evaluator.platform().processors)
+    processors = ", ".join(p.name for p in evaluator.platform().processors)
     agent = Agent(name, evaluator, folder, max_file_nbytes=int(options.max_model * (1 << 20)))
     served = serve(agent, where, port, credentials)
     try:
-        print(f"optimize: device {name} ({lanes}) at {served.address}, until Ctrl-C", file=sys.stderr, flush=True)
+        print(f"optimize: device {name} ({processors}) at {served.address}, until Ctrl-C", file=sys.stderr, flush=True)
         agent.serve()
     finally:
         served.close()

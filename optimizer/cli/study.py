@@ -18,8 +18,11 @@ from search_spaces.core.errors import EXIT_INTERRUPTED, InfeasibleError, Optimiz
 if TYPE_CHECKING:
     from optimizer.study.config import StudyConfig
 
-EXIT_CODES = """exit codes: 0 a plan was found, 1 a defect of ours, 2 usage, 3 no feasible plan, 4 evaluator or device
-unavailable, 5 too disturbed to decide (the best known plan is written), 130 interrupted (what was measured is saved)"""
+EXIT_CODES = """exit codes:
+  0 a plan was found, 1 a defect of ours, 2 wrong use or input,
+  3 no feasible plan, 4 evaluator or device unavailable,
+  5 too disturbed to decide (the best known plan is written),
+  130 interrupted (everything measured is saved)"""
 
 
 def optimize(arguments: list[str], commands: Collection[str], summaries: str) -> int:
@@ -42,7 +45,6 @@ def optimize(arguments: list[str], commands: Collection[str], summaries: str) ->
     if not models and (options.study is None or options.storage is None):
         parser.error("no model is given")
     options.model = models or None
-    _check_effects(parser, options)
     config = _config(options)
     if options.dry_run:
         from optimizer.tools.dry_run import dry_run
@@ -57,7 +59,7 @@ def make_parser(summaries: str = "") -> Parser:
     parser = Parser(
         prog="optimize",
         usage="optimize MODEL [MODEL …] [--budget N] [options]\n       optimize COMMAND …",
-        description="Find the fastest way to run a .tflite model on the processors of this machine, by measuring it.",
+        description="Find the fastest way to run a .tflite model on the processors of a device.",
         epilog=f"commands (see optimize help COMMAND):\n{summaries}\n\n{EXIT_CODES}",
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -88,10 +90,11 @@ def make_parser(summaries: str = "") -> Parser:
     add("--state", metavar="NAME:P=FACTOR,…", action="append", help=states)
     add("--robust", metavar="HOW", help="over all --state: worst (default), or expected")
     add = parser.add_argument_group("search").add_argument
-    add("--budget", metavar="N", default="200", help="at most so many distinct plans are measured (default 200)")
-    add("--minutes", metavar="M", help="end the search after so many minutes; the final comparison follows")
+    add("--budget", metavar="N", default="200", help="measure at most N distinct plans (default 200)")
+    add("--minutes", metavar="M", help="end the search after M minutes; the final comparison follows")
     freedoms = (
-        "freedoms of a plan: some of cuts,branches,splits,ranks (default cuts; ranks within --max-error, then 0.1)"
+        "freedoms of a plan: some of cuts,branches,splits,ranks (default exact: all but ranks that model and processors"
+        " offer, or cuts with --max-stages; ranks within --max-error, then 0.1)"
     )
     add("--allow", metavar="A,B", help=freedoms)
     add(
@@ -101,9 +104,13 @@ def make_parser(summaries: str = "") -> Parser:
         help="latency (default), latency-p99, throughput, energy, memory, occupancy; give it again for a front of"
         " several. Of several models latency is the mean, and there are also worst, makespan and misses",
     )
-    add("--max-stages", metavar="K", help="stages of a plan at most (default 4)")
+    add("--max-stages", metavar="K", help="stages of a plan at most (default 4, of cuts alone)")
     add("--sampler", metavar="NAME", help="proposes plans: auto (default), reinforce, tpe, …, or module:Class")
-    add("--precision", metavar="P", help="target width of the 95 %% interval, relative to the median (default 0.01)")
+    add(
+        "--precision",
+        metavar="P",
+        help="half width of the 95 %% interval to reach, relative (default 0.01)",
+    )
     proven = "stop once a plan is within --precision of the model's bound"
     add("--stop-when-proven", action="store_true", default=None, help=proven)
     add("--warm-start", metavar="RUN", help="reuse the measurements of a finished study, or its best plans")
@@ -142,22 +149,6 @@ def _check_models(word: str, commands: Collection[str]) -> None:
         raise UsageError(f"there is no command or model {shown(word)}", f"did you mean optimize {near[0]}?") from None
 
 
-def _check_effects(parser: Parser, options: argparse.Namespace) -> None:
-    """Refuse options that would change nothing.
-
-    Raises:
-        UsageError: there is one.
-    """
-    objectives = set(options.objective or ("latency",))
-    for name, needed, what in (
-        ("power", "energy" in objectives or options.max_energy, "--objective energy or --max-energy"),
-        ("robust", options.state, "--state"),
-        ("heartbeat", options.storage, "--storage"),
-    ):
-        if getattr(options, name) is not None and not needed:
-            parser.error(f"--{name} has no effect without {what}")
-
-
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
     """Put off an interrupt: raised within the import of a compiled module it can become that module's panic."""
@@ -171,9 +162,10 @@ def _uninterrupted() -> Iterator[None]:
 
 def _config(options: argparse.Namespace) -> StudyConfig:
     with _uninterrupted():
-        from optimizer.study.config import StudyConfig, parse_config
+        from optimizer.study.config import StudyConfig, check_effects, parse_config
 
     given = {name: getattr(options, name, None) for name in StudyConfig.model_fields}
+    check_effects(given)
     typed = [options.sampler, options.custom_ops, *(options.model or ()), *(options.processors or "").split(",")]
     allow(*map(str, filter(None, typed)))  # so that they may load code
     if options.model is not None:

@@ -1,4 +1,4 @@
-"""The cheapest blocks under a model of their cost: a dynamic programme from the last operator to the first one."""
+"""The cheapest blocks under a cost model, by dynamic programming from the last operator to the first one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TIE = 1e-13  # of what a model takes: more than rounding, less than anything th
 
 
 class _Best(NamedTuple):
-    """The cheapest block from some operator on, and what it and all that follows take."""
+    """The cheapest block from some operator on, and the cost from its start to the end."""
 
     cost_s: float
     block: Block
@@ -46,13 +46,15 @@ class Search:
     def __init__(self, model: SegmentModel, *, chains: bool, splits: bool, branches: bool) -> None:
         self._model, self._space = model, model.space
         self._chains, self._splits, self._branches = chains, splits and bool(model.space.axes), branches
-        self._beliefs = model.beliefs()
-        self._lanes = [p.name for p in model.space.platform.processors]
+        self._estimates = model.estimates()
+        self._processors = [p.name for p in model.space.platform.processors]
         count = len(model.space.graph.operators)
-        self._rest_s = np.zeros((count + 1, len(self._lanes)))  # from an operator on, by where what is before ended
+        self._rest_s = np.zeros(
+            (count + 1, len(self._processors))
+        )  # from an operator on, by where what is before ended
         self._chosen: list[dict[int | None, Block]] = [{} for _ in range(count)]
-        self._whole_s = np.full((count + 1, len(self._lanes)), np.inf)  # the same, of a whole block on a processor
-        self._whole_last = np.zeros((count + 1, len(self._lanes)), dtype=np.int64)
+        self._whole_s = np.full((count + 1, len(self._processors)), np.inf)  # the same, of a whole block on a processor
+        self._whole_last = np.zeros((count + 1, len(self._processors)), dtype=np.int64)
         self._beyond_s, self._beyond_last = np.copy(self._whole_s), np.copy(self._whole_last)  # beyond its segment
         operator_s = model.costs.operator_s
         # Of plans that take the same the one with the fewest blocks is the best.
@@ -63,7 +65,9 @@ class Search:
     def blocks(self) -> tuple[Block, ...]:
         """Return the cheapest blocks."""
         count = len(self._chosen)
-        every = sorted({self._model.lane(name) for name in (*self._space.lanes, *(a for a, _ in self._space.pairs))})
+        every = sorted(
+            {self._model.processor(name) for name in (*self._space.processors, *(a for a, _ in self._space.pairs))}
+        )
         for first in reversed(range(count)):
             ways = self._ways(first)
             if self._splits and len(self._space.segment(first)) > 1:
@@ -77,7 +81,7 @@ class Search:
         before, at = None, 0
         while at < count:
             found_blocks.append(self._chosen[at][before])
-            before, at = self._model.lane(found_blocks[-1].on), found_blocks[-1].last
+            before, at = self._model.processor(found_blocks[-1].on), found_blocks[-1].last
         return tuple(found_blocks)
 
     def _ways(self, first: int) -> list[Ways]:
@@ -85,25 +89,25 @@ class Search:
         model, count = self._model, len(self._chosen)
         least = self._space.segment(first).last  # where the next block may begin
         lasts = np.arange(least, count + 1)
-        whole = self._beliefs.whole(first, lasts, model.alone, self._rest_s)
-        rows, lanes = whole.first_s.argmin(axis=0), model.alone.first
-        self._whole_s[first, lanes] = whole.first_s[rows, np.arange(len(lanes))]
-        self._whole_last[first, lanes] = lasts[rows]
+        whole = self._estimates.whole(first, lasts, model.alone, self._rest_s)
+        rows, processors = whole.first_s.argmin(axis=0), model.alone.first
+        self._whole_s[first, processors] = whole.first_s[rows, np.arange(len(processors))]
+        self._whole_last[first, processors] = lasts[rows]
         if len(lasts) > 1:
             rows = 1 + whole.first_s[1:].argmin(axis=0)
-            self._beyond_s[first, lanes] = whole.first_s[rows, np.arange(len(lanes))]
-            self._beyond_last[first, lanes] = lasts[rows]
+            self._beyond_s[first, processors] = whole.first_s[rows, np.arange(len(processors))]
+            self._beyond_last[first, processors] = lasts[rows]
         found = [whole]
         for axis in self._space.axes if self._splits else ():
             chains = model.tables.split(first, axis).between(least, count if self._chains else first + 1)
-            found.append(self._beliefs.shared(chains, model.pairs, self._rest_s))
+            found.append(self._estimates.shared(chains, model.pairs, self._rest_s))
         return [ways for ways in found if ways.first_s.size]
 
     def _from(self, first: int, before: int | None, ways: Sequence[Ways]) -> Iterator[_Best]:
         """Yield the cheapest block of each kind."""
-        hand_over_s = self._beliefs.hand_over_s[first]
+        transfer_s = self._estimates.transfer_s[first]
         for each in ways:
-            cost_s, at = each.least(hand_over_s, before)
+            cost_s, at = each.least(transfer_s, before)
             yield _Best(cost_s, block_of(self._space, each, at))
         if first in self._alone_s:
             yield self._each(first, before)
@@ -116,36 +120,36 @@ class Search:
     # Each operator of a segment by itself; the last one and what follows whole
 
     def _split_each(self, first: int) -> None:
-        """Work out what it takes to split each operator by itself, from one on to the end of its segment.
+        """Compute the cost of splitting operators one by one, from one on to the end of its segment.
 
         The block ends with the segment, or (second row) goes on, with its last operator and what follows whole.
         """
         model, space = self._model, self._space
-        segment, home = space.segment(first), model.pairs.first
+        segment, main = space.segment(first), model.pairs.first
         if first + 1 == segment.last:
-            behind_s = self._rest_s[segment.last, home], np.full(len(home), np.inf)
+            behind_s = self._rest_s[segment.last, main], np.full(len(main), np.inf)
             self._each_s[segment.last] = np.broadcast_to(
-                np.stack(behind_s)[:, None, None], (2, len(EACH), GRID - 1, len(home))
+                np.stack(behind_s)[:, None, None], (2, len(EACH), GRID - 1, len(main))
             )
-        nothing_s = np.zeros((first + 2, len(self._lanes)))
+        nothing_s = np.zeros((first + 2, len(self._processors)))
         chains = [model.tables.split(first, axis).between(first + 1, first + 1) for axis in space.axes]
-        ways = tuple(self._beliefs.shared(each, model.pairs, nothing_s) for each in chains)
+        ways = tuple(self._estimates.shared(each, model.pairs, nothing_s) for each in chains)
         inside = self._each_s[first + 1]
         joins = first + 1 == segment.last and not space.concatenates(first)
         if not joins and any(each.first_s.size for each in ways):
             self._alone_s[first] = ways
-            taken_s = self._mapped(first, [each.total_s(self._beliefs.hand_over_s[first], None) for each in ways])
+            taken_s = self._mapped(first, [each.total_s(self._estimates.transfer_s[first], None) for each in ways])
             found = taken_s + inside
         else:
             after = next((o for o in range(first + 1, segment.last) if o in self._alone_s), segment.last)
-            whole_s = np.array([model.whole_s(first, after, self._lanes[lane]) for lane in home])
+            whole_s = np.array([model.whole_s(first, after, self._processors[processor]) for processor in main])
             found = whole_s + self._each_s[after]
         if not any(o in self._alone_s for o in range(first, segment.last - 1)):
-            found[1] = self._beyond_s[first, home]
+            found[1] = self._beyond_s[first, main]
         self._each_s[first] = found
 
     def _mapped(self, operator: int, taken_s: Sequence[Seconds]) -> Seconds:
-        """Return what an operator takes by way and share, of what it takes by axis and row."""
+        """Return an operator's cost by way and share, from its cost by axis and row."""
         cuts = [list(self._space.cuts(operator, operator + 1, axis).values()) for axis in self._space.axes]
         rows = []
         for way in EACH:
@@ -156,31 +160,31 @@ class Search:
         return np.array(rows).reshape(len(EACH), GRID - 1, -1)
 
     def _each(self, first: int, before: int | None) -> _Best:
-        hand_over_s = self._beliefs.hand_over_s[first]
-        taken_s = self._mapped(first, [each.total_s(hand_over_s, before) for each in self._alone_s[first]])
+        transfer_s = self._estimates.transfer_s[first]
+        taken_s = self._mapped(first, [each.total_s(transfer_s, before) for each in self._alone_s[first]])
         total_s = taken_s + self._each_s[first + 1]
         beyond, way, share, pair = np.unravel_index(int(total_s.argmin()), total_s.shape)
         on, other = self._model.pairs.names[pair]
         last = self._space.segment(first).last
         if beyond:
             tail = 1 + max(o for o in range(first, last - 1) if o in self._alone_s)
-            last = int(self._beyond_last[tail, self._model.lane(on)])
+            last = int(self._beyond_last[tail, self._model.processor(on)])
         cost_s = float(total_s[beyond, way, share, pair])
         return _Best(cost_s, Block(first, last, list(EACH)[way], on, other, int(share) + 1))
 
     # Runs beside each other
 
     def _in_turns(self, segment: Segment, before: int | None) -> _Best:
-        """Return the best of a segment whose runs are all on one processor, and what reads them is on another."""
-        hand_over_s, best = self._beliefs.hand_over_s, _Best(np.inf, Block(segment.first, segment.last, "whole", ""))
-        for lane, name in enumerate(self._lanes):
+        """Return the best block of a segment whose runs are on one processor and whose reader is on another."""
+        transfer_s, best = self._estimates.transfer_s, _Best(np.inf, Block(segment.first, segment.last, "whole", ""))
+        for processor, name in enumerate(self._processors):
             own_s = self._model.whole_s(segment.first, segment.joint, name)
-            begin_s = own_s + (0.0 if before is None else float(hand_over_s[segment.first, before, lane]))
-            behind_s = hand_over_s[segment.joint, lane] + self._whole_s[segment.joint]
-            behind_s[lane] = np.inf
+            begin_s = own_s + (0.0 if before is None else float(transfer_s[segment.first, before, processor]))
+            behind_s = transfer_s[segment.joint, processor] + self._whole_s[segment.joint]
+            behind_s[processor] = np.inf
             at = int(behind_s.argmin())
             if begin_s + behind_s[at] < best.cost_s:
-                on, last = self._lanes[at], int(self._whole_last[segment.joint, at])
+                on, last = self._processors[at], int(self._whole_last[segment.joint, at])
                 code = self._space.code(segment, (name,) * len(segment.runs), on, name)
                 best = _Best(begin_s + float(behind_s[at]), Block(segment.first, last, "branches", on, name, code))
         return best
@@ -188,10 +192,10 @@ class Search:
     def _side_by_side(self, segment: Segment, before: int | None) -> _Best:
         ends = segment.joint == segment.last
         behind_s = np.zeros(1) if ends else np.minimum(self._whole_s[segment.joint], NEVER_S)
-        timed = self._model.timed(segment, self._beliefs.hand_over_s, behind_s)
+        timed = self._model.timed(segment, self._estimates.transfer_s, behind_s)
         cost_s, placed, at = self._model.apart(segment).least(timed, before)
-        on = self._lanes[at]
-        where = [self._lanes[lane] for lane in placed]
+        on = self._processors[at]
+        where = [self._processors[processor] for processor in placed]
         other = next((name for name in where if name != on), None)
         if other is None:
             return _Best(np.inf, Block(segment.first, segment.last, "whole", on))

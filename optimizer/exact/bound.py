@@ -1,15 +1,15 @@
-"""What no plan goes below in the model, however it cuts, places, splits and overlaps the operators.
+"""Lower bounds of all plans under the model, however they cut, place, split and overlap the operators.
 
-Three relaxations, of which the largest counts:
+The largest of three relaxations:
 
-- the critical path: each operator on its fastest processor as soon as those that it reads from are done, nothing
-  handed over, lanes without end;
-- an operator that can be split takes on that path ``1 / Σ 1/t`` over the lanes that can be busy at once, as if its
-  parts met without halo or hand-over (seed 002);
-- the work: every operator shared out among the lanes as suits best, order and hand-over forgotten (a linear
-  programme); for the period of a pipeline this alone is the bound.
+- the critical path: each operator on its fastest processor as soon as its inputs are there, without transfers, on
+  unlimited processors;
+- an operator that can be split takes on that path ``1 / Σ 1/t`` over the processors that can be busy at once, as if its
+  stages met without halo or transfer (seed 002);
+- the work: every operator divided freely among the processors, without order or transfers (a linear programme); for the
+  period of a pipeline this alone is the bound.
 
-The least overhead of a part is paid once in each. Overheads and hand-overs must not be negative.
+The least overhead of a stage is paid once in each. Overheads and transfers must not be negative.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class OperatorCosts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Relaxation:
-    """Seconds that no plan goes below, one reason each.
+    """Lower bounds in seconds, one for each relaxation.
 
     Attributes:
         critical_path_s: of one inference, operators after one another.
-        work_s: of one inference, and of the period of a pipeline: all lanes busy all the time.
+        work_s: of one inference, and of the period of a pipeline: all processors busy all the time.
     """
 
     critical_path_s: float
@@ -73,14 +73,14 @@ def relax(graph: Graph, costs: OperatorCosts, splittable: Collection[int] = ()) 
 
 
 def lower_bound(graph: Graph, costs: OperatorCosts, splittable: Collection[int] = ()) -> float:
-    """Return seconds that the latency of no plan goes below in the model; see :func:`relax`."""
+    """Return the lower bound of the latency under the model, in seconds."""
     return relax(graph, costs, splittable).latency_s
 
 
 def model_error(measured_s: float, bound_s: float) -> float:
-    """Return by what share of the bound a measured plan is below it; 0 where it is not.
+    """Return how far a measured plan is below the bound, relative to it; 0 where it is not.
 
-    No plan can be faster than the bound in the model, so one that is shows that the model is wrong by at least that.
+    A plan below the bound shows that the model is wrong by at least this share.
     """
     return max(0.0, 1.0 - measured_s / bound_s) if bound_s > 0 else 0.0
 
@@ -91,7 +91,9 @@ def _critical_path_s(graph: Graph, costs: OperatorCosts, splittable: frozenset[i
         chosen, slots = sorted(splittable), np.array([p.slots for p in costs.platform.processors])
         with np.errstate(divide="ignore"):
             rate = slots[:, None] / costs.operator_s[:, chosen]
-            together = np.max([rate[list(lanes)].sum(axis=0) for lanes in concurrent_sets(costs.platform)], axis=0)
+            together = np.max(
+                [rate[list(processors)].sum(axis=0) for processors in concurrent_sets(costs.platform)], axis=0
+            )
             fastest[chosen] = np.minimum(fastest[chosen], 1.0 / together)
     ends = np.zeros(len(graph.operators))
     for operator, seconds in enumerate(fastest):
@@ -100,33 +102,33 @@ def _critical_path_s(graph: Graph, costs: OperatorCosts, splittable: frozenset[i
 
 
 def _work_s(costs: OperatorCosts) -> float:
-    """Return the least load of the busiest lane (lanes that exclude each other as one) over all shares of the work."""
+    """Return the least load of the busiest processor over all shares of the work; exclusive processors count as one."""
     from scipy.optimize import linprog
     from scipy.sparse import coo_array
 
-    lanes, count = costs.operator_s.shape
+    processors, count = costs.operator_s.shape
     if not np.isfinite(costs.operator_s).any(axis=0).all():
         return float("inf")
     scale = float(np.where(np.isfinite(costs.operator_s), costs.operator_s, 0.0).max(initial=0.0))
     if scale == 0.0:
         return 0.0
     groups = exclusive_groups(costs.platform)
-    # Variables: the share of operator o on lane p at p·n + o, then the load of the busiest group.
-    lane, operator = np.nonzero(np.isfinite(costs.operator_s))
-    at = lane * count + operator
-    member = [(g, np.isin(lane, members)) for g, members in enumerate(groups)]
+    # Variables: the share of operator o on processor p at p·n + o, then the load of the busiest group.
+    processor, operator = np.nonzero(np.isfinite(costs.operator_s))
+    at = processor * count + operator
+    member = [(g, np.isin(processor, members)) for g, members in enumerate(groups)]
     rows = np.concatenate([*(np.full(int(inside.sum()), g) for g, inside in member), np.arange(len(groups))])
-    columns = np.concatenate([*(at[inside] for _, inside in member), np.full(len(groups), lanes * count)])
+    columns = np.concatenate([*(at[inside] for _, inside in member), np.full(len(groups), processors * count)])
     slots = np.array([p.slots for p in costs.platform.processors])
-    seconds = costs.operator_s[lane, operator] / (scale * slots[lane])
+    seconds = costs.operator_s[processor, operator] / (scale * slots[processor])
     values = np.concatenate([*(seconds[inside] for _, inside in member), np.full(len(groups), -1.0)])
     found = linprog(
-        np.concatenate((np.zeros(lanes * count), [1.0])),
-        A_ub=coo_array((values, (rows, columns)), shape=(len(groups), lanes * count + 1)).tocsr(),
+        np.concatenate((np.zeros(processors * count), [1.0])),
+        A_ub=coo_array((values, (rows, columns)), shape=(len(groups), processors * count + 1)).tocsr(),
         b_ub=np.zeros(len(groups)),
-        A_eq=coo_array((np.ones(at.size), (operator, at)), shape=(count, lanes * count + 1)).tocsr(),
+        A_eq=coo_array((np.ones(at.size), (operator, at)), shape=(count, processors * count + 1)).tocsr(),
         b_eq=np.ones(count),
         method="highs",
     )
-    # The dual of what the solver found is a bound whatever its tolerance; it leaves a hair.
+    # The dual solution is a bound whatever the solver's tolerance.
     return float(found.fun) * scale * (1.0 - 1e-9) if found.status == 0 else 0.0

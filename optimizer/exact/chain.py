@@ -1,13 +1,13 @@
-"""The best chains of parts under an additive model of their cost: dynamic programming and best-first search, exact.
+"""The best chains of stages under an additive cost model: dynamic programming and best-first search, exact.
 
-A part costs what its operators take on its processor, plus that processor's overhead; between two parts lies a
-hand-over. What is made small is the latency, the sum over the parts as they run one after another, or the period of a
-pipeline, the load of its busiest processor. A dynamic programme tells from the last part back what is at least still
-to pay; with it as the estimate, a best-first search yields the best plans in ascending order and expands little beyond
-them. For the latency without limits the estimate is exact. The memory of a processor, and the load of one that gets
-several parts, are known along the path only: there it is a bound, and the search still exact.
+A stage costs what its operators take on its processor, plus that processor's overhead; between two stages lies a
+transfer. The objective is the latency, the sum over the stages as they run one after another, or the period of a
+pipeline, the load of its busiest processor. Dynamic programming from the last stage back gives the least remaining
+cost; with it as the estimate, best-first search yields the best plans in ascending order and expands little beyond
+them. For the latency without limits the estimate is exact. The memory of a processor, and the load of one with several
+stages, are known along the path only; there the estimate is a bound, and the search is still exact.
 
-Lanes that are alike are named in the order of their first use, as in :func:`search_spaces.core.plan.canonical`, so
+Processors that are alike are named in the order of their first use, as in :func:`search_spaces.core.plan.canonical`, so
 every result is a canonical plan and no two are the same.
 """
 
@@ -24,17 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.exact.chain_costs import ChainCosts, CostedChain, Objective, Seconds, chain_cost, exclusive_groups
-from optimizer.exact.chain_tables import Lanes, latency_to_go, part_costs, period_to_go
+from optimizer.exact.chain_tables import ChainStates, latency_to_go, part_costs, period_to_go
 from search_spaces.core.constraints import Violation, infeasible
 from search_spaces.core.errors import InfeasibleError, UnavailableError
 
 __all__ = ["ChainCosts", "CostedChain", "best_chains", "chain_cost", "chains_in_order"]
 
-_MOST_TRIED = 64  # parts; beyond, nobody is told how many would do
+_MOST_TRIED = 64  # stages; no larger number is suggested
 _MOST_TIMES = 2.0**40
 _ROUNDING = 1e-9  # costs that differ by less, relative, are the same
-_LOOK = 256  # chains taken between two looks at the clock
-_FIT = 1e-3  # how precisely to tell how much memory is short, relative
+_LOOK = 256  # chains taken between two checks of the time
+_FIT = 1e-3  # relative precision of the missing memory
 
 
 def best_chains(
@@ -46,13 +46,13 @@ def best_chains(
     min_stages: int = 1,
     stop_s: float = math.inf,
 ) -> list[CostedChain]:
-    """Return the ``k`` cheapest chains of ``min_stages`` to ``max_stages`` parts, ascending; all if there are fewer.
+    """Return the ``k`` cheapest chains of ``min_stages`` to ``max_stages`` stages, ascending; all if there are fewer.
 
-    Equal costs are in order of parts, then cuts, then names; which of them are among the ``k`` is decided by the
-    latency. The first one has the fewest parts of all that cost the same but for rounding.
+    Equal costs are ordered by stages, then cuts, then names; the latency decides which of them are among the ``k``. The
+    first one has the fewest stages of all with the same cost up to rounding.
 
     Time for the latency without limits of memory: one pass
-    of ``n²`` additions per number of parts and state (lane in use, lanes used so far), then about
+    of ``n²`` additions per number of stages and state (processor in use, processors used so far), then about
     ``k · max_stages · n`` for the plans.
 
     Args:
@@ -60,7 +60,7 @@ def best_chains(
 
     Raises:
         InfeasibleError: no chain has a finite cost and fits into the memory.
-        UnavailableError: it was given up; the text tells what none goes below.
+        UnavailableError: time was up; the text holds the lower bound.
         ValueError: ``max_stages``, ``min_stages`` or ``k`` is less than 1, or ``min_stages`` more than ``max_stages``.
     """
     found = chains_in_order(costs, max_stages, k, objective=objective, min_stages=min_stages, stop_s=stop_s)
@@ -98,7 +98,7 @@ def chains_in_order(
 def _fewest_parts(
     costs: ChainCosts, best: CostedChain, objective: Objective, min_stages: int, stop_s: float
 ) -> CostedChain:
-    """Return a chain with the fewest parts among those that cost what the best one costs; ``best`` when time is up."""
+    """Return a chain with the fewest stages among those that cost what the best one costs; ``best`` when time is up."""
     enough_s = best.cost_s * (1.0 + _ROUNDING)
     low, high = min_stages, len(best.cuts) + 1
     while low < high and time.monotonic() < stop_s:
@@ -117,8 +117,8 @@ class _Node(NamedTuple):
     Attributes:
         estimate_s: the least that any chain which begins like this costs.
         latency_s: the least latency of any; of chains with the same period, the one with the least latency comes first.
-        used: the load of each exclusive group of lanes (for the period only), the cost of all parts together, and the
-            bytes kept by each lane where memory is limited.
+        used: the load of each exclusive group of processors (for the period only), the cost of all stages together, and
+            the bytes kept by each processor where memory is limited.
         siblings, rank: all continuations of the parent, the best first, and which of them this one is.
     """
 
@@ -133,7 +133,7 @@ class _Node(NamedTuple):
 
 
 class _Siblings(NamedTuple):
-    """The continuations of a node by one part: which (state, last) at what estimate, ascending, and at what cost."""
+    """The continuations of a node by one stage: (state, last) by ascending estimate, and their costs."""
 
     parent: _Node | None
     follow: list[int]
@@ -144,21 +144,23 @@ class _Siblings(NamedTuple):
 
 
 class _Search:
-    """Best-first search over chains, from the first part on."""
+    """Best-first search over chains, from the first stage on."""
 
     def __init__(self, costs: ChainCosts, objective: Objective, min_stages: int, max_stages: int) -> None:
         self._costs = costs
-        self._lanes = Lanes(costs.platform, max_stages)
+        self._processors = ChainStates(costs.platform, max_stages)
         self._part_s = part_costs(costs)
-        self._sum_to_go = latency_to_go(costs, self._lanes, self._part_s, max_stages, min_stages)
+        self._sum_to_go = latency_to_go(costs, self._processors, self._part_s, max_stages, min_stages)
         every = tuple(range(len(costs.platform.processors)))
         groups: list[tuple[int, ...]] = []
         if objective == "period":
-            self._most_to_go = period_to_go(costs, self._lanes, self._part_s, max_stages, min_stages)
+            self._most_to_go = period_to_go(costs, self._processors, self._part_s, max_stages, min_stages)
             groups = exclusive_groups(costs.platform)
         self._groups = len(groups)
-        # What a part on each lane adds to: the load of its groups, and the sum over all parts, which comes last.
-        self._sums = [[*(g for g, members in enumerate(groups) if lane in members), self._groups] for lane in every]
+        # The sums that a stage on each processor adds to: the load of its groups, and last the sum over all stages.
+        self._sums = [
+            [*(g for g, members in enumerate(groups) if processor in members), self._groups] for processor in every
+        ]
         if costs.operator_nbytes is not None and costs.memory_bytes is not None:
             self._nbytes: Seconds | None = np.concatenate(([0.0], np.cumsum(costs.operator_nbytes)))
             self._memory: Seconds = costs.memory_bytes
@@ -185,12 +187,12 @@ class _Search:
             self._push(heap, node.siblings, node.rank + 1)
             first = node.cuts[-1]
             if first == count:
-                names = tuple(processors[self._lanes.of[s]].name for s in node.states)
+                names = tuple(processors[self._processors.of[s]].name for s in node.states)
                 cost_s = max(node.used[: self._groups]) if self._groups else node.used[0]
                 yield CostedChain(node.cuts[1:-1], names, cost_s)
                 left -= 1
                 continue
-            # Chains that k others match here, part for part, cannot be among the k best.
+            # Chains that k others match or beat here cannot be among the k best.
             better = seen.setdefault((first, node.states[-1], node.parts_left), [])
             if sum(all(a <= b for a, b in zip(other, node.used, strict=True)) for other in better) >= k:
                 continue
@@ -198,23 +200,23 @@ class _Search:
             self._push(heap, self._continue(node, first, node.used, node.parts_left), 0)
 
     def _continue(self, node: _Node | None, first: int, used: tuple[float, ...], parts_left: int) -> _Siblings:
-        """Return what may follow: the next part in each state, up to each operator."""
-        lanes, before = self._lanes, self._lanes.of[node.states[-1]] if node else -1
+        """Return the continuations: the next stage in each state, up to each operator."""
+        processors, before = self._processors, self._processors.of[node.states[-1]] if node else -1
         if parts_left == 0:
             return _Siblings(node, [], np.empty(0, dtype=np.int64), np.empty(0), np.empty(0), np.empty((0, 0)))
-        follow = lanes.after[node.states[-1] if node else -1]
-        on = [lanes.of[s] for s in follow]
+        follow = processors.after[node.states[-1] if node else -1]
+        on = [processors.of[s] for s in follow]
         cost = self._part_s[on, first, :]
         if node is not None:
-            cost = cost + self._costs.hand_over_s[first, before, on][:, None]
+            cost = cost + self._costs.transfer_s[first, before, on][:, None]
         if self._nbytes is not None:
             kept = self._nbytes - self._nbytes[first]
-            room = self._memory[on] - np.array([used[self._groups + 1 + lane] for lane in on])
+            room = self._memory[on] - np.array([used[self._groups + 1 + processor] for processor in on])
             cost = np.where(kept[None, :] > room[:, None], np.inf, cost)
         latency = used[self._groups] + cost + self._sum_to_go[parts_left - 1][:, follow].T
         estimate = latency
         if self._groups:
-            load = np.array([max(used[g] for g in self._sums[lane][:-1]) for lane in on])[:, None] + cost
+            load = np.array([max(used[g] for g in self._sums[processor][:-1]) for processor in on])[:, None] + cost
             most = np.maximum(self._most_to_go[parts_left - 1][:, follow].T, max(used[: self._groups]))
             estimate = np.maximum(np.maximum(load, most), latency / self._groups)  # no group is above the busiest
         estimate, latency = estimate.ravel(), latency.ravel()
@@ -228,13 +230,13 @@ class _Search:
         choice = int(siblings.order[rank])
         which, last = divmod(choice, siblings.cost_s.shape[1])
         parent, state = siblings.parent, siblings.follow[which]
-        lane = self._lanes.of[state]
+        processor = self._processors.of[state]
         used = list(parent.used) if parent else [0.0] * self._width
-        for group in self._sums[lane]:
+        for group in self._sums[processor]:
             used[group] += float(siblings.cost_s[which, last])
         first = parent.cuts[-1] if parent else 0
         if self._nbytes is not None:
-            used[self._groups + 1 + lane] += float(self._nbytes[last] - self._nbytes[first])
+            used[self._groups + 1 + processor] += float(self._nbytes[last] - self._nbytes[first])
         heapq.heappush(
             heap,
             _Node(
@@ -251,7 +253,7 @@ class _Search:
 
 
 def _why_none(costs: ChainCosts, min_stages: int, max_stages: int) -> InfeasibleError:
-    """Return the error that tells what stands in the way: support, number of parts, or memory."""
+    """Return the error that names the reason: support, number of stages, or memory."""
     name, count = costs.platform.name, costs.operator_s.shape[1]
     refused = np.flatnonzero(~np.isfinite(costs.operator_s).any(axis=0))
     if refused.size:
@@ -275,13 +277,13 @@ def _why_none(costs: ChainCosts, min_stages: int, max_stages: int) -> Infeasible
 
 
 def _too_large(costs: ChainCosts, min_stages: int, max_stages: int) -> Violation:
-    """Return how much memory is short, if all processors had more of it by the same factor."""
+    """Return the missing memory, where all processors have more of it by the same factor."""
     total = float(costs.memory_bytes.sum()) if costs.memory_bytes is not None else 0.0
     statement = f"memory of the processors of {costs.platform.name!r} together"
     low, high = 1.0, 2.0
     while not _feasible(_scaled(costs, high), min_stages, max_stages):
         low, high = high, 2.0 * high
-        if high > _MOST_TIMES:  # what has no memory gets none by having more of it
+        if high > _MOST_TIMES:  # a processor without memory stays without
             demand = float(costs.operator_nbytes.sum()) if costs.operator_nbytes is not None else 0.0
             return Violation(
                 statement, demand, min(total, demand), "B", "give each processor that is needed some memory"

@@ -1,4 +1,4 @@
-"""What a chain of parts has still to pay at least, from any cut on: the dynamic programme behind the search."""
+"""The least remaining cost of a chain from any cut on, by dynamic programming."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from optimizer.exact.chain_costs import ChainCosts, Seconds
 from search_spaces.core.platform import Platform
 
 
-class Lanes:
-    """The states of a canonical chain of lanes: the lane in use, and how many of each class have been used.
+class ChainStates:
+    """The states of a canonical chain of lanes: the processor in use, and how many of each class have been used.
 
     Attributes:
         of: the processor (index in the platform) of each state.
@@ -27,15 +27,15 @@ class Lanes:
         def followers(used: tuple[int, ...]) -> list[int]:
             states = []
             for which, members in enumerate(classes):
-                for place, lane in enumerate(members[: used[which] + 1]):
+                for place, processor in enumerate(members[: used[which] + 1]):
                     then = tuple(max(u, place + 1) if i == which else u for i, u in enumerate(used))
                     if sum(then) > max_stages:
                         continue
-                    if (lane, then) not in numbers:
-                        numbers[lane, then] = len(used_by)
+                    if (processor, then) not in numbers:
+                        numbers[processor, then] = len(used_by)
                         used_by.append(then)
-                        self.of.append(lane)
-                    states.append(numbers[lane, then])
+                        self.of.append(processor)
+                    states.append(numbers[processor, then])
             return states
 
         start = followers(tuple(0 for _ in classes))
@@ -45,15 +45,15 @@ class Lanes:
 
 
 def part_costs(costs: ChainCosts) -> Seconds:
-    """Return the cost of operators ``first … last-1`` as one part, ``[P, first, last]``.
+    """Return the cost of operators ``first … last-1`` as one stage, ``[P, first, last]``.
 
-    It is infinite where ``last <= first``, and where the part alone is too large for the processor's memory. Sums run
+    It is infinite where ``last <= first``, and where the stage alone is too large for the processor's memory. Sums run
     from ``first`` on, not as differences of running totals, which infinite entries would spoil.
     """
-    lanes, count = costs.operator_s.shape
+    processors, count = costs.operator_s.shape
     inside = np.triu(np.ones((count, count), dtype=bool))
     sums = np.cumsum(np.where(inside, costs.operator_s[:, None, :], 0.0), axis=2) + costs.overhead_s[:, None, None]
-    table = np.full((lanes, count + 1, count + 1), np.inf)
+    table = np.full((processors, count + 1, count + 1), np.inf)
     table[:, :-1, 1:] = np.where(inside, sums, np.inf)
     if costs.beyond_s is not None:
         table += costs.beyond_s
@@ -64,53 +64,54 @@ def part_costs(costs: ChainCosts) -> Seconds:
 
 
 def latency_to_go(
-    costs: ChainCosts, lanes: Lanes, part_s: Seconds, max_stages: int, min_stages: int = 1
+    costs: ChainCosts, processors: ChainStates, part_s: Seconds, max_stages: int, min_stages: int = 1
 ) -> list[Seconds]:
-    """Return, for 0 … ``max_stages - 1`` parts left, what is still to pay after a cut: shape ``(n+1, states)``.
+    """Return the remaining cost after a cut for 0 … ``max_stages - 1`` stages left: shape ``(n+1, states)``.
 
-    ``table[left][i, s]``: operators ``i … n-1`` in at most ``left`` parts, hand-over included, after a part in state
-    ``s``. At ``n`` nothing is to pay, unless that would be too few parts.
+    ``table[left][i, s]``: operators ``i … n-1`` in at most ``left`` stages, transfer included, after a stage in state
+    ``s``. At ``n`` it is 0, unless there are too few stages.
     """
     count = costs.operator_s.shape[1]
-    table = [_done(count, len(lanes.of), last=max_stages >= min_stages)]
+    table = [_done(count, len(processors.of), last=max_stages >= min_stages)]
     for spent in range(max_stages - 1, 0, -1):
-        # enter[i, s]: the same, from the start of a part in state s at operator i on
+        # enter[i, s]: the same, from the start of a stage in state s at operator i on
         enter = np.stack(
-            [(part_s[lane] + table[-1][:, state]).min(axis=1) for state, lane in enumerate(lanes.of)], axis=1
+            [(part_s[processor] + table[-1][:, state]).min(axis=1) for state, processor in enumerate(processors.of)],
+            axis=1,
         )
-        left = _done(count, len(lanes.of), last=spent >= min_stages)
-        for state, lane in enumerate(lanes.of):
-            follow = lanes.after[state]
-            hand_over = costs.hand_over_s[:, lane, [lanes.of[f] for f in follow]]
-            left[:count, state] = (hand_over + enter[:count, follow]).min(axis=1, initial=np.inf)
+        left = _done(count, len(processors.of), last=spent >= min_stages)
+        for state, processor in enumerate(processors.of):
+            follow = processors.after[state]
+            transfer = costs.transfer_s[:, processor, [processors.of[f] for f in follow]]
+            left[:count, state] = (transfer + enter[:count, follow]).min(axis=1, initial=np.inf)
         table.append(left)
     return table
 
 
 def period_to_go(
-    costs: ChainCosts, lanes: Lanes, part_s: Seconds, max_stages: int, min_stages: int = 1
+    costs: ChainCosts, processors: ChainStates, part_s: Seconds, max_stages: int, min_stages: int = 1
 ) -> list[Seconds]:
-    """Return the same for the period: the longest part that is still to come, hand-over included.
+    """Return the same for the period: the longest stage that is still to come, transfer included.
 
-    It leaves out that a processor's parts add up, so it is a bound, not the value.
+    Stages of one processor are not added up, so it is a bound.
     """
     count = costs.operator_s.shape[1]
-    table = [_done(count, len(lanes.of), last=max_stages >= min_stages)]
+    table = [_done(count, len(processors.of), last=max_stages >= min_stages)]
     for spent in range(max_stages - 1, 0, -1):
-        left = _done(count, len(lanes.of), last=spent >= min_stages)
-        for lane in set(lanes.of):
-            # enter[f]: from the start of a part in state f, which the lane hands over to
-            from_here = [s for s, of in enumerate(lanes.of) if of == lane]
-            follow = sorted({f for s in from_here for f in lanes.after[s]})
+        left = _done(count, len(processors.of), last=spent >= min_stages)
+        for processor in set(processors.of):
+            # enter[f]: from the start of a stage in state f, which the processor transfers to
+            from_here = [s for s, of in enumerate(processors.of) if of == processor]
+            follow = sorted({f for s in from_here for f in processors.after[s]})
             enter = {
                 f: np.maximum(
-                    part_s[lanes.of[f], :count] + costs.hand_over_s[:, lane, lanes.of[f]][:, None],
+                    part_s[processors.of[f], :count] + costs.transfer_s[:, processor, processors.of[f]][:, None],
                     table[-1][:, f],
                 ).min(axis=1)
                 for f in follow
             }
             for state in from_here:
-                for f in lanes.after[state]:
+                for f in processors.after[state]:
                     np.minimum(left[:count, state], enter[f], out=left[:count, state])
         table.append(left)
     return table

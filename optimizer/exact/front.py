@@ -1,9 +1,8 @@
-"""All chains that no other chain beats in every objective, by dynamic programming over labels; exact in the model.
+"""The front of all chains over several objectives, by dynamic programming over labels; exact in the model.
 
-A chain up to a cut is a label: what it has cost so far by each criterion. Of labels at the same cut, on the same lane,
-those that another one with no more parts beats everywhere can lead to nothing better and are dropped (multi-criteria
-shortest paths: Martins 1984, doi:10.1016/0377-2217(84)90077-8). What is left at the end holds the best plan under every
-limit on the other objectives, which is what the method of epsilon constraints finds one limit at a time.
+A label is a chain up to a cut, with its cost so far by each criterion. At the same cut and on the same processor, a
+label that another one with no more stages beats everywhere is dropped (multi-criteria shortest paths: Martins 1984,
+doi:10.1016/0377-2217(84)90077-8). The remaining labels include the best plan under every limit on the other objectives.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from evaluators.objectives import most_alive_nbytes
 from optimizer.exact.chain_costs import ChainCosts, exclusive_groups
-from optimizer.exact.chain_tables import Lanes, part_costs
+from optimizer.exact.chain_tables import ChainStates, part_costs
 from search_spaces.core.errors import InfeasibleError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.platform import Platform
@@ -34,13 +33,14 @@ class Part:
     """One number of a label.
 
     Attributes:
-        cost: of operators ``first … last-1`` as one part, ``[lane, first, last]``; infinite where they cannot be one.
-        hand_over: what a cut before an operator adds, ``[operator, from, to]``; None for nothing.
-        joined: how the parts of a chain make the number.
+        cost: of operators ``first … last-1`` as one stage, ``[processor, first, last]``; infinite where they cannot be
+            one.
+        transfer: what a cut before an operator adds, ``[operator, from, to]``; None for nothing.
+        joined: how stages add up to the number.
     """
 
     cost: _Table
-    hand_over: _Table | None = None
+    transfer: _Table | None = None
     joined: Literal["sum", "most"] = "sum"
 
 
@@ -50,7 +50,7 @@ class Criterion:
 
     Attributes:
         parts: the numbers that a label keeps for it.
-        value: what they make, from shape ``(labels, parts)``.
+        value: what they make, from shape ``(labels, stages)``.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Criterion:
 
 @dataclass(frozen=True, slots=True)
 class FrontChain:
-    """A chain that none beats, with its objectives in the order of the criteria."""
+    """A chain of the front, with its objectives in the order of the criteria."""
 
     cuts: tuple[int, ...]
     processors: tuple[str, ...]
@@ -68,25 +68,25 @@ class FrontChain:
 
 
 def summed(name: str, costs: ChainCosts) -> Criterion:
-    """Return a criterion that adds up over the parts: latency, energy, processor time."""
-    return Criterion(name, (Part(part_costs(costs), costs.hand_over_s),), lambda labels: labels[:, 0])
+    """Return a criterion that is a sum over stages: latency, energy, processor time."""
+    return Criterion(name, (Part(part_costs(costs), costs.transfer_s),), lambda labels: labels[:, 0])
 
 
 def busiest(name: str, costs: ChainCosts) -> Criterion:
-    """Return the load of the busiest lane, those that exclude each other taken together."""
+    """Return the criterion of the busiest processor's load; exclusive processors count as one."""
     table = part_costs(costs)
     parts = []
     for group in exclusive_groups(costs.platform):
         inside = np.zeros(len(table), bool)
         inside[list(group)] = True
         own = np.where(inside[:, None, None], table, np.where(np.isfinite(table), 0.0, np.inf))
-        parts.append(Part(own, costs.hand_over_s * inside))
+        parts.append(Part(own, costs.transfer_s * inside))
     return Criterion(name, tuple(parts), lambda labels: labels.max(axis=1))
 
 
 def memory(name: str, graph: Graph, platform: Platform) -> Criterion:
-    """Return the gigabytes of weights and of the largest stage on each lane; see :mod:`evaluators.objectives`."""
-    count, lanes = len(graph.operators), len(platform.processors)
+    """Return the criterion of gigabytes of weights and peak activations."""
+    count, processors = len(graph.operators), len(platform.processors)
     peaks = np.full((count + 1, count + 1), np.inf)
     for first in range(count):
         for last in range(first + 1, count + 1):
@@ -94,15 +94,15 @@ def memory(name: str, graph: Graph, platform: Platform) -> Criterion:
     constants = {t for o in range(count) for t in graph.boundary((o,)).constants}
     weights = sum(graph.tensors[t].nbytes for t in constants) / 1e9
     parts = []
-    for lane in range(lanes):
-        own = np.where(np.isfinite(peaks), 0.0, np.inf) * np.ones((lanes, 1, 1))
-        own[lane] = peaks
+    for processor in range(processors):
+        own = np.where(np.isfinite(peaks), 0.0, np.inf) * np.ones((processors, 1, 1))
+        own[processor] = peaks
         parts.append(Part(own, None, "most"))
     return Criterion(name, tuple(parts), lambda labels: weights + labels.sum(axis=1))
 
 
 def pareto_chains(criteria: Sequence[Criterion], platform: Platform, max_stages: int) -> list[FrontChain]:
-    """Return the chains of at most ``max_stages`` parts that no other one beats, by their first objective.
+    """Return the front of chains of at most ``max_stages`` stages, by their first objective.
 
     Of chains that are equal in all objectives one is returned.
 
@@ -114,7 +114,7 @@ def pareto_chains(criteria: Sequence[Criterion], platform: Platform, max_stages:
 
 
 def best_within(front: Sequence[FrontChain], objective: int, limits: Mapping[int, float]) -> FrontChain | None:
-    """Return the chain with the least of one objective among those that keep limits on others; None if none does."""
+    """Return the chain with the least value of one objective that keeps limits on others; None without one."""
     kept = [c for c in front if all(c.values[i] <= limit for i, limit in limits.items())]
     return min(kept, key=lambda chain: chain.values[objective], default=None)
 
@@ -123,7 +123,7 @@ def undominated(values: NDArray[np.float64]) -> NDArray[np.intp]:
     """Return the rows that no other row beats or equals everywhere; of equal rows the first. Ascending."""
     if not len(values):
         return np.empty(0, np.intp)
-    rows: NDArray[np.intp] = np.lexsort(values.T[::-1])  # a row is beaten by none that comes after it
+    rows: NDArray[np.intp] = np.lexsort(values.T[::-1])  # no later row beats an earlier one
     if values.shape[1] == 2:
         second = values[rows, 1]
         least = np.concatenate(([np.inf], np.minimum.accumulate(second)[:-1]))
@@ -136,12 +136,12 @@ def undominated(values: NDArray[np.float64]) -> NDArray[np.intp]:
 
 
 _Key = tuple[int, int, int]
-"""How many parts, the operator before which they end, and the state of :class:`Lanes`."""
+"""How many parts, the operator before which they end, and the state of :class:`ChainStates`."""
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """Labels at one cut in one state, and where they came from: the bucket and the row there."""
+    """Labels at one cut in one state, with the bucket and row of their predecessors."""
 
     labels: _Labels
     parents: list[tuple[_Key, int]]
@@ -155,13 +155,13 @@ class _Search:
     def __init__(self, criteria: Sequence[Criterion], platform: Platform, max_stages: int) -> None:
         self._criteria, self._platform = criteria, platform
         self._most = max_stages
-        self._lanes = Lanes(platform, max_stages)
+        self._processors = ChainStates(platform, max_stages)
         self._parts = [part for criterion in criteria for part in criterion.parts]
         self._count = self._parts[0].cost.shape[1] - 1
         self._sum = np.array([part.joined == "sum" for part in self._parts])
-        self._cost = np.stack([part.cost for part in self._parts], axis=-1)  # [lane, first, last, part]
+        self._cost = np.stack([part.cost for part in self._parts], axis=-1)  # [processor, first, last, stage]
         zero = np.zeros((self._count, len(platform.processors), len(platform.processors)))
-        handed = [zero if part.hand_over is None else part.hand_over for part in self._parts]
+        handed = [zero if part.transfer is None else part.transfer for part in self._parts]
         self._handed = np.stack(handed, axis=-1)
         self._held = 0
 
@@ -183,8 +183,8 @@ class _Search:
 
     def _from_start(self) -> _Waiting:
         waiting: _Waiting = {}
-        for state in self._lanes.after[-1]:
-            cost = self._cost[self._lanes.of[state], 0]
+        for state in self._processors.after[-1]:
+            cost = self._cost[self._processors.of[state], 0]
             for at in range(1, self._count + 1):
                 if np.isfinite(cost[at]).all():
                     waiting.setdefault((at, state), []).append((cost[at][None], (0, 0, 0), True))
@@ -196,11 +196,11 @@ class _Search:
             _, first, state = key
             if first == self._count or not len(bucket.labels):
                 continue
-            source = self._lanes.of[state]
-            for follow in self._lanes.after[state]:
-                lane = self._lanes.of[follow]
-                entered = bucket.labels + self._handed[first, source, lane]
-                cost = self._cost[lane, first]
+            source = self._processors.of[state]
+            for follow in self._processors.after[state]:
+                processor = self._processors.of[follow]
+                entered = bucket.labels + self._handed[first, source, processor]
+                cost = self._cost[processor, first]
                 together = np.where(self._sum, entered + cost[:, None], np.maximum(bucket.labels, cost[:, None]))
                 for last in range(first + 1, self._count + 1):
                     if np.isfinite(cost[last]).all():
@@ -210,7 +210,7 @@ class _Search:
     def _pruned(
         self, rows: Sequence[tuple[_Labels, _Key, bool]], at: int, state: int, found: Mapping[_Key, _Bucket]
     ) -> _Bucket:
-        """Return the labels that neither each other nor those with fewer parts beat."""
+        """Return the labels that no other one with as many or fewer stages beats."""
         fewer = [b.labels for parts in range(1, self._most) if (b := found.get((parts, at, state))) is not None]
         labels = np.concatenate([*fewer, *(each for each, *_ in rows)])
         known = sum(map(len, fewer))
@@ -228,7 +228,7 @@ class _Search:
             values.append(criterion.value(labels[:, first : first + len(criterion.parts)]))
             first += len(criterion.parts)
         table = np.stack(values, axis=1)
-        # Sums of the same parts differ by rounding; of chains that are equal but for that the shortest comes first.
+        # Sums of the same stages differ by rounding; of chains that are equal up to rounding the shortest comes first.
         scale = np.abs(table).max(axis=0)
         chains = []
         for i in undominated(np.round(table / np.where(scale > 0.0, scale, 1.0), _DIGITS)):
@@ -247,6 +247,6 @@ class _Search:
         names: list[str] = []
         while key[0]:
             borders.append(key[1])
-            names.append(self._platform.processors[self._lanes.of[key[2]]].name)
+            names.append(self._platform.processors[self._processors.of[key[2]]].name)
             key, row = found[key].parents[row]
         return FrontChain(tuple(reversed(borders[1:])), tuple(reversed(names)), values)

@@ -1,9 +1,9 @@
-"""The least that a session says of any chain plan of a space, proven on the session's own tables.
+"""The fastest chain of a space by a session that computes its latencies, with a proof on the session's own tables.
 
-Where each part reads from the one before it, parts run one after another and the additive model of
-:mod:`optimizer.exact.chain` with the least hand-overs is a bound; its plans are priced by the session in ascending
-order until the bound passes the best price. What is left are plans in which neighbouring parts do not depend on each
-other and may overlap: in most networks few triples of borders allow that, and those are gone through.
+Where each stage reads from the one before it, stages run one after another and the additive model of
+:mod:`optimizer.exact.chain` with the least transfers is a bound; its plans are priced by the session in ascending
+order until the bound passes the best price. The remaining plans have neighbouring stages that do not depend on each
+other and may overlap. In most networks few triples of borders allow that, and all of them are tried.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from evaluators.base import PartCosts
-from evaluators.cost_model.plans import lane_words
+from evaluators.cost_model.plans import processor_words
 from optimizer.exact.bound import relax
 from optimizer.exact.chain import chains_in_order
 from optimizer.exact.chain_costs import ChainCosts, Seconds
@@ -28,9 +28,9 @@ from search_spaces.core.platform import Platform
 from search_spaces.spaces.chain import chain_plan
 
 _MOST_PRICED = 400  # plans, of either kind
-_MOST_CUTS = 20_000  # ways to cut so that some parts may overlap
-_MOST_LOOKED = 50_000  # choices of lanes for them
-_MOST_PARTS = 6  # of a plan of overlapping parts, all of whose lanes are gone through
+_MOST_CUTS = 20_000  # ways to cut so that some stages may overlap
+_MOST_LOOKED = 50_000  # choices of processors for them
+_MOST_PARTS = 6  # stages of an overlapping plan for which all processors are tried
 _HAIR = 1e-12
 
 Price = Callable[[Plan], float]
@@ -38,12 +38,12 @@ Price = Callable[[Plan], float]
 
 @dataclass(frozen=True, slots=True)
 class Least:
-    """The fastest chain plan that is known, and what none goes below.
+    """The fastest chain found, and a lower bound.
 
     Attributes:
         plan: canonical.
-        cost_s: what the session says of it.
-        bound_s: no plan of the space takes less.
+        cost_s: its latency by the session.
+        bound_s: lower bound of the space.
     """
 
     plan: Plan
@@ -60,13 +60,13 @@ def chain_costs(platform: Platform, tables: PartCosts, *, least: bool = False) -
     """Return a session's tables as an additive model.
 
     Args:
-        least: with the least hand-overs, for a bound, instead of the usual ones.
+        least: with the least transfers, for a bound, instead of the usual ones.
     """
     return ChainCosts(
         platform,
         tables.operator_s,
         tables.overhead_s,
-        tables.least_hand_over_s if least else tables.hand_over_s,
+        tables.least_transfer_s if least else tables.transfer_s,
         tables.operator_nbytes,
         tables.memory_bytes,
         tables.beyond_s,
@@ -76,12 +76,12 @@ def chain_costs(platform: Platform, tables: PartCosts, *, least: bool = False) -
 def least_chain(
     graph: Graph, costs: ChainCosts, price: Price, max_stages: int, *, min_stages: int = 1, looks: float = math.inf
 ) -> Least:
-    """Return the fastest chain of ``min_stages`` to ``max_stages`` parts, with a bound on all of them.
+    """Return the fastest chain of ``min_stages`` to ``max_stages`` stages, with a bound on all of them.
 
     Args:
-        costs: with the least hand-overs.
-        price: what the session says of a plan, in seconds; infinite for one that it refuses.
-        looks: at how many chains whose neighbours overlap; the bound is lower where they are more.
+        costs: with the least transfers.
+        price: the session's seconds of a plan; infinite where it refuses the plan.
+        looks: the number of overlapping chains to price; the bound is lower where there are more.
 
     Raises:
         InfeasibleError: no chain fits.
@@ -121,16 +121,17 @@ class _Overlapping:
             for before in graph.predecessors(operator):
                 edges[before + 1, operator + 1] += 1
         self._edges = edges.cumsum(axis=0).cumsum(axis=1)
-        self._hand_over_s: list[list[float]] = costs.hand_over_s[1:].min(axis=0, initial=np.inf).tolist()
-        lanes = costs.platform.processors
+        self._transfer_s: list[list[float]] = costs.transfer_s[1:].min(axis=0, initial=np.inf).tolist()
+        processors = costs.platform.processors
         self._turns = [
-            [j for j, q in enumerate(lanes) if (i == j and p.slots == 1) or p.excludes(q)] for i, p in enumerate(lanes)
+            [j for j, q in enumerate(processors) if (i == j and p.slots == 1) or p.excludes(q)]
+            for i, p in enumerate(processors)
         ]
 
     def best(
         self, min_stages: int, max_stages: int, known_s: float, looks: float
     ) -> tuple[tuple[float, Plan] | None, float]:
-        """Return the fastest that beats ``known_s``, or None, and what none that was not looked at goes below."""
+        """Return the fastest chain that beats ``known_s``, or None, and a lower bound of those that were not priced."""
         best: tuple[float, Plan] | None = None
         priced = looked = 0
         seen: set[tuple[int, ...]] = set()
@@ -140,7 +141,7 @@ class _Overlapping:
             if cuts in seen or self._bound_s(cuts) >= known_s:
                 continue
             seen.add(cuts)
-            for word in lane_words(self._costs.platform, len(cuts) + 1):
+            for word in processor_words(self._costs.platform, len(cuts) + 1):
                 looked += 1
                 if looked > looks:
                     return best, relax(self._graph, self._costs).latency_s
@@ -149,7 +150,7 @@ class _Overlapping:
                 if priced >= _MOST_PRICED or looked >= _MOST_LOOKED:
                     return best, relax(self._graph, self._costs).latency_s
                 priced += 1
-                names = [self._costs.platform.processors[lane].name for lane in word]
+                names = [self._costs.platform.processors[processor].name for processor in word]
                 plan = chain_plan(self._graph, cuts, names)
                 found_s = self._price(plan)
                 if found_s < known_s:
@@ -185,10 +186,10 @@ class _Overlapping:
         return float(e[b, d] - e[a, d] - e[b, c] + e[a, c])
 
     def _bound_s(self, cuts: tuple[int, ...], word: tuple[int, ...] | None = None) -> float:
-        """Return what a plan takes at least: each part after those that it reads, and after those of its lane.
+        """Return a lower bound of a plan: each stage after those that it reads, and after those of its processor.
 
         Args:
-            word: the lane of each part; None for each part on its fastest one, and no lane is ever busy.
+            word: the processor of each stage; None for each stage on its fastest one, and no processor is ever busy.
         """
         parts = list(pairwise((0, *cuts, self._count)))
         ends: list[float] = []
@@ -197,13 +198,13 @@ class _Overlapping:
             start = 0.0
             for before, (a, b) in enumerate(parts[:index]):
                 if self._arcs(a, b, c, d) > 0:
-                    handed = self._hand_over_s[word[before]][word[index]] if word else 0.0
+                    handed = self._transfer_s[word[before]][word[index]] if word else 0.0
                     start = max(start, ends[before] + handed)
             if word is None:
                 ends.append(start + float(self._least_s[c, d]))
                 continue
-            lane = word[index]
-            ends.append(max(start, free.get(lane, 0.0)) + self._part_s[lane][c][d])
-            for other in self._turns[lane]:
+            processor = word[index]
+            ends.append(max(start, free.get(processor, 0.0)) + self._part_s[processor][c][d])
+            for other in self._turns[processor]:
                 free[other] = max(free.get(other, 0.0), ends[-1])
         return max(ends)

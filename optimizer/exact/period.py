@@ -1,8 +1,8 @@
-"""The least period of several networks at once, by CP-SAT: every processor's share of them, and none too busy.
+"""The least period of several networks at once, by CP-SAT: the placement with the least load of the busiest processor.
 
-Between inferences only the load counts: what each processor does for one inference of every network. A part begins with
-an operator of which no input was written on its processor. Each processor that reads a tensor from another one pays the
-transfer, once however many of its operators read it.
+The period depends on loads only: the work of each processor for one inference of every network. A stage begins
+with an operator of which no input was written on its processor. Each processor that reads a tensor from another one
+pays the transfer, once however many of its operators read it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _UNITS = 1e8
 
 @dataclass(frozen=True, slots=True)
 class PeriodSolution:
-    """Lanes (indices) of all operators; the period that they give, and what no choice goes below."""
+    """Processors (indices) of all operators, their period, and a lower bound."""
 
-    lanes: tuple[int, ...]
+    processors: tuple[int, ...]
     period_s: float
     bound_s: float
     wall_s: float
@@ -52,9 +52,9 @@ def least_period(
     """Return the best processors found in the time for the operators of networks, with a bound.
 
     Args:
-        costs: of all operators; ``hand_over_s`` before operator ``i + 1`` is what moving the output of ``i`` takes.
+        costs: of all operators; ``transfer_s`` before operator ``i + 1`` is what moving the output of ``i`` takes.
         networks: the operators of each network, in an order in which they can run.
-        max_stages: parts of a network at most.
+        max_stages: stages of a network at most.
         reads: the operators whose outputs each one reads; by default each network is a chain.
 
     Raises:
@@ -77,17 +77,17 @@ def least_period(
         _parts(model, costs, scale, network, graph, on, terms, max_stages)
     worst = model.new_int_var(0, 10**15, "")
     groups = exclusive_groups(costs.platform)
-    if all(len(group) == 1 for group in groups):  # then alike lanes can change places: the busiest comes first
+    if all(len(group) == 1 for group in groups):  # then alike processors can change places: the busiest comes first
         index = {p.name: i for i, p in enumerate(costs.platform.processors)}
         for members in costs.platform.classes().values():
             for more, less in pairwise(index[p.name] for p in members):
                 model.add(sum(terms[more]) >= sum(terms[less]))
     for group in groups:
-        model.add(sum(term for lane in group for term in terms[lane]) <= worst)
+        model.add(sum(term for processor in group for term in terms[processor]) <= worst)
     if costs.operator_nbytes is not None and costs.memory_bytes is not None:
-        for lane, room in enumerate(costs.memory_bytes.tolist()):
+        for processor, room in enumerate(costs.memory_bytes.tolist()):
             if math.isfinite(room):
-                kept = [math.ceil(nbytes) * on[o][lane] for o, nbytes in enumerate(costs.operator_nbytes.tolist())]
+                kept = [math.ceil(nbytes) * on[o][processor] for o, nbytes in enumerate(costs.operator_nbytes.tolist())]
                 model.add(sum(kept) <= int(room))
     model.minimize(worst)
     solver, outcome = run_solver(model, time_limit_s)
@@ -102,18 +102,18 @@ def least_period(
 
 
 def _work(model: cp.CpModel, costs: ChainCosts, scale: float) -> tuple[list[list[cp.IntVar]], list[list[Any]]]:
-    """Return whether each operator is on each lane, and what each lane has to do for its operators."""
-    lanes, count = costs.operator_s.shape
-    on = [[model.new_bool_var("") for _ in range(lanes)] for _ in range(count)]
-    terms: list[list[Any]] = [[] for _ in range(lanes)]
+    """Return whether each operator is on each processor, and each processor's load from its operators."""
+    processors, count = costs.operator_s.shape
+    on = [[model.new_bool_var("") for _ in range(processors)] for _ in range(count)]
+    terms: list[list[Any]] = [[] for _ in range(processors)]
     for operator, choices in enumerate(on):
         model.add_exactly_one(choices)
-        for lane, chosen in enumerate(choices):
-            seconds = float(costs.operator_s[lane, operator])
+        for processor, chosen in enumerate(choices):
+            seconds = float(costs.operator_s[processor, operator])
             if math.isinf(seconds):
                 model.add(chosen == 0)
             else:
-                terms[lane].append(int(seconds * scale) * chosen)
+                terms[processor].append(int(seconds * scale) * chosen)
     return on, terms
 
 
@@ -148,22 +148,22 @@ def _parts(
     terms: list[list[Any]],
     max_stages: int | None,
 ) -> None:
-    """Add what the parts of a network cost: an overhead each, and the transfers of what they read."""
-    lanes = range(len(terms))
+    """Add the costs of a network's stages: overheads and transfers."""
+    processors = range(len(terms))
     begins: list[Any] = []
     for operator in network:
         before = graph.before[operator]
         if not before:
-            for lane in lanes:
-                terms[lane].append(int(float(costs.overhead_s[lane]) * scale) * on[operator][lane])
+            for processor in processors:
+                terms[processor].append(int(float(costs.overhead_s[processor]) * scale) * on[operator][processor])
             begins.append(1)
         elif len(before) == 1 and len(graph.after[before[0]]) == 1:
             begins.append(_cut(model, costs, scale, operator, before[0], on, terms))
         else:
-            begin = [model.new_bool_var("") for _ in lanes]
-            for lane, own in enumerate(begin):
-                model.add_bool_or(on[operator][lane].negated(), *(on[b][lane] for b in before), own)
-                terms[lane].append(int(float(costs.overhead_s[lane]) * scale) * own)
+            begin = [model.new_bool_var("") for _ in processors]
+            for processor, own in enumerate(begin):
+                model.add_bool_or(on[operator][processor].negated(), *(on[b][processor] for b in before), own)
+                terms[processor].append(int(float(costs.overhead_s[processor]) * scale) * own)
             begins.append(sum(begin))
         if len(graph.after[operator]) > 1 or any(len(graph.before[r]) > 1 for r in graph.after[operator]):
             _move(model, costs, scale, operator, graph.after[operator], on, terms)
@@ -180,16 +180,16 @@ def _cut(
     on: list[list[cp.IntVar]],
     terms: list[list[Any]],
 ) -> cp.IntVar:
-    """Add what it costs to be on another processor than the one operator that is read, which nobody else reads."""
+    """Add the cost of a cut between an operator and the only operator that it reads."""
     cut = model.new_bool_var("")
     for source, left in enumerate(on[before]):
         model.add_bool_or(left.negated(), on[operator][source], cut)
-        for lane, here in enumerate(on[operator]):
-            paid = int(float(costs.overhead_s[lane] + costs.hand_over_s[before + 1, source, lane]) * scale)
-            if lane != source and paid:
+        for processor, here in enumerate(on[operator]):
+            paid = int(float(costs.overhead_s[processor] + costs.transfer_s[before + 1, source, processor]) * scale)
+            if processor != source and paid:
                 both = model.new_bool_var("")
                 model.add_bool_or(left.negated(), here.negated(), both)
-                terms[lane].append(paid * both)
+                terms[processor].append(paid * both)
     return cut
 
 
@@ -202,15 +202,15 @@ def _move(
     on: list[list[cp.IntVar]],
     terms: list[list[Any]],
 ) -> None:
-    """Add what each processor pays for reading an output from another one."""
+    """Add each processor's cost of reading an output from another one."""
     for source, left in enumerate(on[operator]):
-        for lane in range(len(terms)):
-            paid = int(float(costs.hand_over_s[operator + 1, source, lane]) * scale)
-            if lane != source and paid:
+        for processor in range(len(terms)):
+            paid = int(float(costs.transfer_s[operator + 1, source, processor]) * scale)
+            if processor != source and paid:
                 moved = model.new_bool_var("")
                 for reader in readers:
-                    model.add_bool_or(left.negated(), on[reader][lane].negated(), moved)
-                terms[lane].append(paid * moved)
+                    model.add_bool_or(left.negated(), on[reader][processor].negated(), moved)
+                terms[processor].append(paid * moved)
 
 
 def _why_none(costs: ChainCosts) -> InfeasibleError:
@@ -227,10 +227,10 @@ def _why_none(costs: ChainCosts) -> InfeasibleError:
 def _period_s(costs: ChainCosts, networks: Sequence[range], graph: _Reads, chosen: Sequence[int]) -> float:
     load = np.zeros(costs.operator_s.shape[0])
     for operator in (o for network in networks for o in network):
-        lane, before = chosen[operator], graph.before[operator]
-        load[lane] += costs.operator_s[lane, operator]
-        if not any(chosen[b] == lane for b in before):
-            load[lane] += costs.overhead_s[lane]
-        for reader in {chosen[r] for r in graph.after[operator]} - {lane}:
-            load[reader] += costs.hand_over_s[operator + 1, lane, reader]
+        processor, before = chosen[operator], graph.before[operator]
+        load[processor] += costs.operator_s[processor, operator]
+        if not any(chosen[b] == processor for b in before):
+            load[processor] += costs.overhead_s[processor]
+        for reader in {chosen[r] for r in graph.after[operator]} - {processor}:
+            load[reader] += costs.transfer_s[operator + 1, processor, reader]
     return max(float(load[list(group)].sum()) for group in exclusive_groups(costs.platform))

@@ -1,4 +1,4 @@
-"""The best chain of which every device runs one part at most: boards in a row, each with its part of the network.
+"""The best chain with at most one stage on each device: a row of boards.
 
 Exact by dynamic programming over the operators, how many devices of each kind are in use, and the kind in use: with
 k kinds of c devices each, ``k² (c+1)^k n²`` steps, whichever the objective.
@@ -18,7 +18,7 @@ from optimizer.exact.chain_tables import part_costs
 from search_spaces.core.errors import InfeasibleError, UnavailableError
 
 _Counts = tuple[int, ...]
-_State = tuple[_Counts, int]  # devices in use of each kind, and the kind of the last part
+_State = tuple[_Counts, int]  # devices in use of each kind, and the kind of the last stage
 _Row = NDArray[np.float64]
 _Came = tuple[NDArray[np.int64], NDArray[np.int64]]
 
@@ -26,7 +26,7 @@ _Came = tuple[NDArray[np.int64], NDArray[np.int64]]
 def best_pipeline(
     costs: ChainCosts, max_stages: int, objective: Objective = "latency", *, stop_s: float = math.inf
 ) -> CostedChain:
-    """Return the cheapest chain of at most ``max_stages`` parts, no two of them on one device.
+    """Return the cheapest chain of at most ``max_stages`` stages, no two of them on one device.
 
     Devices must not exclude each other, and alike ones must cost alike.
 
@@ -37,10 +37,10 @@ def best_pipeline(
         InfeasibleError: none fits.
         UnavailableError: it was given up.
     """
-    lanes = {p.name: i for i, p in enumerate(costs.platform.processors)}
-    kinds = [[lanes[p.name] for p in members] for members in costs.platform.classes().values()]
+    processors = {p.name: i for i, p in enumerate(costs.platform.processors)}
+    kinds = [[processors[p.name] for p in members] for members in costs.platform.classes().values()]
     part_s, count = part_costs(costs), costs.operator_s.shape[1]
-    # reached[counts, kind][i]: the least cost of operators before i, the last part being on that kind
+    # reached[counts, kind][i]: the least cost of operators before i, the last stage being on that kind
     reached: dict[_State, _Row] = {}
     came: dict[_State, _Came] = {}
     for counts in _in_use([len(members) for members in kinds], min(max_stages, count)):
@@ -88,10 +88,10 @@ def _in_use(sizes: list[int], most: int) -> Iterator[_Counts]:
 def _entering(
     costs: ChainCosts, kinds: list[list[int]], reached: dict[_State, _Row], before: _Counts, kind: int
 ) -> tuple[_Row, _Row]:
-    """Return what is known where a part on a kind begins at each operator, by the kind of the part before it.
+    """Return the costs before a stage that begins at each operator, by the kind of the stage before it.
 
     Returns:
-        What the parts before it cost, and what handing over to it takes; both ``[from kind, operator]``, and infinite
+        What the stages before it cost, and what handing over to it takes; both ``[from kind, operator]``, and infinite
         where no part can begin.
     """
     count = costs.operator_s.shape[1]
@@ -102,7 +102,7 @@ def _entering(
     for source, members in enumerate(kinds):
         if (before, source) in reached:
             spent[source] = reached[before, source]
-            handed[source, :count] = costs.hand_over_s[:, members[0], kinds[kind][1 if kind == source else 0]]
+            handed[source, :count] = costs.transfer_s[:, members[0], kinds[kind][1 if kind == source else 0]]
     return spent, handed
 
 

@@ -1,9 +1,9 @@
 """The best chain with ranks under an additive model and a budget of error: a Lagrangian over chains.
 
-What each layer loses is charged at a price; for a price, each layer on each lane takes the triple that is cheapest with
-it, and dynamic programming finds the best chain. The price at which the budget is just kept is found by bisection; for
-any price the cost less the price of the whole budget is a bound, since no plan within the budget pays more for it
-(Everett 1963, doi:10.1287/opre.11.3.399). What is left of the budget is spent layer by layer.
+Errors of layers are charged at a price (a Lagrange multiplier). At a given price each layer on each processor takes its
+cheapest triple, and dynamic programming finds the best chain. Bisection finds the price at which the budget is just
+kept. For any price, the cost minus the price of the whole budget is a lower bound (Everett 1963,
+doi:10.1287/opre.11.3.399). The rest of the budget is spent layer by layer.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from search_spaces.rewrites.tucker_ranks import RankChoices
 from search_spaces.spaces.chain import chain_plan
 
 _STEPS = 24
-_NEAR = 1e-3  # relative: what is so near the bound is not worth another step
+_NEAR = 1e-3  # relative distance from the bound at which the search ends
 _HAIR = 1e-9
 
 
 class Shape(Protocol):
-    """How plans without ranks are found and priced in an additive model."""
+    """Finds and prices plans without ranks in an additive model."""
 
     def solve(self, costs: ChainCosts) -> tuple[Plan, float]:
         """Return the best plan for such costs, and its cost."""
@@ -41,11 +41,11 @@ class Shape(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankCosts:
-    """What layers and their triples cost.
+    """Costs of layers and of their triples.
 
     Attributes:
         costs: of the model as it is.
-        triple_s: shape ``(P, choices)``: each triple on each lane, in the order of ``space.places``.
+        triple_s: shape ``(P, choices)``: each triple on each processor, in the order of ``space.places``.
         shape: returns the best plan without ranks for such costs, with its cost, and prices such plans; chains where it
             is None.
     """
@@ -57,13 +57,13 @@ class RankCosts:
 
     @property
     def platform(self) -> Platform:
-        """The lanes."""
+        """The processors."""
         return self.costs.platform
 
     def price(self, plan: Plan) -> float:
-        """Return the seconds that the model gives a plan."""
-        lane = {p.name: i for i, p in enumerate(self.platform.processors)}
-        on = {o: lane[s.processor] for s in plan.stages for o in s.operators}
+        """Return the model's seconds of a plan."""
+        processor = {p.name: i for i, p in enumerate(self.platform.processors)}
+        on = {o: processor[s.processor] for s in plan.stages for o in s.operators}
         ranks = ranks_of(plan)
         if self.shape is not None:
             operator_s = np.array(self.costs.operator_s)
@@ -73,26 +73,29 @@ class RankCosts:
         gained = sum(self.gain_s(on[operator], operator, found) for operator, found in ranks.items())
         return chain_cost(self.costs, plan) - gained
 
-    def gain_s(self, lane: int, operator: int, ranks: Ranks) -> float:
-        """Return how much less than the layer its triple takes on a lane; negative where it takes more."""
-        whole, triple = self.costs.operator_s[lane, operator], self.triple_s[lane, self.space.places[operator, ranks]]
+    def gain_s(self, processor: int, operator: int, ranks: Ranks) -> float:
+        """Return the seconds that a triple saves over its layer on a processor; negative where it is slower."""
+        whole, triple = (
+            self.costs.operator_s[processor, operator],
+            self.triple_s[processor, self.space.places[operator, ranks]],
+        )
         return float(whole - triple) if np.isfinite(triple) else -np.inf
 
     def slower(self, plan: Plan) -> dict[int, float]:
-        """Return the layers whose triples are no faster than they are where they run, and by how much."""
-        lane = {p.name: i for i, p in enumerate(self.platform.processors)}
-        on = {o: lane[s.processor] for s in plan.stages for o in s.operators}
+        """Return the layers whose triples are not faster on their processors, and by how much."""
+        processor = {p.name: i for i, p in enumerate(self.platform.processors)}
+        on = {o: processor[s.processor] for s in plan.stages for o in s.operators}
         gains = {o: self.gain_s(on[o], o, ranks) for o, ranks in ranks_of(plan).items()}
         return {operator: -gain for operator, gain in gains.items() if gain <= 0.0}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RankAim:
-    """What is searched.
+class RankLimits:
+    """Limits of the search.
 
     Attributes:
-        most_error: that outputs may be off by, relative.
-        max_stages: parts of a plan at most.
+        most_error: allowed relative error of outputs.
+        max_stages: stages of a plan at most.
     """
 
     model: RankCosts
@@ -105,7 +108,7 @@ class RankedPlan:
     """A plan and its cost in the model.
 
     Attributes:
-        bound_s: no plan within the budget costs less in the model.
+        bound_s: lower bound of plans within the budget, under the model.
     """
 
     plan: Plan
@@ -138,7 +141,7 @@ def best_ranked(model: RankCosts, most_error: float, max_stages: int) -> RankedP
                 break
         else:
             low = price
-        # Up until it is beyond any gain per loss that matters, then in halves.
+        # Doubled until it exceeds every gain per error, then bisected.
         price = max(4.0 * price, cost_s) if high is None else 0.5 * (low + high)
     if not found:
         found.append(replace(_at_price(model, np.inf, max_stages)[0], ranks=()))
@@ -148,37 +151,37 @@ def best_ranked(model: RankCosts, most_error: float, max_stages: int) -> RankedP
 
 
 def _at_price(model: RankCosts, price: float, max_stages: int) -> tuple[Plan, float]:
-    """Return the plan that is the cheapest if what is lost costs so much, and its cost with that."""
+    """Return the cheapest plan at a price of errors, and its cost with that price."""
     space = model.space
     operator_s = np.array(model.costs.operator_s)
     chosen: dict[tuple[int, int], Ranks] = {}
     for operator, options in space.options.items() if np.isfinite(price) else ():
-        for lane in range(len(operator_s)):
-            whole_s = model.costs.operator_s[lane, operator]
+        for processor in range(len(operator_s)):
+            whole_s = model.costs.operator_s[processor, operator]
             for ranks in options:
-                triple_s = model.triple_s[lane, space.places[operator, ranks]]
+                triple_s = model.triple_s[processor, space.places[operator, ranks]]
                 charged = triple_s + price * space.loss(operator, ranks)
-                if triple_s < whole_s and charged < operator_s[lane, operator]:
-                    operator_s[lane, operator] = charged
-                    chosen[lane, operator] = ranks
+                if triple_s < whole_s and charged < operator_s[processor, operator]:
+                    operator_s[processor, operator] = charged
+                    chosen[processor, operator] = ranks
     charged_costs = replace(model.costs, operator_s=operator_s)
     if model.shape is not None:
         plan, cost_s = model.shape.solve(charged_costs)
     else:
         chain = best_chains(charged_costs, max_stages)[0]
         plan, cost_s = chain_plan(space.graph, chain.cuts, chain.processors), chain.cost_s
-    lane_of = {p.name: i for i, p in enumerate(model.platform.processors)}
-    on = {o: lane_of[s.processor] for s in plan.stages for o in s.operators}
+    processor_of = {p.name: i for i, p in enumerate(model.platform.processors)}
+    on = {o: processor_of[s.processor] for s in plan.stages for o in s.operators}
     taken = {o: chosen[on[o], o] for o in space.options if (on[o], o) in chosen}
     return space.with_ranks(plan, taken), cost_s
 
 
 def _spend(model: RankCosts, plan: Plan, most_error: float) -> Plan:
-    """Spend what is left of the budget: the change of a layer's ranks that gains most, again and again."""
+    """Spend the rest of the budget: repeat the change of a layer's ranks that gains most."""
     space = model.space
     ranks = ranks_of(plan)
-    lane = {p.name: i for i, p in enumerate(model.platform.processors)}
-    on = {o: lane[s.processor] for s in plan.stages for o in s.operators}
+    processor = {p.name: i for i, p in enumerate(model.platform.processors)}
+    on = {o: processor[s.processor] for s in plan.stages for o in s.operators}
     left = most_error**2 - space.error(plan) ** 2
     while True:
         best: tuple[float, int, Ranks, float] | None = None
@@ -194,20 +197,20 @@ def _spend(model: RankCosts, plan: Plan, most_error: float) -> Plan:
         left -= best[3]
 
 
-def _gain_and_loss(model: RankCosts, lane: int, operator: int, ranks: Ranks | None) -> tuple[float, float]:
+def _gain_and_loss(model: RankCosts, processor: int, operator: int, ranks: Ranks | None) -> tuple[float, float]:
     if ranks is None:
         return 0.0, 0.0
-    return model.gain_s(lane, operator, ranks), model.space.loss(operator, ranks)
+    return model.gain_s(processor, operator, ranks), model.space.loss(operator, ranks)
 
 
-def uniform(model: RankCosts, lane: str, most_error: float) -> Mapping[int, Ranks]:
+def uniform(model: RankCosts, processor: str, most_error: float) -> Mapping[int, Ranks]:
     """Return ranks of one share for all layers, the least that keeps the budget; none if none does.
 
     Args:
-        lane: where everything runs; triples that are no faster there are left out.
+        processor: where everything runs; triples that are no faster there are left out.
     """
     space = model.space
-    index = [p.name for p in model.platform.processors].index(lane)
+    index = [p.name for p in model.platform.processors].index(processor)
     most = max((len(options) for options in space.options.values()), default=0)
     for level in range(most):
         ranks = {o: options[min(level, len(options) - 1)] for o, options in space.options.items()}

@@ -1,11 +1,11 @@
-"""The best plan of a space of segments under a model of its cost: a dynamic programme over where blocks begin and end.
+"""The best plan of a space of segments under a cost model, by dynamic programming over block borders.
 
 A part that two processors share takes what CoDL (seed 002) says: T = transform + map + sync + max(sides). A side's
-operators take their time on its processor by the share of rows or channels that they compute, halos included, in whole
-tiles of the kernel; what is sliced and joined takes its bytes; to meet takes a hand-over. A chain pays once for all of
-its operators. Runs of branches beside each other (seed 003) take until the last one is over and handed to where they
-come together. So the cheapest way to run the operators from one on is the cheapest block from there and the cheapest
-way from its end on: with the processor that the last block ends on as the state, that is all there is to it.
+operators take the share of their time that their rows or channels are, halos included, in whole tiles of the kernel;
+slicing and joining are priced by bytes; a join is a transfer. A chain pays these once for all of its operators.
+Branches side by side (seed 003) take until the last one has ended and its outputs have been transferred. The cheapest
+way to run the operators from one on is a block from there and the cheapest way from its end on; the state is the
+processor on which the last block ends.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from evaluators.simulated import COPY_S_PER_BYTE
 from optimizer.exact.blocks import NEVER_S, Search, block_of
 from optimizer.exact.chain_costs import ChainCosts, Seconds
 from optimizer.exact.shared_costs import TILES, SharedTables
-from optimizer.exact.shared_ways import Beliefs, by_first, pairs_of
+from optimizer.exact.shared_ways import PartEstimates, by_first, pairs_of
 from optimizer.exact.side_by_side import SideBySide, Timed, words_of
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.rewrites.locality import axis_of
-from search_spaces.rewrites.splits import Axis, Piece, Sides, Split
+from search_spaces.rewrites.splits import Axis, Piece, Sides
 from search_spaces.spaces.segment_space import AXES, Block, SegmentSpace, Way
 from search_spaces.spaces.segments import Segment
 from search_spaces.spaces.shared_parts import Part
@@ -35,7 +35,7 @@ from search_spaces.spaces.shared_parts import Part
 
 @dataclass(frozen=True, slots=True)
 class Costed:
-    """Blocks, their parts, and what they take by the model, in seconds."""
+    """Blocks, their parts, and their seconds under the model."""
 
     blocks: tuple[Block, ...]
     parts: tuple[Part, ...]
@@ -44,12 +44,12 @@ class Costed:
 
 @dataclass(eq=False)
 class SegmentModel:
-    """What parts take.
+    """Times of parts.
 
     Attributes:
-        costs: of operators, parts and hand-overs on the lanes of the platform; in seconds.
-        corrections: part, how it is split (or ``whole``) and lane → for sides that were measured, ascending, what the
-            model said that they take and how many times as long it was; between them it changes evenly.
+        costs: of operators, parts and transfers on the processors of the platform; in seconds.
+        corrections: part, how it is split (or ``whole``) and processor → for sides that were measured, ascending, what
+            the model said that they take and how many times as long it was; between them it changes evenly.
         usual: how it is split → the same, for parts that are not among the corrections.
         copy_s_per_byte: to slice and to join.
         join_s_per_byte: to join, where that was measured.
@@ -61,133 +61,134 @@ class SegmentModel:
     usual: dict[str, float] = field(default_factory=dict)
     copy_s_per_byte: float = COPY_S_PER_BYTE
     join_s_per_byte: float | None = None
-    _known: dict[Split, tuple[tuple[tuple[int, float], ...], ...]] = field(default_factory=dict)
+    _known: dict[tuple[int, int, Axis, int], tuple[tuple[tuple[int, float], ...], ...]] = field(default_factory=dict)
     _side_by_side: dict[int, SideBySide] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._lane = {p.name: i for i, p in enumerate(self.space.platform.processors)}
+        self._processor = {p.name: i for i, p in enumerate(self.space.platform.processors)}
         self._rows: list[list[float]] = self.costs.operator_s.tolist()
         platform, pairs = self.space.platform, self.space.pairs
         self.alone, self.pairs = (
-            pairs_of(platform, zip(*[self.space.lanes] * 2, strict=True)),
+            pairs_of(platform, zip(*[self.space.processors] * 2, strict=True)),
             pairs_of(platform, pairs),
         )
         self.tables = SharedTables(self.space, self.costs)
 
-    def _factor(self, first: int, last: int, how: str, lane: str, believed_s: float) -> float:
-        known = self.corrections.get((first, last, how, lane))
+    def _factor(self, first: int, last: int, how: str, processor: str, model_s: float) -> float:
+        known = self.corrections.get((first, last, how, processor))
         if known is None:
             return self.usual.get(how, 1.0)
-        after = bisect(known, (believed_s, math.inf))
+        after = bisect(known, (model_s, math.inf))
         if after in (0, len(known)):
             return known[min(after, len(known) - 1)][1]
         (low_s, low), (high_s, high) = known[after - 1], known[after]
-        return low + (high - low) * (believed_s - low_s) / (high_s - low_s)
+        return low + (high - low) * (model_s - low_s) / (high_s - low_s)
 
-    def whole_s(self, first: int, last: int, lane: str) -> float:
-        """Return what operators take on one lane as a part."""
-        i = self._lane[lane]
+    def whole_s(self, first: int, last: int, processor: str) -> float:
+        """Return the seconds of operators on one processor as a part."""
+        i = self._processor[processor]
         seconds, overhead_s = sum(self._rows[i][first:last]), float(self.costs.overhead_s[i])
-        return seconds * self._factor(first, last, "whole", lane, seconds + overhead_s) + overhead_s
+        return seconds * self._factor(first, last, "whole", processor, seconds + overhead_s) + overhead_s
 
     def sides_s(self, part: Part) -> tuple[float, float]:
-        """Return what the two sides of a part that is no branches take, without meeting each other."""
+        """Return the seconds of the two sides of a split part, without the join."""
         if part.axis is None:
             return self.whole_s(part.first, part.last, part.on[0]), 0.0
         if part.axis == "branches" or self.space.step(part) is None:
             return math.inf, math.inf
-        first, second = self._work(Split(part.first, part.last, part.axis, (part.cut,)))
+        first, second = self._work(part, part.axis)
         return self._side_s(part, 0, first), self._side_s(part, 1, second)
 
     def _side_s(self, part: Part, side: int, work: Sequence[tuple[int, float]]) -> float:
-        lane = self._lane[part.on[side]]
-        row = self._rows[lane]
+        processor = self._processor[part.on[side]]
+        row = self._rows[processor]
         seconds = sum(row[operator] * share for operator, share in work if operator >= 0)
         copied = sum(nbytes for operator, nbytes in work if operator < 0) * self._copy_s_per_byte(part)
-        overhead_s = float(self.costs.overhead_s[lane])
-        believed_s = seconds + copied + overhead_s
-        factor = self._factor(part.first, part.last, str(part.axis), part.on[side], believed_s)
+        overhead_s = float(self.costs.overhead_s[processor])
+        model_s = seconds + copied + overhead_s
+        factor = self._factor(part.first, part.last, str(part.axis), part.on[side], model_s)
         return (seconds + copied) * factor + overhead_s
 
-    def _work(self, split: Split) -> tuple[tuple[tuple[int, float], ...], ...]:
+    def _work(self, part: Part, axis: Axis) -> tuple[tuple[tuple[int, float], ...], ...]:
         """Return for each side its operators and the share of their work; -1 stands for bytes that are copied."""
-        if split not in self._known:
-            sides, graph, axis = self.space.sides(split), self.space.graph, split.axis
-            self._known[split] = tuple(
+        key = part.first, part.last, axis, part.cut
+        if key not in self._known:
+            sides, graph = self.space.sides_of(part), self.space.graph
+            self._known[key] = tuple(
                 (*((p.operator, _share(graph, p, axis)) for p in pieces), (-1, float(_sliced(graph, sides, pieces))))
                 for pieces in sides.pieces
             )
-        return self._known[split]
+        return self._known[key]
 
     def join_s(self, part: Part) -> float:
-        """Return what it takes to bring the sides together: to hand over, and to copy what is not where it belongs."""
+        """Return the seconds to join the sides: a transfer, and copies of what is not in place."""
         if part.axis is None or part.axis == "branches":
             return 0.0
         if self.space.step(part) is None:
             return math.inf
-        a, b = (self._lane[lane] for lane in part.on)
+        a, b = (self._processor[processor] for processor in part.on)
         byte_s = self.copy_s_per_byte if self.join_s_per_byte is None else self.join_s_per_byte
-        return float(self.costs.hand_over_s[part.last - 1, b, a]) + self.joined_nbytes(part) * byte_s
+        return float(self.costs.transfer_s[part.last - 1, b, a]) + self.joined_nbytes(part) * byte_s
 
     def joined_nbytes(self, part: Part) -> int:
-        """Return what must be copied to bring the sides of a part together."""
+        """Return the bytes to copy when the sides of a part are joined."""
         if part.axis is None or part.axis == "branches" or self.space.step(part) is None:
             return 0
         graph, stays = self.space.graph, self._copy_s_per_byte(part) == 0.0
-        shares = self.space.sides(Split(part.first, part.last, part.axis, (part.cut,))).shares
-        # What the caller gets is put together for him, wherever it lies.
+        shares = self.space.sides_of(part).shares
+        # Outputs of the model are always joined into one buffer.
         return sum(graph.tensors[t].nbytes for t in shares if t in graph.outputs or not stays)
 
     def _copy_s_per_byte(self, part: Part) -> float:
-        """Return what moving a byte takes: nothing where rows lie where they belong, in memory that both lanes share.
+        """Return the seconds to move a byte: 0 where rows lie in place, in memory that both processors share.
 
         :mod:`search_spaces.rewrites.views` tells when.
         """
-        shared = all(self.space.platform[lane].kind == "cpu" for lane in part.on)
+        shared = all(self.space.platform[processor].kind == "cpu" for processor in part.on)
         return 0.0 if shared and part.axis == "height" else self.copy_s_per_byte
 
     def part_s(self, part: Part, before: str | None = None, after: str | None = None) -> float:
-        """Return what a part takes, from the end of the one before it, which ended on that processor.
+        """Return the seconds of a part after one that ended on a given processor.
 
         Args:
-            after: where what follows runs; it matters to branches alone, which come together there.
+            after: the processor of the next part, on which branches are joined.
         """
         if part.axis == "branches":
             return self._branches_s(part, before, after)
         first_s, second_s = self.sides_s(part)
-        begin_s = first_s + self._hand_over_s(part.first, before, part.on[0])
+        begin_s = first_s + self._transfer_s(part.first, before, part.on[0])
         if part.axis is None:
             return begin_s
-        other_s = self._hand_over_s(part.first, before or part.on[0], part.on[1])
+        other_s = self._transfer_s(part.first, before or part.on[0], part.on[1])
         return max(begin_s, second_s + other_s) + self.join_s(part)
 
     def _branches_s(self, part: Part, before: str | None, after: str | None) -> float:
         segment = self.space.segment(part.first)
-        lanes = list(dict.fromkeys(part.on))
-        words = words_of(segment, [tuple(lanes.index(name) for name in part.on)], len(lanes))
+        processors = list(dict.fromkeys(part.on))
+        words = words_of(segment, [tuple(processors.index(name) for name in part.on)], len(processors))
         behind_s = np.zeros(1 if after is None else len(self._rows))
-        on = np.array([[self._lane[name] for name in lanes]])
-        timed = self.timed(segment, self.hand_overs_s, behind_s)
-        total = self.apart(segment).all_s(words, on, timed, None if before is None else self._lane[before])
-        return float(total[0, 0, 0 if after is None else self._lane[after]])
+        on = np.array([[self._processor[name] for name in processors]])
+        timed = self.timed(segment, self.transfers_s, behind_s)
+        total = self.apart(segment).all_s(words, on, timed, None if before is None else self._processor[before])
+        return float(total[0, 0, 0 if after is None else self._processor[after]])
 
-    def timed(self, segment: Segment, hand_over_s: Seconds, behind_s: Seconds) -> Timed:
-        """Return what the runs of a segment take, as measuring them taught."""
+    def timed(self, segment: Segment, transfer_s: Seconds, behind_s: Seconds) -> Timed:
+        """Return the seconds of a segment's runs, corrected by measurements."""
         own = np.array([self.costs.operator_s[:, list(run)].sum(axis=1) for run in segment.runs]).T
-        for lane, i in self._lane.items():
+        for processor, i in self._processor.items():
             whole_s = float(own[i].sum()) + float(self.costs.overhead_s[i])
-            own[i] *= self._factor(segment.first, segment.joint, "branches", lane, whole_s)
-        return Timed(np.minimum(own, NEVER_S), self.costs.overhead_s, hand_over_s, behind_s)
+            own[i] *= self._factor(segment.first, segment.joint, "branches", processor, whole_s)
+        return Timed(np.minimum(own, NEVER_S), self.costs.overhead_s, transfer_s, behind_s)
 
     def branch_s(self, part: Part) -> dict[str, float]:
-        """Return what each processor of a part of branches works, without meeting the others."""
+        """Return the seconds of each processor of a part of branches, without joins."""
         segment = self.space.segment(part.first)
-        timed = self.timed(segment, self.hand_overs_s, np.zeros(1))
+        timed = self.timed(segment, self.transfers_s, np.zeros(1))
         found: dict[str, float] = {}
         for stage in segment.stages(part.on):
             name = part.on[stage[0]]
-            lane = self._lane[name]
-            own_s = float(timed.run_s[lane, list(stage)].sum()) + float(self.costs.overhead_s[lane])
+            processor = self._processor[name]
+            own_s = float(timed.run_s[processor, list(stage)].sum()) + float(self.costs.overhead_s[processor])
             found[name] = found.get(name, 0.0) + own_s
         return found
 
@@ -198,23 +199,23 @@ class SegmentModel:
         return self._side_by_side[segment.first]
 
     @cached_property
-    def hand_overs_s(self) -> Seconds:
-        """What cuts cost, shape ``(n, L, L)``; nothing on one processor."""
-        found = np.array(self.costs.hand_over_s)
+    def transfers_s(self) -> Seconds:
+        """Seconds of transfers, shape ``(n, L, L)``; 0 within one processor."""
+        found = np.array(self.costs.transfer_s)
         found[:, np.arange(len(self._rows)), np.arange(len(self._rows))] = 0.0
         return found
 
-    def _hand_over_s(self, operator: int, before: str | None, lane: str) -> float:
-        if before is None or before == lane:
+    def _transfer_s(self, operator: int, before: str | None, processor: str) -> float:
+        if before is None or before == processor:
             return 0.0
-        return float(self.costs.hand_over_s[operator, self._lane[before], self._lane[lane]])
+        return float(self.costs.transfer_s[operator, self._processor[before], self._processor[processor]])
 
-    def lane(self, name: str) -> int:
+    def processor(self, name: str) -> int:
         """Return the place of a processor on the platform."""
-        return self._lane[name]
+        return self._processor[name]
 
     def cost_s(self, parts: Sequence[Part]) -> float:
-        """Return what parts that follow each other take."""
+        """Return the seconds of consecutive parts."""
         return self._parts_s(parts, None)
 
     def _parts_s(self, parts: Sequence[Part], before: str | None) -> float:
@@ -226,11 +227,11 @@ class SegmentModel:
         return total
 
     def price(self, plan: Plan) -> float:
-        """Return what a plan of the space takes."""
+        """Return the seconds of a plan of the space."""
         return self.cost_s(self.space.parts(plan))
 
     def best(self, *, chains: bool = True, splits: bool = True, branches: bool = True) -> Costed:
-        """Return the blocks that take the least, over all of the space.
+        """Return the cheapest blocks of the space.
 
         Args:
             chains: whether a split part may have more than one operator.
@@ -241,11 +242,11 @@ class SegmentModel:
         parts = self.space.expand(blocks)
         return Costed(blocks, parts, self.cost_s(parts))
 
-    def beliefs(self) -> Beliefs:
-        """Return what is believed of parts, as arrays."""
+    def estimates(self) -> PartEstimates:
+        """Return the estimates of parts as arrays."""
         join_s = self.copy_s_per_byte if self.join_s_per_byte is None else self.join_s_per_byte
         corrections = by_first(self.corrections)
-        return Beliefs(self.costs, self.hand_overs_s, corrections, self.usual, self.copy_s_per_byte, join_s)
+        return PartEstimates(self.costs, self.transfers_s, corrections, self.usual, self.copy_s_per_byte, join_s)
 
     def greedy(self) -> Costed:
         """Return CoDL's plan: each operator its best split, then chains that grow as long as that saves time.
@@ -275,23 +276,23 @@ class SegmentModel:
         return Costed(tuple(blocks), parts, self.cost_s(parts))
 
     def block_s(self, block: Block, before: str | None) -> float:
-        """Return what a block takes, from the end of the one before it, which ended on that processor."""
+        """Return the seconds of a block after one that ended on a given processor."""
         return self._parts_s(self.space.parts_of(block), before)
 
     def _single(self, first: int, last: int, before: str | None, axis: Way | None = None) -> Block:
         """Return the cheapest way to run a block by splits or whole; along an axis, where that can be."""
-        beliefs, place = self.beliefs(), None if before is None else self._lane[before]
+        estimates, place = self.estimates(), None if before is None else self._processor[before]
         nothing_s = np.zeros((last + 1, len(self._rows)))
         lasts = np.array([last])
-        found = [beliefs.whole(first, lasts, self.alone, nothing_s)]
+        found = [estimates.whole(first, lasts, self.alone, nothing_s)]
         for each in self.space.axes:
             chains = self.tables.split(first, each).between(last, last)
-            found.append(beliefs.shared(chains, self.pairs, nothing_s))
+            found.append(estimates.shared(chains, self.pairs, nothing_s))
         found = [ways for ways in found if ways.first_s.size]
         if axis is not None:
             found = [ways for ways in found if ways.how == axis] or found
-        hand_over_s = self.hand_overs_s[first]
-        (_, at), ways = min(((ways.least(hand_over_s, place), ways) for ways in found), key=lambda pair: pair[0][0])
+        transfer_s = self.transfers_s[first]
+        (_, at), ways = min(((ways.least(transfer_s, place), ways) for ways in found), key=lambda pair: pair[0][0])
         return block_of(self.space, ways, at)
 
 

@@ -1,7 +1,7 @@
-"""What the two sides of every shared part take, on all lanes at once: the tables behind the co-execution optimum.
+"""Times of both sides of every shared part on all processors: the tables of the co-execution optimum.
 
-Operators' seconds, and the bytes that are copied, do not depend on what is believed of them; they are worked out once
-for each operator that parts begin with. Corrections, copies and pairs of lanes are then a few steps over whole arrays.
+Operators' seconds and copied bytes do not depend on corrections; they are computed once for each first operator.
+Corrections, copies and pairs of processors are then a few steps over whole arrays.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _Row = tuple[Ints, Ints, Seconds, Seconds, Seconds, Seconds]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shared:
-    """The parts that begin with one operator and are shared in one way: R of them, on any of L lanes.
+    """The parts that begin with one operator and are shared in one way: R of them, on any of L processors.
 
     Attributes:
         lasts, cuts: shape ``(R,)``: see :class:`~search_spaces.spaces.shared_parts.Part`; ``lasts`` ascend.
-        seconds: shape ``(2, R, L)``: what each side's operators take.
-        sliced_nbytes: shape ``(2, R)``: what it slices, where slicing copies.
-        joined_nbytes: shape ``(R,)``: what bringing the sides together copies.
-        given_nbytes: shape ``(R,)``: the same, where what each side writes lies where it belongs.
+        seconds: shape ``(2, R, L)``: of each side's operators.
+        sliced_nbytes: shape ``(2, R)``: sliced by each side, where slicing copies.
+        joined_nbytes: shape ``(R,)``: copied by the join.
+        given_nbytes: shape ``(R,)``: the same, where each side writes in place.
     """
 
     first: int
@@ -47,7 +47,7 @@ class Shared:
     given_nbytes: Seconds
 
     def between(self, least: int, most: int) -> Shared:
-        """Return those that end from ``least`` to ``most``."""
+        """Return the parts that end from ``least`` to ``most``."""
         a, b = np.searchsorted(self.lasts, (least, most + 1))
         return Shared(
             self.first,
@@ -87,7 +87,7 @@ class SharedTables:
             tile = TILES[axis]
             whole = np.array([_computed(self._space.graph, int(i), axis) for i in operators])
             share = (-(-chains.rows // tile) * tile) / (-(-whole // tile) * tile)
-            # A side that a lane cannot run stays out of reach; what is beyond a cut's longest chain is not looked at.
+            # Infinite where a processor cannot run a side; entries beyond a cut's longest chain are not read.
             own = self._costs.operator_s[:, operators].T
             with np.errstate(invalid="ignore"):
                 seconds = np.cumsum(share[..., None] * own, axis=2)
@@ -109,8 +109,8 @@ class SharedTables:
     def _together(self, first: int, how: Axis, rows: list[_Row]) -> Shared:
         none = np.zeros(0)
         empty = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-        lanes = len(self._costs.overhead_s)
-        rows = rows or [(*empty, np.zeros((2, 0, lanes)), np.zeros((2, 0)), none, none)]
+        processors = len(self._costs.overhead_s)
+        rows = rows or [(*empty, np.zeros((2, 0, processors)), np.zeros((2, 0)), none, none)]
         lasts, cuts, seconds, sliced, joined, given = zip(*rows, strict=True)
         return Shared(
             first,

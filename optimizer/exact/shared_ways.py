@@ -1,4 +1,4 @@
-"""What every way to run a part takes, by what is believed of it; whole parts and shared ones, on all lanes at once."""
+"""Estimated times of every way to run a part, whole or shared, on all processors at once."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Key = tuple[int, int, str, str]
 
 
 class Pairs(NamedTuple):
-    """Pairs of lanes that run parts together; a lane and itself runs them alone.
+    """Pairs of processors that run parts together; a processor and itself runs them alone.
 
     Attributes:
         names: P of them.
-        first, second: shape ``(P,)``: the lanes' places on the platform.
-        near: shape ``(P,)``: whether both work in one memory, so that rows lie where they belong.
+        first, second: shape ``(P,)``: the processors' places on the platform.
+        near: shape ``(P,)``: whether both share a memory, so that rows are in place.
     """
 
     names: tuple[tuple[str, str], ...]
@@ -34,22 +34,22 @@ class Pairs(NamedTuple):
 
 
 def pairs_of(platform: Platform, names: Iterable[tuple[str, str]]) -> Pairs:
-    """Return pairs of lanes as arrays."""
-    told = tuple(names)
+    """Return pairs of processors as arrays."""
+    listed = tuple(names)
     place = {p.name: i for i, p in enumerate(platform.processors)}
-    found = np.array([(place[a], place[b]) for a, b in told], dtype=np.int64).reshape(-1, 2)
-    near = np.array([all(platform[name].kind == "cpu" for name in pair) for pair in told], dtype=np.bool_)
-    return Pairs(told, found[:, 0], found[:, 1], near)
+    found = np.array([(place[a], place[b]) for a, b in listed], dtype=np.int64).reshape(-1, 2)
+    near = np.array([all(platform[name].kind == "cpu" for name in pair) for pair in listed], dtype=np.bool_)
+    return Pairs(listed, found[:, 0], found[:, 1], near)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ways:
-    """Parts that begin with one operator, R of them, each on P pairs of lanes.
+    """Parts that begin with one operator, R of them, each on P pairs of processors.
 
     Attributes:
         how: how they are shared, or None for whole ones.
         lasts, cuts: shape ``(R,)``.
-        first_s, second_s: shape ``(R, P)``: what each side takes, and what it takes then to bring both together.
+        first_s, second_s: shape ``(R, P)``: seconds of each side, its join included.
     """
 
     first: int
@@ -60,58 +60,60 @@ class Ways:
     first_s: Seconds
     second_s: Seconds
 
-    def least(self, hand_over_s: Seconds, before: int | None) -> tuple[float, int]:
-        """Return the least that a part takes from the end of the one before it, and which it is.
+    def least(self, transfer_s: Seconds, before: int | None) -> tuple[float, int]:
+        """Return the least seconds of a part after the one before it, and its index.
 
         Args:
-            hand_over_s: shape ``(lanes, lanes)``: to hand over to these parts.
-            before: the lane on which the part before them ended.
+            transfer_s: shape ``(processors, processors)``: transfers to these parts.
+            before: the processor on which the part before them ended.
         """
-        total_s = self.total_s(hand_over_s, before)
+        total_s = self.total_s(transfer_s, before)
         at = int(total_s.argmin())
         return float(total_s.flat[at]), at
 
-    def total_s(self, hand_over_s: Seconds, before: int | None) -> Seconds:
-        """Return what the parts take from the end of the one before them, shape ``(R, P)``."""
+    def total_s(self, transfer_s: Seconds, before: int | None) -> Seconds:
+        """Return the seconds of the parts after the one before them, shape ``(R, P)``."""
         a, b = self.pairs.first, self.pairs.second
         if before is None:
-            return np.maximum(self.first_s, self.second_s + hand_over_s[a, b])
-        total_s: Seconds = np.maximum(self.first_s + hand_over_s[before, a], self.second_s + hand_over_s[before, b])
+            return np.maximum(self.first_s, self.second_s + transfer_s[a, b])
+        total_s: Seconds = np.maximum(self.first_s + transfer_s[before, a], self.second_s + transfer_s[before, b])
         return total_s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Beliefs:
-    """What is believed of parts, beside what their operators take.
+class PartEstimates:
+    """Estimates of parts, beside the times of their operators.
 
     Attributes:
-        hand_over_s: see :class:`~optimizer.exact.chain_costs.ChainCosts`; nothing from a lane to itself.
+        transfer_s: see :class:`~optimizer.exact.chain_costs.ChainCosts`; nothing from a processor to itself.
         corrections: first operator → those of the parts that begin there; see
             :class:`~optimizer.exact.segment_model.SegmentModel`, as for ``usual``.
-        slice_s, join_s: for a byte that is copied.
+        slice_s, join_s: seconds for a copied byte.
     """
 
     costs: ChainCosts
-    hand_over_s: Seconds
+    transfer_s: Seconds
     corrections: Mapping[int, Mapping[Key, Known]]
     usual: Mapping[str, float]
     slice_s: float
     join_s: float
 
-    def whole(self, first: int, lasts: Ints, lanes: Pairs, rest_s: Seconds) -> Ways:
-        """Return what whole parts take on lanes, and what is behind them.
+    def whole(self, first: int, lasts: Ints, processors: Pairs, rest_s: Seconds) -> Ways:
+        """Return the seconds of whole parts on processors, with the rest of the plan.
 
         Args:
-            rest_s: shape ``(operators + 1, lanes)``: what is left to do, by where a part ends and on which lane.
+            rest_s: shape ``(operators + 1, processors)``: of the rest, by the end of a part and its processor.
         """
         seconds = np.cumsum(self.costs.operator_s[:, first : int(lasts[-1])], axis=1)[:, lasts - first - 1].T
-        taken_s = self._corrected(first, "whole", lasts, seconds)[:, lanes.first] + rest_s[lasts][:, lanes.first]
-        return Ways(first, None, lasts, np.zeros_like(lasts), lanes, taken_s, taken_s)
+        taken_s = (
+            self._corrected(first, "whole", lasts, seconds)[:, processors.first] + rest_s[lasts][:, processors.first]
+        )
+        return Ways(first, None, lasts, np.zeros_like(lasts), processors, taken_s, taken_s)
 
     def shared(self, shared: Shared, pairs: Pairs, rest_s: Seconds) -> Ways:
-        """Return what shared parts take on pairs of lanes, and what is behind them."""
+        """Return the seconds of shared parts on pairs of processors, with the rest of the plan."""
         a, b = pairs.first, pairs.second
-        back_s = self.hand_over_s[shared.lasts - 1][:, b, a]
+        back_s = self.transfer_s[shared.lasts - 1][:, b, a]
         behind_s = rest_s[shared.lasts][:, a]
         sides_s = self._sides_s(shared, self.slice_s)
         first_s, second_s = sides_s[0][:, a], sides_s[1][:, b]
@@ -127,21 +129,21 @@ class Beliefs:
         return Ways(shared.first, how, lasts, cuts, pairs, first_s + behind_s, second_s + behind_s)
 
     def _sides_s(self, shared: Shared, slice_s: float) -> Seconds:
-        """Return what each side takes on each lane, shape ``(2, R, L)``."""
+        """Return the seconds of each side on each processor, shape ``(2, R, L)``."""
         own_s = shared.seconds + shared.sliced_nbytes[..., None] * slice_s
         return np.array([self._corrected(shared.first, shared.how, shared.lasts, side) for side in own_s])
 
     def _corrected(self, first: int, how: str, lasts: Ints, own_s: Seconds) -> Seconds:
-        """Return what parts take, shape ``(R, L)``, their start included, by what measuring them taught."""
+        """Return the corrected seconds of parts with their start, shape ``(R, L)``."""
         overhead_s = self.costs.overhead_s
         found = own_s * self.usual.get(how, 1.0) + overhead_s
         place = {p.name: i for i, p in enumerate(self.costs.platform.processors)}
-        for (_, last, split, lane), known in self.corrections.get(first, {}).items():
+        for (_, last, split, processor), known in self.corrections.get(first, {}).items():
             if split != how:
                 continue
-            rows, at = slice(*np.searchsorted(lasts, (last, last + 1))), place[lane]
-            believed_s, factors = np.array(known).T
-            factor = np.interp(own_s[rows, at] + overhead_s[at], believed_s, factors)
+            rows, at = slice(*np.searchsorted(lasts, (last, last + 1))), place[processor]
+            model_s, factors = np.array(known).T
+            factor = np.interp(own_s[rows, at] + overhead_s[at], model_s, factors)
             found[rows, at] = own_s[rows, at] * factor + overhead_s[at]
         return found
 

@@ -1,8 +1,7 @@
-"""What the runs of a segment take on several processors at once: many ways to place them, priced together.
+"""Times of a segment's runs on several processors at once: many placements, priced together.
 
-A way is a word: of each run the block of runs that it is in, blocks numbered by first use; and of each block the
-processor. Words are few where runs are few; of many runs those words are tried that a greedy schedule comes to, and
-those that lie beside them.
+A placement is a word (for each run the block of runs that it belongs to, numbered by first use) and a processor for
+each block. With few runs all words are tried; with many, those of greedy schedules and their neighbours.
 """
 
 from __future__ import annotations
@@ -93,19 +92,19 @@ def count_words(runs: int, blocks: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timed:
-    """What operators, stages and transfers take where a segment is; all in seconds, L processors.
+    """Seconds of a segment's operators, stages and transfers on L processors.
 
     Attributes:
         run_s: shape ``(L, runs)``: the operators of each run.
         overhead_s: shape ``(L,)``.
-        hand_over_s: shape ``(n, L, L)``: before an operator, from one processor to another; nothing from one to itself.
-        behind_s: shape ``(L,)``: all that follows, by the processor on which the runs come together; (1,) where nothing
-            reads them.
+        transfer_s: shape ``(n, L, L)``: before an operator, from one processor to another; nothing from one to itself.
+        behind_s: shape ``(L,)``: of the rest, by the processor on which the runs are joined; (1,) where nothing reads
+            them.
     """
 
     run_s: Seconds
     overhead_s: Seconds
-    hand_over_s: Seconds
+    transfer_s: Seconds
     behind_s: Seconds
 
 
@@ -118,9 +117,9 @@ class SideBySide:
 
     def __init__(self, space: SegmentSpace, segment: Segment, costs: ChainCosts) -> None:
         self.segment, self._base = segment, space.base(segment)
-        runs, lanes = len(segment.runs), len(costs.platform.processors)
+        runs, processors = len(segment.runs), len(costs.platform.processors)
         self._ways: list[tuple[Words, Ints]] = []  # by the number of blocks, and on which processors these are
-        for blocks in range(2, max(2, min(lanes, runs, self._base)) + 1):
+        for blocks in range(2, max(2, min(processors, runs, self._base)) + 1):
             on = np.array(list(_apart(costs.platform, blocks)), dtype=np.int64).reshape(-1, blocks)
             few = count_words(runs, blocks) * len(on) <= _MOST_WAYS
             if not len(on) or (blocks > 2 and not few):
@@ -129,12 +128,14 @@ class SideBySide:
             self._ways.append((words_of(segment, found or self._near(costs, on), blocks), on))
 
     def _near(self, costs: ChainCosts, pairs: Ints) -> list[Word]:
-        """Return words that a greedy schedule comes to on each pair of processors, and what is beside them."""
+        """Return the words of greedy schedules on each pair of processors, and their neighbours."""
         runs = range(len(self.segment.runs))
         run_s = np.array([costs.operator_s[:, list(run)].sum(axis=1) for run in self.segment.runs]).T
         found: dict[Word, None] = {}
         whole_s = costs.operator_s.sum(axis=1)
-        quickest = np.argsort([sum(1.0 / max(whole_s[lane], 1e-12) for lane in on) for on in pairs], kind="stable")
+        quickest = np.argsort(
+            [sum(1.0 / max(whole_s[processor], 1e-12) for processor in on) for on in pairs], kind="stable"
+        )
         for on in pairs[quickest[::-1][:_PAIRS]]:
             ends, free, word = [0.0] * len(runs), [0.0, 0.0], []
             for run in runs:
@@ -144,7 +145,7 @@ class SideBySide:
                 ends[run] = free[word[-1]] = over[word[-1]]
             best = tuple(word)
             behind_s = np.zeros(1 if self.segment.joint == self.segment.last else len(run_s))
-            timed = Timed(run_s, costs.overhead_s, costs.hand_over_s, behind_s)
+            timed = Timed(run_s, costs.overhead_s, costs.transfer_s, behind_s)
             for _ in range(_STEPS):
                 beside = [tuple(b ^ (r == moved) for r, b in enumerate(best)) for moved in runs]
                 found |= dict.fromkeys((best, *beside))
@@ -156,7 +157,7 @@ class SideBySide:
         return [word for word in dict.fromkeys(_renamed(word) for word in found) if max(word)]
 
     def least(self, timed: Timed, before: int | None) -> tuple[float, tuple[int, ...], int]:
-        """Return the least that runs and what follows them take, the processor of each, and the one they meet on.
+        """Return the least seconds of runs and the rest, the processor of each run, and that of the join.
 
         Args:
             before: the processor on which what is before the segment ended.
@@ -173,7 +174,7 @@ class SideBySide:
         return float(total[word, which, meet]), placed, int(meet) if len(timed.behind_s) > 1 else placed[0]
 
     def all_s(self, words: Words, on: Ints, timed: Timed, before: int | None) -> Seconds:
-        """Return what each of R words takes on each of J choices of processors, by where the runs meet.
+        """Return the seconds of each of R words on each of J choices of processors, by the processor of the join.
 
         Args:
             on: shape ``(J, K)``: the processor of each block.
@@ -188,13 +189,13 @@ class SideBySide:
         for s in range(most):
             exists = words.block[:, s] >= 0
             block = np.maximum(words.block[:, s], 0)
-            lane = on[:, block].T  # (R, J)
+            processor = on[:, block].T  # (R, J)
             first = words.first[:, s]
-            took = np.einsum("rn,rjn->rj", words.members[:, s], timed.run_s[lane]) + timed.overhead_s[lane]
+            took = np.einsum("rn,rjn->rj", words.members[:, s], timed.run_s[processor]) + timed.overhead_s[processor]
             if before is not None:
-                took += np.where(words.entering[:, s, None], timed.hand_over_s[first[:, None], before, lane], 0.0)
+                took += np.where(words.entering[:, s, None], timed.transfer_s[first[:, None], before, processor], 0.0)
             for k in range(on.shape[1]):
-                paid = timed.hand_over_s[first[:, None], on[which, k][None], lane]
+                paid = timed.transfer_s[first[:, None], on[which, k][None], processor]
                 took += np.where(words.read[:, s, k, None], paid, 0.0)
             ready = np.where(words.after[:, s, None, :s], ends[:, :, :s], 0.0).max(axis=2, initial=0.0)
             own = np.take_along_axis(free, np.broadcast_to(block[:, None, None], (count, len(on), 1)), axis=2)[..., 0]
@@ -209,7 +210,7 @@ class SideBySide:
         if len(timed.behind_s) == 1:
             alone: Seconds = ends.max(axis=2)[..., None] + timed.behind_s
             return alone
-        back = timed.hand_over_s[self.segment.joint][on]  # (J, K, L)
+        back = timed.transfer_s[self.segment.joint][on]  # (J, K, L)
         used = np.where(free > 0.0, free, -np.inf)
         found: Seconds = (used[..., None] + back[None]).max(axis=2) + timed.behind_s
         return found

@@ -1,13 +1,14 @@
-"""Costs of chains for other objectives than the latency: energy, processor time, the load of the busiest lane.
+"""Costs of chains for other objectives than the latency: energy, processor time, the load of the busiest processor.
 
-All of them count what lanes do, and not what passes while nobody works, so hand-overs between parts are left out where
-they are no lane's work; what is said without them is a bound.
+They count the work of processors and no idle time, so transfers that are no processor's work are left out; costs
+without them are a bound.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import numpy as np
 
@@ -28,7 +29,7 @@ class LeastPlan:
     """The best plan that is known.
 
     Attributes:
-        value: what it is said to cost.
+        value: its cost.
         bound: no chain costs less.
     """
 
@@ -43,18 +44,18 @@ class LeastPlan:
 
 
 def weighed(costs: ChainCosts, weights: Mapping[str, float], *, idle: bool = False) -> ChainCosts:
-    """Return costs in another unit: each lane's seconds times its weight.
+    """Return costs in another unit: each processor's seconds times its weight.
 
     Args:
-        weights: of each lane, by name: watts, or how many cores it takes.
-        idle: keep the hand-overs, weighed as the lane that receives.
+        weights: of each processor, by name: watts, or how many cores it takes.
+        idle: keep the transfers, weighed as the processor that receives.
     """
     factor = np.array([weights[p.name] for p in costs.platform.processors])
     return replace(
         costs,
         operator_s=costs.operator_s * factor[:, None],
         overhead_s=costs.overhead_s * factor,
-        hand_over_s=costs.hand_over_s * factor if idle else np.zeros_like(costs.hand_over_s),
+        transfer_s=costs.transfer_s * factor if idle else np.zeros_like(costs.transfer_s),
         beyond_s=None if costs.beyond_s is None else costs.beyond_s * factor[:, None, None],
     )
 
@@ -62,30 +63,33 @@ def weighed(costs: ChainCosts, weights: Mapping[str, float], *, idle: bool = Fal
 def least_plan(
     graph: Graph, costs: ChainCosts, price: Callable[[Plan], float], max_stages: int, law: Law, stop_s: float
 ) -> LeastPlan:
-    """Return the plan that an evaluator finds the best, priced in ascending order of what the costs say at least.
+    """Return the plan that an evaluator finds the best, priced in ascending order of the bound on its costs.
+
+    The whole graph on each processor is priced first: the answer where time is up before the first chain is known.
 
     Args:
-        costs: a bound on what the evaluator says, by ``law``: ``latency`` for a sum over the parts.
-        price: what it says.
+        costs: a bound on what the evaluator says, by ``law``: ``latency`` for a sum over the stages.
+        price: the evaluator's cost of a plan; infinite where it refuses the plan.
         stop_s: the monotonic time at which to take what is known by then.
 
     Raises:
         InfeasibleError: no chain fits.
     """
-    best: tuple[float, Plan] | None = None
+    wholes = [chain_plan(graph, (), [processor.name]) for processor in costs.platform.processors]
+    best = min(((price(plan), plan) for plan in wholes), key=itemgetter(0))
     bound, left = 0.0, _MOST_PRICED
     try:
         for chain in chains_in_order(costs, max_stages, _MOST_PRICED, objective=law, stop_s=stop_s):
             left -= 1
             bound = chain.cost_s
-            if best is not None and bound >= best[0] * (1 - _HAIR):
+            if bound >= best[0] * (1 - _HAIR):
                 return LeastPlan(best[1], best[0], best[0])
             plan = chain_plan(graph, chain.cuts, chain.processors)
             found = price(plan)
-            if best is None or found < best[0]:
+            if found < best[0]:
                 best = found, plan
     except UnavailableError:
         left = 0
-    if best is None or not np.isfinite(best[0]):
+    if not np.isfinite(best[0]):
         raise InfeasibleError(f"no chain of at most {max_stages} stages runs on {costs.platform.name!r}")
     return LeastPlan(best[1], best[0], min(best[0], bound) if not left else best[0])

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from evaluators.litert.deployment import (
+    INPUTS,
     has_files,
     is_workload_plan,
     read_deployment,
     read_workload_plan,
+    stage_needs,
     write_deployment,
     write_workload,
 )
@@ -27,7 +29,8 @@ from evaluators.litert.worker.runtimes import LITERT, PACKAGES
 from evaluators.objectives import OBJECTIVES
 from evaluators.workload import scheduler
 from evaluators.workload.lowered import Lowerings
-from optimizer.export.run_plan import excludes, kernels
+from optimizer.export.run_plan import CUSTOM_OPS, excludes, kernels
+from optimizer.export.run_plan import INPUTS as PLAIN_INPUTS
 from optimizer.files import disk_errors, write_atomic, write_json
 from optimizer.report.data import Study, read_study, recorded_platform
 from optimizer.report.markdown import escaped
@@ -35,12 +38,13 @@ from optimizer.report.viewers import node_data
 from optimizer.tools.execute import open_problem
 from search_spaces.core.bounded import parsed_json, read_bounded
 from search_spaces.core.errors import RunFolderError, UsageError, printable
-from search_spaces.core.graph import Graph
+from search_spaces.core.graph import Graph, Tensor
 from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.core.wording import plural
 from search_spaces.core.workload import Workload
+from search_spaces.models.inputs import read_inputs
 from search_spaces.models.stages import cut_stage
 from search_spaces.rewrites.lower import Lowering
 
@@ -52,7 +56,8 @@ _HERE = Path(__file__).parent
 _CC = ("run_plan.cc", "CMakeLists.txt")
 _SCHEDULER = "scheduler.py"
 _TARGET_FILES = ("run.sh", "openvino_plan.py", "onnx_plan.py", "placement.json", "partition.json")
-_OURS = (WHOLE, "plan.txt", _SCHEDULER, *_TARGET_FILES, *_CC)
+_OURS = (WHOLE, "plan.txt", INPUTS, PLAIN_INPUTS, _SCHEDULER, *_TARGET_FILES, *_CC)
+_ON_PHONE = "/data/local/tmp/plan"
 _USUAL = {"gpu": {"precision": "f16", "adapter": ""}}
 """Options of a device's processors that its description may leave out, by kind."""
 
@@ -78,7 +83,9 @@ class Exported:
     @property
     def text(self) -> str:
         """What a person reads."""
-        lines = [f"{self.folder}: {', '.join(self.files)}", f"time it with: python {self.folder / 'run_plan.py'}"]
+        phone = f"adb push {self.folder} {_ON_PHONE} && adb shell sh {_ON_PHONE}/run.sh"
+        how = phone if "run.sh" in self.files else f"python {self.folder / 'run_plan.py'}"
+        lines = [f"{self.folder}: {', '.join(self.files)}", f"time it with: {how}"]
         if self.fallback is not None:
             lines.append(f"compare it with the whole model on {self.fallback}: add --fallback")
         return "\n".join(lines)
@@ -128,7 +135,7 @@ def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "l
         strangers = sorted(p.name for p in out.iterdir())
         if strangers and "plan.json" not in strangers:
             raise UsageError(f"{out}: holds {strangers[0]!r} and no exported plan", "give another --out")
-        for stale in (*out.glob("stage_*.tflite"), *(out / name for name in _OURS)):
+        for stale in (*out.glob("stage_*.tflite"), *out.glob("partition_*.json"), *(out / name for name in _OURS)):
             stale.unlink(missing_ok=True)
         for stale in out.glob("model_*"):
             shutil.rmtree(stale)
@@ -136,6 +143,8 @@ def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "l
         if fallback:
             _write_whole(study, document, out)
         write_json(out / "plan.json", document)
+        for folder in (out, *out.glob("model_*")):
+            _write_inputs(folder)
         write_json(out / "delegates.json", _delegates(document))
         if target == "android" and _runtimes(document) != [LITERT]:
             raise RunFolderError(f"{run}: its plan uses {', '.join(_runtimes(document))}", "a phone runs LiteRT alone")
@@ -144,7 +153,7 @@ def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "l
             write_atomic(out / name, (_HERE / name).read_bytes())
         if several:
             write_atomic(out / _SCHEDULER, _queue_law().encode())
-        more = _add_target(target, study, document, out)
+        more = "\n".join(filter(None, (_kernels_wanted(out), _add_target(target, study, document, out))))
         write_atomic(out / "README.md", printable(_readme(study, document, more)).encode())
     written = tuple(sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()))
     return Exported(out, written, document["fallback"]["processor"]["name"] if fallback else None)
@@ -160,7 +169,7 @@ def _write_one(study: Study, out: Path) -> dict[str, Any]:
     """Bring the stage files of a plan of one model, and return the document beside them."""
     best, graph = study.path / "best", study.graph
     if has_files(best):
-        for file in (*sorted(best.glob("stage_*.tflite")), *best.glob("inputs.npz")):
+        for file in (*sorted(best.glob("stage_*.tflite")), *best.glob(INPUTS)):
             _link(file, out / file.name)
     elif graph is not None and graph.source is not None:
         lowered = Lowering(graph).lower(study.best)
@@ -191,10 +200,30 @@ def _write_several(study: Study, out: Path) -> dict[str, Any]:
     return document
 
 
+def _write_inputs(folder: Path) -> None:
+    """Write the inputs that a model was measured with as bytes, for the runners; none where zeros do as well."""
+    kept = folder / INPUTS
+    if not kept.exists():
+        return
+    document = parsed_json(read_bounded(folder / "plan.json"))
+    entries = [document["tensors"][i] for i in document["inputs"]]
+    ports = [Tensor(t["name"], tuple(t["shape"]), t["dtype"], t["nbytes"]) for t in entries]
+    write_atomic(folder / PLAIN_INPUTS, b"".join(array.tobytes() for array in read_inputs(kept, ports)))
+
+
+def _kernels_wanted(out: Path) -> str:
+    """Return what the folder's README says of custom operators, "" where there are none."""
+    plans = (parsed_json(read_bounded(path)) for path in (out / "plan.json", *out.glob("model_*/plan.json")))
+    entries = (entry for plan in plans for entry in plan.get("files", ()))
+    names = sorted({name for entry in entries for name, _ in entry.get("custom_operators", ())})
+    told = ", ".join(map(escaped, names))
+    return f"- Put the library with the kernels of {told} beside the stage files, as `{CUSTOM_OPS}`." if names else ""
+
+
 def _usual(platform: Platform) -> Platform:
     """Return a platform whose processors have the options that runners read."""
-    lanes = (replace(p, options=_options(p)) for p in platform.processors)
-    return replace(platform, processors=tuple(lanes))
+    processors = (replace(p, options=_options(p)) for p in platform.processors)
+    return replace(platform, processors=tuple(processors))
 
 
 def _options(processor: Processor) -> dict[str, Any]:
@@ -233,8 +262,9 @@ def _write_whole(study: Study, document: dict[str, Any], out: Path) -> None:
             f"{study.path}: the plan has no fallback",
             "it takes several stages that use the same kernels, and a study of the latency that ran the model whole",
         )
-    cut_stage(study.graph, tuple(range(len(study.graph.operators)))).write(out / WHOLE)
-    document["fallback"] = {"file": WHOLE, "processor": _plain(found)}
+    whole = cut_stage(study.graph, tuple(range(len(study.graph.operators))))
+    whole.write(out / WHOLE)
+    document["fallback"] = {"file": WHOLE, "processor": _plain(found), **stage_needs(whole.schema, found)}
 
 
 def _expected(study: Study, stages: int) -> dict[str, Any]:
@@ -277,11 +307,11 @@ def _runtimes(document: Mapping[str, Any]) -> list[str]:
 
 def _delegates(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return, for each processor of the plan, what its runtime is set to."""
-    lanes = _usual(recorded_platform(document["platform"])).processors
+    processors = _usual(recorded_platform(document["platform"])).processors
     return {
         "schema_version": 1,
         "accelerators": {"cpu": 1, "gpu": 2, "npu": 4},
-        "processors": {p.name: {"cores": list(p.cores), "settings": compile_settings(p, None)} for p in lanes},
+        "processors": {p.name: {"cores": list(p.cores), "settings": compile_settings(p, None)} for p in processors},
     }
 
 
@@ -337,7 +367,10 @@ def _model_lines(model: Mapping[str, Any]) -> Iterator[str]:
     stage_ms = model.get("expected", {}).get("stage_ms") or [0.0] * len(model["files"])
     for entry, ms in zip(model["files"], stage_ms, strict=True):
         reads, writes = _numbers(entry.get("reads", entry["inputs"])), _numbers(entry["outputs"])
-        yield f"stage file={entry['file']} inputs={reads} outputs={writes} expected_ms={ms:.6g}"
+        custom = ",".join(f"{name}:{version}" for name, version in entry.get("custom_operators", ()))
+        words = f" custom={''.join(custom.split())}" if custom else ""
+        words += f" engine={entry['engine']}" if "engine" in entry else ""  # which the runner in C++ refuses
+        yield f"stage file={entry['file']} inputs={reads} outputs={writes} expected_ms={ms:.6g}{words}"
 
 
 def _client_words(client: Mapping[str, Any]) -> str:
@@ -414,7 +447,7 @@ def _add_target(target: str, study: Study, document: Mapping[str, Any], out: Pat
     if target == "android":
         write_atomic(out / "run.sh", (_HERE / "run.sh").read_bytes())
         return (
-            "- On a phone: `adb push FOLDER /data/local/tmp/plan && adb shell sh /data/local/tmp/plan/run.sh`, once\n"
+            f"- On a phone: `adb push FOLDER {_ON_PHONE} && adb shell sh {_ON_PHONE}/run.sh`, once\n"
             "  `run_plan` and `libLiteRt.so` for it lie here; the head of `CMakeLists.txt` has the command."
         )
     if "clients" in document:

@@ -54,7 +54,10 @@ def annotate(model: Any, placement: Mapping[str, Any], given: Mapping[str, str])
     Args:
         given: processor of the plan → device of ONNX Runtime.
     """
-    for node, stage in zip(model.graph.node, stages_of(model.graph, placement["tensors"]), strict=True):
+    stages = stages_of(model.graph, placement["tensors"])
+    if not set(stages) <= set(range(len(placement["stages"]))):
+        raise ValueError(f"placement.json has {len(placement['stages'])} stages, and tensors of others")
+    for node, stage in zip(model.graph.node, stages, strict=True):
         kept = [(p.key, p.value) for p in node.metadata_props if p.key != KEY]
         del node.metadata_props[:]
         for key, value in (*kept, (KEY, f"stage_{stage}")):
@@ -77,24 +80,32 @@ def session_of(path: Path, setting: str) -> Any:
     return onnxruntime.InferenceSession(path, options, providers=[*providers, "CPUExecutionProvider"])
 
 
+def _pair(text: str) -> tuple[str, str]:
+    name, _, device = text.partition("=")
+    if not device:
+        raise argparse.ArgumentTypeError(f"{text!r} is no PROCESSOR=DEVICE")
+    return name, device
+
+
 def main() -> int:
     """Annotate a model, write it beside itself, and tell where ONNX Runtime puts its nodes."""
     parser = argparse.ArgumentParser(description="Place an exported plan by ONNX Runtime's layer assignment.")
     parser.add_argument("model", type=Path)
     parser.add_argument("--folder", type=Path, default=Path(__file__).parent)
-    parser.add_argument("--device", metavar="PROCESSOR=DEVICE", action="append", default=[])
+    parser.add_argument("--device", metavar="PROCESSOR=DEVICE", type=_pair, action="append", default=[])
     options = parser.parse_args()
     try:
         import onnx
 
         placement = json.loads((options.folder / "placement.json").read_text(encoding="utf-8"))
         model = onnx.load(options.model)
-        setting = annotate(model, placement, dict(each.split("=", 1) for each in options.device))
+        setting = annotate(model, placement, dict(options.device))
         placed = options.model.with_name(f"{options.model.stem}.placed.onnx")
         onnx.save(model, placed)
         session = session_of(placed, setting)
-    except (ImportError, OSError, ValueError, RuntimeError) as error:
-        print(f"onnx_plan: {(str(error).splitlines() or [''])[0]}", file=sys.stderr)
+    except Exception as error:  # noqa: BLE001 - onnx and onnxruntime raise classes of their own
+        said = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        print(f"onnx_plan: {repr(error) if isinstance(error, LookupError) else said[0]}", file=sys.stderr)
         return 4
     print(f"{placed}: {SETTING} = {setting}")
     counts: dict[str, int] = {}

@@ -83,20 +83,28 @@ def compiled(core: Any, model: Any, config: Mapping[str, Any] | None = None) -> 
     return core.compile_model(model, f"HETERO:{','.join(names)}", dict(config or {}))
 
 
+def _pair(text: str) -> tuple[str, str]:
+    name, _, device = text.partition("=")
+    if not device:
+        raise argparse.ArgumentTypeError(f"{text!r} is no PROCESSOR=DEVICE")
+    return name, device
+
+
 def main() -> int:
     """Tell where the nodes of the plan beside this file run."""
     parser = argparse.ArgumentParser(description="Place an exported plan by OpenVINO's affinities.")
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent)
-    parser.add_argument("--device", metavar="PROCESSOR=DEVICE", action="append", default=[])
+    parser.add_argument("--device", metavar="PROCESSOR=DEVICE", type=_pair, action="append", default=[])
     options = parser.parse_args()
     try:
         import openvino
 
         core = openvino.Core()
-        model = placed(core, options.folder, dict(each.split("=", 1) for each in options.device))
+        model = placed(core, options.folder, dict(options.device))
         network = compiled(core, model)
-    except (ImportError, OSError, ValueError, RuntimeError) as error:
-        print(f"openvino_plan: {(str(error).splitlines() or [''])[-1]}", file=sys.stderr)
+    except Exception as error:  # noqa: BLE001 - openvino raises classes of their own
+        said = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        print(f"openvino_plan: {repr(error) if isinstance(error, LookupError) else said[-1]}", file=sys.stderr)
         return 4
     found = affinities(model)
     for device in dict.fromkeys(found.values()):

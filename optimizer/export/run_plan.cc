@@ -1,17 +1,20 @@
 // Runs an exported plan with LiteRT's C++ API, of one model or of several that queue for the processors.
 //
-//   run_plan FOLDER [RUNS]                     times the plan on zeros, and compares with what it expects
+//   run_plan FOLDER [RUNS]                     times the plan, and compares with what it expects
 //   run_plan FOLDER RUNS INPUTS OUTPUTS        on the bytes of all inputs in a file, one after another, of all models in
 //                                              their order; the outputs' bytes go to another one
 //
 // plan.txt in the folder is plan.json in words: a line for each processor, model, tensor, stage and client. The stages of
 // one model run in the order of the plan, on one thread. Of several models, each processor is a thread; jobs are scheduled
 // as by scheduler.py beside the plan. A stage that takes more than 1.2 times as long as expected has
-// drifted. The plan always runs: only the runner in Python can fall back to the whole model.
+// drifted. The plan always runs: only the runner in Python can fall back to the whole model. Kernels of custom operators
+// are in custom_ops.so beside the stage files, each a LiteRtCustomOpKernel litert_custom_op_NAME.
 
+#include <dlfcn.h>
 #include <sched.h>
 
 #include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -76,6 +79,7 @@ struct StageLine {
   std::string file;
   std::vector<int> inputs, outputs;
   double expected_ms = 0.0;
+  std::vector<std::pair<std::string, int>> custom;  // names and versions of its custom operators
 };
 
 // A tensor, which may be rows of another one.
@@ -142,6 +146,21 @@ ProcessorLine ReadProcessor(const Words& words) {
   return processor;
 }
 
+StageLine ReadStage(const Words& words) {
+  StageLine stage{words.at("file"), Numbers<int>(words.at("inputs")), Numbers<int>(words.at("outputs")),
+                  std::stod(words.at("expected_ms"))};
+  if (words.count("engine")) {  // LiteRT's C++ API compiles models, and these leave outputs as they were
+    throw std::runtime_error(stage.file + " has state, or outputs that are constant or sized by data, which only run_plan.py can do");
+  }
+  std::stringstream custom(words.count("custom") ? words.at("custom") : "");
+  for (std::string part; std::getline(custom, part, ',');) {
+    const auto split = part.rfind(':');
+    if (split == std::string::npos) throw std::runtime_error("plan.txt: " + part + " is no NAME:VERSION");
+    stage.custom.emplace_back(part.substr(0, split), std::stoi(part.substr(split + 1)));
+  }
+  return stage;
+}
+
 ClientLine ReadClient(const Words& words) {
   ClientLine client;
   client.name = words.at("name");
@@ -185,14 +204,13 @@ PlanText ReadPlan(const std::string& folder) {
         tensor.root = static_cast<int>(place.at(0));
         tensor.first = static_cast<std::size_t>(place.at(1));
       }
-      plan.models.back().tensors[number] = tensor;
+      plan.models.at(plan.models.size() - 1).tensors[number] = tensor;
     } else if (kind == "inputs" || kind == "outputs") {
       rest >> text;
-      (kind == "inputs" ? plan.models.back().inputs : plan.models.back().outputs) = Numbers<int>(text);
+      ModelLines& model = plan.models.at(plan.models.size() - 1);
+      (kind == "inputs" ? model.inputs : model.outputs) = Numbers<int>(text);
     } else if (kind == "stage") {
-      const Words words = ReadWords(rest);
-      plan.models.back().stages.push_back({words.at("file"), Numbers<int>(words.at("inputs")),
-                                           Numbers<int>(words.at("outputs")), std::stod(words.at("expected_ms"))});
+      plan.models.at(plan.models.size() - 1).stages.push_back(ReadStage(ReadWords(rest)));
     }
   }
   return plan;
@@ -230,6 +248,16 @@ void Pin(const std::vector<int>& cores) {
   if (!cores.empty()) sched_setaffinity(0, sizeof(set), &set);  // where a core is not ours, the system chooses
 }
 
+// The kernel of a custom operator, from the library beside the stage files.
+const LiteRtCustomOpKernel& Kernel(const std::string& folder, std::string name) {
+  void* library = dlopen((folder + "/custom_ops.so").c_str(), RTLD_NOW);
+  if (library == nullptr) throw std::runtime_error("kernels of custom operators: " + std::string(dlerror()));
+  for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
+  const void* kernel = dlsym(library, ("litert_custom_op_" + name).c_str());
+  if (kernel == nullptr) throw std::runtime_error("custom_ops.so has no litert_custom_op_" + name);
+  return *static_cast<const LiteRtCustomOpKernel*>(kernel);
+}
+
 // A stage file, compiled for its processor; threads of its kernels are made on its cores.
 class Stage {
  public:
@@ -261,6 +289,9 @@ class Stage {
     } else if (processor.kind == "gpu" && processor.precision == "f32") {
       Must(Must(options.GetGpuOptions(), "options of the GPU").SetPrecision(litert::GpuOptions::Precision::kFp32),
            "precision");
+    }
+    for (const auto& [name, version] : line.custom) {
+      Must(options.AddCustomOpKernel(name, version, Kernel(folder, name)), "kernel of " + name);
     }
     const std::string path = folder + "/" + line.file;
     model_.emplace(Must(litert::CompiledModel::Create(environment, path, options), path));
@@ -577,10 +608,10 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Fills the inputs of all instances, one after another, with what is in a file.
-void ReadInputs(const std::string& path, const PlanText& plan, std::vector<Tensors>& tensors) {
-  std::ifstream file(path, std::ios::binary);
-  for (std::size_t k = 0; k < tensors.size(); ++k) {
+// Fills the inputs of instances, one after another, with what is in a file.
+void ReadInputs(const std::string& path, std::ifstream file, const PlanText& plan, std::vector<Tensors>& tensors,
+                std::size_t first, std::size_t last) {
+  for (std::size_t k = first; k < last; ++k) {
     for (const int number : plan.models.at(plan.clients[k].model).inputs) {
       const auto data = tensors[k].At(number);
       file.read(reinterpret_cast<char*>(data.data()), static_cast<std::streamsize>(data.size()));
@@ -588,6 +619,14 @@ void ReadInputs(const std::string& path, const PlanText& plan, std::vector<Tenso
   }
   if (!file || file.peek() != std::ifstream::traits_type::eof()) {
     throw std::runtime_error(path + " does not hold as many bytes as the inputs");
+  }
+}
+
+// Fills the inputs of each instance with what its model was measured with; they stay zeros where no file says that.
+void ReadUsualInputs(const PlanText& plan, std::vector<Tensors>& tensors) {
+  for (std::size_t k = 0; k < tensors.size(); ++k) {
+    const std::string path = plan.models.at(plan.clients[k].model).folder + "/inputs.bin";
+    if (std::ifstream file(path, std::ios::binary); file) ReadInputs(path, std::move(file), plan, tensors, k, k + 1);
   }
 }
 
@@ -603,7 +642,7 @@ void WriteOutputs(const std::string& path, const PlanText& plan, std::vector<Ten
 }
 
 // Times the stages of one model in the order of the plan.
-void RunOne(litert::Environment& environment, const PlanText& plan, Tensors& tensors, int runs) {
+void RunOne(litert::Environment& environment, const PlanText& plan, Tensors& tensors, int runs, bool warm) {
   const ModelLines& model = plan.models.at(0);
   std::vector<std::unique_ptr<Stage>> stages;
   for (std::size_t i = 0; i < model.stages.size(); ++i) {
@@ -612,7 +651,7 @@ void RunOne(litert::Environment& environment, const PlanText& plan, Tensors& ten
   }
   std::vector<std::vector<double>> took(stages.size());
   std::vector<double> totals;
-  for (int run = -3; run < runs; ++run) {
+  for (int run = warm ? -3 : 0; run < runs; ++run) {
     double total = 0.0;
     for (std::size_t i = 0; i < stages.size(); ++i) {
       Pin(stages[i]->processor().cores);
@@ -633,10 +672,11 @@ void RunOne(litert::Environment& environment, const PlanText& plan, Tensors& ten
 }
 
 // Times the requests of several models.
-void RunSeveral(litert::Environment& environment, const PlanText& plan, std::vector<Tensors>& tensors, int runs) {
+void RunSeveral(litert::Environment& environment, const PlanText& plan, std::vector<Tensors>& tensors, int runs,
+                bool warm) {
   std::vector<std::vector<double>> took(plan.clients.size()), first(plan.clients.size());
   Models models(environment, plan, tensors);
-  models.Run(first);
+  if (warm) models.Run(first);
   for (int run = 0; run < runs; ++run) models.Run(took);
   for (std::size_t k = 0; k < took.size(); ++k) {
     std::cout << plan.clients[k].name << ": " << Median(took[k]) << " ms a request\n";
@@ -648,11 +688,16 @@ int Run(const std::string& folder, int runs, const std::string& inputs, const st
   auto environment = Must(litert::Environment::Create({}), "LiteRT");
   std::vector<Tensors> tensors;
   for (const ClientLine& client : plan.clients) tensors.emplace_back(plan.models.at(client.model));
-  if (!inputs.empty()) ReadInputs(inputs, plan, tensors);
-  if (plan.dispatch == "static") {
-    RunOne(environment, plan, tensors.at(0), runs);
+  if (inputs.empty()) {
+    ReadUsualInputs(plan, tensors);
   } else {
-    RunSeveral(environment, plan, tensors, runs);
+    ReadInputs(inputs, std::ifstream(inputs, std::ios::binary), plan, tensors, 0, tensors.size());
+  }
+  const bool warm = outputs.empty();  // outputs of a model with state are those of as many runs as were asked for
+  if (plan.dispatch == "static") {
+    RunOne(environment, plan, tensors.at(0), runs, warm);
+  } else {
+    RunSeveral(environment, plan, tensors, runs, warm);
   }
   if (!outputs.empty()) WriteOutputs(outputs, plan, tensors);
   return 0;

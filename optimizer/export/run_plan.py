@@ -4,7 +4,7 @@ The runtimes are ai-edge-litert, and openvino or tflite-runtime for processors t
 
 ::
 
-    python run_plan.py                      # times the plan on zeros, compares with what was measured when it was found
+    python run_plan.py                      # times the plan, compares with what was measured when it was found
     python run_plan.py --stream --runs 200  # inferences overlap on the processors
 
     from run_plan import Plan
@@ -30,11 +30,14 @@ whole model where it is significantly faster. It requires that both compute the 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import functools
 import importlib.util
 import json
 import math
 import os
 import queue
+import re
 import statistics
 import sys
 import threading
@@ -59,7 +62,7 @@ SLOWER = 1.2
 """A stage that takes this many times as long as expected has drifted."""
 
 SURE_RUNS = 20
-"""So many runs are looked at before a drift is believed."""
+"""So many runs are looked at before a drift counts."""
 
 ALPHA = 0.01
 """The fallback runs where a sign test calls it faster at this level."""
@@ -69,6 +72,21 @@ MIN_PAIRS, MAX_PAIRS, PAIRS_S = 10, 100, 5.0
 
 CHECKED_INPUTS = 4
 """Random inputs on which plan and fallback must compute the same outputs."""
+
+
+CUSTOM_OPS = "custom_ops.so"
+"""Kernels of custom operators, beside the stage files: each a ``LiteRtCustomOpKernel litert_custom_op_NAME``."""
+
+INPUTS = "inputs.bin"
+"""The inputs that the plan was measured with, one behind another; missing where any will do."""
+
+# Types that NumPy lacks: as what their bytes are seen.
+_PACKED = {"bfloat16": "uint16"} | dict.fromkeys(("int2", "int4", "uint4", "float8_e4m3fn", "float8_e5m2"), "uint8")
+
+# Of LiteRT's C API: the bit of the CPU, the first signature or subgraph; settings of kernels other than XNNPACK's.
+_CPU, _FIRST, _ALIGNMENT = 1, ctypes.c_size_t(0), 64
+_ACCELERATORS, _INTEGER = 24, 2  # litert_environment_options.h, litert_any.h
+_SETTINGS = {"reference": "kernel_mode = 1\n", "builtin": "kernel_mode = 2\n", "f16": f"flags = {XNNPACK_FLOAT16}\n"}
 
 
 class StartError(RuntimeError):
@@ -130,11 +148,14 @@ class Stage:
 
     def __init__(self, folder: Path, entry: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
         path, kind, options = str(folder / entry["file"]), processor["kind"], processor["options"]
-        make: Callable[[str, str, Mapping[str, Any]], None] = self._make_interpreter
+        make: Callable[[str, str, Mapping[str, Any]], None] = self._make_by_c
         if options.get("runtime") == "openvino":
             make = self._make_openvino
-        elif kind != "cpu" or options.get("kernels") == "f16":
+        elif options.get("runtime") == "tflite-runtime" or entry.get("engine") == "interpreter":
+            make = self._make_interpreter
+        elif kind != "cpu":
             make = self._make_compiled
+        self._custom: Sequence[tuple[str, int]] = entry.get("custom_operators", ())
         try:
             make(path, kind, options)
         except Exception as error:
@@ -181,15 +202,77 @@ class Stage:
         accelerator = getattr(HardwareAccelerator, kind.upper())
         if options.get("fallback"):  # LiteRT places on the CPU what the accelerator does not take
             accelerator |= HardwareAccelerator.CPU
-        flags = XNNPACK_FLOAT16 if options.get("kernels") == "f16" else None
         how = Options(
             hardware_accelerators=accelerator,
-            cpu_options=CpuOptions(num_threads=options.get("threads", 1), xnnpack_flags=flags),
+            cpu_options=CpuOptions(num_threads=options.get("threads", 1)),
             gpu_options=GpuOptions(enforce_f32=options.get("precision") == "f32"),
         )
         self._model = CompiledModel.from_file(path, options=how)
         self._buffers = self._model.create_input_buffers(0), self._model.create_output_buffers(0)
         self.run = self._run_compiled
+
+    def _make_by_c(self, path: str, _: str, options: Mapping[str, Any]) -> None:
+        """Compile for a CPU by LiteRT's C API: it runs without Python's lock, and takes types that NumPy lacks."""
+        self._library, environment = _runtime()
+        libc = ctypes.CDLL(None)
+        how = self._made("CreateOptions")
+        self._call("SetOptionsHardwareAccelerators", how, _CPU)
+        for name, version in self._custom:
+            kernels = ctypes.CDLL(str(Path(path).with_name(CUSTOM_OPS).absolute()))
+            kernel = (ctypes.c_void_p * 4).in_dll(kernels, "litert_custom_op_" + re.sub(r"\W", "_", name))
+            self._call("AddCustomOpKernelOption", how, name.encode(), int(version), kernel, None)
+        settings = f"num_threads = {options.get('threads', 1)}\n{_SETTINGS.get(options.get('kernels', ''), '')}"
+        libc.strdup.restype = ctypes.c_void_p
+        text = ctypes.c_void_p(libc.strdup(settings.encode()))
+        self._call("AddOpaqueOptions", how, self._made("CreateOpaqueOptions", b"xnnpack", text, libc.free))
+        model = self._made("CreateModelFromFile", environment, path.encode())
+        self._compiled = self._made("CreateCompiledModel", environment, model, how)
+        subgraph = self._made("GetModelSubgraph", model, _FIRST)
+        self._kinds: list[list[Any]] = []
+        self._bound: list[list[tuple[ctypes.c_void_p, np.ndarray[Any, Any]]]] = []
+        for side in ("Input", "Output"):
+            count = ctypes.c_size_t()
+            self._call(f"GetNumSubgraph{side}s", subgraph, ctypes.byref(count))
+            kinds = [ctypes.create_string_buffer(72) for _ in range(count.value)]  # LiteRtRankedTensorType
+            for i, kind in enumerate(kinds):
+                tensor = self._made(f"GetSubgraph{side}", subgraph, ctypes.c_size_t(i))
+                self._call("GetRankedTensorType", tensor, kind)
+            self._kinds.append(kinds)
+        self.run = self._run_by_c
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        if status := getattr(self._library, f"LiteRt{function}")(*arguments):
+            raise RuntimeError(f"LiteRT refused: {function} returned status {status}")
+
+    def _made(self, function: str, *arguments: Any) -> ctypes.c_void_p:
+        found = ctypes.c_void_p()
+        self._call(function, *arguments, ctypes.byref(found))
+        return found
+
+    def _run_by_c(self, inputs: _Tensors, outputs: Sequence[Mapping[str, Any]]) -> _Tensors:
+        given = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in inputs]
+        likes = [(tuple(like["shape"]), np.dtype(like["dtype"])) for like in outputs]
+        if not self._bound:
+            sizes = [array.nbytes for array in given], [math.prod(shape) * dtype.itemsize for shape, dtype in likes]
+            pairs = zip(self._kinds, sizes, strict=True)
+            self._bound = [[self._tensor(*each) for each in zip(*pair, strict=True)] for pair in pairs]
+        into, out = self._bound
+        for (_, memory), array in zip(into, given, strict=True):
+            memory[:] = array
+        lists = [(ctypes.c_void_p * len(side))(*(b.value for b, _ in side)) for side in self._bound]
+        counts = [ctypes.c_size_t(len(side)) for side in self._bound]
+        self._call("RunCompiledModel", self._compiled, _FIRST, counts[0], lists[0], counts[1], lists[1])
+        return [
+            memory.copy().view(dtype).reshape(shape) for (_, memory), (shape, dtype) in zip(out, likes, strict=True)
+        ]
+
+    def _tensor(self, kind: Any, nbytes: int) -> tuple[ctypes.c_void_p, np.ndarray[Any, Any]]:
+        """Return a tensor buffer, and the memory of ours that it lies in."""
+        room = np.zeros(nbytes + 2 * _ALIGNMENT, np.uint8)  # kernels read a little beyond the end
+        first = -room.ctypes.data % _ALIGNMENT
+        memory = room[first : first + nbytes]
+        place = ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(nbytes), None
+        return self._made("CreateTensorBufferFromHostMemory", kind, *place), memory
 
     def _run_openvino(self, inputs: _Tensors, outputs: Sequence[Mapping[str, Any]]) -> _Tensors:
         self._request.infer(dict(enumerate(inputs)), share_inputs=True, share_outputs=True)
@@ -210,6 +293,25 @@ class Stage:
             self._interpreter.set_tensor(index, array)
         self._interpreter.invoke()
         return [self._interpreter.get_tensor(index) for index in self._out]
+
+
+class _Option(ctypes.Structure):
+    # litert_environment_options.h: a tag, the kind of its value, the value; 24 bytes.
+    _fields_ = (("tag", ctypes.c_uint64), ("kind", ctypes.c_uint64), ("value", ctypes.c_uint64))
+
+
+@functools.cache
+def _runtime() -> tuple[ctypes.CDLL, ctypes.c_void_p]:
+    """Return LiteRT's library, and the environment of all that it compiles for a CPU."""
+    import ai_edge_litert
+
+    path = Path(str(ai_edge_litert.__file__)).with_name("libLiteRt.so")
+    library = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)  # kernels of custom operators call it
+    environment = ctypes.c_void_p()
+    option = _Option(_ACCELERATORS, _INTEGER, _CPU)  # others would be looked for
+    if status := library.LiteRtCreateEnvironment(1, ctypes.byref(option), ctypes.byref(environment)):
+        raise RuntimeError(f"LiteRT refused: CreateEnvironment returned status {status}")
+    return library, environment
 
 
 class _Memory:
@@ -258,7 +360,7 @@ class _Inference:
         self.error: BaseException | None = None
 
 
-class _Lane(threading.Thread):
+class _Worker(threading.Thread):
     """A processor: does one thing after the other, an inference or a job.
 
     Args:
@@ -308,12 +410,12 @@ class Plan:
 
     def __init__(self, folder: str | Path = ".", *, fallback: bool = False) -> None:
         self._folder = Path(folder)
-        self.document: dict[str, Any] = json.loads((self._folder / "plan.json").read_text(encoding="utf-8"))
+        self.document = _document(self._folder)
         self.expected: dict[str, Any] = self.document.get("expected", {})
         self._files: list[dict[str, Any]] = self.document["files"]
         self._tensors: list[dict[str, Any]] = self.document["tensors"]
         self._writer = {t: i for i, entry in enumerate(self._files) for t in entry["outputs"]}
-        self._whole: _Lane | None = None
+        self._whole: _Worker | None = None
         self.comparison: Comparison | None = None
         self.runs: list[tuple[float, list[float]]] = []
         processors = {p["name"]: p for p in self.document["platform"]["processors"]}
@@ -323,10 +425,10 @@ class Plan:
         for index, (stage, entry) in enumerate(zip(self.document["stages"], self._files, strict=True)):
             name = stage["processor"]
             mine.setdefault(group[name], []).append((index, entry, processors[name]))
-        self._lanes: list[_Lane] = []
+        self._workers: list[_Worker] = []
         try:
             for name, works in mine.items():
-                self._lanes.append(_Lane(name, [processor for _, _, processor in works], self._loader(works)))
+                self._workers.append(_Worker(name, [processor for _, _, processor in works], self._loader(works)))
             if fallback:
                 self.compare_with_fallback()
         except BaseException:
@@ -388,7 +490,7 @@ class Plan:
         under_way: list[_Inference] = []
         for each in inputs:
             under_way.append(self._begin(each))
-            if len(under_way) > len(self._lanes) + 1:
+            if len(under_way) > len(self._workers) + 1:
                 yield self._end(under_way.pop(0))
         while under_way:
             yield self._end(under_way.pop(0))
@@ -404,7 +506,7 @@ class Plan:
         entry = _exported_fallback(self._folder, self.document)
         self._close_whole()
         one_stage = entry | {side: self.document[side] for side in ("inputs", "outputs")}
-        whole = _Lane("fallback", [entry["processor"]], self._loader([(0, one_stage, entry["processor"])]))
+        whole = _Worker("fallback", [entry["processor"]], self._loader([(0, one_stage, entry["processor"])]))
         try:
             self.comparison = found = self._compare(whole, entry["processor"]["name"])
         except BaseException:
@@ -418,15 +520,15 @@ class Plan:
             whole.close()
         return found
 
-    def _compare(self, whole: _Lane, name: str) -> Comparison:
+    def _compare(self, whole: _Worker, name: str) -> Comparison:
         rng = np.random.default_rng(0)
         inputs = self.inputs.items()
         samples = [{key: _random(rng, *like) for key, like in inputs} for _ in range(CHECKED_INPUTS)]
         wanted = [self._end(self._begin(sample)) for sample in samples]
 
-        def timed(index: int, lane: _Lane | None) -> float:
+        def timed(index: int, worker: _Worker | None) -> float:
             begin_s = time.perf_counter()
-            outputs = self._end(self._begin(samples[index], lane))
+            outputs = self._end(self._begin(samples[index], worker))
             took_s = time.perf_counter() - begin_s
             for key, value in wanted[index].items():
                 if outputs[key].tobytes() != value.tobytes():
@@ -438,16 +540,16 @@ class Plan:
 
         for index in range(CHECKED_INPUTS):
             timed(index, whole)
-        took_s: dict[_Lane | None, list[float]] = {None: [], whole: []}
+        took_s: dict[_Worker | None, list[float]] = {None: [], whole: []}
         end_s = time.monotonic() + PAIRS_S
         while (count := len(took_s[None])) < MIN_PAIRS or (count < MAX_PAIRS and time.monotonic() < end_s):
-            first: list[_Lane | None] = [None, whole]
-            for lane in first if rng.random() < 0.5 else reversed(first):
-                timed(count % CHECKED_INPUTS, lane)  # the second run finds caches as its own kind of run left them
-                took_s[lane].append(timed(count % CHECKED_INPUTS, lane))
+            first: list[_Worker | None] = [None, whole]
+            for worker in first if rng.random() < 0.5 else reversed(first):
+                timed(count % CHECKED_INPUTS, worker)  # the second run finds caches as its own kind of run left them
+                took_s[worker].append(timed(count % CHECKED_INPUTS, worker))
         return Comparison(tuple(took_s[None]), tuple(took_s[whole]))
 
-    def _begin(self, inputs: np.ndarray[Any, Any] | Arrays, whole: _Lane | None = None) -> _Inference:
+    def _begin(self, inputs: np.ndarray[Any, Any] | Arrays, whole: _Worker | None = None) -> _Inference:
         """Start an inference: of the plan, or of the whole model on its thread."""
         arrays = [inputs[name] for name in self.inputs] if isinstance(inputs, Mapping) else [inputs]
         for array, (name, (shape, dtype)) in zip(arrays, self.inputs.items(), strict=True):
@@ -455,8 +557,8 @@ class Plan:
                 raise ValueError(f"input {name!r} has shape {array.shape} and type {array.dtype}, not {shape} {dtype}")
         stages = len(self._files) if whole is None else 1
         inference = _Inference(_Memory(self.document, arrays), stages)
-        for lane in self._lanes if whole is None else (whole,):
-            lane.todo.put(inference)
+        for worker in self._workers if whole is None else (whole,):
+            worker.todo.put(inference)
         return inference
 
     def _end(self, inference: _Inference) -> dict[str, np.ndarray[Any, Any]]:
@@ -464,7 +566,9 @@ class Plan:
             event.wait()
         if inference.error is not None:
             raise inference.error
-        return {self._tensors[t]["name"]: inference.tensors[t] for t in self.document["outputs"]}
+        numbers = self.document["outputs"]
+        names = _port_names([self._tensors[t] for t in numbers])
+        return {name: inference.tensors[t] for name, t in zip(names, numbers, strict=True)}
 
     def drift(self) -> list[float]:
         """Return for each stage how many times as long as expected it took, by the medians of the last runs."""
@@ -492,9 +596,9 @@ class Plan:
 
     def close(self) -> None:
         """End the threads."""
-        for lane in self._lanes:
-            lane.close()
-        self._lanes = []
+        for worker in self._workers:
+            worker.close()
+        self._workers = []
         self._close_whole()
 
     def _close_whole(self) -> None:
@@ -519,8 +623,8 @@ class _Instance:
 
     def __init__(self, folder: Path, client: Mapping[str, Any]) -> None:
         self.folder, self.client = folder, client
-        self.document: dict[str, Any] = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-        self.give([np.zeros(t["shape"], t["dtype"]) for t in self.entries("inputs")])
+        self.document = _document(folder)
+        self.give(_usual_inputs(folder, self.document))
 
     def entries(self, side: str) -> list[dict[str, Any]]:
         """Return what the plan tells of the inputs, or the outputs."""
@@ -542,7 +646,7 @@ class Models:
     """
 
     def __init__(self, folder: str | Path = ".") -> None:
-        self.document: dict[str, Any] = json.loads((Path(folder) / "plan.json").read_text(encoding="utf-8"))
+        self.document = _document(Path(folder))
         self.expected: dict[str, Any] = self.document.get("expected", {})
         self.failures: dict[str, str] = {}
         processors = self.document["platform"]["processors"]
@@ -551,10 +655,10 @@ class Models:
         self._instances = [_Instance(Path(folder) / f"model_{int(client['model'])}", client) for client in clients]
         self._law = threading.Condition()
         self._scheduler = _scheduler(self.document, self._names, processors)
-        self._lanes: list[_Lane] = []
+        self._workers: list[_Worker] = []
         try:
             for number, processor in enumerate(processors):
-                self._lanes.append(_Lane(processor["name"], [processor], self._loader(number, processor)))
+                self._workers.append(_Worker(processor["name"], [processor], self._loader(number, processor)))
         except BaseException:
             self.close()
             raise
@@ -568,7 +672,7 @@ class Models:
         """Give an instance the inputs of its requests: one array, or a mapping by name."""
         instance = self._instance(name)
         entries = instance.entries("inputs")
-        arrays = [inputs[t["name"]] for t in entries] if isinstance(inputs, Mapping) else [inputs]
+        arrays = [inputs[name] for name in _port_names(entries)] if isinstance(inputs, Mapping) else [inputs]
         for array, t in zip(arrays, entries, strict=True):
             if array.shape != tuple(t["shape"]) or array.dtype != np.dtype(t["dtype"]):
                 raise ValueError(f"input {t['name']!r} of {name!r} is not {t['shape']} {t['dtype']}")
@@ -578,7 +682,8 @@ class Models:
         """Return the outputs of an instance's last request by name."""
         instance = self._instance(name)
         numbers = instance.document["outputs"]
-        return {t["name"]: instance.tensors[i] for i, t in zip(numbers, instance.entries("outputs"), strict=True)}
+        names = _port_names(instance.entries("outputs"))
+        return {port: instance.tensors[i] for port, i in zip(names, numbers, strict=True)}
 
     def run(self) -> dict[str, list[float | None]]:
         """Run all requests once; return each one's seconds by instance, None where it was turned away or failed."""
@@ -603,8 +708,8 @@ class Models:
         """Let in who has come, and give jobs to processors that are free."""
         now_ns = time.perf_counter_ns()
         self._scheduler.arrive(now_ns)
-        for number, lane in self._scheduler.start(now_ns):
-            self._lanes[lane].todo.put(number)
+        for number, worker in self._scheduler.start(now_ns):
+            self._workers[worker].todo.put(number)
 
     def _loader(self, number: int, processor: Mapping[str, Any]) -> Callable[[], Callable[[int], None]]:
         def load() -> Callable[[int], None]:
@@ -634,9 +739,9 @@ class Models:
         """Return the stages that a processor may run, by model and job; instances of a model share them."""
         made: dict[tuple[int, int], Stage] = {}
         for instance in self._instances:
-            for job, lanes in enumerate(instance.client["processors"]):
+            for job, names in enumerate(instance.client["processors"]):
                 key = int(instance.client["model"]), job
-                if processor["name"] in lanes and key not in made:
+                if processor["name"] in names and key not in made:
                     made[key] = Stage(instance.folder, instance.document["files"][job], processor)
         return made
 
@@ -645,9 +750,9 @@ class Models:
 
     def close(self) -> None:
         """End the threads."""
-        for lane in self._lanes:
-            lane.close()
-        self._lanes = []
+        for worker in self._workers:
+            worker.close()
+        self._workers = []
 
     def __enter__(self) -> Models:
         return self
@@ -667,7 +772,7 @@ def _scheduler(document: Mapping[str, Any], names: list[str], processors: Sequen
     excluded = [sum(1 << j for j, b in enumerate(processors) if excludes(a, b)) for a in processors]
     clients = [
         law.QueueClient(
-            tuple(tuple(names.index(name) for name in lanes) for lanes in client["processors"]),
+            tuple(tuple(names.index(name) for name in job) for job in client["processors"]),
             tuple(client["releases_ns"]),
             client["requests"],
             **{key: client[key] for key in ("closed", "priority", "deadline_ns", "queue")},
@@ -711,9 +816,45 @@ def kernels(processor: Mapping[str, Any]) -> dict[str, Any]:
     return {"kind": processor["kind"], "kernels": "xnnpack", **known}
 
 
+def _document(folder: Path) -> dict[str, Any]:
+    """Return a plan.json; tensors of types that NumPy lacks are rows of bytes there."""
+    found: dict[str, Any] = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    for t in found.get("tensors", ()):
+        if t["dtype"] in _PACKED:
+            dtype = np.dtype(_PACKED[t["dtype"]])
+            t |= {"dtype": dtype.name, "shape": [t["nbytes"] // dtype.itemsize]}
+        if np.dtype(t["dtype"]).hasobject:
+            raise ValueError(f"plan.json has a tensor of {t['dtype']!r}")
+    return found
+
+
 def _described(entries: Iterable[Mapping[str, Any]]) -> dict[str, _Described]:
-    """Return shape and type of tensors by name."""
-    return {t["name"]: (tuple(t["shape"]), np.dtype(t["dtype"])) for t in entries}
+    """Return shape and type of inputs or outputs by name."""
+    ports = list(entries)
+    kinds = ((tuple(t["shape"]), np.dtype(t["dtype"])) for t in ports)
+    return dict(zip(_port_names(ports), kinds, strict=True))
+
+
+def _port_names(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of inputs or outputs; one that occurs twice is followed by ``:`` and its position."""
+    found: list[str] = []
+    for position, t in enumerate(entries):
+        found.append(f"{t['name']}:{position}" if t["name"] in found else t["name"])
+    return found
+
+
+def _usual_inputs(folder: Path, document: Mapping[str, Any]) -> _Tensors:
+    """Return what a model was measured with, or random numbers where any will do."""
+    entries = [document["tensors"][i] for i in document["inputs"]]
+    if not (folder / INPUTS).exists():
+        rng = np.random.default_rng(0)
+        return [_random(rng, *kind) for kind in _described(entries).values()]
+    content, found, first = (folder / INPUTS).read_bytes(), [], 0
+    for t in entries:
+        last = first + t["nbytes"]
+        found.append(np.frombuffer(bytearray(content[first:last]), t["dtype"]).reshape(t["shape"]))
+        first = last
+    return found
 
 
 def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -736,7 +877,7 @@ def _groups(processors: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 
 def main() -> int:
-    """Time the plan on zeros."""
+    """Time the plan on the inputs that it was measured with."""
     parser = argparse.ArgumentParser(description="Time an exported plan, and compare it with what was expected.")
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent)
     parser.add_argument("--runs", type=int, default=50, help="at least 1")
@@ -749,7 +890,7 @@ def main() -> int:
     if options.fallback and options.stream:
         parser.error("--fallback is not supported with --stream: it compares single inferences")
     try:
-        document = json.loads((options.folder / "plan.json").read_text(encoding="utf-8"))
+        document = _document(options.folder)
         if "clients" not in document:
             return _time_plan(options.folder, options.runs, stream=options.stream, fallback=options.fallback)
         if options.fallback or options.stream:
@@ -757,28 +898,29 @@ def main() -> int:
         return _time_models(options.folder, options.runs)
     except FallbackError as error:
         parser.error(f"--fallback: {error}")
-    except (OSError, ValueError, StartError) as error:
-        print(f"run_plan: {error}", file=sys.stderr)
+    except (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+        said = repr(error) if isinstance(error, LookupError) else error
+        print(f"run_plan: {options.folder}: {said}", file=sys.stderr)
         return 4
 
 
 def _time_plan(folder: Path, runs: int, *, stream: bool, fallback: bool) -> int:
-    """Time a plan of one model on zeros."""
+    """Time a plan of one model."""
     with Plan(folder, fallback=fallback) as plan:
         if plan.comparison is not None and not plan.fallen_back:
             print(f"the whole model on one processor is {plan.comparison}: the plan runs")
-        zeros = {name: np.zeros(shape, dtype) for name, (shape, dtype) in plan.inputs.items()}
+        usual = dict(zip(plan.inputs, _usual_inputs(folder, plan.document), strict=True))
         for _ in range(3):
-            plan.run(zeros)
+            plan.run(usual)
         plan.runs.clear()
         if stream:
             begin = time.perf_counter()
-            count = sum(1 for _ in plan.stream(zeros for _ in range(runs)))
+            count = sum(1 for _ in plan.stream(usual for _ in range(runs)))
             each_ms = (time.perf_counter() - begin) / count * 1e3
             print(f"a result every {each_ms:.2f} ms, {1e3 / each_ms:.4g} a second")
             return 0
         for _ in range(runs):
-            plan.run(zeros)
+            plan.run(usual)
         print(plan.advice())
         for index, drift in enumerate(plan.drift()):
             stage = plan.document["stages"][index]
@@ -787,7 +929,7 @@ def _time_plan(folder: Path, runs: int, *, stream: bool, fallback: bool) -> int:
 
 
 def _time_models(folder: Path, runs: int) -> int:
-    """Time a plan of several models on zeros."""
+    """Time a plan of several models."""
     took: dict[str, list[float]] = {}
     with Models(folder) as models:
         models.run()
@@ -795,10 +937,10 @@ def _time_models(folder: Path, runs: int) -> int:
             for name, seconds in models.run().items():
                 took.setdefault(name, []).extend(s for s in seconds if s is not None)
         for name, known in took.items():
-            told = f"{statistics.mean(known) * 1e3:.2f} ms" if known else "no request was answered"
+            latency = f"{statistics.mean(known) * 1e3:.2f} ms" if known else "no request was answered"
             expected_ms = models.expected.get("instances_ms", {}).get(name)
             more = f", expected were {expected_ms:.2f} ms" if expected_ms else ""
-            print(f"{name}: {models.failures.get(name) or told + more}")
+            print(f"{name}: {models.failures.get(name) or latency + more}")
     return 1 if models.failures else 0
 
 

@@ -1,1 +1,1 @@
-"""What a study believes of plans before it measures them, for each kind of space and objective."""
+"""The model estimate of a study: predictions, optima, bounds and baselines, for each space and objective."""

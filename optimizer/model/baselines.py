@@ -1,4 +1,4 @@
-"""The plans that a person would try first: each processor alone, and the criteria of seed 000."""
+"""Baselines of one model: each processor alone, and the cut criteria of seed 000."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from search_spaces.core.platform import Platform
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.cuts import every_layer, layer_length, layer_type, parameter_count
 
-_MOST_PARTS = 4
+MOST_PARTS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A plan that the search must beat, and what it is called in tables."""
+    """A plan to compare with, and its name in tables."""
 
     name: str
     plan: Plan
@@ -31,12 +31,12 @@ def baselines(graph: Graph, platform: Platform, fastest: str) -> tuple[Baseline,
         Baseline(f"whole on {members[0].name}", chain_plan(graph, (), [members[0].name]))
         for members in platform.classes().values()
     ]
-    most = min(_MOST_PARTS, len(graph.operators))
+    most = min(MOST_PARTS, len(graph.operators))
     cuts = {f"layer length K={k}": layer_length(graph, k) for k in range(2, most + 1)}
     cuts["layer type K=2"] = layer_type(graph)
     cuts |= {f"parameter count K={k}": parameter_count(graph, k) for k in range(2, most + 1)}
     cuts["every layer"] = every_layer(graph)
     for name, positions in cuts.items():
-        if positions:  # a model without fully connected layers has no change of type, one of one layer no cut
+        if positions:  # some criteria find no cut: a model without fully connected layers, or of one layer
             found.append(Baseline(name, chain_plan(graph, positions, [fastest] * (len(positions) + 1))))
     return tuple(Baseline(b.name, canonical(b.plan, graph, platform)) for b in found)

@@ -1,8 +1,8 @@
-"""What a study believes before it measures: costs, the plans that are best by them, and what no plan goes below.
+"""The model estimate of a graph on a platform: costs, the best plans under them, and lower bounds.
 
-Where the evaluator computes its latencies (``capabilities.costs``), all of this is proven on its own
-tables and the best plan is priced by the evaluator itself. Where it measures, it is proven on the additive model of the
-operators that were profiled; that is a bound in the model, and a plan measured below it shows the model wrong.
+Where the evaluator computes its latencies (``capabilities.costs``), bounds and optima hold for its own tables, and the
+evaluator itself prices the best plan. Where it measures, they hold for the additive model of the profiled operators; a
+plan measured below such a bound shows the model wrong.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from search_spaces.spaces.space import SearchSpace
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What no plan goes below in the model.
+    """Lower bounds under the model.
 
     Attributes:
-        space_s: no plan of the space takes less.
-        proven: whether one takes exactly that; else it is only known that none takes less.
-        all_plans: the relaxations, over all plans whatsoever of this graph on these processors.
-        own: whether the model is what the evaluator itself computes with, so that no result can be below the bound.
+        space_s: for plans of the space, in seconds.
+        proven: whether some plan takes exactly that.
+        all_plans: relaxations over all plans of this graph on these processors.
+        own: whether the evaluator computes with the same model, so that no result can be below the bound.
     """
 
     space_s: float
@@ -43,7 +43,7 @@ class Bounds:
     own: bool
 
     def error(self, latency_s: float) -> float:
-        """Return by what share of the bound a latency is below it: by so much the model is wrong at least."""
+        """Return how far a latency is below the bound, relative to it: the least error of the model."""
         return model_error(latency_s, self.space_s)
 
     def to_json(self) -> dict[str, Any]:
@@ -59,12 +59,12 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Beliefs:
-    """What is believed of a graph on a platform.
+class ModelEstimate:
+    """The model estimate of a graph on a platform.
 
     Attributes:
         costs: additive, for samplers.
-        optima: the plans that are best by the model, the best first.
+        optima: the best plans under the model, the best first.
     """
 
     costs: ChainCosts
@@ -72,15 +72,15 @@ class Beliefs:
     bounds: Bounds
 
 
-def beliefs(
+def model_estimate(
     graph: Graph, session: Session, profiled: Profile, platform: Platform, space: SearchSpace, most: int, optima: int
-) -> Beliefs:
-    """Return what is believed before anything is measured.
+) -> ModelEstimate:
+    """Return the model estimate before any plan is measured.
 
     Args:
-        profiled: the operators, as they were timed.
-        most: parts of a chain at most.
-        optima: how many of the best plans to return, where the evaluator measures.
+        profiled: the measured times of operators.
+        most: stages of a chain at most.
+        optima: the number of best plans to return, where the evaluator measures.
 
     Raises:
         InfeasibleError: no plan fits.
@@ -89,18 +89,18 @@ def beliefs(
         tables = session.part_costs(graph)
         costs = chain_costs(platform, tables)
         least = least_chain(graph, chain_costs(platform, tables, least=True), price_of(graph, session), most)
-        return Beliefs(costs, (least.plan,), _within(space, least, relax(graph, costs)))
+        return ModelEstimate(costs, (least.plan,), _within(space, least, relax(graph, costs)))
     costs = profiled.costs(platform)
     found = best_chains(costs, most, optima)
     plans = tuple(chain_plan(graph, chain.cuts, chain.processors) for chain in found)
     relaxed = relax(graph, costs)
     if isinstance(space, ChainSpace):
-        return Beliefs(costs, plans, Bounds(found[0].cost_s, True, relaxed, own=False))
-    return Beliefs(costs, plans, Bounds(min(found[0].cost_s, relaxed.latency_s), False, relaxed, own=False))
+        return ModelEstimate(costs, plans, Bounds(found[0].cost_s, True, relaxed, own=False))
+    return ModelEstimate(costs, plans, Bounds(min(found[0].cost_s, relaxed.latency_s), False, relaxed, own=False))
 
 
 def price_of(graph: Graph, session: Session) -> Callable[[Plan], float]:
-    """Return what tells the seconds that a session computes for a plan; infinite for one that it refuses."""
+    """Return a function from a plan to the seconds that a session computes; infinite where it refuses the plan."""
 
     def price(plan: Plan) -> float:
         try:

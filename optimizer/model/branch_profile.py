@@ -1,7 +1,7 @@
-"""What runs of branches cost as the stages that they would be, and what it costs lanes to meet, timed on the device.
+"""Times of branches as stages, and the cost of joining two processors, measured on the device.
 
-A machine changes its pace by more than branches gain, so nothing here is compared with what was timed a while ago:
-plans run in turns, and each turn is related to its own run of the whole model.
+The speed of a machine drifts by more than branches gain, so plans run in turns, and each turn is compared with its own
+run of the whole model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from search_spaces.spaces.branch_runs import BranchRuns
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.segment_space import SegmentSpace
 
-_TURNS_S = 1.5  # so much time of inferences plans run in turns,
+_TURNS_S = 1.5  # plans run in turns for so many seconds,
 _LEAST_TURNS, _MOST_TURNS = 7, 80  # within these bounds
 
 
@@ -39,16 +39,16 @@ def branch_profile(
     known: Profile,
     progress: Callable[[str], None],
 ) -> Profile:
-    """Return a profile whose operators add up to the measured runs, with hand-over as it is where branches meet.
+    """Return a profile whose operators add up to the measured runs, with the transfers measured at joins.
 
     Args:
-        known: the operators, as they were timed one by one.
+        known: the operators' times, measured one by one.
 
     Raises:
         UnavailableError: the device failed.
     """
     runs = BranchRuns.of(graph)
-    operator_s, overhead_s, hand_over_s = dict(known.operator_s), dict(known.overhead_s), dict(known.hand_over_s)
+    operator_s, overhead_s, transfer_s = dict(known.operator_s), dict(known.overhead_s), dict(known.transfer_s)
     for like, members in platform.classes().items():
         name = members[0].name
         if unsupported_operators(session, graph, name):
@@ -60,25 +60,25 @@ def branch_profile(
         overhead_s[like] = whole_s * max(0.0, apart.latency - 1.0) / max(1, len(runs.runs) - 1)
         stage_s = apart.stages * whole_s
         operator_s[like] = _rescaled(runs, known.operator_s[like], stage_s, overhead_s[like], whole_s)
-    found = Profile(operator_s, overhead_s, hand_over_s, known.whole_s)
+    found = Profile(operator_s, overhead_s, transfer_s, known.whole_s)
     for a, b in _side_by_side(platform):
         if not all(np.isfinite(known.whole_s[p.like]) for p in (a, b)):
             continue
         progress(f"timing joins of {a.name} and {b.name}")
         join_s = _join_s(session, graph, platform, space, (a, b), found)
-        hand_over_s["|".join(sorted((a.like, b.like)))] = join_s
-    return replace(found, hand_over_s=hand_over_s)
+        transfer_s["|".join(sorted((a.like, b.like)))] = join_s
+    return replace(found, transfer_s=transfer_s)
 
 
 class _Shares(NamedTuple):
-    """What a plan took in the median, as shares of what another one did in the same turns: in all, and each stage."""
+    """Median times of a plan and of its stages, relative to another plan in the same turns."""
 
     latency: float
     stages: NDArray[np.float64]
 
 
 def _in_turns(session: Session, graph: Graph, plans: Sequence[Plan]) -> list[_Shares]:
-    """Run plans in turns, and return what each took of what the first one did."""
+    """Run plans in turns, and return the times of each relative to the first one."""
     latency_s: list[list[float]] = [[] for _ in plans]
     stage_s: list[list[NDArray[np.float64]]] = [[] for _ in plans]
     with ExitStack() as stack:
@@ -105,7 +105,7 @@ def _in_turns(session: Session, graph: Graph, plans: Sequence[Plan]) -> list[_Sh
 def _rescaled(
     runs: BranchRuns, operator_s: tuple[float, ...], stage_s: NDArray[np.float64], overhead_s: float, whole_s: float
 ) -> tuple[float, ...]:
-    """Return operators' times that add up to their runs', in proportion, and all of them to the whole model."""
+    """Return operators' times scaled to add up to their runs', and all of them to the whole model."""
     found = np.array(operator_s)
     for run, took_s in zip(runs.runs, stage_s, strict=True):
         inside = list(run)
@@ -123,20 +123,20 @@ def _join_s(
     graph: Graph,
     platform: Platform,
     space: SegmentSpace,
-    lanes: tuple[Processor, Processor],
+    processors: tuple[Processor, Processor],
     known: Profile,
 ) -> float:
-    """Return what a stage pays for each tensor that a stage on another lane wrote.
+    """Return the seconds that a stage pays for each tensor written by a stage on another processor.
 
-    It is what makes the model right about all groups side by side, against the whole model on the first lane; so it
-    holds all that meeting costs, also that a lane waits, reads what lies in another core's cache, and shares memory.
+    Solved so that the model agrees with the measured plan of all groups side by side, relative to the whole model on
+    the first processor. So it includes waiting, reads from another core's cache, and shared memory.
     """
-    one, other = lanes
+    one, other = processors
     names = [one.name] * len(graph.operators)
     for segment in space.branching:
         for number, run in enumerate(segment.runs):
             for operator in run:
-                names[operator] = lanes[number % 2].name
+                names[operator] = processors[number % 2].name
     plan = space.plan(space.placed(names))
     if len({stage.processor for stage in plan.stages}) == 1:
         return 0.0
@@ -144,14 +144,14 @@ def _join_s(
     pair = "|".join(sorted((one.like, other.like)))
 
     def excess(join_s: float) -> float:
-        costs = replace(known, hand_over_s={**known.hand_over_s, pair: join_s}).costs(platform)
+        costs = replace(known, transfer_s={**known.transfer_s, pair: join_s}).costs(platform)
         return SegmentModel(space, costs).price(plan) / known.whole_s[one.like] - measured
 
     return _root(excess, known.whole_s[one.like])
 
 
 def _root(excess: Callable[[float], float], most: float) -> float:
-    """Return where a function that grows crosses 0, between 0 and ``most``; an end of that where it does not."""
+    """Return the root of an increasing function between 0 and ``most``; the nearer end where it has none."""
     if excess(0.0) >= 0.0:
         return 0.0
     if excess(most) <= 0.0:
@@ -162,7 +162,7 @@ def _root(excess: Callable[[float], float], most: float) -> float:
 
 
 def _side_by_side(platform: Platform) -> list[tuple[Processor, Processor]]:
-    """Return one pair of lanes that can run at once for each pair of kinds that has one."""
+    """Return one pair of processors that can run at once for each pair of kinds that has one."""
     found: Mapping[tuple[str, ...], tuple[Processor, Processor]] = {
         tuple(sorted((a.like, b.like))): (a, b)
         for a, b in reversed(list(combinations(platform.processors, 2)))

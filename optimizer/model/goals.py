@@ -1,4 +1,4 @@
-"""What a study makes small, and what it believes of it: the session that tells it, the model, the front of several."""
+"""Objectives of a study: the session that measures them, their model estimate, and the front of several."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from evaluators.objectives import (
 from evaluators.sampling import SamplingPolicy
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts, chain_cost
-from optimizer.exact.ranks import RankAim
+from optimizer.exact.ranks import RankLimits
 from optimizer.exact.weighed import weighed
 from optimizer.model.baselines import Baseline
-from optimizer.model.bounds import Beliefs, beliefs
-from optimizer.model.objective import latency_costs, objective_beliefs, objective_model
+from optimizer.model.bounds import ModelEstimate, model_estimate
+from optimizer.model.objective import latency_costs, objective_estimate, objective_model
 from optimizer.model.profile import Profile
-from optimizer.model.ranks import SLACK, error_violations, rank_baselines, rank_beliefs, rank_model, rank_violations
-from optimizer.model.robust import NOMINAL, in_states, nominal_plan, robust_beliefs
+from optimizer.model.ranks import SLACK, error_violations, rank_baselines, rank_estimate, rank_model, rank_violations
+from optimizer.model.robust import NOMINAL, in_states, nominal_plan, robust_estimate
 from optimizer.model.search_model import (
     SearchModel,
     bound_of,
-    composed_beliefs,
+    composed_estimate,
     latency_only,
     model_session,
     priced_model,
     starts_of,
 )
-from optimizer.model.segments import segment_beliefs, segment_price
+from optimizer.model.segments import segment_estimate, segment_price
 from optimizer.samplers.auto import Problem, Proposer
 from optimizer.study.config import StudyConfig, most_stages
 from optimizer.study.front import Front, FrontPlan, criteria, front_finalists, knee, significant_front
@@ -62,32 +62,32 @@ from search_spaces.spaces.rank_space import RankSpace
 from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.space import EnumerableSpace, NeighbourlySpace
 
-# What else is worth a measurement, "auto" finds out better than the model, as soon as it has been corrected once.
+# Beyond these, the sampler "auto" chooses better than the model, as soon as a measurement has corrected it.
 _MODEL_OPTIMA = (8, 1)
-_COMPOSED_STEPS = 40  # a prediction of a split plan takes milliseconds
+_COMPOSED_STEPS = 120  # a prediction of a split plan takes milliseconds
 _PROPOSALS_S, _LEAST_S, _MOST_S = 45.0, 0.05, 0.4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Aim:
-    """What a study makes small.
+class StudyObjective:
+    """The objective of a study, with its model estimate.
 
     Attributes:
-        session: tells it of plans.
-        believed: in its unit.
-        predict: what the model says of a plan, in its unit.
+        session: measures or predicts it.
+        estimate: the model estimate, in its unit.
+        predict: the model's value of a plan, in its unit.
         latency: the additive model of the latency.
-        latency_s: what the model says of a plan's latency.
-        problem: for samplers, but for the constraints.
+        latency_s: the model's latency of a plan.
+        problem: for samplers, without constraints.
         more: baselines beside the usual ones.
         priced: the session, where it returns other objectives than latencies alone.
-        figures: what the model says of other figures of a plan that are limited, by their names.
-        least: what no plan goes below in the model, of these.
-        breaks: what a plan breaks beside the usual constraints.
+        figures: the model's values of limited figures, by name.
+        least: their lower bounds under the model.
+        breaks: further constraints that a plan violates.
     """
 
     session: Session
-    believed: Beliefs
+    estimate: ModelEstimate
     predict: Callable[[Plan], float]
     latency: ChainCosts
     latency_s: Callable[[Plan], float]
@@ -100,20 +100,20 @@ class Aim:
 
 
 def asked(config: StudyConfig, platform: Platform, session: Session) -> Session:
-    """Return the session whose plans are searched: in all states of the platform that a person names.
+    """Return the session to search with: in all states of the platform that a person names.
 
     Raises:
-        UsageError: the session cannot put the platform into states, or nothing tells the energy that is asked for.
+        UsageError: the session has no states, or no meter or power gives the energy.
     """
     if "energy" in config.objective or config.max_energy is not None:
         powers_w(platform, session)
     return in_states(session, platform, config.state, config.robust) if config.state else session
 
 
-def aim_of(
+def study_objective(
     config: StudyConfig, graph: Graph, platform: Platform, space: EnumerableSpace, session: Session, profiled: Profile
-) -> Aim:
-    """Return what a study makes small.
+) -> StudyObjective:
+    """Return the objective of a study.
 
     Args:
         session: measures or predicts latencies, on the platform as it is.
@@ -126,30 +126,30 @@ def aim_of(
     if config.max_error is not None and not (session.capabilities.outputs or isinstance(space, RankSpace)):
         raise UsageError("--max-error: this evaluator computes no outputs", "use --evaluator litert, or leave it out")
     if _is_composed(config, space):
-        return _composed_aim(config, graph, platform, cast("NeighbourlySpace", space), session, profiled, most)
+        return _composed_objective(config, graph, platform, cast("NeighbourlySpace", space), session, profiled, most)
     if isinstance(space, RankSpace):
-        return _ranked_aim(config, graph, platform, space, session, profiled, most)
+        return _ranked_objective(config, graph, platform, space, session, profiled, most)
     usual, states = session, in_states(session, platform, config.state, config.robust) if config.state else None
     session = states or session
     priced = _priced(config, platform, session)
     if priced is not None:
-        return _priced_aim(config, graph, platform, space, priced, profiled, most, optima)
+        return _priced_objective(config, graph, platform, space, priced, profiled, most, optima)
     more: tuple[Baseline, ...] = ()
     if isinstance(space, SegmentSpace):
         own = session.capabilities.costs and not space.axes
         costs = latency_costs(session, graph, platform, profiled) if own else profiled.costs(platform)
-        believed = segment_beliefs(graph, costs, space, own=own)
+        estimate = segment_estimate(graph, costs, space, own=own)
     elif states is not None:
-        believed = robust_beliefs(graph, states, platform, most)
+        estimate = robust_estimate(graph, states, platform, most)
     else:
-        believed = beliefs(graph, session, profiled, platform, space, most, optima)
+        estimate = model_estimate(graph, session, profiled, platform, space, most, optima)
     if states is not None:
         more = (Baseline(NOMINAL, nominal_plan(graph, usual, platform, most)),)
-    costs = believed.costs
+    costs = estimate.costs
     predict = segment_price(space, costs) if isinstance(space, SegmentSpace) else partial(chain_cost, costs)
-    return Aim(
+    return StudyObjective(
         session,
-        believed,
+        estimate,
         predict,
         costs,
         predict,
@@ -159,7 +159,7 @@ def aim_of(
 
 
 def _is_composed(config: StudyConfig, space: EnumerableSpace) -> bool:
-    """Return whether freedoms, objectives or states come together of which none of the exact methods knows all."""
+    """Return whether no exact method covers these freedoms, objectives and states together."""
     latency = config.objective == (LATENCY.name,) and not needed(config)
     if isinstance(space, RankSpace):
         return not (isinstance(space.chains, ChainSpace) and latency and not config.state)
@@ -168,7 +168,7 @@ def _is_composed(config: StudyConfig, space: EnumerableSpace) -> bool:
     return bool(config.state) and not latency
 
 
-def _composed_aim(
+def _composed_objective(
     config: StudyConfig,
     graph: Graph,
     platform: Platform,
@@ -176,8 +176,8 @@ def _composed_aim(
     usual: Session,
     profiled: Profile,
     most: int,
-) -> Aim:
-    """Return what a study makes small, of plans of any shape, by predictions of whole plans."""
+) -> StudyObjective:
+    """Return the objective of a study, for plans of any shape, by predictions of whole plans."""
     priced = _priced(config, platform, usual)
     how = priced.how if priced is not None else latency_only(platform)
 
@@ -201,10 +201,10 @@ def _composed_aim(
     starts = starts_of(space, graph, costs, how[:count], ranks, error, most)
     optima = model.optima(starts, count, config.seed)
     bound = bound_of(graph, space, costs, how[0], ranks)
-    believed = composed_beliefs(model, costs, optima, bound, own=session.capabilities.costs)
+    estimate = composed_estimate(model, costs, optima, bound, own=session.capabilities.costs)
 
-    def propose(seed: int) -> Proposer:
-        return WorkloadProposer(space, model.predict, list(optima), seed, _COMPOSED_STEPS)
+    def propose(problem: Problem, seed: int) -> Proposer:
+        return WorkloadProposer(space, model.predict, list(optima), seed, _COMPOSED_STEPS, fits=problem.fits)
 
     names = [each.objective.name for each in how]
     figures = {name: partial(model.figure, names.index(name)) for name in names[count:]}
@@ -213,9 +213,9 @@ def _composed_aim(
     more: tuple[Baseline, ...] = ()
     if ranks is not None:
         more = rank_baselines(graph, platform, ranks, error, most, profiled.fastest(platform))
-    return Aim(
+    return StudyObjective(
         session,
-        believed,
+        estimate,
         model.predict,
         costs,
         latency.predict,
@@ -228,7 +228,7 @@ def _composed_aim(
     )
 
 
-def _ranked_aim(
+def _ranked_objective(
     config: StudyConfig,
     graph: Graph,
     platform: Platform,
@@ -236,26 +236,26 @@ def _ranked_aim(
     session: Session,
     profiled: Profile,
     most: int,
-) -> Aim:
+) -> StudyObjective:
     error = allowed_error(config) or 0.0
     model = plain = rank_model(graph, session, profiled, platform, space)
     bound = rank_model(graph, session, profiled, platform, space, least=True)
     most_expected = SLACK * error if session.capabilities.outputs else error
-    believed = rank_beliefs(graph, session, model, bound, error, most)
-    aim = RankAim(model, error, most)
-    return Aim(
+    estimate = rank_estimate(graph, session, model, bound, error, most)
+    limits = RankLimits(model, error, most)
+    return StudyObjective(
         session,
-        believed,
+        estimate,
         model.price,
         plain.costs,
         plain.price,
-        lambda fits: Problem(graph, platform, space, model.costs, fits, ranks=aim),
+        lambda fits: Problem(graph, platform, space, model.costs, fits, ranks=limits),
         rank_baselines(graph, platform, model, error, most, profiled.fastest(platform)),
         breaks=lambda plan: rank_violations(model, most_expected, plan),
     )
 
 
-def _priced_aim(
+def _priced_objective(
     config: StudyConfig,
     graph: Graph,
     platform: Platform,
@@ -264,14 +264,16 @@ def _priced_aim(
     profiled: Profile,
     most: int,
     optima: int,
-) -> Aim:
+) -> StudyObjective:
     model = objective_model(session, graph, platform, profiled)
     latency = latency_costs(session.inner, graph, platform, profiled)
     count = len(config.objective)
     first = session.how[0]
     by = weights(first.objective, platform, first.powers) if first.objective.law == "sum" else {}
     named = PricedSession(session.inner, session.how[:count])
-    makes = (lambda costs: criteria(graph, named, costs), lambda lane: by.get(lane, 1.0)) if count > 1 else None
+    makes = (
+        (lambda costs: criteria(graph, named, costs), lambda processor: by.get(processor, 1.0)) if count > 1 else None
+    )
     figures: dict[str, Callable[[Plan], float]] = {}
     least: dict[str, float] = {}
     for how in session.how:
@@ -281,14 +283,14 @@ def _priced_aim(
                 costs = weighed(latency, by)
                 figures[how.objective.name] = partial(chain_cost, replace(costs, beyond_s=None))
                 least[how.objective.name] = best_chains(costs, most)[0].cost_s
-    believed = objective_beliefs(model, session, most, optima)
+    estimate = objective_estimate(model, session, most, optima)
     for which in range(1, count):  # a front starts from the optimum of each objective
         other = session.only(which)
-        found = objective_beliefs(objective_model(other, graph, platform, profiled), other, most, 1).optima
-        believed = replace(believed, optima=tuple({p.digest: p for p in (*believed.optima, found[0])}.values()))
-    return Aim(
+        found = objective_estimate(objective_model(other, graph, platform, profiled), other, most, 1).optima
+        estimate = replace(estimate, optima=tuple({p.digest: p for p in (*estimate.optima, found[0])}.values()))
+    return StudyObjective(
         session,
-        believed,
+        estimate,
         model.predict,
         latency,
         lambda plan: chain_cost(latency, plan),
@@ -300,7 +302,7 @@ def _priced_aim(
 
 
 def _priced(config: StudyConfig, platform: Platform, session: Session) -> PricedSession | None:
-    """Return the session that tells the objectives of plans, and what constraints ask for; None for latencies alone."""
+    """Return the session that measures objectives and limited figures; None for latencies alone."""
     names = [*config.objective, *needed(config)]
     if names == [LATENCY.name]:
         return None
@@ -308,7 +310,7 @@ def _priced(config: StudyConfig, platform: Platform, session: Session) -> Priced
 
 
 def needed(config: StudyConfig) -> list[str]:
-    """Return the objectives that are no aim of a study, but are limited."""
+    """Return the objectives that are limited but not minimised."""
     limited = [LATENCY.name] if config.deadline is not None else []
     limited += [limit.name for limit in limits_of(config) if limit.name in OBJECTIVES]
     return [name for name in limited if name not in config.objective]
@@ -347,7 +349,7 @@ def decide_front(
                 conditions=conditions_of(other),
                 counters=counters_of(other),
                 watched=lambda found: found.measured,
-                computed=not (other.capabilities.conditions or other.capabilities.counters),
+                computed=other.capabilities.computed,
                 groups=[how.loaded_by(t.plan) for t in trials],
             )
         )
@@ -386,10 +388,10 @@ def _loader(session: Session, graph: Graph, plan: Plan) -> Callable[[], Candidat
 
 
 def policies(config: StudyConfig) -> tuple[SamplingPolicy, SamplingPolicy]:
-    """Return how to measure plans that stand in a table by name, and those that are proposed.
+    """Return the sampling policies of named plans and of proposals.
 
-    The time for proposals is shared out among the budget: with many of them, each is measured only well enough to see
-    whether it belongs to the finalists, which are all measured again.
+    Proposals share the time of the budget: with many of them, each is measured only well enough to see whether it
+    belongs to the finalists, which are all measured again.
     """
     each_s = min(max(_PROPOSALS_S / config.budget, _LEAST_S), _MOST_S)
     if find_objective(config.objective[0]).of_blocks:  # whose observations are of many runs each

@@ -1,4 +1,4 @@
-"""What a study believes of an objective other than the latency, before it measures: predictions, optima, bounds."""
+"""The model estimate of an objective other than the latency: predictions, optima, bounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from optimizer.exact.chain_costs import ChainCosts, chain_cost
 from optimizer.exact.chain_costs import Objective as Law
 from optimizer.exact.least import chain_costs
 from optimizer.exact.weighed import least_plan, weighed
-from optimizer.model.bounds import Beliefs, Bounds, price_of
+from optimizer.model.bounds import Bounds, ModelEstimate, price_of
 from optimizer.model.profile import Profile
 from optimizer.study.config import StudyConfig
 from search_spaces.core.errors import UnavailableError, UsageError
@@ -28,7 +28,7 @@ _SOLVE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveModel:
-    """What the additive model says of an objective.
+    """The additive model of an objective.
 
     Attributes:
         costs: in the objective's unit; by ``law``.
@@ -40,21 +40,21 @@ class ObjectiveModel:
 
     @property
     def law(self) -> Law:
-        """How parts add up: to a sum, or to the load of the busiest lane."""
+        """How stages add up: to a sum, or to the load of the busiest processor."""
         return "period" if self.objective.law == "period" else "latency"
 
     def predict(self, plan: Plan) -> float:
-        """Return what the model says of a plan, in the objective's unit."""
+        """Return the model's value of a plan, in the objective's unit."""
         if self.objective.law == "memory":
             return sum(peak_nbytes(self.graph, plan).values()) / 1e9
         return chain_cost(self.costs, plan, self.law)
 
 
 def check_several(config: StudyConfig) -> None:
-    """Check that a study of several models is asked nothing that only those of one model know.
+    """Check that no option is set that only a study of one model supports.
 
     Raises:
-        UsageError: it is.
+        UsageError: one is set.
     """
     asked = {
         "--input": config.input,
@@ -75,7 +75,7 @@ def objective_model(session: PricedSession, graph: Graph, platform: Platform, pr
 
 
 def known_weights(how: Pricing, platform: Platform) -> dict[str, float]:
-    """Return what a second of each lane counts; a meter knows no watts beforehand, so time stands for energy then."""
+    """Return the weight of a second of each processor: its watts, or 1 where a meter measures the energy."""
     by = weights(how.objective, platform, how.powers)
     return by if set(by) >= {p.name for p in platform.processors} else {p.name: 1.0 for p in platform.processors}
 
@@ -87,8 +87,8 @@ def latency_costs(session: Session, graph: Graph, platform: Platform, profiled: 
     return profiled.costs(platform)
 
 
-def objective_beliefs(model: ObjectiveModel, session: PricedSession, most: int, optima: int) -> Beliefs:
-    """Return what is believed before anything is measured.
+def objective_estimate(model: ObjectiveModel, session: PricedSession, most: int, optima: int) -> ModelEstimate:
+    """Return the model estimate before any plan is measured.
 
     Raises:
         InfeasibleError: no plan fits.
@@ -99,7 +99,7 @@ def objective_beliefs(model: ObjectiveModel, session: PricedSession, most: int, 
     stop_s = time.monotonic() + _SOLVE_S
     if own:
         least = least_plan(graph, model.costs, price_of(graph, session), most, model.law, stop_s)
-        return Beliefs(model.costs, (least.plan,), bounds_at(least.bound, proven=least.proven, own=True))
+        return ModelEstimate(model.costs, (least.plan,), bounds_at(least.bound, proven=least.proven, own=True))
     found = []
     bound = 0.0
     try:
@@ -109,11 +109,11 @@ def objective_beliefs(model: ObjectiveModel, session: PricedSession, most: int, 
     except UnavailableError:
         if not found:
             found = [chain_plan(graph, (), [model.costs.platform.processors[0].name])]
-    return Beliefs(model.costs, tuple(found), bounds_at(bound, proven=bound > 0.0, own=False))
+    return ModelEstimate(model.costs, tuple(found), bounds_at(bound, proven=bound > 0.0, own=False))
 
 
-def _smallest(model: ObjectiveModel, *, own: bool) -> Beliefs:
-    """Return beliefs on the memory: every operator alone needs its weights and its activations."""
+def _smallest(model: ObjectiveModel, *, own: bool) -> ModelEstimate:
+    """Return the estimate of the memory: every operator alone needs its weights and its activations."""
     graph = model.graph
     constants = {t for o in range(len(graph.operators)) for t in graph.boundary((o,)).constants}
     weights_nbytes = sum(graph.tensors[t].nbytes for t in constants)
@@ -121,9 +121,11 @@ def _smallest(model: ObjectiveModel, *, own: bool) -> Beliefs:
     wholes = [chain_plan(graph, (), [p.name]) for p in model.costs.platform.processors]
     best = min(wholes, key=model.predict)
     bound = (weights_nbytes + most) / 1e9
-    return Beliefs(model.costs, (best,), bounds_at(bound, proven=math.isclose(model.predict(best), bound), own=own))
+    return ModelEstimate(
+        model.costs, (best,), bounds_at(bound, proven=math.isclose(model.predict(best), bound), own=own)
+    )
 
 
 def bounds_at(value: float, *, proven: bool, own: bool) -> Bounds:
-    """Return bounds that all relaxations agree on."""
+    """Return bounds whose relaxations all have this value."""
     return Bounds(value, proven, Relaxation(value, value), own=own)

@@ -1,8 +1,8 @@
-"""Operators timed once per kind of processor, and the additive model that they make.
+"""Profile: measured times of operators on each kind of processor, and the additive model of them.
 
 The model cut before every operator gives each operator's time in its place in the network, with the caches as its
-predecessor leaves them. The whole model on the same processor then tells what cutting costs, and the operators' times
-are scaled so that they add up to it.
+predecessor leaves them. The whole model on the same processor then gives the cost of cutting, and the operators' times
+are scaled to add up to it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from evaluators.base import PartCosts, Session, unsupported_operators
 from evaluators.samples import MOST_S, Measurement
 from evaluators.sampling import SamplingPolicy, measure
 from optimizer.exact.chain import ChainCosts
-from search_spaces.core.errors import RunFolderError
+from search_spaces.core.errors import RunFolderError, damage
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
@@ -32,30 +32,30 @@ _POLICY = SamplingPolicy(precision=0.02, max_s=0.3, min_runs=2, max_runs=30)
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What the additive model needs, per kind of processor (``Processor.like``); what a processor refuses is infinite.
+    """Times of the additive model, per kind of processor (``Processor.like``); infinite where a processor refuses.
 
     Attributes:
         operator_s: like → seconds of each operator.
-        overhead_s: like → seconds that starting one more part adds.
-        hand_over_s: ``like → other like`` (as ``"a|b"``) → seconds between the end of a part and the start of the
-            next one on another lane.
+        overhead_s: like → seconds that each further stage adds.
+        transfer_s: ``like → other like`` (as ``"a|b"``) → seconds between the end of a stage and the start of the
+            next one on another processor.
         whole_s: like → seconds of the whole model.
         triple_s: like → seconds of each triple that a convolution may be decomposed into, in the order of the space's
-            ``places`` (:class:`search_spaces.spaces.rank_space.RankSpace`); empty where none is asked for.
+            ``places`` (:class:`search_spaces.spaces.rank_space.RankSpace`); empty where none was measured.
     """
 
     operator_s: Mapping[str, tuple[float, ...]]
     overhead_s: Mapping[str, float]
-    hand_over_s: Mapping[str, float]
+    transfer_s: Mapping[str, float]
     whole_s: Mapping[str, float]
     triple_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def costs(self, platform: Platform) -> ChainCosts:
         """Return the additive model for the processors of a platform that were timed."""
         platform = platform.restrict([p.name for p in platform.processors if p.like in self.operator_s])
-        lanes, likes = platform.processors, [p.like for p in platform.processors]
+        processors, likes = platform.processors, [p.like for p in platform.processors]
         count = len(self.operator_s[likes[0]])
-        pairs = [[0.0 if a is b else self.hand_over_s[_pair(a.like, b.like)] for b in lanes] for a in lanes]
+        pairs = [[0.0 if a is b else self.transfer_s[_pair(a.like, b.like)] for b in processors] for a in processors]
         between = np.array(pairs)
         operator_s, overhead_s = (np.array([of[like] for like in likes]) for of in (self.operator_s, self.overhead_s))
         return ChainCosts(platform, operator_s, overhead_s, np.broadcast_to(between, (count, *between.shape)))
@@ -65,16 +65,14 @@ class Profile:
         return min(platform.processors, key=lambda p: self.whole_s[p.like]).name
 
     def knows(self, platform: Platform) -> bool:
-        """Return whether nothing about the lanes of a platform is left to be timed."""
-        return (
-            self.operator_s.keys() >= platform.classes().keys() and self.hand_over_s.keys() >= _pairs(platform).keys()
-        )
+        """Return whether all processors of a platform have been timed."""
+        return self.operator_s.keys() >= platform.classes().keys() and self.transfer_s.keys() >= _pairs(platform).keys()
 
     def of(self, likes: Mapping[str, str]) -> Profile:
-        """Return what is known of kinds of processors.
+        """Return the profile of some kinds of processors.
 
         Args:
-            likes: the names that they get → their names here; what is not known of them is left out.
+            likes: their new names → their names here; unknown ones are left out.
         """
         known = self.operator_s.keys() & self.overhead_s.keys() & self.whole_s.keys()
         here = {new: old for new, old in likes.items() if old in known}
@@ -82,7 +80,7 @@ class Profile:
         return Profile(
             {new: self.operator_s[old] for new, old in here.items()},
             {new: self.overhead_s[old] for new, old in here.items()},
-            {new: self.hand_over_s[old] for new, old in pairs.items() if old in self.hand_over_s},
+            {new: self.transfer_s[old] for new, old in pairs.items() if old in self.transfer_s},
             {new: self.whole_s[old] for new, old in here.items()},
             {new: self.triple_s[old] for new, old in here.items() if old in self.triple_s},
         )
@@ -92,7 +90,7 @@ class Profile:
         found = {
             "operator_s": {like: [_finite(v) for v in values] for like, values in self.operator_s.items()},
             "overhead_s": dict(self.overhead_s),
-            "hand_over_s": dict(self.hand_over_s),
+            "hand_over_s": dict(self.transfer_s),
             "whole_s": {like: _finite(value) for like, value in self.whole_s.items()},
         }
         if self.triple_s:
@@ -111,38 +109,38 @@ class Profile:
             lists = (content["operator_s"], content.get("triple_s", {}))
             operator_s, triple_s = ({str(k): tuple(map(_seconds, v)) for k, v in each.items()} for each in lists)
             plain = (content["overhead_s"], content["hand_over_s"])
-            overhead_s, hand_over_s = ({str(k): float(v) for k, v in each.items()} for each in plain)
+            overhead_s, transfer_s = ({str(k): float(v) for k, v in each.items()} for each in plain)
             whole_s = {str(k): _seconds(v) for k, v in content["whole_s"].items()}
-            return cls(operator_s, overhead_s, hand_over_s, whole_s, triple_s)
+            return cls(operator_s, overhead_s, transfer_s, whole_s, triple_s)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RunFolderError(f"the profile of the operators is damaged: {error!r}") from error
+            raise RunFolderError(f"the profile of the operators is damaged: {damage(error)}") from error
 
 
 def known_profile(tables: PartCosts, platform: Platform) -> Profile:
-    """Return the profile of a session that tells its costs: nothing is timed.
+    """Return the profile of a session that computes its latencies; nothing is timed.
 
-    A model that does not fit into a processor's memory takes for ever there.
+    A model that does not fit into a processor's memory takes infinitely long there.
     """
-    lane = {p.name: i for i, p in enumerate(platform.processors)}
-    first = {like: lane[members[0].name] for like, members in platform.classes().items()}
+    processor = {p.name: i for i, p in enumerate(platform.processors)}
+    first = {like: processor[members[0].name] for like, members in platform.classes().items()}
     whole_s = tables.operator_s.sum(axis=1) + tables.overhead_s + tables.beyond_s[:, 0, -1]
     if tables.operator_nbytes is not None and tables.memory_bytes is not None:
         whole_s = np.where(tables.operator_nbytes.sum() > tables.memory_bytes, np.inf, whole_s)
-    between = tables.hand_over_s[1:] if len(tables.hand_over_s) > 1 else tables.hand_over_s
-    hand_over_s = {
-        pair: float(between[:, [lane[a], lane[b]], [lane[b], lane[a]]].mean())
+    between = tables.transfer_s[1:] if len(tables.transfer_s) > 1 else tables.transfer_s
+    transfer_s = {
+        pair: float(between[:, [processor[a], processor[b]], [processor[b], processor[a]]].mean())
         for pair, (a, b) in _pairs(platform).items()
     }
     return Profile(
         {like: tuple(tables.operator_s[i].tolist()) for like, i in first.items()},
         {like: float(tables.overhead_s[i]) for like, i in first.items()},
-        hand_over_s,
+        transfer_s,
         {like: float(whole_s[i]) for like, i in first.items()},
     )
 
 
 def _finite(seconds: float) -> float | None:
-    """Return seconds as JSON has them: there is no infinity in it."""
+    """Return seconds as JSON can hold them, without infinities."""
     return seconds if math.isfinite(seconds) else None
 
 
@@ -160,24 +158,24 @@ def profile(
     progress: Callable[[str], None] = lambda _: None,
     known: Profile | None = None,
 ) -> Profile:
-    """Time every operator on one processor of each kind, and every kind of hand-over.
+    """Time every operator on one processor of each kind, and every kind of transfer.
 
-    What a processor refuses takes for ever there. A hand-over takes what passes between two stages, and what they spend
-    on copies between the memories of processors.
+    A refused operator takes infinitely long. A transfer includes the gap between two stages and their copies between
+    the memories of processors.
 
     Args:
-        known: what was timed before, of this model on this device, and is not timed again.
+        known: earlier times of this model on this device, which are not measured again.
 
     Raises:
-        UnavailableError: the device failed, or no processor takes some operator.
+        UnavailableError: the device failed, or no processor supports some operator.
     """
     operator_s: dict[str, tuple[float, ...]] = {}
     overhead_s: dict[str, float] = {}
     whole_s: dict[str, float] = {}
-    hand_over_s: dict[str, float] = {}
+    transfer_s: dict[str, float] = {}
     count = len(graph.operators)
     refused: dict[str, frozenset[int]] = {}
-    looks: dict[str, _Look] = {}
+    timings: dict[str, _Timing] = {}
     for like, members in platform.classes().items():
         name = members[0].name
         refused[name] = frozenset(unsupported_operators(session, graph, name))
@@ -187,11 +185,11 @@ def profile(
             continue
         progress(f"timing {plural(count - len(refused[name]), 'operator')} on {name}")
         if not refused[name]:
-            looks[like] = _look(session, graph, name)
-    for like, look in looks.items():
-        # Kinds are compared by their times: a busy spell that met one of them is not to be taken for its nature.
-        again = len(operator_s.keys() | looks.keys()) > 1
-        sure = look.lesser(_look(session, graph, platform.classes()[like][0].name)) if again else look
+            timings[like] = _timing(session, graph, name)
+    for like, timing in timings.items():
+        # Kinds are compared by their times, so a busy spell during one of them must not count.
+        again = len(operator_s.keys() | timings.keys()) > 1
+        sure = timing.lesser(_timing(session, graph, platform.classes()[like][0].name)) if again else timing
         operator_s[like], overhead_s[like], whole_s[like] = sure.scaled()
     stand_in = next((n for n in refused if not refused[n]), None)
     for like, members in platform.classes().items():
@@ -200,35 +198,35 @@ def profile(
             overhead_s[like], whole_s[like] = 0.0, math.inf
             operator_s[like] = _with_help(session, graph, name, refused[name], stand_in)
     for pair, (here, there) in _pairs(platform).items():
-        if known is not None and pair in known.hand_over_s:
-            hand_over_s[pair] = known.hand_over_s[pair]
+        if known is not None and pair in known.transfer_s:
+            transfer_s[pair] = known.transfer_s[pair]
             continue
         progress(f"timing transfers between {here} and {there}")
         plan = _handing_over(graph, here, there, refused)
         if plan is None:
-            hand_over_s[pair] = max(hand_over_s.values(), default=0.0)
+            transfer_s[pair] = max(transfer_s.values(), default=0.0)
             continue
         found = _time(session, graph, plan)
         copied = sum(event.copied_s for event in found.timeline.events) if found.timeline else 0.0
-        hand_over_s[pair] = max(0.0, found.latency_s.median - sum(found.stage_s)) + copied
-    return Profile(operator_s, overhead_s, hand_over_s, whole_s, known.triple_s if known is not None else {})
+        transfer_s[pair] = max(0.0, found.latency_s.median - sum(found.stage_s)) + copied
+    return Profile(operator_s, overhead_s, transfer_s, whole_s, known.triple_s if known is not None else {})
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """What one processor takes for a whole model, and for it in parts of one operator each, in seconds."""
+class _Timing:
+    """Seconds of a whole model on one processor, and of its operators as stages of their own."""
 
     whole_s: float
     apart_s: float
     stage_s: tuple[float, ...]
 
-    def lesser(self, other: _Look) -> _Look:
-        """Return the lesser times of two looks."""
-        apart = min(self, other, key=lambda look: look.apart_s)
-        return _Look(min(self.whole_s, other.whole_s), apart.apart_s, apart.stage_s)
+    def lesser(self, other: _Timing) -> _Timing:
+        """Return the smaller times of two measurements."""
+        apart = min(self, other, key=lambda timing: timing.apart_s)
+        return _Timing(min(self.whole_s, other.whole_s), apart.apart_s, apart.stage_s)
 
     def scaled(self) -> tuple[tuple[float, ...], float, float]:
-        """Return the operators' times, the overhead of a part, and the time of the whole model."""
+        """Return the operators' times, the overhead of a stage, and the time of the whole model."""
         count = len(self.stage_s)
         overhead = max(0.0, (self.apart_s - self.whole_s) / (count - 1)) if count > 1 else 0.0
         alone = np.maximum(np.array(self.stage_s) - overhead, 0.0)
@@ -238,28 +236,28 @@ class _Look:
         return tuple(scaled.tolist()), overhead, self.whole_s
 
 
-def _look(session: Session, graph: Graph, name: str) -> _Look:
+def _timing(session: Session, graph: Graph, name: str) -> _Timing:
     count = len(graph.operators)
     whole = _time(session, graph, chain_plan(graph, (), [name]))
     apart = _time(session, graph, chain_plan(graph, every_layer(graph), [name] * count))
-    return _Look(whole.latency_s.median, apart.latency_s.median, apart.stage_s)
+    return _Timing(whole.latency_s.median, apart.latency_s.median, apart.stage_s)
 
 
 def _with_help(
     session: Session, graph: Graph, name: str, refused: frozenset[int], stand_in: str | None
 ) -> tuple[float, ...]:
-    """Return the operators' times on a processor that leaves some to another one."""
+    """Return the operators' times on a processor that does not support all of them."""
     count = len(graph.operators)
     if len(refused) == count or stand_in is None:
         return (math.inf,) * count
-    lanes = [stand_in if o in refused else name for o in range(count)]
-    found = _time(session, graph, chain_plan(graph, every_layer(graph), lanes))
+    processors = [stand_in if o in refused else name for o in range(count)]
+    found = _time(session, graph, chain_plan(graph, every_layer(graph), processors))
     copied = {e.stage: e.copied_s for e in found.timeline.events} if found.timeline else {}
     return tuple(math.inf if o in refused else max(0.0, found.stage_s[o] - copied.get(o, 0.0)) for o in range(count))
 
 
 def _handing_over(graph: Graph, here: str, there: str, refused: Mapping[str, frozenset[int]]) -> Plan | None:
-    """Return a plan of two parts, cut as near to the middle as what the two processors refuse allows; None if none."""
+    """Return a plan of two stages that both processors support, cut near the middle; None if there is none."""
     count = len(graph.operators)
     for cut in sorted(range(1, count), key=lambda c: abs(c - count // 2)):
         for first, second in ((here, there), (there, here)):
@@ -275,7 +273,7 @@ def _time(session: Session, graph: Graph, plan: Plan) -> Measurement:
 
 
 def _pairs(platform: Platform) -> dict[str, tuple[str, str]]:
-    """Return one pair of lanes for each pair of kinds, and for each kind that has two lanes."""
+    """Return one pair of processors for each pair of kinds, and for each kind that has two processors."""
     classes = list(platform.classes().items())
     found = {}
     for i, (like, members) in enumerate(classes):

@@ -1,4 +1,4 @@
-"""What a study of ranks believes before it measures: times of triples, the best plan by the model, and baselines."""
+"""The model estimate of a study of ranks: times of triples, the best plan under the model, and baselines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from optimizer.exact.chain import best_chains
 from optimizer.exact.least import chain_costs
 from optimizer.exact.ranks import RankCosts, best_ranked, uniform
 from optimizer.model.baselines import Baseline, baselines
-from optimizer.model.bounds import Beliefs, Bounds, price_of
+from optimizer.model.bounds import Bounds, ModelEstimate, price_of
 from optimizer.model.profile import Profile
 from search_spaces.core.constraints import Violation
 from search_spaces.core.errors import UnavailableError
@@ -51,10 +51,10 @@ def rank_profile(
     most_error: float,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Profile:
-    """Return a profile that also knows what each triple takes on each kind of processor.
+    """Return a profile with the times of each triple on each kind of processor.
 
-    All layers are decomposed at once, as far as each has a first, second, … choice. What can never keep the allowed
-    error takes for ever.
+    All layers are decomposed at once, by their first, second, … choice. A choice that exceeds the allowed error takes
+    infinitely long.
 
     Raises:
         UnavailableError: the device failed.
@@ -76,7 +76,7 @@ def rank_profile(
 
 
 def _check_some(space: RankSpace, most_error: float) -> None:
-    """Warn where no convolution can be decomposed, since its error alone is more than is allowed."""
+    """Warn where every convolution alone exceeds the allowed error."""
     least = min((space.loss(*place) ** 0.5 for place in space.places), default=math.inf)
     if least > most_error:
         _LOGGER.warning(
@@ -96,13 +96,13 @@ def _level_s(
     if session.capabilities.costs:
         made = Lowering(graph).decomposed(tuple(LayerRanks(o, *both) for o, both in ranks.items()))
         table, count = session.part_costs(made.graph).operator_s, len(graph.operators)
-        each = np.stack([np.bincount(made.origins, lane, count) for lane in table])
+        each = np.stack([np.bincount(made.origins, processor, count) for processor in table])
         row = {p.name: i for i, p in enumerate(platform.processors)}
         return {like: {o: float(each[row[name], o]) for o in ranks} for like, name in first.items()}
     found: dict[str, dict[int, float]] = {}
     for like, name in first.items():
         if not math.isfinite(known.whole_s[like]):
-            continue  # it leaves operators to others; that it takes triples is not known
+            continue  # it does not support some operators, so perhaps no triples either
         with suppress(UnavailableError):
             seconds = _timed(session, space, name, known.overhead_s[like], ranks)
             found[like] = {o: float(seconds[o]) for o in ranks}
@@ -112,7 +112,7 @@ def _level_s(
 def _timed(
     session: Session, space: RankSpace, name: str, overhead_s: float, ranks: Mapping[int, Ranks]
 ) -> NDArray[np.float64]:
-    """Return the times of the operators of a decomposed model in their places, scaled to add up to the whole one."""
+    """Return the operators' times of a decomposed model, scaled to add up to the whole one."""
     graph = space.graph
     cuts = every_layer(graph)
     whole = _measured(session, graph, space.with_ranks(chain_plan(graph, (), [name]), ranks))[0]
@@ -134,27 +134,27 @@ def rank_model(
     """Return the additive model of layers and triples.
 
     Args:
-        least: with the least that hand-overs cost, for a bound.
+        least: use the least cost of transfers, for a bound.
     """
     costs = profiled.costs(platform)
     if session.capabilities.costs:
         costs = chain_costs(platform, session.part_costs(graph), least=least)
     if least:
-        costs = replace(costs, beyond_s=None)  # fewer weights may fit where those of the model do not
+        costs = replace(costs, beyond_s=None)  # decomposed weights may fit where the model's do not
     triple_s = np.array([profiled.triple_s[p.like] for p in platform.processors])
     return RankCosts(space, costs, triple_s.reshape(len(platform.processors), len(space.places)))
 
 
-def rank_beliefs(
+def rank_estimate(
     graph: Graph, session: Session, model: RankCosts, bound: RankCosts, error: float, most: int
-) -> Beliefs:
-    """Return what is believed: the optimum of the model, with ranks and without, and what no plan goes below in it.
+) -> ModelEstimate:
+    """Return the model estimate: the optimum with ranks and without, and the lower bound.
 
     Args:
-        session: tells what is made small, in the unit of the model.
+        session: returns the objective, in the unit of the model.
         bound: the model with the least costs.
-        error: that outputs may be expected to be off by.
-        most: parts of a plan at most.
+        error: the expected error that outputs may have.
+        most: stages of a plan at most.
 
     Raises:
         InfeasibleError: no chain fits.
@@ -167,18 +167,18 @@ def rank_beliefs(
         cheapest[:, operator] = np.minimum(cheapest[:, operator], bound.triple_s[:, place])
     relaxed = relax(graph, replace(bound.costs, operator_s=cheapest))
     own = session.capabilities.costs
-    # Where parts may overlap, sums are no bound.
+    # Where stages may overlap, sums are no bound.
     one_by_one = all(i - 1 in graph.predecessors(i) for i in range(1, len(graph.operators)))
     least_s = best_ranked(bound, error, most).bound_s if one_by_one else relaxed.latency_s
     reached = min(map(price_of(graph, session), plans)) if own else best.cost_s
     least_s = min(least_s, reached)
-    return Beliefs(model.costs, tuple(plans), Bounds(least_s, reached <= least_s * (1 + 1e-9), relaxed, own=own))
+    return ModelEstimate(model.costs, tuple(plans), Bounds(least_s, reached <= least_s * (1 + 1e-9), relaxed, own=own))
 
 
 def rank_baselines(
     graph: Graph, platform: Platform, model: RankCosts, error: float, most: int, fastest: str
 ) -> tuple[Baseline, ...]:
-    """Return what a person would try beside the usual: one share for all layers, and the best cuts without ranks."""
+    """Return the baselines of ranks: one share for all layers, and the best cuts without ranks."""
     space = model.space
     whole = chain_plan(graph, (), [fastest])
     plain = best_chains(model.costs, most)[0]
@@ -192,7 +192,7 @@ def rank_baselines(
 
 
 def rank_violations(model: RankCosts, most_error: float, plan: Plan) -> tuple[Violation, ...]:
-    """Return what a plan breaks by its ranks: triples that are no faster, and the expected error."""
+    """Return the violations of a plan's ranks: triples that are no faster, and the expected error."""
     if not plan.ranks:
         return ()
     found = []
@@ -203,7 +203,7 @@ def rank_violations(model: RankCosts, most_error: float, plan: Plan) -> tuple[Vi
 
 
 def error_violations(choices: RankChoices, most_error: float, plan: Plan) -> tuple[Violation, ...]:
-    """Return the violation of a plan whose triples may be expected to be off by more than is allowed."""
+    """Return the violation of a plan whose expected error exceeds the allowed one."""
     if (error := choices.error(plan)) <= most_error * (1 + 1e-9):
         return ()
     lever = "allow a larger --max-error, or give a model whose weights have a low rank"

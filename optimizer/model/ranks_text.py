@@ -1,4 +1,4 @@
-"""What a person reads of a plan's ranks."""
+"""A plan's ranks in words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SHOWN = 8
 
 
 def describe_ranks(graph: Graph, plan: Plan) -> str:
-    """Return how many convolutions are triples, with which ranks, and what that saves; "" for none."""
+    """Return the number of decomposed convolutions, their ranks and the saving; "" for none."""
     if not plan.ranks:
         return ""
     before, after = (sum(c.macs for c in operator_costs(g)) for g in (graph, outline(graph, ranks_of(plan))))

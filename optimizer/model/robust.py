@@ -1,4 +1,4 @@
-"""Plans for a platform that may be in several states: the exact optimum, and the plan that is best in the usual one."""
+"""Plans for a platform in several states: the optimum over all of them, and that of the usual state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from evaluators.cost_model.session import StatesSession
 from optimizer.exact.bound import relax
 from optimizer.exact.front import pareto_chains, summed
 from optimizer.exact.least import chain_costs, least_chain
-from optimizer.model.bounds import Beliefs, Bounds, price_of
+from optimizer.model.bounds import Bounds, ModelEstimate, price_of
 from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
@@ -25,7 +25,7 @@ def in_states(session: Session, platform: Platform, words: tuple[str, ...], robu
     """Return the session that prices plans in all states.
 
     Raises:
-        UsageError: the session only knows the state in which the device is now, or a state is none.
+        UsageError: the session supports only the present state of the device, or a state is invalid.
     """
     if not session.capabilities.states:
         raise UsageError(
@@ -36,16 +36,16 @@ def in_states(session: Session, platform: Platform, words: tuple[str, ...], robu
 
 
 def nominal_plan(graph: Graph, session: Session, platform: Platform, most: int) -> Plan:
-    """Return the plan that is the fastest where all lanes are as fast as ever."""
+    """Return the fastest plan in the usual state."""
     costs = chain_costs(platform, session.part_costs(graph), least=True)
     return least_chain(graph, costs, price_of(graph, session), most).plan
 
 
-def robust_beliefs(graph: Graph, session: StatesSession, platform: Platform, most: int) -> Beliefs:
-    """Return the best plan over all states, by the front of all chains with one objective a state.
+def robust_estimate(graph: Graph, session: StatesSession, platform: Platform, most: int) -> ModelEstimate:
+    """Return the best plan over all states, from the front of all chains with one objective for each state.
 
-    Where each part reads from the one before it, that is exact; where parts may overlap, it is the best of the chains
-    that no other beats one after another, and the bound is that of the mean over the states.
+    Exact where each stage reads from the one before it. Where stages may overlap, it is the best chain of that front,
+    and the bound is that of the mean over the states.
 
     Raises:
         InfeasibleError: no plan fits.
@@ -60,7 +60,7 @@ def robust_beliefs(graph: Graph, session: StatesSession, platform: Platform, mos
         chains = pareto_chains([summed(s.name, c) for s, c in zip(session.states, least, strict=True)], platform, most)
     except UnavailableError:  # too many states for labels: the mean is a bound of the worst
         found = least_chain(graph, chain_costs(platform, session.part_costs(graph), least=True), price, most)
-        return Beliefs(mean, (found.plan,), Bounds(found.bound_s, found.proven, relaxed, own=True))
+        return ModelEstimate(mean, (found.plan,), Bounds(found.bound_s, found.proven, relaxed, own=True))
     ordered = sorted(chains, key=lambda chain: session.value_s(chain.values))
     best: tuple[float, Plan] | None = None
     bound_s = math.inf
@@ -77,4 +77,4 @@ def robust_beliefs(graph: Graph, session: StatesSession, platform: Platform, mos
         raise UnavailableError("no chain was found")
     bound_s = min(best[0], bound_s) if in_turn else min(best[0], relaxed.latency_s)
     proven = in_turn and best[0] <= bound_s * (1 + 1e-9)
-    return Beliefs(mean, (best[1],), Bounds(bound_s, proven, relaxed, own=True))
+    return ModelEstimate(mean, (best[1],), Bounds(bound_s, proven, relaxed, own=True))

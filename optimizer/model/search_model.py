@@ -1,8 +1,8 @@
-"""What a study believes of plans of any shape, for any objectives: predictions, good plans, and what none goes below.
+"""The search model of plans of any shape and any objectives: predictions, good plans, lower bounds.
 
-Predictions come from a session that prices plans by tables and simulates them: the evaluator's own where it has such
-tables, else one of the operators that were profiled. The plans that exact methods find for a part of the freedoms are
-where a local search over all of them starts, so that more freedom is never worse in the model.
+A session predicts plans by tables and simulation: the evaluator's own where it has tables, else one made from the
+profile. The local search starts from the optima of exact methods for some of the freedoms, so more freedom is never
+worse in the model.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from optimizer.exact.chain_costs import ChainCosts, chain_cost
 from optimizer.exact.ranks import RankCosts, Shape, best_ranked
 from optimizer.exact.segment_model import SegmentModel
 from optimizer.exact.weighed import weighed
-from optimizer.model.bounds import Beliefs, Bounds
+from optimizer.model.bounds import Bounds, ModelEstimate
 from optimizer.model.objective import known_weights
 from optimizer.model.profile import Profile
-from search_spaces.core.errors import InfeasibleError, OptimizeError, PlanError
+from search_spaces.core.errors import InfeasibleError, OptimizeError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.rank_space import RankSpace
 from search_spaces.spaces.segment_space import SegmentSpace
-from search_spaces.spaces.space import NeighbourlySpace
+from search_spaces.spaces.space import NeighbourlySpace, in_space
 
 _STEPS = 120  # of the local search, from the best start of each objective
 
 
 class SearchModel:
-    """See the module.
+    """Predicts plans of any shape, and finds good ones by local search.
 
     Args:
         session: prices plans in the objectives that its ``how`` names, the first one first.
@@ -57,7 +57,7 @@ class SearchModel:
         self._known: dict[str, tuple[float, ...]] = {}
 
     def values(self, plan: Plan) -> tuple[float, ...]:
-        """Return what is predicted of a plan in each objective; infinite where it cannot be run, or may not."""
+        """Return the prediction of a plan in each objective; infinite where it cannot or may not run."""
         if plan.digest not in self._known:
             self._known[plan.digest] = self._values(plan)
         return self._known[plan.digest]
@@ -75,20 +75,20 @@ class SearchModel:
         return (first, *(others[how.objective.name] for how in self._session.how[1:]))
 
     def predict(self, plan: Plan) -> float:
-        """Return what is predicted of a plan in the first objective."""
+        """Return the prediction of a plan in the first objective."""
         return self.values(plan)[0]
 
     def figure(self, which: int, plan: Plan) -> float:
-        """Return what is predicted of a plan in one of the objectives."""
+        """Return the prediction of a plan in one of the objectives."""
         return self.values(plan)[which]
 
     def optima(self, starts: Iterable[Plan], objectives: int, seed: int) -> tuple[Plan, ...]:
-        """Return the best plan that is found for each of the first objectives; several may be the same.
+        """Return the best plan found for each of the first objectives; several may be the same.
 
         Raises:
             InfeasibleError: no start can be run.
         """
-        known = [plan for plan in {p.digest: p for p in starts}.values() if self.holds(plan)]
+        known = [plan for plan in {p.digest: p for p in starts}.values() if in_space(self._space, plan)]
         found = []
         for which in range(objectives):
             best = min(known, key=lambda plan: (self.values(plan)[which], len(plan.stages)), default=None)
@@ -102,14 +102,6 @@ class SearchModel:
             found.append(best)
         return tuple({plan.digest: plan for plan in found}.values())
 
-    def holds(self, plan: Plan) -> bool:
-        """Return whether the space holds a plan."""
-        try:
-            self._space.encode(plan)
-        except PlanError:
-            return False
-        return True
-
 
 def model_session(session: Session, graph: Graph, platform: Platform, profiled: Profile, space: object) -> Session:
     """Return a session that predicts: the evaluator's own where it computes its latencies, else one of the profile."""
@@ -120,19 +112,19 @@ def model_session(session: Session, graph: Graph, platform: Platform, profiled: 
     if isinstance(space, RankSpace):
         table = np.array([profiled.triple_s[p.like] for p in platform.processors])
         triples = {key: table[:, place] for key, place in space.places.items()}
-    between = costs.hand_over_s[-1]
+    between = costs.transfer_s[-1]
     prices = MeasuredPrices(costs.operator_s, costs.overhead_s, between, triples)
     powers = session.powers_w() if session.capabilities.powers else {}
     return ProfiledSession(platform, graph, prices, powers)
 
 
 def priced_model(session: Session, platform: Platform, asked: Sequence[Pricing]) -> PricedSession:
-    """Return a predicting session that tells objectives; what a meter is to measure is told by time instead."""
+    """Return a predicting session of objectives; time stands for energy that a meter measures."""
     return PricedSession(session, [replace(how, powers=known_weights(how, platform), meter=None) for how in asked])
 
 
 def latency_only(platform: Platform) -> list[Pricing]:
-    """Return how to ask for the latency alone."""
+    """Return the pricing of the latency alone."""
     return [Pricing(LATENCY, platform, {})]
 
 
@@ -145,12 +137,12 @@ def starts_of(
     error: float,
     most: int,
 ) -> list[Plan]:
-    """Return plans near which good ones are looked for: optima of some freedoms, in each objective that adds up.
+    """Return starts of the local search: optima of some freedoms, in each additive objective.
 
     Args:
         costs: of the latency.
-        ranks: what triples cost, where the space has ranks.
-        error: that outputs may be expected to be off by.
+        ranks: the costs of triples, where the space has ranks.
+        error: the expected error that outputs may have.
     """
     inner = space.chains if isinstance(space, RankSpace) else space
     found = [chain_plan(graph, (), [group[0].name]) for group in costs.platform.classes().values()]
@@ -200,7 +192,7 @@ class _Shared:
 
 
 def bound_of(graph: Graph, space: object, costs: ChainCosts, how: Pricing, ranks: RankCosts | None) -> Relaxation:
-    """Return what no plan goes below in the model, in an objective's unit; 0 where nothing is known to be a bound."""
+    """Return the lower bound under the model, in an objective's unit; 0 where none is known."""
     operator_s = np.array(costs.operator_s)
     if ranks is not None:
         for (operator, _), place in ranks.space.places.items():
@@ -213,7 +205,7 @@ def bound_of(graph: Graph, space: object, costs: ChainCosts, how: Pricing, ranks
     if how.objective.law == "sum":
         own = weighed(cheapest, known_weights(how, costs.platform))
         least = float(own.operator_s.min(axis=0).sum())
-        if isinstance(inner, SegmentSpace):  # work side by side is no less, so that the best chain is a bound
+        if isinstance(inner, SegmentSpace):  # running side by side never reduces the sum
             chains = SegmentModel(inner, own, copy_s_per_byte=0.0).best(splits=False, branches=False)
             least = max(least, chains.cost_s)
         return Relaxation(least, least)
@@ -221,10 +213,10 @@ def bound_of(graph: Graph, space: object, costs: ChainCosts, how: Pricing, ranks
     return Relaxation(found.work_s, found.work_s) if how.objective.law == "period" else found
 
 
-def composed_beliefs(
+def composed_estimate(
     model: SearchModel, costs: ChainCosts, optima: tuple[Plan, ...], bound: Relaxation, *, own: bool
-) -> Beliefs:
-    """Return what is believed before anything is measured."""
+) -> ModelEstimate:
+    """Return the model estimate before any plan is measured."""
     reached = model.predict(optima[0])
     least = min(bound.latency_s, reached)
-    return Beliefs(costs, optima, Bounds(least, reached <= least * (1 + 1e-9), bound, own=own))
+    return ModelEstimate(costs, optima, Bounds(least, reached <= least * (1 + 1e-9), bound, own=own))

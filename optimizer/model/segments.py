@@ -1,10 +1,10 @@
-"""What a study believes of branches and splits before it measures: the best plan by the model, and baselines."""
+"""The model estimate of branches and splits: times of joins, the best plan under the model, and baselines."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import combinations, pairwise
 
@@ -13,15 +13,16 @@ import numpy as np
 from evaluators.base import Batch, Session
 from evaluators.schedule import Timeline
 from optimizer.exact.bound import relax
+from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts, chain_cost
 from optimizer.exact.segment_model import SegmentModel
-from optimizer.model.baselines import Baseline, baselines
-from optimizer.model.bounds import Beliefs, Bounds
+from optimizer.model.baselines import MOST_PARTS, Baseline, baselines
+from optimizer.model.bounds import Bounds, ModelEstimate
 from optimizer.model.branch_greedy import branch_greedy
 from optimizer.model.profile import Profile
-from search_spaces.core.errors import PlanError
+from search_spaces.core.errors import InfeasibleError, PlanError, UnavailableError
 from search_spaces.core.graph import Graph
-from search_spaces.core.plan import Plan
+from search_spaces.core.plan import Plan, canonical
 from search_spaces.core.platform import Platform
 from search_spaces.spaces.branch_runs import BranchRuns
 from search_spaces.spaces.chain import chain_plan
@@ -37,6 +38,7 @@ SINGLE = "operators split one by one"
 CHAINS = "chains split"
 EVERY = "every operator shared"
 BRANCHES = "branches side by side"
+CUTS = "best cuts by the model"
 _RUNS, _LEAST_RUNS, _MOST_S = 12, 3, 2.5
 
 
@@ -48,18 +50,18 @@ def split_profile(
     known: Profile,
     progress: Callable[[str], None],
 ) -> Profile:
-    """Return a profile in which starting a part, and meeting another core, are read off the clock where they happen.
+    """Return a profile with directly measured times of starting a part and of joining another core.
 
-    As differences of two latencies they drown in noise on large models, and where chains begin and end hangs on them.
-    Cores meet where every operator is shared by both: one that waited for long, as behind a model's half, would sleep.
+    As differences of two latencies they would drown in noise on large models. Joins are measured in a plan that splits
+    every operator, since a core that waits for half a model would fall asleep.
 
     Args:
-        known: the operators, as they were timed; what has a memory of its own stays as it is.
+        known: the operators' times; those of processors with memory of their own stay as they are.
 
     Raises:
         UnavailableError: the device failed.
     """
-    operator_s, overhead_s, hand_over_s = dict(known.operator_s), dict(known.overhead_s), dict(known.hand_over_s)
+    operator_s, overhead_s, transfer_s = dict(known.operator_s), dict(known.overhead_s), dict(known.transfer_s)
     count = len(graph.operators)
     cores = [p for p in platform.processors if p.kind == "cpu" and np.isfinite(known.whole_s[p.like])]
     for like, name in {p.like: p.name for p in reversed(cores)}.items() if count > 1 else ():
@@ -69,20 +71,21 @@ def split_profile(
         overhead_s[like] = float(np.median([gap for batch in batches for gap in _gaps_s(batch)]))
         rest_s = max(0.0, known.whole_s[like] - overhead_s[like])
         operator_s[like] = tuple(float(s) for s in took_s * (rest_s / max(float(took_s.sum()), 1e-12)))
-    for a, b in reversed(list(combinations(cores, 2))) if count > 1 else ():
+    together = [(a, b) for a, b in combinations(cores, 2) if not a.excludes(b)]
+    for a, b in reversed(together) if count > 1 else ():
         progress(f"timing joins of {a.name} and {b.name}")
         plan = space.plan(_shared_by(space, (a.name, b.name), (known.whole_s[a.like], known.whole_s[b.like])))
         waits = [wait for batch in _runs(session, graph, plan) for wait in waits_s(graph, plan, batch.timeline)]
         if waits:
-            hand_over_s["|".join(sorted((a.like, b.like)))] = max(0.0, float(np.median(waits)))
-    return Profile(operator_s, overhead_s, hand_over_s, known.whole_s)
+            transfer_s["|".join(sorted((a.like, b.like)))] = max(0.0, float(np.median(waits)))
+    return Profile(operator_s, overhead_s, transfer_s, known.whole_s)
 
 
 def _shared_by(space: SegmentSpace, on: tuple[str, str], whole_s: tuple[float, float]) -> tuple[Part, ...]:
-    """Return every operator split by itself, so that both sides take about as long, or whole where it cannot be.
+    """Return a plan that splits every operator into sides of about the same time, where it can.
 
     Args:
-        whole_s: what the whole model takes on each of the two.
+        whole_s: seconds of the whole model on each of the two.
     """
     share = min(max(round(GRID * whole_s[1] / max(sum(whole_s), 1e-12)), 1), GRID - 1)
     quicker = on[int(whole_s[1] < whole_s[0])]
@@ -102,7 +105,7 @@ def _shared_by(space: SegmentSpace, on: tuple[str, str], whole_s: tuple[float, f
 
 
 def waits_s(graph: Graph, plan: Plan, timeline: Timeline | None) -> list[float]:
-    """Return, for each stage that waited for another lane last, how long after that stage's end it began."""
+    """Return, for each stage that waited for another processor, the seconds from that one's end to its start."""
     if timeline is None:
         return []
     places: dict[int, list[int]] = {}  # several of an operator that is split
@@ -134,66 +137,72 @@ def _runs(session: Session, graph: Graph, plan: Plan) -> Sequence[Batch]:
 
 
 def _gaps_s(batch: Batch) -> list[float]:
-    """Return what passed between each stage's end and the start of the next one."""
+    """Return the seconds between each stage's end and the start of the next one."""
     events = sorted(batch.timeline.events, key=lambda e: e.start_s) if batch.timeline is not None else []
     return [max(0.0, b.start_s - a.end_s) for a, b in pairwise(events)] or [0.0]
 
 
-def segment_beliefs(graph: Graph, costs: ChainCosts, space: SegmentSpace, *, own: bool = False) -> Beliefs:
-    """Return what is believed: the optimum of the model, which no plan of the space goes below in it.
+def segment_estimate(graph: Graph, costs: ChainCosts, space: SegmentSpace, *, own: bool = False) -> ModelEstimate:
+    """Return the model estimate: the optimum, which is also the lower bound of the space.
 
     Args:
-        own: whether the costs are the evaluator's own, which may know of plans what the model does not.
+        own: whether the costs are the evaluator's own, whose prices of plans may include more.
     """
     best = SegmentModel(space, costs).best()
-    # As if each operator could be split: none of the space is faster, and where one cannot the bound is a little low.
+    # Relaxation: every operator can be split. Where one cannot, the bound is a little low.
     relaxed = relax(graph, costs, range(len(graph.operators)) if space.axes else ())
     bounds = Bounds(relaxed.latency_s if own else best.cost_s, not own, relaxed, own=own)
-    return Beliefs(costs, (space.plan(best.parts),), bounds)
+    return ModelEstimate(costs, (space.plan(best.parts),), bounds)
 
 
 def segment_baselines(
     graph: Graph, platform: Platform, space: SegmentSpace, costs: ChainCosts, fastest: str
 ) -> tuple[Baseline, ...]:
-    """Return the baselines: whole on each kind, and what is known of branches and of splits.
+    """Return the baselines: each processor alone, published procedures for branches and splits, and those of cuts.
 
     Of branches the procedure of NEST-C (seed 003), and all of them side by side. Of splits CoDL's procedure (seed 002),
     the best splits of one operator each, and each operator split in proportion, as a pool of threads would, by the two
-    cores that are the quickest together. Where there are both, also the best plans by the model of each alone.
+    cores that are the quickest together. Also the best plans by the model of cuts alone, which lies outside the space
+    where a module is cut twice, and, where there are both, of branches and of splits alone.
     """
     model = SegmentModel(space, costs)
-    found = {b.plan.digest: b for b in baselines(graph, platform, fastest) if len(b.plan.stages) == 1}
+    usual = baselines(graph, platform, fastest)
+    found = {b.plan.digest: b for b in usual if len(b.plan.stages) == 1}
     named: list[tuple[str, Sequence[Part]]] = []
     if space.branching:
-        home = [p.name for p in platform.processors].index(fastest)
-        free = replace(costs, overhead_s=np.zeros_like(costs.overhead_s), hand_over_s=np.zeros_like(costs.hand_over_s))
-        named += [(SEED_003, _greedy(space, costs, home)), (SIDE_BY_SIDE, _greedy(space, free, home))]
+        main = [p.name for p in platform.processors].index(fastest)
+        free = replace(costs, overhead_s=np.zeros_like(costs.overhead_s), transfer_s=np.zeros_like(costs.transfer_s))
+        named += [(SEED_003, _greedy(space, costs, main)), (SIDE_BY_SIDE, _greedy(space, free, main))]
     if space.axes:
         named += [(GREEDY, model.greedy().parts), (SINGLE, model.best(chains=False, branches=False).parts)]
     if space.axes and space.branching:
         named += [(BRANCHES, model.best(splits=False).parts), (CHAINS, model.best(branches=False).parts)]
+    with suppress(InfeasibleError, UnavailableError):
+        cut = best_chains(costs, min(MOST_PARTS, len(graph.operators)), stop_s=time.monotonic() + _MOST_S)[0]
+        best = canonical(chain_plan(graph, cut.cuts, cut.processors), graph, platform)
+        found.setdefault(best.digest, Baseline(CUTS, best))
     cores = [p.name for p in platform.processors if p.kind == "cpu"]
     whole_s = {core: chain_cost(costs, chain_plan(graph, (), [core])) for core in cores}
-    able = [pair for pair in space.pairs if all(np.isfinite(whole_s.get(lane, np.inf)) for lane in pair)]
+    able = [pair for pair in space.pairs if all(np.isfinite(whole_s.get(processor, np.inf)) for processor in pair)]
     if able and space.axes:
-        on = max(able, key=lambda pair: sum(1 / max(whole_s[lane], 1e-12) for lane in pair))
+        on = max(able, key=lambda pair: sum(1 / max(whole_s[processor], 1e-12) for processor in pair))
         named.append((EVERY, _shared_by(space, on, (whole_s[on[0]], whole_s[on[1]]))))
     for name, parts in named:
         plan = space.plan(parts)
         found.setdefault(plan.digest, Baseline(name, plan))
-    return tuple(found.values())
+    return tuple({b.plan.digest: b for b in (*found.values(), *usual)}.values())
 
 
-def _greedy(space: SegmentSpace, costs: ChainCosts, home: int) -> tuple[Part, ...]:
-    """Return the plan of seed 003's procedure; where stages and transfers are free, all that gains is side by side."""
+def _greedy(space: SegmentSpace, costs: ChainCosts, main: int) -> tuple[Part, ...]:
+    """Return the plan of seed 003's procedure; side by side is always better where stages and transfers are free."""
     runs = BranchRuns.of(space.graph)
     names = [p.name for p in costs.platform.processors]
-    lanes = branch_greedy(runs, costs, home)
-    return space.placed([names[lanes[runs.run_of[o]]] for o in range(len(space.graph.operators))])
+    processors = branch_greedy(runs, costs, main)
+    return space.placed([names[processors[runs.run_of[o]]] for o in range(len(space.graph.operators))])
 
 
 def segment_price(space: SegmentSpace, costs: ChainCosts) -> Callable[[Plan], float]:
-    """Return what tells the seconds that the model gives a plan."""
+    """Return a function from a plan to the model's seconds."""
     model = SegmentModel(space, costs)
 
     def price(plan: Plan) -> float:

@@ -66,8 +66,8 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
     if compared or not tables.summary:
         yield Text(text if tables.summary else "No study is finished yet.", "answer")
     by = ", ".join(dict.fromkeys(named(r["evaluator"]) for r in tables.summary))
-    told = f"{done} of {len(state['studies'])} studies are done"
-    yield Text(f"{told}{f', {len(failed)} failed' if failed else ''}{f'; evaluator {by}' if by else ''}.")
+    progress = f"{done} of {len(state['studies'])} studies are done"
+    yield Text(f"{progress}{f', {len(failed)} failed' if failed else ''}{f'; evaluator {by}' if by else ''}.")
     if not tables.summary:
         return
     axes = _shown_axes(tables.summary)
@@ -139,7 +139,7 @@ def _curves(tables: Tables) -> Iterator[Block]:
         "curves",
         plot.svg(),
         "How far the best plan so far is above the best that any study of this model on this platform found, mean over "
-        "models and seeds. Known plans come first in every study.",
+        "models and seeds. Baselines come first in every study.",
         Table("Mean excess", columns, rows),
     )
 
@@ -169,8 +169,8 @@ def _plans(tables: Tables) -> Iterator[Block]:
 
 def _environment(state: Mapping[str, Any]) -> Iterator[Block]:
     parts = {"Python": state.get("python"), **dict(state.get("packages", {}))}
-    told = {"time": str(state.get("created_utc", "")), **dict(state.get("machine", {})), **parts}
-    yield listed("Environment", ("what", "value"), told)
+    facts = {"time": str(state.get("created_utc", "")), **dict(state.get("machine", {})), **parts}
+    yield listed("Environment", ("what", "value"), facts)
 
 
 def _again(state: Mapping[str, Any]) -> Iterator[Block]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Self
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     ProgressColumn,
     SpinnerColumn,
@@ -75,7 +74,8 @@ def make_console(*, stderr: bool = False) -> Console:
 
 def progress_bar(console: Console, unit: str, clock: ProgressColumn, *first: ProgressColumn, quiet: bool) -> Progress:
     """Return a bar with how much is done of how many, on a terminal, which vanishes in the end."""
-    bar = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn(unit))
+    done = TextColumn("{task.completed:.0f}/{task.total:.0f} " + unit)
+    bar = (TextColumn("{task.description}"), BarColumn(bar_width=24), done)
     hidden = quiet or not console.is_terminal
     return Progress(*first, *bar, clock, console=console, disable=hidden, transient=True)
 
@@ -196,7 +196,7 @@ def _figure(result: Result, plan: Plan) -> str:
     samples, interval = result.samples(plan), result.interval(plan)
     if samples is None or interval is None:
         trial = result.history.known.get(plan.digest)
-        return trial.failure if trial else "not measured (budget)"
+        return trial.failure if trial else "not tried (budget)"
     unit = result.objective.shown
     text = figure_text(samples.median, interval, unit)
     measured = result.measurement(plan)
@@ -287,7 +287,7 @@ def _stages(result: Result, plan: Plan) -> Table:
         if index == _MOST_STAGES_SHOWN and len(plan.stages) > _MOST_STAGES_SHOWN + 1:
             rows.append(("…", plural(len(plan.stages) - index, "more stage"), "", "", ""))
             break
-        stage_ms = f"{stage_s[index] * 1e3:.2f}" if stage_s else ""
+        stage_ms = f"{stage_s[index] * 1e3:.4g}" if stage_s else ""
         what = describe_operators(result.graph, stage.operators)
         rows.append((str(index), what, stage.processor, stage_ms, crossing(result.graph, stage.operators) or "–"))
     return table((">stage", "operators", "processor", f">{took}", ">transfers"), rows, title)
@@ -311,6 +311,8 @@ def _conclusions(result: Result) -> list[Text]:
     notes = [*_evidence(result), *_disturbances(result)]
     if result.deployed is not None:
         notes.append(f"outputs of the written stage files: {result.deployed}")
+    if result.tolerances:
+        notes.append(result.tolerances)
     return lines + [_labelled("notes" if i == 0 else "", note) for i, note in enumerate(notes)]
 
 
@@ -411,10 +413,10 @@ def _bound(result: Result) -> str:
     bounds, gap = result.bounds, result.gap
     if bounds is None or gap is None:
         return ""
-    least = f"{bounds.space_s * 1e3:.2f} {result.objective.shown}"
+    least = f"{bounds.space_s * 1e3:.4g} {result.objective.shown}"
     model = "this cost model" if bounds.own else "the profiled operators"
     if gap < -_NOISE:
-        text = f"the best plan beats the optimum by {model}, {least}, by {percent(-gap, 1)}: these times are too high"
+        text = f"the best plan is {percent(-gap, 1)} below the optimum by {model}, {least}: their times are too high"
     elif gap >= _NOISE:
         text = f"at most {percent(gap, 1)} above the best plan of this space by {model}, {least}"
     elif bounds.proven and bounds.own:
@@ -422,7 +424,7 @@ def _bound(result: Result) -> str:
     else:
         text = f"within {percent(_NOISE)} of the best plan of this space by {model}, {least}"
     if result.objective == LATENCY:
-        text += f"; lower bound for any plan: {bounds.all_plans.latency_s * 1e3:.2f} ms"
+        text += f"; lower bound for any plan: {bounds.all_plans.latency_s * 1e3:.4g} ms"
     return text
 
 

@@ -15,9 +15,9 @@ from evaluators.samples import Samples
 from evaluators.schedule import Event, Law, Task, Timeline, in_rounds, needs_of, rounds, run_tasks, timeline
 from evaluators.workload.objectives import find_workload_objective
 from optimizer.exact.chain import ChainCosts
-from optimizer.files import disk_errors, read_document
+from optimizer.files import damage_of, disk_errors, read_document
 from optimizer.model.profile import Profile
-from optimizer.study.folder import CONFIG, LOG, read_manifest
+from optimizer.study.folder import CONFIG, LOG, RESULT, read_manifest
 from optimizer.study.history import OPTIMUM, Trial
 from optimizer.study.log import read_log
 from optimizer.study.verdict import Verdict
@@ -37,7 +37,10 @@ STREAMED = 4
 """Inferences of a stream that are drawn."""
 
 Family = Literal["baseline", "model", "search"]
-"""Who proposed a plan: a person's usual choice, the model of single operators, or the search."""
+"""The origin of a plan: a baseline, the model of single operators, or the search."""
+
+
+_ANOTHER = "give another run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,22 +170,23 @@ class Study:
         costs = self.costs
         if costs is None or self.graph is None or plan.ranks or any(stage.share is not None for stage in plan.stages):
             return None
-        lanes = {p.name: i for i, p in enumerate(costs.platform.processors)}
-        if any(stage.processor not in lanes for stage in plan.stages):  # the runtime's own placement
+        processors = {p.name: i for i, p in enumerate(costs.platform.processors)}
+        if any(stage.processor not in processors for stage in plan.stages):  # the runtime's own placement
             return None
         place = {operator: i for i, stage in enumerate(plan.stages) for operator in stage.operators}
         tasks = []
         for index, stage in enumerate(plan.stages):
-            lane = lanes[stage.processor]
-            work_s = float(costs.operator_s[lane, list(stage.operators)].sum() + costs.overhead_s[lane])
+            processor = processors[stage.processor]
+            work_s = float(costs.operator_s[processor, list(stage.operators)].sum() + costs.overhead_s[processor])
             if not work_s < float("inf"):
                 return None
             before = {place[b] for o in stage.operators for b in self.graph.predecessors(o)} - {index}
             first = stage.operators[0]
             needs = tuple(
-                (b, float(costs.hand_over_s[first, lanes[plan.stages[b].processor], lane])) for b in sorted(before)
+                (b, float(costs.transfer_s[first, processors[plan.stages[b].processor], processor]))
+                for b in sorted(before)
             )
-            tasks.append(Task(lane, work_s, needs))
+            tasks.append(Task(processor, work_s, needs))
         spans = run_tasks(tasks, Law.of(costs.platform))
         return timeline(spans, [stage.processor for stage in plan.stages])
 
@@ -198,19 +202,20 @@ def read_study(path: Path) -> Study:
         raise RunFolderError(f"{path}: is not a run folder: it has no manifest.json", "give the folder of a study")
     result = read_result(path)
     records = read_log(path / LOG).records
-    trials = [Trial.from_json(record.data) for record in records if record.kind in {"trial", "baseline"}]
+    with damage_of(path / LOG, _ANOTHER):
+        trials = [Trial.from_json(record.data) for record in records if record.kind in {"trial", "baseline"}]
     verdicts = [r for r in records if r.kind == "verdict"]
     profiles = [r for r in records if r.kind == "profile"]
     config: dict[str, Any] = {}
     with suppress(UsageError):
         config = read_settings(path / CONFIG)
     graph, joined, missing = _models(config, result)
-    try:
-        verdict = Verdict.from_json(verdicts[-1].data) if verdicts and result["complete"] else None
+    with damage_of(path / RESULT, _ANOTHER):
+        verdicts = verdicts if result["complete"] else []
         platform = recorded_platform(result["platform"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunFolderError(f"{path}: damaged: {error!r}", "make the report of another run") from error
-    profile = Profile.from_json(profiles[-1].data) if profiles else None
+    with damage_of(path / LOG, _ANOTHER):
+        verdict = Verdict.from_json(verdicts[-1].data) if verdicts else None
+        profile = Profile.from_json(profiles[-1].data) if profiles else None
     device = next((r.data for r in records if r.kind == "device"), {})
     first = tuple(t for t in trials if t.repeat_of is None)
     return Study(path, manifest, config, result, first, verdict, profile, platform, graph, missing, device, joined)
@@ -310,7 +315,7 @@ def read_result(path: Path) -> dict[str, Any]:
     Raises:
         RunFolderError: the study is not finished, damaged, or written by a newer version.
     """
-    file = path / "result.json"
+    file = path / RESULT
     with disk_errors(file):
         finished = file.is_file()
     if not finished:
@@ -318,7 +323,8 @@ def read_result(path: Path) -> dict[str, Any]:
     result = read_document(file, SCHEMA_VERSION, "resume it with its --study to write it again")
     if result.get("best") is None:
         raise RunFolderError(f"{path}: no plan has been measured yet", "resume it with its --study")
-    _as_latencies(result)
+    with damage_of(file, _ANOTHER):
+        _as_latencies(result)
     return result
 
 
@@ -345,7 +351,9 @@ def _models(config: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[Graph
     """Return the model, or of several what joins them, where they are still what they were; else why there is none."""
     from search_spaces.models import load
 
-    source, shapes = str(config.get("model")), tuple(config.get("input_shape") or ())
+    if "model" not in config:
+        return None, None, f"{CONFIG} is missing or damaged"
+    source, shapes = str(config["model"]), tuple(config.get("input_shape") or ())
     joined = None
     try:
         if workload := result.get("workload"):

@@ -215,12 +215,12 @@ def _route(graph: Graph, columns: Sequence[int]) -> list[Wire]:
     for origin, target in sorted(ends, key=lambda wire: (wire[0], -wire[1])):
         here, there = columns[origin] if origin != CALLER else columns[target], columns[target]
         middles = [(there, 0), (here, 0)]
-        clear = (lane for lane in middles if not _any_between(occupied[lane[0]], origin, target))
-        lane = next((lane for lane in clear if _is_free(used, lane, origin)), None)
-        lane = lane or _track(used, max(here, there), origin)
-        before = used.get(lane)
-        used[lane] = (origin, max(target, before[1]) if before and before[0] == origin else target)
-        wires.append(Wire(origin, target, *lane))
+        clear = (track for track in middles if not _any_between(occupied[track[0]], origin, target))
+        track = next((track for track in clear if _is_free(used, track, origin)), None)
+        track = track or _track(used, max(here, there), origin)
+        before = used.get(track)
+        used[track] = (origin, max(target, before[1]) if before and before[0] == origin else target)
+        wires.append(Wire(origin, target, *track))
     return wires
 
 
@@ -230,17 +230,17 @@ def _any_between(rows: Sequence[int], first: int, last: int) -> bool:
     return index < len(rows) and rows[index] < last
 
 
-def _is_free(used: dict[tuple[int, int], tuple[int, int]], lane: tuple[int, int], origin: int) -> bool:
+def _is_free(used: dict[tuple[int, int], tuple[int, int]], track: tuple[int, int], origin: int) -> bool:
     """Tell whether a wire from ``origin`` may enter a lane; wires of one origin share it, others follow it below."""
-    before = used.get(lane)
+    before = used.get(track)
     return before is None or before[0] == origin or before[1] <= origin
 
 
 def _track(used: dict[tuple[int, int], tuple[int, int]], column: int, origin: int) -> tuple[int, int]:
     """Return the track beside a column that has this origin already, or the nearest that is free."""
     tracks = list(takewhile(used.__contains__, ((column, track) for track in count(1))))
-    own = (lane for lane in tracks if used[lane][0] == origin)
-    free = (lane for lane in tracks if used[lane][1] <= origin)
+    own = (track for track in tracks if used[track][0] == origin)
+    free = (track for track in tracks if used[track][1] <= origin)
     return next(chain(own, free), (column, len(tracks) + 1))
 
 
@@ -291,9 +291,9 @@ class _Picture:
 
     def middle(self, row: int, wire: Wire) -> float:
         """Where wires meet an operator; the caller's box is as wide as needed."""
-        return self.lane(wire) if row == CALLER else self.lefts[self.layout.columns[row]] + self.node / 2
+        return self.track(wire) if row == CALLER else self.lefts[self.layout.columns[row]] + self.node / 2
 
-    def lane(self, wire: Wire) -> float:
+    def track(self, wire: Wire) -> float:
         """Where a wire runs down."""
         left = self.lefts[wire.column]
         return left + self.node / 2 if wire.track == 0 else left - 6 - _TRACK * (wire.track - 0.5)
@@ -403,9 +403,9 @@ def _wires(found: Inspection, picture: _Picture) -> Iterator[str]:
     graph = found.graph
     known = {**dict.fromkeys(graph.inputs, CALLER), **graph.producer}
     for wire in picture.layout.wires:
-        start, end, lane = picture.middle(wire.origin, wire), picture.middle(wire.target, wire), picture.lane(wire)
+        start, end, track = picture.middle(wire.origin, wire), picture.middle(wire.target, wire), picture.track(wire)
         above, below = picture.y(wire.origin) + _NODE, picture.y(wire.target) - _ARROW
-        turns = f"V{above + _TURN_OUT:.1f}H{lane:.1f}V{below - _TURN_IN:.1f}H{end:.1f}V{below:.1f}"
+        turns = f"V{above + _TURN_OUT:.1f}H{track:.1f}V{below - _TURN_IN:.1f}H{end:.1f}V{below:.1f}"
         path = f"M{start:.1f} {above:.1f}{turns}"
         read = dict.fromkeys(graph.operators[wire.target].inputs)
         handed = [t for t in read if known.get(t) == wire.origin]
@@ -422,9 +422,9 @@ def _wires(found: Inspection, picture: _Picture) -> Iterator[str]:
 def _caller(found: Inspection, picture: _Picture) -> Iterator[str]:
     """Yield the model's inputs, wide enough for all wires that come from there."""
     graph = found.graph
-    lanes = [picture.lane(wire) for wire in picture.layout.wires if wire.origin == CALLER]
-    left = min([picture.lefts[0], *(x - 8 for x in lanes)])
-    right = max([picture.lefts[0] + picture.node, *(x + 8 for x in lanes)])
+    tracks = [picture.track(wire) for wire in picture.layout.wires if wire.origin == CALLER]
+    left = min([picture.lefts[0], *(x - 8 for x in tracks)])
+    right = max([picture.lefts[0] + picture.node, *(x + 8 for x in tracks)])
     tensors = [graph.tensors[i] for i in graph.inputs]
     text = f"input {shape_text(tensors[0])} {tensors[0].dtype}" if len(tensors) == 1 else f"{len(tensors)} inputs"
     title = "\n".join(tensor_text(t) for t in tensors) or "the model reads nothing from the caller"

@@ -12,7 +12,7 @@ from search_spaces.core.wording import plural
 WIDTH = 920.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 44.0, 44.0
 _LANE, _GAP = 24.0, 6.0
-_FAMILIES = (("baseline", "known cuts"), ("model", "best of the model"), ("search", "search"))
+_FAMILIES = (("baseline", "baselines"), ("model", "best of the model"), ("search", "search"))
 _LONGEST_NAME = 36
 _ABOVE = ("above", "above the scale")
 _FAR_PREDICTED = 4.0
@@ -64,7 +64,7 @@ def timelines(bars: Sequence[Bar], kinds: Sequence[str]) -> str:
 
 def _lanes(bar: Bar) -> list[str]:
     named = (*(stage.processor for stage in bar.plan.stages), *(e.lane for e in bar.timeline.events))
-    busy = {e.lane for e in bar.timeline.events}  # a plan may name pools, of which a lane takes what it is given
+    busy = {e.lane for e in bar.timeline.events}  # a plan may name pools, of which a processor takes what it is given
     return [lane for lane in dict.fromkeys(named) if lane in busy]
 
 
@@ -82,8 +82,8 @@ def optimisation(points: Sequence[Point], bound_s: float | None, unit: str = "ms
     if bound_s:
         height_of = y(bound_s * 1e3)
         plot.line([(x.start, height_of), (x.end, height_of)], "bound", f"bound {bound_s * 1e3:.4g} {unit}")
-        plot.line([(WIDTH - 300, 14), (WIDTH - 276, 14)], "bound")
-        plot.text(WIDTH - 270, 18, "optimum of the model", style="m")
+        plot.line([(WIDTH - 326, 14), (WIDTH - 302, 14)], "bound")
+        plot.text(WIDTH - 296, 18, "lower bound of the model", style="m")
     # The line begins where it enters the scale.
     steps = _steps((x(p.number), y(p.best_s * 1e3)) for p in points if p.best_s * 1e3 <= y.high)
     for point in points:
@@ -194,8 +194,8 @@ def front(
     plot.line(_steps((x(first), y(second)) for first, second in sorted(kept)), "best", "the front")
     named = {knee, *(min(range(len(kept)), key=lambda i: kept[i][side]) for side in (0, 1))}
     for index, (first, second) in enumerate(kept):
-        told = f"{names[index]}: {first:.4g}, {second:.4g}" + (" (the knee)" if index == knee else "")
-        plot.mark(x(first), y(second), "baseline" if index == knee else "model", told, 7.0 if index == knee else 4.0)
+        label = f"{names[index]}: {first:.4g}, {second:.4g}" + (" (the knee)" if index == knee else "")
+        plot.mark(x(first), y(second), "baseline" if index == knee else "model", label, 7.0 if index == knee else 4.0)
         if index in named:
             right = x(first) > WIDTH / 2
             text = names[index] if len(names[index]) <= _LONGEST_NAME else f"{names[index][: _LONGEST_NAME - 1]}…"

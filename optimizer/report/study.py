@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from evaluators.measurement.final import Ratio
-from evaluators.objectives import LATENCY
 from optimizer.model.ranks_text import describe_ranks
 from optimizer.report import plots
 from optimizer.report.console import crossing, describe_operators, slower_text
@@ -51,14 +50,14 @@ def study_document(study: Study) -> Document:
         Section("front", "Front", tuple(_front(study))),
         Section("why", "Why this plan", tuple(_why(study))),
         Section("models", "Models", tuple(_workload(study.result))),
-        Section("baselines", "Known plans", tuple(_baselines(study))),
+        Section("baselines", "Baselines", tuple(_baselines(study))),
         Section("timeline", "Timeline", tuple(_timeline(study, drawn))),
         Section("stages", "By number of stages", tuple(_stages(study, found))),
         Section("history", "The search", tuple(_history(study, found))),
         Section("model", "Predicted and measured", () if study.predicted else tuple(_predicted(found))),
         Section("graph", "Graph", tuple(_graph(study))),
         Section("environment", "Environment", tuple(_environment(study))),
-        Section("again", "How to have it again", tuple(_again(study))),
+        Section("again", "How to repeat it", tuple(_again(study))),
     ]
     return Document(
         title=f"{_printable(model['name'])} on {_printable(study.device_name)}",
@@ -107,22 +106,26 @@ def _answer(study: Study) -> Iterator[Block]:
     for text in result.get("disturbances", ()):
         yield Text(f"{text[:1].upper()}{text[1:]}.")
     yield from _bound(result)
-    yield from _outputs(result["best"])
+    yield from _outputs(result["best"], result.get("deployed"))
+    if result.get("tolerances"):
+        yield Text(f"{result['tolerances']}.")
     yield _plan_table(study, study.best)
     if study.graph is not None and (ranks := describe_ranks(study.graph, study.best)):
         yield Text(f"{ranks}.")
 
 
-def _outputs(best: dict[str, Any]) -> Iterator[Block]:
-    """Yield how far the plan's outputs are from the whole model's on the CPU; earlier versions did not tell."""
+def _outputs(best: dict[str, Any], deployed: dict[str, Any] | None = None) -> Iterator[Block]:
+    """Yield the difference of the plan's outputs from the whole model's on the CPU."""
     if best.get("identical"):
         yield Text("It computes bit for bit what the whole model does.")
     elif best.get("max_rel_error") is not None:
+        each = ", ".join(f"{e['name']}: {e['largest']:.1e}, {e['mean']:.1e} on average" for e in best["outputs"])
         yield Text(
             f"Its outputs are within {best['max_rel_error']:.1e} of the whole model's on the CPU, relative to the "
-            f"largest of them ({best['output']}: {best['mean_rel_error']:.1e} on average); {best['tolerance']:.1e} is "
-            "allowed."
+            f"largest of them ({each}); {best['tolerance']:.1e} is allowed."
         )
+    if deployed and deployed["top1"]:
+        yield Text("The likeliest class changes for {} of {} drawn inputs.".format(*deployed["top1"]))
 
 
 def _front(study: Study) -> Iterator[Block]:
@@ -194,8 +197,8 @@ def _plan_table(study: Study, plan: Plan) -> Table:
 def _why(study: Study) -> Iterator[Block]:
     from optimizer.tools.explain import blocks, explain
 
-    if study.objective != LATENCY or study.result.get("front"):
-        yield Text("Why a plan is the best is explained for the latency only.", "note")
+    if study.result.get("workload"):
+        yield Text(f"For several models, the command line explains the plan: optimize explain {study.path}", "note")
         return
     try:
         found = explain(study)
@@ -211,17 +214,17 @@ def _workload(result: Mapping[str, Any]) -> Iterator[Block]:
     if not workload or not workload["outcomes"]:
         return
     outcomes, objective = workload["outcomes"], objective_of(result)
-    yield Text(
-        f"{plural(len(workload['instances']), 'model')} at once; objective: {objective.title}. Figures are "
-        f"{'predicted' if result.get('predicted') else 'medians of runs after the search'}; the last column is the "
-        "simulator's prediction of the objective."
-    )
-    rows = tuple(
-        (name, *(entry[key] for key in _FIGURES.values()), (entry.get("predicted") or {}).get("objective"))
-        for name, entry in outcomes.items()
-    )
-    figures = (Column(name, ".4g") for name in _FIGURES)
-    yield Table("Plans", headed("plan", *figures, f"predicted, {objective.shown}|.4g"), rows)
+    head = f"{plural(len(workload['instances']), 'model')} at once; objective: {objective.title}. Figures are"
+    figures = [Column(name, ".4g") for name in _FIGURES]
+    rows = [(name, *(entry[key] for key in _FIGURES.values())) for name, entry in outcomes.items()]
+    if result.get("predicted"):
+        yield Text(f"{head} predicted.")
+    else:
+        yield Text(f"{head} medians of runs after the search; the last column is the simulator's prediction.")
+        figures.append(Column(f"predicted, {objective.shown}", ".4g"))
+        expected = ((entry.get("predicted") or {}).get("objective") for entry in outcomes.values())
+        rows = [(*row, value) for row, value in zip(rows, expected, strict=True)]
+    yield Table("Plans", headed("plan", *figures), tuple(rows))
     if tucker := workload.get("tucker"):
         found = tuple(
             (name, e["max_error"], e["variants"], len(e["ranks"]), e["macs_saved"], e["error"], _known_by(e))
@@ -232,10 +235,9 @@ def _workload(result: Mapping[str, Any]) -> Iterator[Block]:
             "multiply-accumulates saved|.1%; error of outputs|.2g; source",
         )
         yield Table("Convolutions decomposed (Tucker-2)", columns, found)
-    each = tuple(
-        (name, *(entry["instances_ms"].get(name) for entry in outcomes.values())) for name in workload["instances"]
-    )
-    yield Table("Each model's mean latency, ms", headed("model", *(Column(n, ".4g") for n in outcomes)), each)
+    names = workload["instances"]
+    each = tuple((plan, *(entry["instances_ms"].get(name) for name in names)) for plan, entry in outcomes.items())
+    yield Table("Each model's mean latency, ms", headed("plan", *(Column(f"{n}, ms", ".4g") for n in names)), each)
 
 
 def _known_by(entry: Mapping[str, Any]) -> str:
@@ -267,7 +269,7 @@ def _baselines(study: Study) -> Iterator[Block]:
     word, interval = ("predicted", "model error") if study.predicted else ("median", "95 %")
     numbered = headed(f"{word}, {unit}|.4g; {interval} from|.4g; to|.4g")
     columns = headed("plan", *numbered, "samples|,d; against the recommended plan; stages|d; remark")
-    table = Table("Known plans", columns, tuple(rows))
+    table = Table("Baselines", columns, tuple(rows))
     named = () if study.predicted else spreads(study)
     if not named:
         yield table
@@ -337,7 +339,7 @@ def _history(study: Study, found: tuple[Point, ...]) -> Iterator[Block]:
         "history",
         plots.optimisation(found, bound / 1e3 if bound else None, _how(study)),
         "Plans in the order in which they were tried."
-        + (" The dashed line is the optimum by the model that guided the search." if bound else ""),
+        + (" The dashed line is the lower bound of the model that guided the search." if bound else ""),
         Table("The search", columns, tuple(rows)),
     )
     failures = [t for t in study.trials if t.failure]
@@ -349,10 +351,10 @@ def _predicted(found: tuple[Point, ...]) -> Iterator[Block]:
     errors = sorted(abs(p.predicted_s / p.latency_s - 1.0) for p in found if p.predicted_s and not p.raced)
     if not errors:
         return
-    within = sum(e <= 0.1 for e in errors) / len(errors)
+    within = sum(e <= 0.1 for e in errors)
     yield Text(
-        f"Of {plural(len(errors), 'plan')} measured in full, the profiled operators predict {percent(within)} within "
-        f"10 %; the median error is {percent(errors[len(errors) // 2], 1)}."
+        f"The profiled operators predict {within} of {plural(len(errors), 'fully measured plan')} within 10 %; the "
+        f"median error is {percent(errors[len(errors) // 2], 1)}."
     )
     yield Figure(
         "predicted",
@@ -390,7 +392,7 @@ def _graph(study: Study) -> Iterator[Block]:
 
 def _environment(study: Study) -> Iterator[Block]:
     manifest, product = study.manifest, dict(study.manifest.get("product", {}))
-    told = {
+    facts = {
         "time": manifest.get("created_utc", ""),
         **dict(manifest.get("machine", {})),
         "Python": manifest.get("python", ""),
@@ -400,7 +402,7 @@ def _environment(study: Study) -> Iterator[Block]:
         **dict(study.result.get("placements", {})),
         "model digest": study.result["model"]["digest"],
     }
-    yield listed("Environment", ("what", "value"), told)
+    yield listed("Environment", ("what", "value"), facts)
 
 
 def _again(study: Study) -> Iterator[Block]:

@@ -35,21 +35,21 @@ def node_data(
     index = {p.name: i for i, p in enumerate(costs.platform.processors)} if costs is not None else {}
     partition = {}
     for number, stage in enumerate(plan.stages):
-        told = f"{stage.processor} · stage {number}"
+        label = f"{stage.processor} · stage {number}"
         if len(stage_s) == len(plan.stages):
-            told += f" · {stage_s[number] * 1e3:.4g} ms"
+            label += f" · {stage_s[number] * 1e3:.4g} ms"
         for operator in stage.operators:
             own = ""
             if costs is not None and stage.processor in index:
                 own = f" · operator {costs.operator_s[index[stage.processor], operator] * 1e3:.4g} ms"
             if operator in names:
-                partition[names[operator]] = {"value": f"{told}{own}", "bgColor": COLOURS[f"p{number % PARTS}"][0]}
+                partition[names[operator]] = {"value": f"{label}{own}", "bgColor": COLOURS[f"p{number % PARTS}"][0]}
     layers: dict[str, dict[str, Any]] = {"partition": {"name": "partition", "results": partition}}
     if costs is None:
         return layers
     most_ms = max((1e3 * s for s in costs.operator_s.flat if math.isfinite(s)), default=0.0)
-    for processor, lane in index.items():
-        times = {name: 1e3 * float(costs.operator_s[lane, o]) for o, name in names.items()}
+    for processor, number in index.items():
+        times = {name: 1e3 * float(costs.operator_s[number, o]) for o, name in names.items()}
         layers[f"partition_{''.join(c if c.isalnum() else '_' for c in processor)}"] = {
             "name": f"ms per operator on {processor}",
             "results": {name: {"value": ms} for name, ms in times.items() if math.isfinite(ms)},

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from optimizer.report.terminal import table
-from search_spaces.core.arrangement import jobs_of
+from search_spaces.core.decoded_plan import jobs_of
 from search_spaces.core.plan import runs_of
 from search_spaces.core.wording import plural
 
@@ -54,7 +54,7 @@ def outcomes_table(result: WorkloadResult) -> Table:
     for name, plan in result.baselines.items():
         trial = result.history.known.get(plan.digest)
         if name not in result.outcomes:
-            made.add_row(Text(name), Text(trial.failure if trial else "not measured (budget)"))
+            made.add_row(Text(name), Text(trial.failure if trial else "not tried (budget)"))
     return made
 
 
@@ -103,8 +103,8 @@ def tucker_lines(result: WorkloadResult) -> list[Text]:
             what = f"{count} convolution{'s run' if count > 1 else ' runs'} as Tucker-2 triples"
             known = "off by" if entry["error_measured"] else "expected to be off by"
             off = "" if entry["error"] is None else f", outputs {known} {entry['error']:.2g}"
-            told = f"{what}: {entry['macs_saved']:.1%} fewer multiply-accumulates{off}"
-            lines.append(Text(f"{name}: {told} ({allowed})"))
+            saved = f"{what}: {entry['macs_saved']:.1%} fewer multiply-accumulates{off}"
+            lines.append(Text(f"{name}: {saved} ({allowed})"))
         elif not entry["decomposable"]:
             lines.append(Text(f"{name}: as it is, it cannot be decomposed"))
         elif entry["variants"]:

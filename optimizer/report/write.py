@@ -15,14 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optimizer.campaign.table import STATE
-from optimizer.files import write_atomic
+from optimizer.files import damage_of, write_atomic
 from optimizer.report import markdown, page
 from optimizer.report.campaign import campaign_document
 from optimizer.report.data import read_study
 from optimizer.report.document import Document
 from optimizer.report.study import study_document
 from optimizer.report.svg import standalone
-from search_spaces.core.errors import RunFolderError, printable
+from optimizer.study.folder import RESULT
+from search_spaces.core.errors import printable
 
 PLOTS = "report"
 
@@ -48,11 +49,10 @@ def report(run: Path, out: Path | None = None) -> Written:
     Raises:
         RunFolderError: it is no run folder, not finished, damaged, written by a newer version, or cannot be written.
     """
-    try:
-        document = campaign_document(run) if (run / STATE).is_file() else study_document(read_study(run))
+    several = (run / STATE).is_file()
+    with damage_of(run / (STATE if several else RESULT), "make the report of another run"):
+        document = campaign_document(run) if several else study_document(read_study(run))
         return write_report(document, out or run)
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
-        raise RunFolderError(f"{run}: damaged: {error!r}", "make the report of another run") from error
 
 
 def write_report(document: Document, folder: Path) -> Written:

@@ -1,11 +1,11 @@
-"""Samplers by name: who proposes the next trial.
+"""Samplers by name.
 
 :func:`study_sampler` makes the one sampler of a study (:mod:`optimizer.samplers.study`). Behind it every trial gets a
 sampler of its own, seeded by the study's seed and the trial's number, or is proposed by one that is made from the space
 and the search model and follows from seed, number and log too. So a study that was interrupted and rebuilt from its log
 proposes what the uninterrupted one would have proposed.
 
-The options of ``tpe`` were chosen on 26 random chains of 22 operators on 3 processors (at most 4 parts, cold start;
+The options of ``tpe`` were chosen on 26 random chains of 22 operators on 3 processors (at most 4 stages, cold start;
 mean distance from the optimum after 25 / 50 / 100 / 200 trials):
 
 ==============================================  ===========================
@@ -38,7 +38,7 @@ from search_spaces.core.plugins import entries, find_entry, load_entry, origin
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
-    from optimizer.samplers.auto import Problem, Proposer
+    from optimizer.samplers.auto import Problem
     from optimizer.samplers.study import KnowingSampler, StudySampler
     from search_spaces.core.plan import Plan
     from search_spaces.spaces.space import EnumerableSpace
@@ -75,7 +75,6 @@ def study_sampler(
     space: EnumerableSpace,
     problem: Problem | None = None,
     *,
-    proposer: Proposer | None = None,
     allowed: Callable[[Plan], bool] = lambda _: True,
     predict: Callable[[Plan], float] = lambda _: 0.0,
 ) -> StudySampler:
@@ -84,21 +83,16 @@ def study_sampler(
     Args:
         name, seed: see :func:`make_sampler`.
         problem: what is searched, for samplers that must know it; they draw at random where it is not given.
-        proposer: the model that the sampler goes by, instead of one that the problem makes.
         allowed, predict: of plans that are drawn, see :class:`~optimizer.samplers.study.StudySampler`.
 
     Raises:
         UsageError: see :func:`make_sampler`.
     """
-    from optimizer.samplers.study import PlanSampler, StudySampler
+    from optimizer.samplers.study import StudySampler
 
     kind = _find(name)
     sampler_of: Callable[[int], BaseSampler] = partial(make_sampler, name, seed)
-    knowing: KnowingSampler | None = None
-    if proposer is not None:
-        knowing = PlanSampler(name, space, proposer)
-    elif kind.knows is not None and problem is not None:
-        knowing = kind.knows(problem, seed)
+    knowing = kind.knows(problem, seed) if kind.knows is not None and problem is not None else None
     return StudySampler(name, space, seed, sampler_of, knowing, allowed, predict)
 
 
@@ -175,7 +169,7 @@ def _with_policy(path: Path) -> SamplerKind:
     from optimizer.samplers.policy.network import Weights
     from optimizer.samplers.policy.reinforce import sampler_of
 
-    weights = Weights.load(path)  # what is wrong with it is told before a model is built
+    weights = Weights.load(path)  # errors are reported before a model is built
     return replace(SAMPLERS["reinforce"], knows=lambda problem, seed: sampler_of(problem, seed, weights))
 
 
@@ -188,7 +182,7 @@ def _imported(path: str) -> SamplerKind:
     module, _, attribute = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # the module is the user's: whatever it raises is told in one line
+    except Exception as error:  # user code: any exception becomes one line
         raise UsageError(f"sampler {path!r} cannot be imported: {error}", "give module:Class") from error
     return _checked(path, found, module)
 
@@ -262,7 +256,8 @@ def _auto(problem: Problem, seed: int) -> KnowingSampler:
     proposer = proposer_of(problem, seed)
     # Of several objectives and no chains no front is known in a model.
     otherwise = None if proposer is not None else partial(make_sampler, "nsga2", seed)
-    return PlanSampler(DEFAULT, problem.space, proposer, problem.optima, problem.fits, otherwise)
+    optima = problem.optima if problem.critic is None else ()  # a critic has learned from the baselines by then
+    return PlanSampler(DEFAULT, problem.space, proposer, optima, problem.fits, otherwise)
 
 
 def _reinforce(problem: Problem, seed: int) -> KnowingSampler:

@@ -4,7 +4,7 @@ Its first proposal is the model's optimum. What was measured corrects the model 
 candidates are the optima of draws of the corrected costs, and the neighbourhood of the best plans known, which is the
 region that measurement confirms (:mod:`~optimizer.samplers.regions`). Of these, in turns,
 
-- the one with the best mean is measured, to confirm what is believed;
+- the one with the best mean is measured, to confirm the estimate;
 - the one with the largest expected improvement on the best measured plan, over joint draws, so that what both share
   does not count as uncertain (Jones, Schonlau and Welch 1998, eq. 14, by Monte Carlo). It reaches beyond the
   neighbourhood wherever a draw of the costs has its optimum elsewhere.
@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 from evaluators.samples import Measurement
 from optimizer.exact.chain import ChainCosts
 from optimizer.exact.front import Criterion
-from optimizer.exact.ranks import RankAim
+from optimizer.exact.ranks import RankLimits
 from optimizer.samplers.correction import Correction
+from optimizer.samplers.critic import Critic
 from optimizer.samplers.pricing import Timing
 from optimizer.samplers.regions import ChainRegion, Found, PlanRegion, Region
 from search_spaces.core.graph import Graph
@@ -48,7 +49,7 @@ _LOST = 1.02  # a plan that lost its race is at least that much slower than the 
 
 
 class Proposer(Protocol):
-    """Who proposes plans, rather than parameters."""
+    """Proposes plans, in place of parameters."""
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
         """Take note of a trial, in the order of trials.
@@ -67,18 +68,19 @@ class Proposer(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What is searched, and what is believed of it.
+    """The search as samplers see it: the space and the model estimate.
 
     Attributes:
-        model: the costs of operators, parts and hand-overs; in seconds.
-        fits: whether a plan keeps all constraints; those that do not are never proposed.
-        law: how parts add up, where something else than the latency is to be small; the model is in its unit.
-        criteria: of several objectives, made of costs of the latency; and in what a lane's stages are told.
+        model: the costs of operators, stages and transfers; in seconds.
+        fits: whether a plan keeps all constraints; others are never proposed.
+        law: how stages add up, for other objectives than the latency; the model is in the objective's unit.
+        criteria: of several objectives, made of costs of the latency; and in what a processor's stages are told.
         ranks: where convolutions may be decomposed, what that costs, and the error that is allowed.
-        search: of plans of any shape: makes who proposes them, given the study's seed.
+        search: of plans of any shape: makes their proposer from the problem and the study's seed.
         front: whether plans of any shape are searched for several objectives.
-        optima: the plans that are best by the model, which ``auto`` proposes first.
-        predict: what the model says of any plan of the space; that of a chain of parts where it is None.
+        optima: the best plans under the model, which ``auto`` proposes first.
+        predict: the model's value of any plan of the space; None where the model of chains serves.
+        critic: of several networks: makes the critic that learns from the times of their jobs.
     """
 
     graph: Graph
@@ -88,22 +90,23 @@ class Problem:
     fits: Callable[[Plan], bool] = lambda _: True
     law: Literal["latency", "period"] | None = None
     criteria: tuple[Callable[[ChainCosts], Sequence[Criterion]], Callable[[str], float]] | None = None
-    ranks: RankAim | None = None
-    search: Callable[[int], Proposer] | None = None
+    ranks: RankLimits | None = None
+    search: Callable[[Problem, int], Proposer] | None = None
     front: bool = False
     optima: tuple[Plan, ...] = ()
     predict: Callable[[Plan], float] | None = None
+    critic: Callable[[], Critic] | None = None
 
 
 def proposer_of(problem: Problem, seed: int) -> Proposer | None:
-    """Return who knows most of a problem; None where no front is known in a model."""
+    """Return the proposer for a problem; None where the model has no front."""
     from optimizer.samplers.objective import ObjectiveProposer
     from optimizer.samplers.pareto import ParetoProposer
     from optimizer.samplers.ranks import RankProposer
     from optimizer.samplers.segments import SegmentProposer
 
     if problem.search is not None:
-        return None if problem.front else problem.search(seed)
+        return None if problem.front else problem.search(problem, seed)
     chains = not isinstance(problem.space, SegmentSpace)
     if problem.criteria is not None:
         return ParetoProposer(problem, seed, *problem.criteria) if chains else None
@@ -111,17 +114,17 @@ def proposer_of(problem: Problem, seed: int) -> Proposer | None:
     if problem.law is not None and (chains or isinstance(problem.space, SegmentSpace)):
         return ObjectiveProposer(problem, seed, problem.law)
     if isinstance(problem.space, SegmentSpace):
-        return SegmentProposer(problem, problem.space)
+        return SegmentProposer(problem, problem.space, seed)
     if problem.ranks is not None:
         return RankProposer(problem, problem.ranks)
     return AutoProposer(problem, seed)
 
 
 class AutoProposer:
-    """See the module.
+    """Proposes plans for one objective and one model.
 
     Args:
-        problem: see there.
+        problem: the space, and the model of its costs.
         seed: of the study.
     """
 
@@ -142,13 +145,16 @@ class AutoProposer:
         self._open: dict[bytes, int] = {}
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
-        """See :class:`Proposer`."""
+        """Take note of a trial, in the order of trials."""
         self._trials.append((plan, measurement, speed))
         if self._open and (name := self._region.name(plan)) is not None:
             self._open.pop(name, None)
 
     def propose(self) -> Plan | None:
-        """See :class:`Proposer`; never a plan that breaks a constraint."""
+        """Return a plan that was not tried, or None where none is known.
+
+        Never a plan that breaks a constraint.
+        """
         for wide in (False, True):
             found = self._candidates(wide=wide)
             while self._open:
@@ -161,16 +167,17 @@ class AutoProposer:
         return None
 
     def ranking(self) -> list[tuple[Plan, float]]:
-        """Return the measured plans of the space with what they are believed to take, in seconds, the best first.
+        """Return the measured plans of the space with their estimated seconds, the best first.
 
-        A plan that looks fastest after few runs was in part lucky; here every measurement of its parts counts.
+        The estimate uses all measurements of a plan's stages, since a plan that looks fastest after few runs was partly
+        lucky.
         """
         self._learn(len(self._trials))
         if not self._measured:
             return []
         mean = self._correction.draw(0, np.random.default_rng(0))
-        believed = self._region.price(mean, self._tried)[0]
-        return [(self._measured[i], float(believed[i])) for i in np.argsort(believed, kind="stable")]
+        estimate = self._region.price(mean, self._tried)[0]
+        return [(self._measured[i], float(estimate[i])) for i in np.argsort(estimate, kind="stable")]
 
     def _candidates(self, *, wide: bool) -> Found:
         """Return the candidates of the block that the next trial is in; wide where the usual ones are used up."""
@@ -209,29 +216,29 @@ class AutoProposer:
             self._correction.choose(1 << (plans.bit_length() - 1))
 
     def _correct(self, plan: Plan, measurement: Measurement, speed: float) -> None:
-        """Learn from a measurement; of a race that was lost in the first runs only that it was lost."""
+        """Learn from a measurement; from a race lost in the first runs only that it was lost."""
         samples, raced = measurement.latency_s, measurement.stopped == "raced"
         usual = speed * measurement.cold
         stage_s, latency_s = tuple(s / usual for s in measurement.stage_s), samples.median / usual
         noise = math.sqrt(_USUAL_RUNS / min(max(len(samples.values_s), 1), 2 * _USUAL_RUNS))
         if raced and (len(samples.values_s) < _WARM_RUNS or min(stage_s) <= 0.0):
             mean = self._correction.draw(0, np.random.default_rng(0))
-            believed = [float(s[0]) for s in self._timing.stage_s(plan.stages, mean)]
-            believed_s = float(self._timing.latency_s(plan.stages, mean)[0])
-            short = _LOST * self._best_s / believed_s
+            estimate = [float(s[0]) for s in self._timing.stage_s(plan.stages, mean)]
+            model_s = float(self._timing.latency_s(plan.stages, mean)[0])
+            short = _LOST * self._best_s / model_s
             if not short > 1.0 or math.isinf(short):
                 return
-            stage_s, latency_s, noise = tuple(s * short for s in believed), believed_s * short, _CENSORED
+            stage_s, latency_s, noise = tuple(s * short for s in estimate), model_s * short, _CENSORED
         elif min(stage_s) <= 0.0:
-            return  # broken off by something else than its own slowness
+            return  # stopped for another reason than its own slowness
         elif not raced:
             self._best_s = min(self._best_s, latency_s)
-        waits, gap_s = self._timing.waits(plan.stages, stage_s, latency_s, self._problem.model.hand_over_s)
+        waits, gap_s = self._timing.waits(plan.stages, stage_s, latency_s, self._problem.model.transfer_s)
         self._correction.observe(plan.stages, stage_s, waits, gap_s, noise)
 
 
 def _choice(found: Found, columns: NDArray[np.int64], *, confirm: bool) -> int:
-    """Return which of the columns to try next: the best mean, or the largest expected improvement."""
+    """Return the index of the column to try next: the best mean, or the largest expected improvement."""
     latency_s = found.latency_s[:, columns]
     if not confirm and found.best_s is not None:
         improvement = np.maximum(found.best_s[1:, None] - latency_s[1:], 0.0).mean(axis=0)
@@ -241,7 +248,7 @@ def _choice(found: Found, columns: NDArray[np.int64], *, confirm: bool) -> int:
 
 
 def _block_size(start: int) -> int:
-    """Return how many plans are proposed from one look: a quarter of those tried, but 16 of 64 to 256."""
+    """Return how many plans one search for candidates yields: a quarter of those tried, 16 from 64 to 256."""
     share = start // _BLOCK_SHARE
     return min(max(share, 1), max(_MOST_IN_BLOCK, share - _LATE))
 

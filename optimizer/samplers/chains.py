@@ -1,4 +1,4 @@
-"""Many chains of parts at once, as arrays: their neighbours, and what they take under draws of the costs."""
+"""Many chains of stages as arrays: their neighbours, and their times under draws of the costs."""
 
 from __future__ import annotations
 
@@ -22,69 +22,71 @@ _FACTORS = np.random.default_rng(2026).integers(-(2**62), 2**62, 4096) * 2 + 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chains:
-    """C chains of at most K parts.
+    """C chains of at most K stages.
 
     Attributes:
-        borders: shape ``(C, K + 1)``: part ``j`` holds the operators ``borders[j] … borders[j + 1] - 1``; parts that a
-            chain lacks are empty and at its end.
-        lanes: shape ``(C, K)``: the processor (index in the platform) of each part, 0 for empty ones.
+        borders: shape ``(C, K + 1)``: stage ``j`` holds the operators ``borders[j] … borders[j + 1] - 1``; stages that
+            a chain lacks are empty and at its end.
+        processors: shape ``(C, K)``: the processor (index in the platform) of each stage, 0 for empty ones.
     """
 
     borders: _Ints
-    lanes: _Ints
+    processors: _Ints
 
     @classmethod
     def of(cls, chains: Sequence[tuple[Sequence[int], Sequence[int]]], count: int, most: int) -> Self:
-        """Return chains of ``count`` operators and at most ``most`` parts, given as cuts and lanes."""
+        """Return chains of ``count`` operators and at most ``most`` stages, given as cuts and processors."""
         borders = np.full((len(chains), most + 1), count)
-        lanes = np.zeros((len(chains), most), dtype=np.int64)
+        processors = np.zeros((len(chains), most), dtype=np.int64)
         borders[:, 0] = 0
         for row, (cuts, used) in enumerate(chains):
             borders[row, 1 : 1 + len(cuts)] = cuts
-            lanes[row, : len(used)] = used
-        return cls(borders, lanes)
+            processors[row, : len(used)] = used
+        return cls(borders, processors)
 
     @property
     def parts(self) -> _Ints:
-        """How many parts each chain has, shape ``(C,)``."""
+        """How many stages each chain has, shape ``(C,)``."""
         found: _Ints = (np.diff(self.borders, axis=1) > 0).sum(axis=1)
         return found
 
     def __len__(self) -> int:
-        return len(self.lanes)
+        return len(self.processors)
 
     def __getitem__(self, rows: _Ints | slice) -> Chains:
         """Return some of the chains."""
-        return Chains(self.borders[rows], self.lanes[rows])
+        return Chains(self.borders[rows], self.processors[rows])
 
     def __add__(self, other: Chains) -> Chains:
         """Return these chains and others of the same K."""
-        return Chains(np.concatenate((self.borders, other.borders)), np.concatenate((self.lanes, other.lanes)))
+        return Chains(
+            np.concatenate((self.borders, other.borders)), np.concatenate((self.processors, other.processors))
+        )
 
     def stages(self, row: int, platform: Platform) -> tuple[Stage, ...]:
-        """Return the parts of one chain."""
-        borders, lanes = self.borders[row].tolist(), self.lanes[row].tolist()
+        """Return the stages of one chain."""
+        borders, processors = self.borders[row].tolist(), self.processors[row].tolist()
         return tuple(
-            Stage(tuple(range(borders[j], borders[j + 1])), platform.processors[lane].name)
-            for j, lane in enumerate(lanes)
+            Stage(tuple(range(borders[j], borders[j + 1])), platform.processors[processor].name)
+            for j, processor in enumerate(processors)
             if borders[j] < borders[j + 1]
         )
 
     def names(self) -> list[bytes]:
         """Return what tells each chain from others of the same K."""
-        rows = np.concatenate((self.borders[:, 1:-1], self.lanes), axis=1)
+        rows = np.concatenate((self.borders[:, 1:-1], self.processors), axis=1)
         return [row.tobytes() for row in rows]
 
 
 def from_plan(plan: Plan, platform: Platform) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the cuts and lanes of a plan of consecutive parts."""
+    """Return the cuts and processors of a plan of consecutive stages."""
     names = [p.name for p in platform.processors]
     return tuple(s.operators[0] for s in plan.stages[1:]), tuple(names.index(s.processor) for s in plan.stages)
 
 
 def distinct(chains: Chains, platform: Platform) -> Chains:
-    """Return the chains in canonical form, without repeats: alike lanes are in the order of their first use."""
-    lanes = chains.lanes.copy()
+    """Return the chains in canonical form, without repeats: alike processors are in the order of their first use."""
+    processors = chains.processors.copy()
     index = {p.name: i for i, p in enumerate(platform.processors)}
     groups = [[index[p.name] for p in group] for group in platform.classes().values()]
     rows = np.arange(len(chains))
@@ -93,26 +95,26 @@ def distinct(chains: Chains, platform: Platform) -> Chains:
         members = np.array([group + [-1] * (len(index) - len(group)) for group in groups])
         used = np.zeros((len(chains), len(groups)), dtype=np.int64)
         name = np.full((len(chains), len(index)), -1)
-        for j in range(lanes.shape[1]):
-            on, there = chains.lanes[:, j], chains.borders[:, j] < chains.borders[:, j + 1]
+        for j in range(processors.shape[1]):
+            on, there = chains.processors[:, j], chains.borders[:, j] < chains.borders[:, j + 1]
             new = there & (name[rows, on] < 0)
             group = group_of[on]
             name[rows[new], on[new]] = members[group[new], used[rows[new], group[new]]]
             used[rows[new], group[new]] += 1
-            lanes[:, j] = np.where(there, name[rows, on], 0)
+            processors[:, j] = np.where(there, name[rows, on], 0)
     else:
-        lanes[chains.borders[:, :-1] >= chains.borders[:, 1:]] = 0
+        processors[chains.borders[:, :-1] >= chains.borders[:, 1:]] = 0
     # A random hash into 64 bits: sorting rows as such would take most of the time of a proposal.
-    every = np.concatenate((chains.borders, lanes), axis=1)
+    every = np.concatenate((chains.borders, processors), axis=1)
     with np.errstate(over="ignore"):
         hashed = every @ _FACTORS[: every.shape[1]]
     _, first = np.unique(hashed ^ (hashed >> 31), return_index=True)
     first.sort()
-    return Chains(chains.borders[first], lanes[first])
+    return Chains(chains.borders[first], processors[first])
 
 
 def neighbours(chains: Chains, processors: int, places: int, rng: np.random.Generator) -> Chains:
-    """Return the chains next to these: each border shifted or set anew, parts moved, merged and split.
+    """Return the chains next to these: each border shifted or set anew, stages moved, merged and split.
 
     Args:
         chains: at least one.
@@ -121,9 +123,9 @@ def neighbours(chains: Chains, processors: int, places: int, rng: np.random.Gene
         rng: draws them.
     """
     found = [_shifted(chains, rng, places), _moved(chains, processors), _merged(chains)]
-    if chains.lanes.shape[1] > 1:
+    if chains.processors.shape[1] > 1:
         found.append(_split(chains, processors, places, rng))
-    return Chains(np.concatenate([f.borders for f in found]), np.concatenate([f.lanes for f in found]))
+    return Chains(np.concatenate([f.borders for f in found]), np.concatenate([f.processors for f in found]))
 
 
 def _repeat(chains: Chains, *counts: int) -> tuple[Chains, list[_Ints]]:
@@ -134,7 +136,7 @@ def _repeat(chains: Chains, *counts: int) -> tuple[Chains, list[_Ints]]:
 
 def _shifted(chains: Chains, rng: np.random.Generator, places: int) -> Chains:
     count = int(chains.borders[0, -1])
-    new, (which, how) = _repeat(chains, chains.lanes.shape[1] - 1, len(STEPS) + places)
+    new, (which, how) = _repeat(chains, chains.processors.shape[1] - 1, len(STEPS) + places)
     rows, which = np.arange(len(new)), which + 1
     to = np.where(
         how < len(STEPS),
@@ -145,55 +147,55 @@ def _shifted(chains: Chains, rng: np.random.Generator, places: int) -> Chains:
     fits &= to < new.borders[rows, which + 1]
     borders = new.borders.copy()
     borders[rows, which] = to
-    return Chains(borders, new.lanes)[np.flatnonzero(fits)]
+    return Chains(borders, new.processors)[np.flatnonzero(fits)]
 
 
 def _moved(chains: Chains, processors: int) -> Chains:
-    new, (which, lane) = _repeat(chains, chains.lanes.shape[1], processors)
+    new, (which, on) = _repeat(chains, chains.processors.shape[1], processors)
     rows = np.arange(len(new))
-    fits = (which < new.parts) & (new.lanes[rows, which] != lane)
-    lanes = new.lanes.copy()
-    lanes[rows, which] = lane
-    return Chains(new.borders, lanes)[np.flatnonzero(fits)]
+    fits = (which < new.parts) & (new.processors[rows, which] != on)
+    moved = new.processors.copy()
+    moved[rows, which] = on
+    return Chains(new.borders, moved)[np.flatnonzero(fits)]
 
 
 def _merged(chains: Chains) -> Chains:
-    most = chains.lanes.shape[1]
+    most = chains.processors.shape[1]
     new, (which, right) = _repeat(chains, most - 1, 2)
-    which = which + 1  # this border goes, and the lane to its right or left
+    which = which + 1  # this border goes, and the processor to its right or left
     fits = np.flatnonzero(which < new.parts)
     new, which, right = new[fits], which[fits], right[fits]
     rows = np.arange(len(new))[:, None]
     columns = np.arange(most + 1)
     borders = new.borders[rows, np.minimum(columns + (columns >= which[:, None]), most)]
     columns = columns[:-1]
-    lanes = new.lanes[rows, np.minimum(columns + (columns >= (which - right)[:, None]), most - 1)]
-    return Chains(borders, lanes)
+    processors = new.processors[rows, np.minimum(columns + (columns >= (which - right)[:, None]), most - 1)]
+    return Chains(borders, processors)
 
 
 def _split(chains: Chains, processors: int, places: int, rng: np.random.Generator) -> Chains:
-    most, count = chains.lanes.shape[1], int(chains.borders[0, -1])
-    new, (_, lane, right) = _repeat(chains, places, processors, 2)
+    most, count = chains.processors.shape[1], int(chains.borders[0, -1])
+    new, (_, on, right) = _repeat(chains, places, processors, 2)
     at = np.repeat(rng.integers(1, max(count, 2), len(chains) * places), processors * 2)
     fits = np.flatnonzero((new.parts < most) & ~(new.borders == at[:, None]).any(axis=1))
-    new, at, lane, right = new[fits], at[fits], lane[fits], right[fits]
+    new, at, on, right = new[fits], at[fits], on[fits], right[fits]
     rows = np.arange(len(new))
-    which = (new.borders < at[:, None]).sum(axis=1) - 1  # the part that is split
+    which = (new.borders < at[:, None]).sum(axis=1) - 1  # the stage that is split
     borders = np.sort(np.concatenate((new.borders[:, :-1], at[:, None]), axis=1), axis=1)
     columns = np.arange(most)
-    lanes = new.lanes[rows[:, None], columns - (columns > which[:, None])]
-    lanes[rows, np.minimum(which + right, most - 1)] = lane
-    return Chains(borders, lanes)
+    split = new.processors[rows[:, None], columns - (columns > which[:, None])]
+    split[rows, np.minimum(which + right, most - 1)] = on
+    return Chains(borders, split)
 
 
 class ChainPricing:
-    """What chains take, by the law of the runner: a part starts when its lane and all parts that it reads are ready.
+    """Times of chains by the rule of the runner: a stage starts when its processor is free and its inputs are there.
 
     Args:
         graph, platform: of the chains.
 
     Attributes:
-        in_turn: whether every operator reads the one before it, so that parts can only run one after another.
+        in_turn: whether every operator reads the one before it, so that stages can only run one after another.
     """
 
     def __init__(self, graph: Graph, platform: Platform) -> None:
@@ -215,30 +217,30 @@ class ChainPricing:
         ends: list[_Seconds] = []
         free = np.zeros((len(inside), len(chains), len(self._blocked)))
         for j in range(parts):
-            first, last, lane = chains.borders[:, j], chains.borders[:, j + 1], chains.lanes[:, j]
+            first, last, processor = chains.borders[:, j], chains.borders[:, j + 1], chains.processors[:, j]
             there = first < last
             first = np.minimum(first, inside.shape[2] - 1)
-            took = total[:, lane, last] - total[:, lane, first] - draws.together_s[:, lane, first]
-            took += draws.overhead_s[:, lane]
+            took = total[:, processor, last] - total[:, processor, first] - draws.together_s[:, processor, first]
+            took += draws.overhead_s[:, processor]
             if j:
-                took += draws.entering_s[:, first, chains.lanes[:, j - 1], lane]
+                took += draws.entering_s[:, first, chains.processors[:, j - 1], processor]
             if self.in_turn:
                 if j:
-                    took += draws.hand_over_s[:, first, chains.lanes[:, j - 1], lane]
+                    took += draws.transfer_s[:, first, chains.processors[:, j - 1], processor]
                 ends.append(np.where(there, took, 0.0))
                 continue
-            start = free[:, rows, lane]
+            start = free[:, rows, processor]
             for i in range(j):
-                ready = ends[i] + draws.hand_over_s[:, first, chains.lanes[:, i], lane]
+                ready = ends[i] + draws.transfer_s[:, first, chains.processors[:, i], processor]
                 start = np.where(self._reads(chains, i, j), np.maximum(start, ready), start)
             ends.append(np.where(there, start + took, 0.0))
-            busy = self._blocked[lane] & there[:, None]
+            busy = self._blocked[processor] & there[:, None]
             free = np.where(busy, ends[-1][:, :, None], free)
         found: _Seconds = sum(ends[1:], ends[0]) if self.in_turn else np.max(ends, axis=0)
         return found
 
     def _reads(self, chains: Chains, i: int, j: int) -> NDArray[np.bool_]:
-        """Return for each chain whether part ``j`` reads part ``i``."""
+        """Return for each chain whether stage ``j`` reads stage ``i``."""
         first, last = chains.borders[:, i], chains.borders[:, i + 1]
         begin, end = chains.borders[:, j], chains.borders[:, j + 1]
         edges = self._edges

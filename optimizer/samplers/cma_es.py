@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 _SIGMA = 1.0 / 6.0  # of the unit cube, as in Optuna's sampler
-_told: WeakKeyDictionary[Study, tuple[list[int], CMA]] = WeakKeyDictionary()
+_optimizers: WeakKeyDictionary[Study, tuple[list[int], CMA]] = WeakKeyDictionary()
 """Of each study, the numbers of the trials that its optimizer was told, so that a proposal tells the new ones alone."""
 
 
@@ -76,7 +76,7 @@ def _replayed(study: Study, space: _SearchSpaceTransform, trials: list[FrozenTri
     from cmaes import CMA
 
     numbers = [t.number for t in trials]
-    known, optimizer = _told.get(study, ([], None))
+    known, optimizer = _optimizers.get(study, ([], None))
     if optimizer is None or numbers[: len(known)] != known:
         mean = np.full(len(space.bounds), 0.5)
         known, optimizer = [], CMA(mean, _SIGMA, space.bounds, n_max_resampling=10 * len(mean))
@@ -85,5 +85,5 @@ def _replayed(study: Study, space: _SearchSpaceTransform, trials: list[FrozenTri
         generation = trials[len(known) : len(known) + size]
         optimizer.tell([(space.transform(t.params), float(t.value or 0.0)) for t in generation])
         known = numbers[: len(known) + size]
-    _told[study] = known, optimizer
+    _optimizers[study] = known, optimizer
     return optimizer

@@ -1,14 +1,14 @@
-"""What measurements teach about the model: a Bayesian linear model of its residuals, in closed form.
+"""Corrects the model by measurements: a Bayesian linear model of its residuals, in closed form.
 
-A measured plan returns the time of each part and its latency. A part's time is linear in what is unknown::
+A measured plan returns the time of each stage and its latency. A stage's time is linear in what is unknown::
 
     t = overhead·(1 + v) + Σ m_o·(1 + u + w_o) + Σ m_o·i_o + (m_f + h_f)·(c + e_f)
 
 with m the model's time of an operator on that kind of processor. Unknown are u and v (the processor as a whole, what
-starting a part takes), w_o (one operator), i_o (an operator whose predecessor in the order is in its part), and for the
-first operator f of a part, by where the part before it ran, c (any) and e_f (this one); h_f is what the model says is
-handed over there. What passes between parts that wait for each other is linear in the hand-overs in the same way. All
-weights are Gaussian a priori, so the posterior is a Gaussian process over parts (Rasmussen and Williams 2006,
+starting a stage takes), w_o (one operator), i_o (an operator whose predecessor in the order is in its stage), and for
+the first operator f of a stage, by where the stage before it ran, c (any) and e_f (this one); h_f is what the model
+says is transferred there. What passes between stages that wait for each other is linear in the transfers in the same
+way. All weights are Gaussian a priori, so the posterior is a Gaussian process over stages (Rasmussen and Williams 2006,
 eq. 2.23-2.24), one for each kind of processor. It is drawn from by Matheron's rule: a draw of the prior, moved by what
 it gets wrong about the measurements (Wilson et al. 2020, eq. 9).
 
@@ -36,18 +36,18 @@ MODEL_ERRORS = (0.03, 0.08, 0.2, 0.4)
 NOISES = (0.005, 0.015, 0.04)
 INTERACTION = 0.5  # standard deviation of the interactions, as a share of the model's error
 WHOLE = 0.5  # of a processor as a whole, the same
-OVERHEAD, HAND_OVER = 0.5, 0.3
+OVERHEAD, TRANSFER = 0.5, 0.3
 REFUSED = (
     1e4  # what a refused operator takes, as a multiple of the whole model on all processors: finite, so it adds up
 )
-_LEAST_SHARE = 1e-3  # of what the model says: no measurement is more exact than the usual noise of this
-_LEAST_NOISE = 1e-5  # of a part's standard deviation a priori, where rounding hides a smaller one
-MOST_PARTS = 400  # of one kind of processor that are learned from; more would cost more than they teach
+_LEAST_SHARE = 1e-3  # least noise, as a share of the model's value
+_LEAST_NOISE = 1e-5  # of a stage's standard deviation a priori, where rounding hides a smaller one
+MOST_PARTS = 400  # stages used for each kind of processor; more would take too long
 
 
 @dataclass(slots=True)
 class _Kind:
-    """What is known of one kind of processor: features and residuals of the parts that ran there."""
+    """Features and residuals of the stages that ran on one kind of processor."""
 
     operators: list[_Array] = field(default_factory=list)
     together: list[_Array] = field(default_factory=list)
@@ -59,16 +59,16 @@ class _Kind:
 
 
 class Correction:
-    """The posterior over the costs of operators, parts and hand-overs.
+    """The posterior over the costs of operators, stages and transfers.
 
     Args:
-        model: what is believed a priori; alike processors cost the same.
+        model: the prior; alike processors cost the same.
     """
 
     def __init__(self, model: ChainCosts) -> None:
         platform = model.platform
         likes = list(platform.classes())
-        self._lane = {p.name: i for i, p in enumerate(platform.processors)}
+        self._processor = {p.name: i for i, p in enumerate(platform.processors)}
         self._like = [likes.index(p.like) for p in platform.processors]
         self._member = [self._like.index(i) for i in range(len(likes))]
         finite = np.isfinite(model.operator_s)
@@ -77,20 +77,20 @@ class Correction:
         self._model = model
         self._operator_s = known[self._member]
         self._overhead_s = model.overhead_s[self._member] + 0.02 * self._operator_s.mean(axis=1)
-        # Where a part comes from: 0 the same lane, 1 + k another lane of kind k.
+        # Where a stage comes from: 0 the same processor, 1 + k another processor of kind k.
         self._origin = np.array(
             [[0 if i == j else 1 + self._like[i] for j in range(len(self._like))] for i in range(len(self._like))]
         )
         self._kinds = [_Kind() for _ in likes]
         self._marks: list[tuple[int, ...]] = [(0,) * len(likes)]
-        hand_over_s = np.where(np.isfinite(model.hand_over_s), model.hand_over_s, 0.0)
-        # [kind, operator, origin]: what the first operator of a part takes, with what it is handed.
+        transfer_s = np.where(np.isfinite(model.transfer_s), model.transfer_s, 0.0)
+        # [kind, operator, origin]: what the first operator of a stage takes, with what it is handed.
         self._entry_s = np.repeat(self._operator_s[:, :, None], 1 + len(likes), axis=2)
         for of, origins in enumerate(self._origin):
             for to, origin in enumerate(origins):
-                entry = self._operator_s[self._like[to]] + hand_over_s[:, of, to]
+                entry = self._operator_s[self._like[to]] + transfer_s[:, of, to]
                 self._entry_s[self._like[to], :, origin] = entry
-        self._hand_over_scale = hand_over_s + 0.02 * float(self._operator_s.mean())
+        self._transfer_scale = transfer_s + 0.02 * float(self._operator_s.mean())
         self._gaps: list[list[tuple[int, int, int]]] = []
         self._gap_s: list[float] = []
         self._gap_noise_s: list[float] = []
@@ -114,33 +114,33 @@ class Correction:
             gap_s: what these took together.
             noise: of this measurement, as a multiple of what measurements usually have.
         """
-        lanes = [self._lane[s.processor] for s in stages]
+        processors = [self._processor[s.processor] for s in stages]
         for index, (stage, took_s) in enumerate(zip(stages, stage_s, strict=True)):
-            before = lanes[index - 1] if index else None
-            self._observe_part(stage.operators, lanes[index], before, took_s, noise)
+            before = processors[index - 1] if index else None
+            self._observe_part(stage.operators, processors[index], before, took_s, noise)
         if gaps:
-            self._gaps.append([(stages[j].operators[0], lanes[i], lanes[j]) for i, j in gaps])
-            known = sum(float(self._model.hand_over_s[key]) for key in self._gaps[-1])
+            self._gaps.append([(stages[j].operators[0], processors[i], processors[j]) for i, j in gaps])
+            known = sum(float(self._model.transfer_s[key]) for key in self._gaps[-1])
             self._gap_s.append(gap_s - known)
             self._gap_noise_s.append(noise * (0.03 * abs(gap_s) + 0.002 * sum(stage_s)))
         self._marks.append(tuple(len(kind.residual_s) for kind in self._kinds))
 
     def _observe_part(
-        self, operators: tuple[int, ...], lane: int, before: int | None, took_s: float, noise: float
+        self, operators: tuple[int, ...], processor: int, before: int | None, took_s: float, noise: float
     ) -> None:
-        kind, like = self._kinds[self._like[lane]], self._like[lane]
+        kind, like = self._kinds[self._like[processor]], self._like[processor]
         index = np.array(operators, dtype=np.intp)
         alone, together = np.zeros(self._operator_s.shape[1]), np.zeros(self._operator_s.shape[1])
         alone[index] = self._operator_s[like, index]
         follows = index[1:][np.diff(index) == 1]
         together[follows] = self._operator_s[like, follows]
-        origin = -1 if before is None else int(self._origin[before, lane])
+        origin = -1 if before is None else int(self._origin[before, processor])
         entry_s = 0.0 if before is None else float(self._entry_s[like, index[0], origin])
         kind.operators.append(alone)
         kind.together.append(together)
         kind.shared.append((float(alone.sum()), float(self._overhead_s[like]), entry_s))
         kind.entering.append((int(index[0]), origin, entry_s))
-        kind.residual_s.append(took_s - float(alone.sum() + self._model.overhead_s[lane]))
+        kind.residual_s.append(took_s - float(alone.sum() + self._model.overhead_s[processor]))
         kind.measured_s.append(max(took_s, _LEAST_SHARE * float(alone.sum())))
         kind.noise.append(noise)
 
@@ -151,7 +151,7 @@ class Correction:
 
     def draw(self, count: int, rng: np.random.Generator) -> Draws:
         """Return the posterior mean and ``count`` draws of the posterior."""
-        lanes, operators = self._model.operator_s.shape
+        processors, operators = self._model.operator_s.shape
         origins = 1 + len(self._kinds)
         shape = count + 1
         operator_s = np.empty((shape, len(self._kinds), operators))
@@ -169,8 +169,8 @@ class Correction:
         like_of = self._like
         entering = np.stack(
             [
-                np.stack([entering_s[:, like_of[to], :, self._origin[of, to]] for to in range(lanes)], axis=-1)
-                for of in range(lanes)
+                np.stack([entering_s[:, like_of[to], :, self._origin[of, to]] for to in range(processors)], axis=-1)
+                for of in range(processors)
             ],
             axis=2,
         )
@@ -180,7 +180,7 @@ class Correction:
             together_s[:, like_of],
             overhead_s[:, like_of],
             entering,
-            self._hand_overs(shape, rng),
+            self._transfers(shape, rng),
         )
 
     def choose(self, plans: int) -> None:
@@ -241,15 +241,15 @@ class Correction:
                 entering[:, first[index], origin[index]] += update[:, index]
         return alone, together, shared, entering
 
-    def _hand_overs(self, shape: int, rng: np.random.Generator) -> _Array:
-        """Return draws of the hand-overs, ``(S, n, P, P)``; the first is the mean."""
-        model_s, scale_s = self._model.hand_over_s, self._hand_over_scale
-        count, lanes, _ = model_s.shape
+    def _transfers(self, shape: int, rng: np.random.Generator) -> _Array:
+        """Return draws of the transfers, ``(S, n, P, P)``; the first is the mean."""
+        model_s, scale_s = self._model.transfer_s, self._transfer_scale
+        count, processors, _ = model_s.shape
         like = np.array(self._like)
         kinds = len(self._kinds)
-        pair = (like[:, None] * kinds + like) * 2 + np.eye(lanes, dtype=np.intp)
-        own = HAND_OVER * _random(rng, shape, count, 2 * kinds * kinds)
-        link = HAND_OVER * _random(rng, shape, 2 * kinds * kinds)
+        pair = (like[:, None] * kinds + like) * 2 + np.eye(processors, dtype=np.intp)
+        own = TRANSFER * _random(rng, shape, count, 2 * kinds * kinds)
+        link = TRANSFER * _random(rng, shape, 2 * kinds * kinds)
         if self._gaps:
             keep = slice(-MOST_PARTS, None)
             keys = [[(o, int(pair[i, j]), float(scale_s[o, i, j])) for o, i, j in gap] for gap in self._gaps[keep]]
@@ -261,18 +261,18 @@ class Correction:
                     of_link[row, p] += scale
             where = np.array(list(columns), dtype=np.intp).reshape(len(columns), 2)
             noise_s = np.array(self._gap_noise_s[keep])
-            gram = HAND_OVER**2 * (of_own @ of_own.T + of_link @ of_link.T) + np.diag(noise_s**2 + 1e-24)
+            gram = TRANSFER**2 * (of_own @ of_own.T + of_link @ of_link.T) + np.diag(noise_s**2 + 1e-24)
             predicted = own[:, where[:, 0], where[:, 1]] @ of_own.T + link @ of_link.T
             predicted += noise_s * _random(rng, shape, len(keys))
             alpha = cho_solve(_factored(gram), (np.array(self._gap_s[keep]) - predicted).T).T
-            own[:, where[:, 0], where[:, 1]] += HAND_OVER**2 * alpha @ of_own
-            link += HAND_OVER**2 * alpha @ of_link
+            own[:, where[:, 0], where[:, 1]] += TRANSFER**2 * alpha @ of_own
+            link += TRANSFER**2 * alpha @ of_link
         found: _Array = np.maximum(model_s + scale_s * (own[:, :, pair] + link[:, None, pair]), 0.0)
         return found
 
 
 def _grams(kind: _Kind, which: slice) -> tuple[_Array, _Array]:
-    """Return the prior covariance of parts, without noise: per square of the model's error, and what is apart of it."""
+    """Return the prior covariance of stages without noise: per square of the model's error, and independent of it."""
     a, b, c = np.array(kind.operators[which]), np.array(kind.together[which]), np.array(kind.shared[which])
     first, origin, entry_s = (np.array(x) for x in zip(*kind.entering[which], strict=True))
     same = (first[:, None] == first) & (origin[:, None] == origin)
@@ -284,8 +284,8 @@ def _grams(kind: _Kind, which: slice) -> tuple[_Array, _Array]:
 def _factored(covariance: _Array) -> tuple[_Array, bool]:
     """Return the Cholesky factor of a covariance, as :func:`scipy.linalg.cho_factor` does.
 
-    Parts that are alike to the model and were measured too exactly make a covariance that is singular to rounding. It
-    gets a little more noise, relative to each part's own variance.
+    Stages that are alike to the model and were measured too exactly make a covariance that is singular to rounding. It
+    gets a little more noise, relative to each stage's own variance.
     """
     try:
         factor, lower = cho_factor(covariance, lower=True)

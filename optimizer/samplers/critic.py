@@ -1,8 +1,8 @@
-"""What the times of stages teach about operators: a linear model with a Gaussian prior (Rasmussen and Williams 2006).
+"""Corrects operators' prices by stages' times: a linear model with a Gaussian prior (Rasmussen and Williams 2006).
 
-A stage takes what its operators take by the model, each times ``1 + u``, with u of one operator on one kind of
-processor unknown. It is coarser than :mod:`~optimizer.samplers.correction`, which knows of calls, transfers and
-neighbours too, and serves plans of any shape, whose latency it takes to be off as their operators are.
+The time of a stage is the sum of its operators' model times, each times ``1 + u``; u is unknown for each operator on
+each kind of processor. Coarser than :mod:`~optimizer.samplers.correction`, which also corrects calls, transfers and
+neighbours, but for plans of any shape.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _LEAST = 0.2  # of what the model says
 
 @dataclass(slots=True)
 class Critic:
-    """See the module.
+    """Corrects the prices of operators by the measured times of stages.
 
     Args:
         predict: seconds that the model gives a plan.
-        model: None where nothing is known of operators; plans then take what the model says.
+        model: None without prices of operators; plans then take the model's time.
         alike: for each operator the first one that is the same, as in other instances of one network; None for itself.
     """
 
@@ -37,31 +37,33 @@ class Critic:
     _rows: list[_Array] = field(default_factory=list)
     _beyond: list[float] = field(default_factory=list)
     _longer: _Array | None = None
-    _lanes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _processors: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _shape: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
         if self.model is not None:
             likes = list(self.model.platform.classes())
-            lanes = enumerate(self.model.platform.processors)
-            self._lanes = {p.name: (i, likes.index(p.like)) for i, p in lanes}
+            processors = enumerate(self.model.platform.processors)
+            self._processors = {p.name: (i, likes.index(p.like)) for i, p in processors}
+            self._shape = len(likes), self.model.operator_s.shape[1]
 
     def observe(self, plan: Plan, stage_s: tuple[float, ...]) -> None:
         """Learn from the times of a plan's stages; those of shares and triples are no operators' own."""
-        if self.model is None or plan.ranks or any(stage.processor not in self._lanes for stage in plan.stages):
+        if self.model is None or plan.ranks or any(stage.processor not in self._processors for stage in plan.stages):
             return
         for stage, took_s in zip(plan.stages, stage_s, strict=True):
             if stage.share is None and took_s > 0.0:
                 row, noise_s = self._row(stage), NOISE * took_s
                 self._rows.append(row / noise_s)
-                self._beyond.append((took_s - self.believed_s(stage)) / noise_s)
+                self._beyond.append((took_s - self.model_s(stage)) / noise_s)
 
-    def believed_s(self, stage: Stage) -> float:
-        """Return what the model says that a stage takes."""
-        called_s = 0.0 if self.model is None else float(self.model.overhead_s[self._lanes[stage.processor][0]])
-        return float(self._row(stage).sum()) + called_s
+    def model_s(self, stage: Stage) -> float:
+        """Return the model's seconds of a stage."""
+        called_s = 0.0 if self.model is None else float(self.model.overhead_s[self._processors[stage.processor][0]])
+        return float(self._own(stage)[2].sum()) + called_s
 
     def learn(self, rng: np.random.Generator | None) -> None:
-        """Settle what is believed: the mean, or a draw (Matheron's rule, as in the correction of ``auto``)."""
+        """Settle the estimate: the mean, or a draw (Matheron's rule, as in the correction of ``auto``)."""
         if not self._rows:
             return
         rows, beyond = np.array(self._rows[-MOST_STAGES:]), np.array(self._beyond[-MOST_STAGES:])
@@ -70,27 +72,35 @@ class Critic:
             drawn = np.array(ERROR * rng.standard_normal(rows.shape[1]))
             beyond = beyond - rows @ drawn - rng.standard_normal(len(beyond))
         gram = ERROR**2 * rows @ rows.T + np.eye(len(beyond))
-        self._longer = drawn + ERROR**2 * rows.T @ np.linalg.solve(gram, beyond)
+        self._longer = (drawn + ERROR**2 * rows.T @ np.linalg.solve(gram, beyond)).reshape(self._shape)
 
     def seconds(self, plan: Plan) -> float:
-        """Return what a plan is thought to take."""
+        """Return the estimated seconds of a plan."""
         return self.predict(plan) * self.factor(*plan.stages)
 
     def factor(self, *stages: Stage) -> float:
-        """Return how many times as long as by the model stages are thought to take together."""
-        if self._longer is None or not all(stage.processor in self._lanes for stage in stages):
+        """Return the ratio of the estimated time of stages to the model's."""
+        if self._longer is None or not all(stage.processor in self._processors for stage in stages):
             return 1.0
-        share = np.sum([self._row(stage) for stage in stages], axis=0)
-        return max(_LEAST, 1.0 + float(share @ self._longer) / max(float(share.sum()), 1e-12))
+        more_s = total_s = 0.0
+        for like, operators, own_s in map(self._own, stages):
+            more_s += float(own_s @ self._longer[like, operators])
+            total_s += float(own_s.sum())
+        return max(_LEAST, 1.0 + more_s / max(total_s, 1e-12))
+
+    def _own(self, stage: Stage) -> tuple[int, NDArray[np.int64], _Array]:
+        """Return the kind of a stage's processor, its operators, and each one's model time in the stage."""
+        if self.model is None:
+            raise ValueError(stage)
+        processor, like = self._processors[stage.processor]
+        operators = np.array(stage.operators)
+        own_s = self.model.operator_s[processor, operators]
+        own_s = np.where(np.isfinite(own_s), own_s, 0.0) * (0.5 if stage.share is not None else 1.0)
+        return like, operators if self.alike is None else self.alike[operators], own_s
 
     def _row(self, stage: Stage) -> _Array:
         """Return what each operator adds to a stage by the model, by kinds of processors."""
-        if self.model is None:
-            raise ValueError(stage)
-        lane, like = self._lanes[stage.processor]
-        operators = list(stage.operators)
-        own = self.model.operator_s[lane, operators]
-        found = np.zeros((1 + max(like for _, like in self._lanes.values()), self.model.operator_s.shape[1]))
-        own = np.where(np.isfinite(own), own, 0.0) * (0.5 if stage.share is not None else 1.0)
-        np.add.at(found[like], operators if self.alike is None else self.alike[operators], own)
+        like, operators, own_s = self._own(stage)
+        found = np.zeros(self._shape)
+        np.add.at(found[like], operators, own_s)
         return found.ravel()

@@ -14,7 +14,7 @@ from search_spaces.spaces.space import EnumerableSpace
 
 
 class EnumerationProposer:
-    """See the module.
+    """A sampler that tries every plan of a small space.
 
     Args:
         problem: its space must have numbered plans; those that break a constraint are left out.
@@ -40,11 +40,11 @@ class EnumerationProposer:
         self._at = 0
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:  # noqa: ARG002
-        """See :class:`~optimizer.samplers.auto.Proposer`."""
+        """Take note of a trial, in the order of trials."""
         self._tried.add(plan.digest)
 
     def propose(self) -> Plan | None:
-        """See :class:`~optimizer.samplers.auto.Proposer`."""
+        """Return a plan that was not tried, or None where none is known."""
         while self._at < self._count:
             plan = self._space.plan_at((self._begin + self._at * self._step) % self._count)
             if plan.digest not in self._tried and self._fits(plan):

@@ -1,4 +1,4 @@
-"""What samplers gain from spaces whose distributions are the same for every trial of a study."""
+"""Faster samplers for spaces whose distributions are the same in every trial."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samplers from elsewhere, given as ``module:Class`` or by a plug-in: what they raise is told in one line."""
+"""Samplers given as ``module:Class`` or by a plug-in; their exceptions become one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ForeignSampler(BaseSampler):
-    """Does what another sampler does.
+    """Forwards to another sampler.
 
     Args:
         path: what the person calls it.
@@ -40,7 +40,7 @@ class ForeignSampler(BaseSampler):
             extra = self._extras.get(error.name or "")
             hint = f"pip install 'partition-optimizer[{extra}]'" if extra else "install what it needs"
             raise UsageError(f"sampler {self._path!r} needs the package {error.name!r}", hint) from error
-        except Exception as error:  # it is the person's: whatever it raises
+        except Exception as error:  # user code: any exception
             raise UsageError(f"sampler {self._path!r} failed: {type(error).__name__}: {error}") from error
 
     def reseed_rng(self) -> None:

@@ -1,7 +1,7 @@
-"""Plans next to a plan: a border shifted, parts merged or split, operators or a part moved to another processor.
+"""Plans next to a plan: a border shifted, stages merged or split, operators or a stage moved to another processor.
 
-Moves know parts and the edges between operators, nothing of parameters. So they serve every space whose plans are
-parts on processors; whether a neighbour lies in a space is for the space to say.
+Moves know stages and the edges between operators, nothing of parameters. So they serve every space whose plans are
+stages on processors; whether a neighbour lies in a space is for the space to say.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _STEPS = (1, 1, 1, 2, 2, 3, 5, 8)
 def neighbour(
     graph: Graph, processors: Sequence[str], stages: Sequence[Stage], rng: np.random.Generator
 ) -> _Parts | None:
-    """Return the plan's parts after one random move, or None where the move drawn is not possible.
+    """Return the plan's stages after one random move, or None where the move drawn is not possible.
 
-    The parts may be in no order of dispatch, or depend on each other in a circle;
+    The stages may be in no order of dispatch, or depend on each other in a circle;
     :func:`search_spaces.core.plan.canonical` puts right the first and refuses the second.
     """
     moves = (_shift, _shift, _shift, _move, _move, _split, _merge, _extract)
@@ -30,7 +30,7 @@ def neighbour(
 
 
 def _shift(graph: Graph, processors: Sequence[str], stages: _Parts, rng: np.random.Generator) -> _Parts | None:  # noqa: ARG001
-    """Move some operators over the border between two parts, one of which reads the other."""
+    """Move some operators over the border between two stages, one of which reads the other."""
     pair = _neighbours(graph, stages, rng)
     if pair is None:
         return None
@@ -47,7 +47,7 @@ def _shift(graph: Graph, processors: Sequence[str], stages: _Parts, rng: np.rand
 
 
 def _move(graph: Graph, processors: Sequence[str], stages: _Parts, rng: np.random.Generator) -> _Parts | None:  # noqa: ARG001
-    """Move a part to another processor."""
+    """Move a stage to another processor."""
     which = int(rng.integers(len(stages)))
     others = [p for p in processors if p != stages[which].processor]
     if not others:
@@ -57,7 +57,7 @@ def _move(graph: Graph, processors: Sequence[str], stages: _Parts, rng: np.rando
 
 
 def _split(graph: Graph, processors: Sequence[str], stages: _Parts, rng: np.random.Generator) -> _Parts | None:  # noqa: ARG001
-    """Split a part in two, of which one goes to any processor."""
+    """Split a stage in two, of which one goes to any processor."""
     which = int(rng.integers(len(stages)))
     operators = stages[which].operators
     if len(operators) < 2:
@@ -71,7 +71,7 @@ def _split(graph: Graph, processors: Sequence[str], stages: _Parts, rng: np.rand
 
 
 def _extract(graph: Graph, processors: Sequence[str], stages: _Parts, rng: np.random.Generator) -> _Parts | None:  # noqa: ARG001
-    """Take a run of operators out of a part, onto any processor; what is left stays one part, or becomes two."""
+    """Take a run of operators out of a stage, onto any processor; what is left stays one stage, or becomes two."""
     which = int(rng.integers(len(stages)))
     operators, name = stages[which].operators, stages[which].processor
     first, last = sorted(int(i) for i in rng.integers(0, len(operators) + 1, 2))
@@ -82,7 +82,7 @@ def _extract(graph: Graph, processors: Sequence[str], stages: _Parts, rng: np.ra
 
 
 def _merge(graph: Graph, processors: Sequence[str], stages: _Parts, rng: np.random.Generator) -> _Parts | None:  # noqa: ARG001
-    """Make one part of two, one of which reads the other, on the processor of either."""
+    """Make one stage of two, one of which reads the other, on the processor of either."""
     pair = _neighbours(graph, stages, rng)
     if pair is None:
         return None
@@ -93,7 +93,7 @@ def _merge(graph: Graph, processors: Sequence[str], stages: _Parts, rng: np.rand
 
 
 def _neighbours(graph: Graph, stages: _Parts, rng: np.random.Generator) -> tuple[int, int] | None:
-    """Return two parts that lie side by side in the order, or of which the second reads the first."""
+    """Return two stages that lie side by side in the order, or of which the second reads the first."""
     if len(stages) < 2:
         return None
     there = int(rng.integers(1, len(stages)))

@@ -18,19 +18,20 @@ from optimizer.exact.chain_costs import Objective as Law
 from optimizer.samplers.auto import Problem
 from optimizer.samplers.correction import Correction
 from optimizer.samplers.draws import Draws
-from search_spaces.core.errors import InfeasibleError, PlanError, UnavailableError
+from search_spaces.core.errors import InfeasibleError, UnavailableError
 from search_spaces.core.plan import Plan
 from search_spaces.spaces.chain import ChainSpace, chain_plan
+from search_spaces.spaces.space import in_space
 
 _LOOKED, _LOOK_S = 400, 1.0
 
 
 class ObjectiveProposer:
-    """See the module and :class:`~optimizer.samplers.auto.Proposer`.
+    """Proposes chains for one objective.
 
     Args:
         problem: its model is in the objective's unit.
-        law: how the parts of a plan add up.
+        law: how the stages of a plan add up.
     """
 
     def __init__(self, problem: Problem, seed: int, law: Law) -> None:
@@ -42,7 +43,7 @@ class ObjectiveProposer:
         self._most = space.max_stages if isinstance(space, ChainSpace) else len(problem.graph.operators)
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
-        """See :class:`~optimizer.samplers.auto.Proposer`."""
+        """Take note of a trial, in the order of trials."""
         self._trials += 1
         self._tried.add(plan.digest)
         if measurement is None or min(measurement.stage_s, default=0.0) <= 0.0:
@@ -53,7 +54,7 @@ class ObjectiveProposer:
         self._correction.choose(1 << (plans.bit_length() - 1))
 
     def propose(self) -> Plan | None:
-        """See :class:`~optimizer.samplers.auto.Proposer`."""
+        """Return a plan that was not tried, or None where none is known."""
         rng = np.random.default_rng([self._seed, self._trials])
         draws = self._correction.draw(1, rng)
         costs = corrected(self._problem.model, draws, self._trials % 2, idle=self._law == "latency")
@@ -61,31 +62,24 @@ class ObjectiveProposer:
         try:
             for chain in chains_in_order(costs, self._most, _LOOKED, objective=self._law, stop_s=stop_s):
                 plan = chain_plan(self._problem.graph, chain.cuts, chain.processors)
-                if plan.digest not in self._tried and self._problem.fits(plan) and self._holds(plan):
+                # A space of split operators holds fewer chains.
+                if plan.digest not in self._tried and self._problem.fits(plan) and in_space(self._problem.space, plan):
                     return plan
         except (UnavailableError, InfeasibleError):
             return None
         return None
 
-    def _holds(self, plan: Plan) -> bool:
-        """Return whether the space holds a chain; one of split operators writes fewer of them as plans."""
-        try:
-            self._problem.space.encode(plan)
-        except PlanError:
-            return False
-        return True
-
 
 def corrected(model: ChainCosts, draws: Draws, which: int, *, idle: bool = True) -> ChainCosts:
-    """Return a draw as costs; what an operator takes more after its predecessor is given back where a part begins."""
+    """Return a draw as costs; what an operator takes more after its predecessor is given back where a stage begins."""
     together = draws.together_s[which]
     beyond = np.zeros((*together.shape[:1], together.shape[1] + 1, together.shape[1] + 1))
     beyond[:, :-1, :] = -together[:, :, None]
-    hand_over = draws.entering_s[which] + (draws.hand_over_s[which] if idle else 0.0)
+    transfer = draws.entering_s[which] + (draws.transfer_s[which] if idle else 0.0)
     return replace(
         model,
         operator_s=draws.operator_s[which] + together,
         overhead_s=draws.overhead_s[which],
-        hand_over_s=hand_over,
+        transfer_s=transfer,
         beyond_s=beyond,
     )

@@ -27,12 +27,12 @@ Criteria = Callable[[ChainCosts], Sequence[Criterion]]
 
 
 class ParetoProposer:
-    """See the module and :class:`~optimizer.samplers.auto.Proposer`.
+    """Proposes plans for the front of several objectives.
 
     Args:
         problem: its model is that of the latency.
         criteria: makes objectives of costs.
-        seconds: of a second of each lane, by its name, what stages are told in: 1 where they are told in seconds.
+        seconds: of a second of each processor, by its name, what stages are told in: 1 where they are told in seconds.
     """
 
     def __init__(self, problem: Problem, seed: int, criteria: Criteria, seconds: Callable[[str], float]) -> None:
@@ -46,7 +46,7 @@ class ParetoProposer:
         self._block = -1
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
-        """See :class:`~optimizer.samplers.auto.Proposer`."""
+        """Take note of a trial, in the order of trials."""
         self._trials += 1
         self._tried[plan.digest] = plan
         if measurement is None or min(measurement.stage_s, default=0.0) <= 0.0:
@@ -58,7 +58,7 @@ class ParetoProposer:
         self._correction.choose(1 << (plans.bit_length() - 1))
 
     def propose(self) -> Plan | None:
-        """See :class:`~optimizer.samplers.auto.Proposer`."""
+        """Return a plan that was not tried, or None where none is known."""
         if self._block < 0 or self._trials >= self._block + _BLOCK:
             self._block = self._trials
             self._front = self._members()
@@ -72,7 +72,7 @@ class ParetoProposer:
     def _members(self) -> list[tuple[Plan, tuple[float, ...]]]:
         rng = np.random.default_rng([self._seed, self._trials])
         draws = self._correction.draw(1, rng)
-        # The model as it is at first, then in turns its mean and a draw of what it may be.
+        # The uncorrected model first, then in turns the posterior's mean and a draw.
         which = 0 if not self._correction.plans else (self._block // _BLOCK) % 2
         costs = self._problem.model if not self._correction.plans else corrected(self._problem.model, draws, which)
         try:

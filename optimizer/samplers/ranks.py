@@ -1,9 +1,8 @@
-"""The sampler ``auto`` for ranks: the model's optimum within the allowed error, as measurement corrects the error.
+"""The sampler ``auto`` for ranks: the optimum within the allowed error, which measurements correct.
 
-Where outputs are compared, what plans are measured to be off by tells how far the expectation is from it; the optimum
-is then looked for anew, within what may be expected so that the measured error keeps what is allowed. When that optimum
-is known, what lies beside the best plans measured is tried, the cheapest by the model first: a layer's ranks one step
-up or down, a cut moved, a part on another processor.
+Where outputs are compared, measured errors correct the expected ones, and the optimum is computed again so that the
+measured error keeps the limit. Once that optimum is measured, neighbours of the best measured plans follow, the
+cheapest by the model first: a layer's ranks one step up or down, a cut moved, a stage on another processor.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from itertools import pairwise
 from statistics import median
 
 from evaluators.samples import Measurement
-from optimizer.exact.ranks import RankAim, best_ranked
+from optimizer.exact.ranks import RankLimits, best_ranked
 from optimizer.samplers.auto import Problem
 from search_spaces.core.errors import PlanError
 from search_spaces.core.plan import Plan, canonical
@@ -26,10 +25,10 @@ _STEADY = 0.1  # relative: a correction that moves by less does not move the opt
 
 
 class RankProposer:
-    """See the module, and :class:`~optimizer.samplers.auto.Proposer`."""
+    """Proposes chains with ranks."""
 
-    def __init__(self, problem: Problem, aim: RankAim) -> None:
-        self._problem, self._aim = problem, aim
+    def __init__(self, problem: Problem, limits: RankLimits) -> None:
+        self._problem, self._limits = problem, limits
         self._tried: set[str] = set()
         self._measured: list[tuple[float, Plan]] = []
         self._ratios: list[float] = []
@@ -37,42 +36,44 @@ class RankProposer:
         self._optimum: Plan | None = None
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
-        """See :class:`~optimizer.samplers.auto.Proposer`."""
+        """Take note of a trial, in the order of trials."""
         self._tried.add(plan.digest)
         if measurement is None:
             return
         error = measurement.agreement.max_rel_error if measurement.agreement is not None else None
-        expected = self._aim.model.space.error(plan)
+        expected = self._limits.model.space.error(plan)
         if error is not None and plan.ranks and expected > 0.0 and error > 0.0:
             self._ratios.append(error / expected)
-        if error is None or error <= self._aim.most_error:
+        if error is None or error <= self._limits.most_error:
             self._measured.append((measurement.latency_s.median / (speed * measurement.cold), plan))
 
     def propose(self) -> Plan | None:
-        """See :class:`~optimizer.samplers.auto.Proposer`."""
+        """Return a plan that was not tried, or None where none is known."""
         scale = median(self._ratios) if self._ratios else 1.0
         if self._optimum is None or abs(scale / self._scale - 1.0) > _STEADY:
             self._scale = scale
-            self._optimum = best_ranked(self._aim.model, self._aim.most_error / scale, self._aim.max_stages).plan
+            self._optimum = best_ranked(
+                self._limits.model, self._limits.most_error / scale, self._limits.max_stages
+            ).plan
         if self._optimum.digest not in self._tried and self._problem.fits(self._optimum):
             return self._optimum
         candidates: dict[str, tuple[float, Plan]] = {}
         for _, plan in sorted(self._measured, key=lambda pair: pair[0])[:_BEST]:
             for moved in self._beside(plan):
                 if moved.digest not in self._tried and moved.digest not in candidates and self._fits(moved):
-                    candidates[moved.digest] = self._aim.model.price(moved), moved
+                    candidates[moved.digest] = self._limits.model.price(moved), moved
         if not candidates:
             return None
         return min(candidates.values(), key=lambda pair: (pair[0], pair[1].digest))[1]
 
     def _fits(self, plan: Plan) -> bool:
         """Return whether a plan keeps all constraints, its error as corrected among them."""
-        expected = self._aim.model.space.error(plan) * self._scale
-        return expected <= self._aim.most_error and self._problem.fits(plan)
+        expected = self._limits.model.space.error(plan) * self._scale
+        return expected <= self._limits.most_error and self._problem.fits(plan)
 
     def _beside(self, plan: Plan) -> Iterator[Plan]:
         """Yield what is one step away from a plan, within the space."""
-        space = self._aim.model.space
+        space = self._limits.model.space
         ranks = ranks_of(plan)
         for operator, options in space.options.items():
             place = options.index(ranks[operator]) if operator in ranks else len(options)
@@ -89,18 +90,20 @@ class RankProposer:
             yield moved
 
     def _chains_beside(self, plan: Plan) -> Iterator[Plan]:
-        graph, names = self._aim.model.space.graph, [p.name for p in self._problem.platform.processors]
+        graph, names = self._limits.model.space.graph, [p.name for p in self._problem.platform.processors]
         cuts = [stage.operators[0] for stage in plan.stages][1:]
-        lanes = [stage.processor for stage in plan.stages]
+        processors = [stage.processor for stage in plan.stages]
         borders = [0, *cuts, len(graph.operators)]
         for i, cut in enumerate(cuts):
-            yield chain_plan(graph, [*cuts[:i], *cuts[i + 1 :]], [*lanes[:i], *lanes[i + 1 :]])
+            yield chain_plan(graph, [*cuts[:i], *cuts[i + 1 :]], [*processors[:i], *processors[i + 1 :]])
             for moved in (cut - 1, cut + 1):
                 if borders[i] < moved < borders[i + 2]:
-                    yield chain_plan(graph, [*cuts[:i], moved, *cuts[i + 1 :]], lanes)
+                    yield chain_plan(graph, [*cuts[:i], moved, *cuts[i + 1 :]], processors)
         for i, (first, last) in enumerate(pairwise(borders)):
             for name in names:
-                yield chain_plan(graph, cuts, [*lanes[:i], name, *lanes[i + 1 :]])
+                yield chain_plan(graph, cuts, [*processors[:i], name, *processors[i + 1 :]])
                 if last - first > 1:
                     middle = (first + last) // 2
-                    yield chain_plan(graph, [*cuts[:i], middle, *cuts[i:]], [*lanes[: i + 1], name, *lanes[i + 1 :]])
+                    yield chain_plan(
+                        graph, [*cuts[:i], middle, *cuts[i:]], [*processors[: i + 1], name, *processors[i + 1 :]]
+                    )

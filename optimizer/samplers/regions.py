@@ -1,6 +1,6 @@
-"""Where to look next: plans that draws of the costs find best, and what lies around the best ones known.
+"""Candidates of the search: optima of draws of the costs, and neighbours of the best known plans.
 
-A region holds the measured plans; ``look`` returns plans that were not measured, with what they take under each draw.
+A region holds the measured plans; ``look`` returns plans without a measurement, with their times under each draw.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage, canonical
 from search_spaces.core.platform import Platform
 from search_spaces.spaces.chain import ChainSpace
-from search_spaces.spaces.space import NeighbourlySpace, SearchSpace
+from search_spaces.spaces.space import NeighbourlySpace, SearchSpace, in_space
 
 _Seconds = NDArray[np.float64]
 
@@ -36,7 +36,7 @@ MOST_LISTED = 8192  # chains, which take some 20 ms to price
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Plans that were not measured, and what they take.
+    """Plans without a measurement, and their times.
 
     Attributes:
         latency_s: shape ``(S, C)``, under each draw.
@@ -52,7 +52,7 @@ class Found:
 
 
 class Region(Protocol):
-    """What is known of a space, as far as looking around in it needs."""
+    """The tried plans of a space, and the search for candidates among the others."""
 
     def name(self, plan: Plan) -> bytes | None:
         """Return what tells a plan from others, or None for one that the region does not hold."""
@@ -77,17 +77,17 @@ class Region(Protocol):
 
 
 class ChainRegion:
-    """Chains of parts, many at a time.
+    """Chains of stages, many at a time.
 
-    Where parts can only run one after another, dynamic programming gives the best plan under each draw. Where parts may
-    overlap, that is a start; others are chains cut at random where branches begin and end, and a beam search goes on
-    from the best of them. A wide look is at all chains, or goes as many steps as where parts may overlap.
+    Where stages can only run one after another, dynamic programming gives the best plan under each draw. Where stages
+    may overlap, that is a start; others are chains cut at random where branches begin and end, and a beam search goes
+    on from the best of them. A wide look is at all chains, or goes as many steps as where stages may overlap.
     """
 
     def __init__(self, graph: Graph, platform: Platform, space: ChainSpace) -> None:
         self._graph, self._platform, self._most = graph, platform, space.max_stages
         self._small = space.cardinality() <= MOST_LISTED
-        self._count, self._lanes = len(graph.operators), len(platform.processors)
+        self._count, self._processors = len(graph.operators), len(platform.processors)
         self._pricing = ChainPricing(graph, platform)
         self._places = np.array(
             [o for o in range(1, self._count) if graph.predecessors(o) != {o - 1} or _forks(graph, o - 1)],
@@ -97,7 +97,7 @@ class ChainRegion:
         self._names: set[bytes] = set()
 
     def name(self, plan: Plan) -> bytes | None:
-        """See :class:`Region`."""
+        """Return what tells a plan from others, or None for one that the region does not hold."""
         borders = [0]
         for stage in plan.stages:
             if stage.operators != tuple(range(borders[-1], borders[-1] + len(stage.operators))):
@@ -108,19 +108,19 @@ class ChainRegion:
         return self._chains([from_plan(plan, self._platform)]).names()[0]
 
     def add(self, plan: Plan) -> None:
-        """See :class:`Region`."""
+        """Take note of a plan of the region that was tried."""
         self._added.append(from_plan(plan, self._platform))
         self._names.update(self._chains(self._added[-1:]).names())
 
     def price(self, draws: Draws, which: Sequence[int]) -> _Seconds:
-        """See :class:`Region`."""
+        """Return what plans that were added take under each draw, shape ``(S, len(which))``."""
         return self._pricing.latency_s(self._chains([self._added[i] for i in which]), draws)
 
     def look(self, draws: Draws, measured: Sequence[int], rng: np.random.Generator, *, wide: bool = False) -> Found:
-        """See :class:`Region`."""
+        """Return plans that were not tried."""
         mean, best_s = draws.only(0, 1), None
         best = cheapest_chains(mean, self._most)
-        # Few draws have their optimum at more than twice the parts of the mean's, and time grows with the parts.
+        # Few draws have their optimum at more than twice the stages of the mean's, and time grows with the stages.
         most = min(self._most, 2 * len(best[0][1]) + 4)
         optima = self._chains(best + (cheapest_chains(draws.only(1, len(draws)), most) if len(draws) > 1 else []))
         starts = optima
@@ -151,12 +151,12 @@ class ChainRegion:
 
     def _all(self) -> Chains:
         found = []
-        for cuts, lanes in all_chains(self._count, self._platform, self._most):
-            size, parts = lanes.shape
+        for cuts, processors in all_chains(self._count, self._platform, self._most):
+            size, parts = processors.shape
             chains = self._chains([((), ())] * size)
-            chains.borders[:, 1:parts], chains.lanes[:, :parts] = cuts, lanes
+            chains.borders[:, 1:parts], chains.processors[:, :parts] = cuts, processors
             found.append(chains)
-        return Chains(np.concatenate([f.borders for f in found]), np.concatenate([f.lanes for f in found]))
+        return Chains(np.concatenate([f.borders for f in found]), np.concatenate([f.processors for f in found]))
 
     def _chains(self, chains: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Chains:
         return Chains.of(chains, self._count, self._most)
@@ -173,9 +173,9 @@ class ChainRegion:
         met = []
         for _ in range(generations):
             top = self._best(last, draw, WIDTH)
-            last = distinct(top + neighbours(top, self._lanes, PLACES, rng), self._platform)
+            last = distinct(top + neighbours(top, self._processors, PLACES, rng), self._platform)
             met.append(last)
-        return Chains(np.concatenate([m.borders for m in met]), np.concatenate([m.lanes for m in met]))
+        return Chains(np.concatenate([m.borders for m in met]), np.concatenate([m.processors for m in met]))
 
     def _cut_at_branches(self, count: int, rng: np.random.Generator) -> Chains:
         """Return random chains whose cuts lie where branches begin or end."""
@@ -186,11 +186,11 @@ class ChainRegion:
         cuts = np.sort(np.where(keep, cuts, self._count), axis=1)
         ends = np.full((count, 1), self._count)
         borders = np.concatenate((np.zeros((count, 1), dtype=np.int64), cuts, ends), axis=1)
-        return distinct(Chains(borders, rng.integers(0, self._lanes, (count, self._most))), self._platform)
+        return distinct(Chains(borders, rng.integers(0, self._processors, (count, self._most))), self._platform)
 
 
 class PlanRegion:
-    """Plans of any parts: neighbours of the best ones, some moves away.
+    """Plans of any stages: neighbours of the best ones, some moves away.
 
     Args:
         space: says which plans it holds.
@@ -204,24 +204,20 @@ class PlanRegion:
         self._names: set[bytes] = set()
 
     def name(self, plan: Plan) -> bytes | None:
-        """See :class:`Region`."""
-        try:
-            self._space.encode(plan)
-        except PlanError:
-            return None
-        return bytes.fromhex(plan.digest)
+        """Return what tells a plan from others, or None for one that the region does not hold."""
+        return bytes.fromhex(plan.digest) if in_space(self._space, plan) else None
 
     def add(self, plan: Plan) -> None:
-        """See :class:`Region`."""
+        """Take note of a plan of the region that was tried."""
         self._added.append(plan)
         self._names.add(bytes.fromhex(plan.digest))
 
     def price(self, draws: Draws, which: Sequence[int]) -> _Seconds:
-        """See :class:`Region`."""
+        """Return what plans that were added take under each draw, shape ``(S, len(which))``."""
         return np.array([self._timing.latency_s(self._added[i].stages, draws) for i in which]).T
 
     def look(self, draws: Draws, measured: Sequence[int], rng: np.random.Generator, *, wide: bool = False) -> Found:
-        """See :class:`Region`."""
+        """Return plans that were not tried."""
         best_s, beam = None, self._wholes()
         if measured:
             price = self.price(draws, measured)

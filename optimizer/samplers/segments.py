@@ -1,13 +1,15 @@
-"""The sampler ``auto`` for branches and splits: the model's optimum, then that of the model as measurement corrects it.
+"""The sampler ``auto`` for branches and splits: the optimum of the model, then of the corrected model.
 
-What a stage took tells how much longer than by the model its operators take there, shared like that, and parts that
-nobody has measured are taken to be off by as much as the usual ones. When the corrected optimum is known, what lies
-beside the best plans measured is tried, the cheapest by the model first: a cut moved, a block made of two or parted in
-two, another share, another axis, nothing shared.
+The measured time of a stage over its predicted time corrects that part; parts without a measurement get the usual
+correction. Once the corrected optimum is measured, neighbours of the best measured plans follow, the cheapest by the
+model first: a cut moved, two blocks merged or one split, another share, another axis, nothing shared. Every other
+proposal is that of ``auto`` for cuts alone, which learns from plans of cuts alone: cuts are searched as well as without
+sharing. Where plans that share work have not been the fastest, three of four proposals are cuts alone.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -19,13 +21,18 @@ import numpy as np
 from evaluators.samples import Measurement
 from evaluators.schedule import Timeline
 from optimizer.exact.segment_model import SegmentModel
-from optimizer.samplers.auto import Problem
+from optimizer.samplers.auto import AutoProposer, Problem
+from search_spaces.core.errors import PlanError
 from search_spaces.core.plan import Plan
+from search_spaces.spaces.chain import ChainSpace
 from search_spaces.spaces.segment_space import AXES, EACH, Block, SegmentSpace
 from search_spaces.spaces.shared_chains import GRID
 from search_spaces.spaces.shared_parts import How, Part
+from search_spaces.spaces.space import in_space
 
 _BEST = 3
+_STAGES = 4  # of the chains that are searched by themselves
+_ENOUGH, _GAIN, _SELDOM = 16, 0.99, 4  # plans that share work after which, and the gain without which, they are few
 _NEAR = 1.3  # what the other axis may cost by the model, to be tried
 _LEAST, _MOST = 0.1, 10.0  # what a correction may be: beyond, something else went wrong
 _CODES = 64  # ways to place the runs of a segment that are looked at beside one
@@ -42,11 +49,18 @@ def _joining(timeline: Timeline | None) -> dict[int, float]:
 
 
 class SegmentProposer:
-    """See the module, and :class:`~optimizer.samplers.auto.Proposer`."""
+    """Proposes plans of blocks, corrected by what measured stages took."""
 
-    def __init__(self, problem: Problem, space: SegmentSpace) -> None:
+    def __init__(self, problem: Problem, space: SegmentSpace, seed: int) -> None:
         self._problem = problem
         self._space = space
+        chains = ChainSpace(problem.graph, problem.platform, min(_STAGES, len(problem.graph.operators)))
+        self._cuts = AutoProposer(
+            replace(problem, space=chains, fits=lambda plan: in_space(space, plan) and problem.fits(plan)), seed
+        )
+        self._seen = 0
+        self._fastest_s = {True: math.inf, False: math.inf}  # of chains, and of plans that share work
+        self._sharing = 0
         self._model = SegmentModel(space, problem.model)
         self._plain = SegmentModel(space, problem.model)
         self._tried: set[str] = set()
@@ -56,14 +70,23 @@ class SegmentProposer:
         self._axes: set[How | None] = set()
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
-        """See :class:`~optimizer.samplers.auto.Proposer`."""
+        """Take note of a trial, in the order of trials."""
         self._tried.add(plan.digest)
-        blocks = self._space.blocks(plan)
+        self._seen += 1
+        if plan.is_chain:
+            self._cuts.observe(plan, measurement, speed)
+        try:
+            blocks = self._space.blocks(plan)
+        except PlanError:  # a baseline that the space does not hold
+            return
         parts = self._space.expand(blocks)
         self._axes.update(part.axis for part in parts)
         if measurement is None:
             return
-        self._measured.append((measurement.latency_s.median / (speed * measurement.cold), blocks))
+        found_s = measurement.latency_s.median / (speed * measurement.cold)
+        self._fastest_s[plan.is_chain] = min(self._fastest_s[plan.is_chain], found_s)
+        self._sharing += not plan.is_chain
+        self._measured.append((found_s, blocks))
         if measurement.stopped != "raced":
             self._learn(plan, parts, measurement, speed * measurement.cold)
 
@@ -76,18 +99,18 @@ class SegmentProposer:
             took[side] = took.get(side, (0.0, index))[0] + float(seconds[index]), index
         joining = _joining(measurement.timeline)
         for part in parts:
-            for lane, believed_s in self._sides_s(part).items():
-                found_s, index = took.get((part.first, lane), (0.0, -1))
-                if lane == part.on[0] and part.axis != "branches":
+            for processor, model_s in self._sides_s(part).items():
+                found_s, index = took.get((part.first, processor), (0.0, -1))
+                if processor == part.on[0] and part.axis != "branches":
                     if index in joining:
                         self._copies.append(found_s * joining[index] / max(1, self._model.joined_nbytes(part)))
                         found_s *= 1.0 - joining[index]
                     else:
                         found_s = max(found_s - self._plain.join_s(part), 0.5 * found_s)
-                if found_s > 0.0 and believed_s > 0.0:
-                    own = part.first, part.last, str(part.axis or "whole"), lane
-                    factor = min(max(found_s / believed_s, _LEAST), _MOST)
-                    self._factors.setdefault(own, {}).setdefault(believed_s, []).append(factor)
+                if found_s > 0.0 and model_s > 0.0:
+                    own = part.first, part.last, str(part.axis or "whole"), processor
+                    factor = min(max(found_s / model_s, _LEAST), _MOST)
+                    self._factors.setdefault(own, {}).setdefault(model_s, []).append(factor)
         by_axis: dict[str, list[float]] = {}
         for key, sides in self._factors.items():
             self._model.corrections[key] = sorted((s, geometric_mean(found)) for s, found in sides.items())
@@ -104,7 +127,13 @@ class SegmentProposer:
         return self._plain.branch_s(part)
 
     def propose(self) -> Plan | None:
-        """See :class:`~optimizer.samplers.auto.Proposer`."""
+        """Return a plan that was not tried, or None where none is known."""
+        lost = self._sharing >= _ENOUGH and self._fastest_s[False] > _GAIN * self._fastest_s[True]
+        sharing = self._seen % (_SELDOM if lost else 2) == 0
+        first, second = (self._shared, self._cuts.propose) if sharing else (self._cuts.propose, self._shared)
+        return first() or second()
+
+    def _shared(self) -> Plan | None:
         blocks = self._model.best().blocks
         across = self._across(blocks)
         if across is not None:
@@ -180,8 +209,8 @@ class SegmentProposer:
     def _instead(self, block: Block) -> Iterator[Block]:
         """Yield other ways to run the operators of a block."""
         first, last = block.first, block.last
-        for lane in self._space.lanes:
-            yield Block(first, last, "whole", lane)
+        for processor in self._space.processors:
+            yield Block(first, last, "whole", processor)
         for axis in self._space.axes:
             for on, other in self._space.pairs:
                 for step in self._space.cuts(first, last, axis):

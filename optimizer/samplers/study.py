@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 MOST_REPEATS = 50
 _DRAWS, _CHOICES = 1000, 32
+_REFUSED = 50  # where so many plans in a row break a limit, another one is not worth predicting either
 
 
 class ExhaustedError(Exception):
@@ -91,10 +92,11 @@ class PlanSampler(KnowingSampler):
         self.origin = self._name = name
         self._space, self._proposer, self._fits, self._otherwise = space, proposer, fits, otherwise
         self._optima = list(optima)
+        self._free = {name: d for name, d in space.distributions().items() if not d.single()}
         self._other: BaseSampler | None = None
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float) -> None:
-        """See :class:`KnowingSampler`."""
+        """Take note of a plan that was tried, in the order of trials; see ``Proposer.observe``."""
         self._optima = [other for other in self._optima if other.digest != plan.digest]
         if self._proposer is not None:
             self._proposer.observe(plan, measurement, speed)
@@ -106,7 +108,7 @@ class PlanSampler(KnowingSampler):
         if self._plan is None and self._otherwise is not None:
             self._other = self._otherwise(trial.number)
             return self._other.infer_relative_search_space(study, trial)
-        return {name: d for name, d in self._space.distributions().items() if not d.single()}
+        return self._free
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -141,7 +143,7 @@ class PlanSampler(KnowingSampler):
 
 
 class StudySampler(BaseSampler):
-    """See the module.
+    """The sampler of a study, around the one that was asked for.
 
     Args:
         name: of the sampler that is wrapped.
@@ -170,6 +172,7 @@ class StudySampler(BaseSampler):
         self._sampler_of, self._knowing = sampler_of, knowing
         self._allowed, self._predict = allowed, predict
         self._distributions = dict(space.distributions())
+        self._free = {name: d for name, d in self._distributions.items() if not d.single()}
         self._known: set[str] = set()
         self._most = MOST_REPEATS if knowing is None else knowing.patience
         self._repeats, self._patience = 0, self._most
@@ -213,7 +216,7 @@ class StudySampler(BaseSampler):
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return all parameters that leave a choice; the wrapped sampler may choose some of them one by one."""
         self._own = self._inner.infer_relative_search_space(study, trial)
-        return {name: d for name, d in self._distributions.items() if not d.single()}
+        return self._free
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -266,12 +269,17 @@ class StudySampler(BaseSampler):
         rng = np.random.default_rng([self._seed, self._number])
         cardinality = self._space.cardinality()
         drawn: dict[str, Plan] = {}
+        refused = 0
         for _ in range(_DRAWS):
             plan = self._space.plan_at(below(cardinality, rng))
-            if plan.digest not in known and self._allowed(plan):
+            if plan.digest in known:
+                continue
+            if self._allowed(plan):
                 drawn[plan.digest] = plan
                 if len(drawn) == _CHOICES:
                     break
+            elif not drawn and (refused := refused + 1) == _REFUSED:
+                return plan
         if drawn:
             return min(drawn.values(), key=self._predict)
         # So many misses in a row happen only where nearly all of a small space is known.

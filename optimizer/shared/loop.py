@@ -12,7 +12,8 @@ import numpy as np
 from optimizer.model.baselines import Baseline
 from optimizer.shared.study import SharedStudy
 from optimizer.study.history import WARM, Trial, constraint_attributes
-from optimizer.study.loop import Loop, in_space
+from optimizer.study.loop import Loop
+from search_spaces.spaces.space import in_space
 
 if TYPE_CHECKING:
     from optimizer.samplers.study import StudySampler

@@ -49,7 +49,7 @@ def check_url(url: str) -> str:
         )
     if parts.password is not None or "password" in dict(parse_qsl(parts.query)):
         raise UsageError(
-            "--storage: a password in the URL would stand in the run's files", "use PGPASSWORD or ~/.pgpass"
+            "--storage: a password in the URL would be written to the run's files", "use PGPASSWORD or ~/.pgpass"
         )
     if parts.scheme == "sqlite" and (not url.startswith("sqlite:///") or len(url) <= len("sqlite:///")):
         raise UsageError(f"--storage {url}: needs a file", "as sqlite:///study.db")
@@ -145,7 +145,9 @@ def patiently(call: Callable[[], Found], what: str, patience_s: float = PATIENCE
                 raise UnavailableError(f"{what} refused access", "check the token and the certificate") from error
             if not _passes(error):
                 if _code(error):
-                    raise UnavailableError(f"{what} refuses: {_reason(error)}", "check how it was started") from error
+                    raise UnavailableError(
+                        f"{what} rejected a request: {_reason(error)}", "check how it was started"
+                    ) from error
                 strange = isinstance(error, (ValueError, TypeError, RecursionError)) or type(error) is LookupError
                 if strange:  # rows that somebody else wrote
                     found = type(error).__name__

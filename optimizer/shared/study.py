@@ -43,7 +43,7 @@ from search_spaces.core.bounded import parsed_json
 from search_spaces.core.errors import UsageError
 
 BEAT, CLAIM, PLAN, RECORD, KIND, WORKER = "beat", "claim", "plan", "record", "kind", "worker"
-SETTINGS, PROFILE = "settings", "profile"
+SETTINGS, PROFILE, ERRORS = "settings", "profile", "errors"
 KINDS = ("trial", "baseline")
 
 # What a worker decides for itself; all else is the study's.

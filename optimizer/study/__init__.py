@@ -1,1 +1,1 @@
-"""A study: its settings, its course, its log, and how it ends."""
+"""A study: settings, loop, trial log, verdict and result."""

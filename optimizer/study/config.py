@@ -1,4 +1,4 @@
-"""What a person can ask of a study, checked, with errors in the words of the command line.
+"""Settings of a study, validated, with errors in the words of the command line.
 
 Importing this imports pydantic: the command line does so only after it has parsed its arguments.
 """
@@ -10,7 +10,7 @@ import math
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,19 +20,22 @@ from pydantic_core import ErrorDetails
 from evaluators.objectives import OBJECTIVES
 from evaluators.workload.outcome import OBJECTIVES as OF_WORKLOADS
 from search_spaces.core.errors import UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.platform import Platform
 from search_spaces.models import parse_input_shapes
-from search_spaces.spaces.registry import needs_any_stages, parse_freedoms
+from search_spaces.spaces.registry import EXACT, make_space, needs_any_stages, offered, parse_freedoms
+from search_spaces.spaces.space import EnumerableSpace
 
 _STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_LISTS = frozenset({"input_shape", "objective", "power", "state"})  # given once or more
+_LISTS = frozenset({"input_shape", "objective", "power", "state"})  # given once or several times
 _SHOWN_CHARACTERS = 60
-_MOST_DIGITS = 300  # a float holds any number of so many
+_MOST_DIGITS = 300  # longer numbers may overflow a float
 _MOST = 10**_MOST_DIGITS
 _REPEATED = ("input_shape", "objective", "power", "state")  # options that a person gives several times
 
 
 def _order(name: str) -> int:
-    """Return where an objective stands among all."""
+    """Return the position of an objective among all."""
     return list(OBJECTIVES).index(name) if name in OBJECTIVES else len(OBJECTIVES)
 
 
@@ -44,10 +47,10 @@ class StudyConfig(BaseModel):
             YAML file (:mod:`search_spaces.core.workload`).
         budget: distinct plans to measure at most.
         minutes: the search ends after so long; the final comparison follows. None for any.
-        max_stages: stages of a plan at most; by default no more than the model has operators, and no limit for spaces
-            whose plans have as many as they need.
+        max_stages: most stages of a plan; None for the space's own limit.
         sampler, evaluator: names in their registries.
-        allow: what plans may do, as ``cuts,branches,splits,ranks``; or a plug-in's space.
+        allow: what plans may do, as ``cuts,branches,splits,ranks``; ``exact`` for all but ranks that model and
+            processors offer (see :func:`with_freedoms`); or a plug-in's space.
         objective: what is minimised; of several, the plans that none beats in all of them. Of several models
             ``latency`` is the mean of theirs.
         seed: the same seed proposes the same plans, given the same measurements.
@@ -55,13 +58,13 @@ class StudyConfig(BaseModel):
         study: name of the study, a safe file name; None for a new one.
         out: the run folder; None for ``runs/<study>``.
         processors: the processors to use, in order; None for all that are found.
-        device: where an evaluator measures that measures elsewhere; a name, or several of devices that are alike.
+        device: the device of an evaluator that measures elsewhere; a name, or several of identical devices.
         storage: URL of a storage that several workers share; None for a trial log of our own.
-        heartbeat: seconds between heartbeats of such a worker; one that is silent four times as long is dead.
+        heartbeat: seconds between heartbeats of such a worker; one that is silent four times as long counts as dead.
         platform: a file that describes the processors, or the name of one that ships with the product.
         allow_fallback: whether an accelerator may leave operators to the CPU.
         state: ``name:processor=factor,…`` for each state of the platform to optimise for; cost models only.
-        robust: whether the worst of these states counts, or what is to be expected.
+        robust: whether the worst of these states counts, or their mean.
         power: ``processor=watts`` for each processor, or for one of those that are alike.
         deadline: milliseconds that one inference may take; None for any. Plans that the model expects to take clearly
             longer are not run, and a study whose best plan takes longer fails.
@@ -85,7 +88,7 @@ class StudyConfig(BaseModel):
     max_stages: int = Field(default=4, ge=1)
     sampler: str = Field(default="auto", min_length=1)
     evaluator: str = Field(default="litert", min_length=1)
-    allow: str = Field(default="cuts", min_length=1)
+    allow: str = Field(default=EXACT, min_length=1)
     objective: tuple[str, ...] = Field(default=("latency",), min_length=1)
     seed: int = Field(default=0, ge=0)
     precision: float = Field(default=0.01, gt=0, lt=1, allow_inf_nan=False)
@@ -118,7 +121,7 @@ class StudyConfig(BaseModel):
     @field_validator("budget", "max_stages", "seed", "heartbeat", mode="before")
     @classmethod
     def _whole(cls, value: object) -> object:
-        # pydantic takes "2.0", "1_000" and true for whole numbers; a person who typed that meant something else.
+        # pydantic accepts "2.0", "1_000" and true as whole numbers; here they are errors.
         if isinstance(value, bool | float) or (isinstance(value, str) and not re.fullmatch(r"[+-]?[0-9]+", value)):
             raise ValueError("must be a whole number")
         if (
@@ -137,7 +140,7 @@ class StudyConfig(BaseModel):
     @field_validator("out", "platform", "warm_start", "input", "custom_ops", mode="before")
     @classmethod
     def _given(cls, value: object) -> object:
-        if value == "":  # which would be the folder that we are in
+        if value == "":  # the current folder
             raise ValueError("must not be empty")
         return value
 
@@ -184,7 +187,7 @@ class StudyConfig(BaseModel):
                 raise ValueError(f"must be of {', '.join(OBJECTIVES)}{hint}")
         if len(set(value)) != len(value):
             raise ValueError("an objective is named twice")
-        return tuple(sorted(value, key=_order))  # a front is the same in whatever order a person names them
+        return tuple(sorted(value, key=_order))  # the order in which a person names objectives changes nothing
 
     @field_validator("power", mode="after")
     @classmethod
@@ -205,30 +208,67 @@ class StudyConfig(BaseModel):
 
 
 def parse_powers(words: Sequence[str]) -> dict[str, float]:
-    """Return the watts that words like ``cpu0=2.5`` give to lanes.
+    """Return the watts that words like ``cpu0=2.5`` give to processors.
 
     Raises:
-        ValueError: a word is no lane and its watts.
+        ValueError: a word is not ``processor=watts``.
     """
     found: dict[str, float] = {}
     for word in words:
-        lane, _, watts = word.rpartition("=")
-        if not lane or not re.fullmatch(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", watts) or not 0.0 < float(watts) < 1e5:
+        processor, _, watts = word.rpartition("=")
+        if not processor or not re.fullmatch(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", watts) or not 0.0 < float(watts) < 1e5:
             raise ValueError("must be a processor and its watts, as cpu0=2.5")
-        found[lane] = float(watts)
+        found[processor] = float(watts)
     return found
 
 
 def most_stages(config: StudyConfig, operators: int) -> int:
-    """Return the parts that a plan of a model may have; only what a person asked for can be too many for it."""
+    """Return the most stages of a plan of a model; a limit that a person set is kept even where it is too large."""
     if "max_stages" in config.model_fields_set:
         return config.max_stages
     return operators if needs_any_stages(config.allow) else min(config.max_stages, operators)
 
 
+def with_freedoms(config: StudyConfig, graphs: Iterable[Graph], platform: Platform) -> StudyConfig:
+    """Return the settings with the freedoms that ``exact`` stands for on a platform.
+
+    Whoever says how many stages a plan may have, but not what else it may do, is asking for cuts. So is whoever asks
+    for nothing but throughput, energy or memory: work that is shared is no less work.
+    """
+    unsaid, laws = (
+        "allow" not in config.model_fields_set,
+        {OBJECTIVES[o].law for o in config.objective if o in OBJECTIVES},
+    )
+    plain = unsaid and ("max_stages" in config.model_fields_set or (laws and "latency" not in laws))
+    allow = "cuts" if plain else offered(config.allow, graphs, platform)
+    return config if allow == config.allow else config.model_copy(update={"allow": allow})
+
+
+def space_of(config: StudyConfig, graph: Graph, platform: Platform) -> EnumerableSpace:
+    """Return the plans of one model that settings from :func:`with_freedoms` ask for; errors are its space's."""
+    return make_space(config.allow, graph, platform, most_stages(config, len(graph.operators)))
+
+
 def end_of_search(config: StudyConfig) -> float:
     """Return when a search that begins now ends, by :func:`time.monotonic`."""
     return math.inf if config.minutes is None else time.monotonic() + 60.0 * config.minutes
+
+
+def check_effects(values: Mapping[str, Any]) -> None:
+    """Refuse options that were given and that would change nothing.
+
+    Raises:
+        UsageError: there is one.
+    """
+    objective = values.get("objective") or ()
+    objectives = objective.split(",") if isinstance(objective, str) else objective
+    for name, needed, what in (
+        ("power", "energy" in objectives or values.get("max_energy"), "--objective energy or --max-energy"),
+        ("robust", values.get("state"), "--state"),
+        ("heartbeat", values.get("storage"), "--storage"),
+    ):
+        if values.get(name) is not None and not needed:
+            raise UsageError(f"--{name} has no effect without {what}", "see optimize --help")
 
 
 def parse_config(values: Mapping[str, Any]) -> StudyConfig:

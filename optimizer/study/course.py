@@ -1,4 +1,4 @@
-"""A study from beginning to end: run folder, what plans cost, loop, final, files; of one model or of several."""
+"""The course of a study: run folder, model estimate, loop, final, files; of one model or of several."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import partial
 from evaluators.base import Agreement, Session, counters_of
 from evaluators.measurement.disturbance import RunFilter
 from evaluators.registry import make_evaluator
-from optimizer.devices import asks_for_several, error_hint
+from optimizer.devices import asks_for_several
 from optimizer.model.bounds import Bounds
 from optimizer.model.goals import decide_front
 from optimizer.samplers import make_sampler
@@ -20,23 +20,24 @@ from optimizer.shared.study import SharedStudy, placed, sharing
 from optimizer.study.config import StudyConfig, end_of_search
 from optimizer.study.drift_monitor import DriftMonitor
 from optimizer.study.ends import Watcher, kept_at_the_end, kept_front, kept_verdict, tell_of_damage
-from optimizer.study.folder import RunFolder, write_json
+from optimizer.study.folder import RESULT, RunFolder, write_json
 from optimizer.study.front import Front
 from optimizer.study.history import WARM, History, Trial
-from optimizer.study.loop import Loop, Origin, in_space
+from optimizer.study.loop import Loop, Origin
 from optimizer.study.result import Result
 from optimizer.study.subjects import FINAL_S, Search, Subject
 from optimizer.study.verdict import FinalSettings, Verdict, decide
 from search_spaces.core.plan import Plan
+from search_spaces.spaces.space import in_space
 
 
 @dataclass(slots=True)
 class Study:
-    """What the steps of a study share.
+    """The state that the steps of a study share.
 
     Attributes:
         front: of several objectives.
-        restored: how many plans the log knew.
+        restored: how many plans the log held.
         undecided: whether an earlier final of this study was.
     """
 
@@ -59,14 +60,14 @@ class Study:
         self.begin()
 
     def begin(self) -> None:
-        """Begin the history anew, with what the log holds; again where the space has become another one."""
+        """Start the history from the log; also called after the space has changed."""
         subject = self.subject
         self.history = History(subject.space.distributions(), [o.name for o in subject.objectives[1:]])
         subject.restore(self.history, self.run.contents.records)
         self.restored = len(self.history.known)
 
     def opened(self) -> None:
-        """Tell that the space is known, and what the log held of it."""
+        """Report that the space is known, and what the log held of it."""
         self.watcher.opened(self.run, self.history, self.subject.space.cardinality())
 
     def holds(self, plan: Plan) -> bool:
@@ -74,7 +75,7 @@ class Study:
         return in_space(self.subject.space, plan)
 
     def result(self, verdict: Verdict | None, deployed: Agreement | None) -> Result:
-        """Return what is known so far."""
+        """Return the result so far."""
         known = {
             "graph": self.subject.graph,
             "platform": self.subject.measured_on,
@@ -96,16 +97,17 @@ class Study:
 
 
 def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> Result:
-    """Run a study, or go on with one, and leave its run folder complete.
+    """Run or resume a study, and leave its run folder complete.
 
     Raises:
-        OptimizeError: with its exit code; what was measured is in the run folder.
+        OptimizeError: with its exit code; everything measured is in the run folder.
         Interrupted: the person pressed Ctrl-C after the run folder was open.
     """
     begin_s = time.monotonic()
     config = placed(config)
     make_sampler(config.sampler, config.seed, 0)  # an unknown sampler is reported before a model is built
     subject = read_subject(config, watcher)
+    config = subject.config
     processors = [f"{p.name} ({p.like})" for p in subject.processors]
     fingerprint = {"evaluator": config.evaluator, "platform": subject.platform.to_json()}
     with (
@@ -125,7 +127,7 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
 
 
 def read_subject(config: StudyConfig, watcher: Watcher) -> Subject:
-    """Return what a study is of; errors are those of :func:`run_study`."""
+    """Return the subject of a study; errors are those of :func:`run_study`."""
     evaluator = make_evaluator(config.evaluator)
     watcher.message(f"reading {config.model}")
     if asks_for_several(evaluator, config):
@@ -134,10 +136,7 @@ def read_subject(config: StudyConfig, watcher: Watcher) -> Subject:
         return SeveralModels.read(config, evaluator)
     from optimizer.study.one_model import OneModel
 
-    found = OneModel.read(config, evaluator)
-    if hint := error_hint(evaluator, config):
-        watcher.message(hint)
-    return found
+    return OneModel.read(config, evaluator)
 
 
 def _search(study: Study, session: Session) -> Result:
@@ -174,7 +173,6 @@ def _search(study: Study, session: Session) -> Result:
         search.problem,
         search.breaks,
         study.bounds.space_s * (1.0 + config.precision) if study.bounds and config.stop_when_proven else 0.0,
-        search.proposer,
         asks_all=search.asks_all,
         known=sum(t.origin == WARM and study.holds(t.plan) for t in history.outside),
         runs=study.runs,
@@ -184,7 +182,7 @@ def _search(study: Study, session: Session) -> Result:
     monitor.restore(run.contents.records)
     loop.run_outside(b for b in search.baselines if not study.holds(b.plan))
     study.exhausted = loop.run()
-    verdict = kept_verdict(study)  # a finished study that is asked again has nothing new to measure
+    verdict = kept_verdict(study)  # a finished study has nothing new to measure
     if verdict is None:
         study.undecided = any(record.kind == "verdict" for record in run.contents.records)
         verdict = _decide(study, search, loop)
@@ -193,16 +191,18 @@ def _search(study: Study, session: Session) -> Result:
         study.front = kept_front(run)
     deployed = subject.finish(study, session, verdict)
     result = study.result(verdict, deployed)
-    write_json(run.path / "result.json", result.to_json())
+    write_json(run.path / RESULT, result.to_json())
     subject.check(result)
     return result
 
 
 def _decide(study: Study, search: Search, loop: Loop) -> Verdict:
-    """Measure every plan that may be the best against the others, and choose."""
+    """Compare every plan that may be the best with the others, and choose."""
     drift, history = study.history.drift, study.history
     loaded_s = sum(t.measurement.load_s for t in history.known.values() if t.measurement)
-    spent_s = max(time.monotonic() - study.begin_s, drift.measured_s + drift.probed_s + loaded_s)  # also when resumed
+    spent_s = drift.measured_s + drift.probed_s + loaded_s  # also when resumed
+    if not search.session.capabilities.computed:
+        spent_s = max(time.monotonic() - study.begin_s, spent_s)
     policy, pauses = search.final(max(spent_s, FINAL_S) if study.undecided else spent_s)
     how = FinalSettings(
         study.subject.graph,
@@ -219,4 +219,4 @@ def _decide(study: Study, search: Search, loop: Loop) -> Verdict:
     if search.priced is not None and len(objectives) > 1:
         study.front, verdict = decide_front(search.priced, history, study.baselines, how, objectives)
         return verdict
-    return decide(search.session, history, study.baselines, how, loop.believed())
+    return decide(search.session, history, study.baselines, how, loop.by_estimate())

@@ -1,4 +1,4 @@
-"""A deadline for one inference: which plans the model rules out, and what to say where nothing keeps it."""
+"""The deadline of one inference: plans that the model rules out, and the errors where no plan meets it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LEVER = "allow a longer --deadline, more --max-stages or more --processors"
 
 
 def too_late(deadline_s: float, predict: Callable[[Plan], float], plan: Plan) -> tuple[Violation, ...]:
-    """Return the violation of a plan that the model expects to miss a deadline clearly, if it does."""
+    """Return the violation of a plan that clearly misses a deadline under the model; None for any other."""
     expected_s = predict(plan)
     if expected_s <= TRUST * deadline_s:
         return ()
@@ -25,7 +25,7 @@ def too_late(deadline_s: float, predict: Callable[[Plan], float], plan: Plan) ->
 
 
 def unreachable(deadline_s: float, bound_s: float) -> InfeasibleError | None:
-    """Return the error for a deadline that the best plan in the model misses clearly."""
+    """Return the error for a deadline that the best plan under the model clearly misses."""
     if bound_s <= TRUST * deadline_s:
         return None
     sentence = f"{_NONE}takes {{demand}} in the model"

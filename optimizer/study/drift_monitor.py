@@ -26,7 +26,7 @@ _TELL = 0.10
 class DriftMonitor:
     """Measures the reference plan after trials; see :mod:`evaluators.measurement.drift`.
 
-    Only a session that reports conditions measures on a machine whose speed may change.
+    Only sessions that report conditions measure on a machine whose speed may drift.
 
     Attributes:
         runs: makes the runs.
@@ -40,10 +40,10 @@ class DriftMonitor:
     runs: RunFilter
     tell: Callable[[str], None] = lambda _: None
     _plan: Plan | None = None
-    _told: float = 1.0
+    _reported: float = 1.0
 
     def restore(self, records: Sequence[Record]) -> None:
-        """Take up what a log holds, so that a resumed study measures the reference plan when it would have."""
+        """Restore the state from a log, so that a resumed study measures the reference plan at the same trials."""
         for record in records:
             if record.kind in {"trial", "baseline"}:
                 self._count(Trial.from_json(record.data))
@@ -68,7 +68,7 @@ class DriftMonitor:
             return  # the loop finds out whether the device is gone
 
     def _choose(self) -> bool:
-        """Settle on the reference plan: the best of the first that were measured."""
+        """Choose the reference plan: the best of the first measured ones."""
         if self._plan is None and self.history.incumbent is not None:
             self._plan = next((t.plan for t in self.history.ranking() if not t.raced), None)
         return self._plan is not None
@@ -89,8 +89,8 @@ class DriftMonitor:
                 "position": position,
             },
         )
-        if abs(drift.speed / self._told - 1.0) > _TELL:
-            self._told = drift.speed
+        if abs(drift.speed / self._reported - 1.0) > _TELL:
+            self._reported = drift.speed
             speed = drift.speed
             what = f"{percent(speed - 1.0)} slower than" if speed > 1.0 else f"{percent(1.0 / speed - 1.0)} faster than"
             what = "as fast again as" if speed == 1.0 else what

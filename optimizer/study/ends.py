@@ -1,4 +1,4 @@
-"""The watcher of a study's progress, and how a study ends early; of one model or of several."""
+"""The watcher of a study's progress, and the early end of a study."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from evaluators.base import Agreement
-from optimizer.study.folder import RunFolder, write_json
+from optimizer.study.folder import RESULT, RunFolder, write_json
 from optimizer.study.front import Front
 from optimizer.study.history import History, Trial
 from optimizer.study.result import Result
 from optimizer.study.verdict import Verdict
 from search_spaces.core.errors import OptimizeError
 
-_KINDS = ("trial", "baseline", "verdict")  # a verdict is on the trials before it, and on no later one
+_KINDS = ("trial", "baseline", "verdict")  # a verdict covers the trials before it, and no later one
 
 
 class Watcher(Protocol):
     """Watches a study's progress; see :mod:`optimizer.report.console`."""
 
     def message(self, text: str) -> None:
-        """Tell what is being done now."""
+        """Report what is being done now."""
         ...
 
     def warn(self, text: str) -> None:
-        """Tell what the person must know, whatever else is shown."""
+        """Report a warning, which is always shown."""
         ...
 
     def opened(self, run: RunFolder, history: History, space_size: int) -> None:
-        """Tell that the run folder is open and what it held."""
+        """Report that the run folder is open and what it held."""
         ...
 
     def trial(self, trial: Trial) -> None:
-        """Tell of a finished trial."""
+        """Report a finished trial."""
         ...
 
 
@@ -41,8 +41,8 @@ class Interrupted(Exception):  # noqa: N818 - it is no error
     """The person ended a study early; everything measured is in the run folder.
 
     Attributes:
-        result: what is known so far, or None where nothing was measured.
-        resume_command: goes on with the study.
+        result: the result so far, or None where nothing was measured.
+        resume_command: resumes the study.
     """
 
     def __init__(self, result: Result | None, resume_command: str) -> None:
@@ -52,7 +52,7 @@ class Interrupted(Exception):  # noqa: N818 - it is no error
 
 
 class Underway(Protocol):
-    """A study between its beginning and its end.
+    """A study whose run folder is open.
 
     Attributes:
         run: its folder, open.
@@ -64,7 +64,7 @@ class Underway(Protocol):
     restored: int
 
     def result(self, verdict: Verdict | None, deployed: Agreement | None) -> Result:
-        """Return what is known so far."""
+        """Return the result so far."""
         ...
 
 
@@ -89,7 +89,7 @@ def kept_front(run: RunFolder) -> Front | None:
 
 
 def tell_of_damage(run: RunFolder, watcher: Watcher) -> None:
-    """Tell what was wrong with the run folder's log, and what has changed since the study began."""
+    """Report damage of the run folder's log, and what has changed since the study began."""
     for damage in run.contents.damage:
         watcher.warn(f"trial log: {damage}")
     if run.contents.original is not None:
@@ -100,7 +100,7 @@ def tell_of_damage(run: RunFolder, watcher: Watcher) -> None:
 
 @contextmanager
 def kept_at_the_end(study: Underway) -> Iterator[None]:
-    """Write down what is known where a study ends before its time; one that was finished before keeps its result.
+    """Save the result so far where a study ends early; one that was finished before keeps its result.
 
     Raises:
         Interrupted: the person pressed Ctrl-C.
@@ -111,5 +111,5 @@ def kept_at_the_end(study: Underway) -> Iterator[None]:
         result = study.result(None, None) if study.history.known else None
         with suppress(OptimizeError):
             if result is not None and kept_verdict(study) is None:
-                write_json(study.run.path / "result.json", result.to_json())
+                write_json(study.run.path / RESULT, result.to_json())
         raise Interrupted(result, study.run.resume_command) from None

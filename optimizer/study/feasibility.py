@@ -1,4 +1,4 @@
-"""Which constraints a plan breaks, before it is run."""
+"""Constraints that a plan violates, checked before it runs."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from search_spaces.core.wording import plural
 
 
 def violations(graph: Graph, costs: ChainCosts, max_stages: int, plan: Plan) -> tuple[Violation, ...]:
-    """Return what a plan breaks: operators that a processor refuses, its memory, and the number of parts.
+    """Return a plan's violations: unsupported operators, a processor's memory, and the number of stages.
 
     Args:
         costs: infinite where a processor refuses an operator.
-        max_stages: parts of a plan at most.
+        max_stages: stages of a plan at most.
     """
     index = {p.name: i for i, p in enumerate(costs.platform.processors)}
     found = []
-    parts = len({stage.operators for stage in plan.stages})  # sides of a split are one part
+    parts = len({stage.operators for stage in plan.stages})  # both sides of a split count as one stage
     if parts > max_stages:
         found.append(Violation("stages of a plan", parts, max_stages, "stages", "give more --max-stages"))
     for name, stages in plan.by_processor().items():
-        lane = index[name]
+        processor = index[name]
         operators = [o for i in stages for o in plan.stages[i].operators]
-        refused = [o for o in operators if not math.isfinite(costs.operator_s[lane, o])]
+        refused = [o for o in operators if not math.isfinite(costs.operator_s[processor, o])]
         if refused:
             kind = graph.operators[refused[0]].kind
             what = f"not supported on {name!r} (the first is {refused[0]}, {kind})"
@@ -34,7 +34,7 @@ def violations(graph: Graph, costs: ChainCosts, max_stages: int, plan: Plan) -> 
             sentence = f"{plural(len(refused), 'operator')} {what}"
             found.append(Violation(f"operators {what}", len(refused), 0, "operators", lever, sentence))
         if costs.operator_nbytes is not None and costs.memory_bytes is not None:
-            demand, bound = float(costs.operator_nbytes[operators].sum()), float(costs.memory_bytes[lane])
+            demand, bound = float(costs.operator_nbytes[operators].sum()), float(costs.memory_bytes[processor])
             if demand > bound:
                 found.append(Violation(f"memory of {name!r}", demand, bound, "B", "allow more --max-stages"))
     return tuple(found)

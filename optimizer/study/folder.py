@@ -1,9 +1,9 @@
-"""The folder of a study: what was asked, on what, and everything that was measured.
+"""The run folder of a study: its settings, machine, and everything that was measured.
 
 ::
 
     runs/vgg16-20260301-140312/
-    ├── manifest.json   versions, machine, seed, command: who made the numbers
+    ├── manifest.json   versions, machine, seed, command
     ├── config.yaml     the settings in full
     ├── trials.jsonl    the checked log, the truth from which a study goes on
     ├── result.json     written at the end
@@ -41,9 +41,10 @@ MANIFEST = "manifest.json"
 CONFIG = "config.yaml"
 LOG = "trials.jsonl"
 RUNTIME_LOG = "runtime.log"
-# Settings that decide what is proposed and what a number means; a study keeps them for its whole life.
+RESULT = "result.json"
+# Settings that decide which plans are proposed and what their figures mean; they are constant within a study.
 _FIXED = ("seed", "sampler", "max_stages", "evaluator", "objective", "processors", "allow")
-_BEFORE = {"allow": "cuts"}  # what studies had before they could choose
+_BEFORE = {"allow": "cuts"}  # the value in studies that lack the setting
 _MAX_MANIFEST_NBYTES = 16 << 20
 _SHOWN_CHARACTERS = 80
 
@@ -56,7 +57,7 @@ class RunFolder:
         path: the folder.
         config: the settings, with the name of the study filled in.
         log: open for new records.
-        contents: what the log held: nothing for a new study.
+        contents: what the log held; nothing for a new study.
         changes: what was different about machine or software when the study began, or was damaged; one line each.
     """
 
@@ -76,14 +77,14 @@ class RunFolder:
         command: Sequence[str],
         processors: Sequence[str] = (),
     ) -> RunFolder:
-        """Open the folder that ``config`` names, or make it; go on with the study that is in it.
+        """Open or create the folder that ``config`` names; resume the study that is in it.
 
         Args:
             config: ``out`` is the folder itself, else it is ``runs/<study>`` here; without either it is a new one.
             model_digest: of the graph's structure.
             fingerprint: of the evaluator's session, plain values.
             command: the command line, for the manifest.
-            processors: those that plans may name, with the group of alike ones; another machine is refused.
+            processors: those that plans may name, with the group of identical ones; another machine is refused.
 
         Raises:
             RunFolderError: it cannot be written, is in use, is no run folder, or holds another study.
@@ -94,12 +95,12 @@ class RunFolder:
         fixed = {"model_digest": model_digest, **kept, "measured_on": sorted(processors)}
         with disk_errors(path):
             _refuse_foreign(path)
-            _check(path, config.study, fixed)  # before the log is touched, which may be another study's
+            _check(path, config.study, fixed)  # before opening the log, which may be another study's
             log, contents = TrialLog.open(path / LOG)
             try:
                 manifest = _check(path, config.study, fixed)  # again, now that nobody else writes
                 for file in path.iterdir():
-                    if is_temporary(file.name):  # a killed write left it, and nobody else has the log's lock
+                    if is_temporary(file.name):  # left by a killed write; nobody else has the log's lock
                         file.unlink(missing_ok=True)
                 config = config.model_copy(update={"study": manifest["study"] if manifest else study})
                 session = {"command": list(command), "budget": config.budget, **provenance()}
@@ -127,7 +128,7 @@ class RunFolder:
 
     @property
     def resume_command(self) -> str:
-        """The command, quoted for a shell, that goes on with this study."""
+        """The command, quoted for a shell, that resumes this study."""
         from optimizer.study.config import command_line
 
         return command_line(self.config)
@@ -146,26 +147,26 @@ class RunFolder:
             self._remove()
 
     def _remove(self) -> None:
-        """Free the name of a study that could not start; what the runtime told stays, for the error may name it."""
+        """Free the name of a study that could not start; the runtime's log stays, since the error may name it."""
         with suppress(OSError):
             if {path.name for path in self.path.iterdir()} <= {MANIFEST, CONFIG, LOG, RUNTIME_LOG}:
                 for name in (MANIFEST, CONFIG, LOG):
                     (self.path / name).unlink(missing_ok=True)
-                told = self.path / RUNTIME_LOG
-                if told.exists() and not told.stat().st_size:
-                    told.unlink()
+                log = self.path / RUNTIME_LOG
+                if log.exists() and not log.stat().st_size:
+                    log.unlink()
                 self.path.rmdir()
 
 
 class DamagedManifestError(RunFolderError):
-    """A manifest cannot be read; what it said may be found elsewhere."""
+    """A manifest cannot be read; its content may be found elsewhere."""
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
     """Return the manifest of the run folder ``path``, or None where there is none.
 
     Raises:
-        RunFolderError: it is damaged, written by a newer version, or no manifest of ours.
+        RunFolderError: it is damaged, written by a newer version, or not ours.
     """
     file = path / MANIFEST
     with disk_errors(file):
@@ -194,9 +195,9 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
 
 
 def _place(config: StudyConfig) -> tuple[Path, str]:
-    """Return the folder, made if need be, and the name of the study if it is a new one."""
+    """Return the folder, created if necessary, and the name of the study if it is a new one."""
     now = datetime.now(UTC)
-    # A name of the zoo may have a point and a slash in it: mobilenet_v1@0.5/192.
+    # Names of built-in models may hold a point and a slash: mobilenet_v1@0.5/192.
     zoo = is_name(config.model) and not config.model.endswith(".tflite")
     called = config.model if zoo else Path(config.model).stem
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", called).lstrip("._-")[:60] or "model"
@@ -205,7 +206,7 @@ def _place(config: StudyConfig) -> tuple[Path, str]:
         path = config.out or Path("runs", str(config.study))
         _make(path)
         return path, config.study or name
-    names = (name if i == 1 else f"{name}-{i}" for i in count(1))  # another study of this second may have the name
+    names = (name if i == 1 else f"{name}-{i}" for i in count(1))  # of another study of this second
     study = next(each for each in names if not Path("runs", each).is_dir())
     path = Path("runs", study)
     _make(path)
@@ -222,7 +223,7 @@ def _make(path: Path) -> None:
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Raise where the folder holds something that is not ours; a study killed while it began is."""
+    """Raise where the folder holds files of another program; a study that was killed while it began is ours."""
     names = {p.name for p in path.iterdir()}
     if MANIFEST in names:
         return
@@ -239,9 +240,9 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def _check(path: Path, study: str | None, fixed: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the manifest if there is one; raise where its study is another.
+    """Return the manifest if there is one; raise where it belongs to another study.
 
-    One that is damaged is made anew as far as the settings and the log allow it, since the log is the truth.
+    A damaged one is rebuilt from the settings and the log.
     """
     try:
         manifest = read_manifest(path)
@@ -252,7 +253,7 @@ def _check(path: Path, study: str | None, fixed: Mapping[str, Any]) -> dict[str,
     if manifest is None:
         return None
     there = {"study": manifest["study"], **_BEFORE, **manifest["fixed"]}
-    if isinstance(there.get("objective"), list):  # as the settings have it, of which a manifest was made anew
+    if isinstance(there.get("objective"), list):  # from the settings that rebuilt the manifest
         there["objective"] = ",".join(map(str, there["objective"]))
     here = {"study": study or manifest["study"], **fixed}
     for name, value in here.items():
@@ -289,10 +290,10 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ..
 
 
 def _remade_manifest(path: Path, fixed: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a manifest that the settings and the log of a run folder allow for; None where they tell too little.
+    """Return a manifest rebuilt from the settings and the log of a run folder; None where they hold too little.
 
-    The settings must be readable, and the log must hold a plan of the requested model: what else the manifest
-    said of the model and its processors is then taken from the request.
+    The settings must be readable, and the log must hold a plan of the requested model; the rest is taken from the
+    request.
 
     Raises:
         RunFolderError: they are those of another study.
@@ -325,7 +326,7 @@ def _put_aside(file: Path) -> Path:
 
 
 def _difference(name: str, there: Any, here: Any) -> str:
-    """Return in words how a setting of a study that exists differs from the requested one."""
+    """Return the difference between an existing study's setting and the requested one, in words."""
     if name == "model_digest":
         return "it is of another model"
     if name == "measured_on":

@@ -1,4 +1,4 @@
-"""Several objectives: the plans that no other plan beats in all of them, and the one at the knee."""
+"""The front of several objectives (plans that no other one beats in all of them), and its knee."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.front import Criterion, busiest, memory, summed, undominated
 from optimizer.exact.weighed import weighed
 from optimizer.study.history import History, Trial
-from search_spaces.core.errors import PlanError, RunFolderError
+from search_spaces.core.errors import PlanError, RunFolderError, damage
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 
@@ -29,7 +29,7 @@ class FrontPlan:
     """A plan of the front.
 
     Attributes:
-        name: of the baseline that it is, or "".
+        name: of the baseline, or "".
         values: in the objectives' units and order.
     """
 
@@ -43,7 +43,7 @@ class Front:
     """The plans that no other measured plan beats, by their first objective.
 
     Attributes:
-        knee: which of them gives up least of all objectives together, each relative to its range on the front.
+        knee: index of the plan with the least loss over all objectives, each relative to its range on the front.
         model: values of the front of the model, exact on it; empty where there is none.
     """
 
@@ -76,7 +76,7 @@ class Front:
             )
             at = next(i for i, each in enumerate(data["plans"]) if each["knee"])
         except (KeyError, TypeError, ValueError, StopIteration, PlanError) as error:
-            raise RunFolderError(f"the front in the log is damaged: {error!r}") from error
+            raise RunFolderError(f"the front in the log is damaged: {damage(error)}") from error
         return cls(objectives, plans, at)
 
     def to_json(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def _objective(name: str) -> Objective:
 
 
 def values_of(measurement: Measurement, objectives: Sequence[Objective]) -> tuple[float, ...]:
-    """Return what a plan was measured at, in the order of the objectives."""
+    """Return the measured values of a plan, in the order of the objectives."""
     return (measurement.median_s, *(measurement.figures[o.name] for o in objectives[1:]))
 
 
@@ -118,7 +118,7 @@ def knee(values: NDArray[np.float64]) -> int:
 
 
 def criteria(graph: Graph, session: PricedSession, costs: ChainCosts) -> list[Criterion]:
-    """Return what the model says of the objectives of a session.
+    """Return the model's criteria for the objectives of a session.
 
     Args:
         costs: of the latency.

@@ -1,6 +1,6 @@
-"""What a study knows: its trials in order, what each plan was measured at, and Optuna's view of it.
+"""The history of a study: its trials in order, the measurement of each plan, and Optuna's view of them.
 
-The log is the truth. Everything here is rebuilt from its records, so a killed study goes on as if nothing had happened.
+The log is the record. Everything here is rebuilt from it, so a killed study resumes as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from evaluators.measurement.drift import Drift
 from evaluators.samples import Measurement, Samples
 from evaluators.sampling import ColdStart
 from search_spaces.core.constraints import Violation
-from search_spaces.core.errors import PlanError, RunFolderError, shown
+from search_spaces.core.errors import PlanError, RunFolderError, damage, shown
 from search_spaces.core.plan import Plan
 
 if TYPE_CHECKING:
@@ -36,19 +36,19 @@ OPTIMUM, UNSEEN, WARM = "model optimum", "unseen", "warm start"
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One proposal and what came of it.
+    """One proposal and its result.
 
     Attributes:
         number: position in the study, from 0.
         plan: the canonical plan.
         origin: who proposed it: the name of a baseline, ``model optimum``, the sampler's name, ``unseen``; or ``warm
-            start`` for a plan that an earlier study has measured, or found.
+            start`` for a plan of an earlier study.
         params: the point of the space; empty for a plan outside the space.
-        measurement: what it was measured at; None for a repeat and for a failure.
+        measurement: its measurement; None for a repeat and for a failure.
         failure: why it could not be measured, or "".
         repeat_of: number of the trial that measured the same plan before, or None.
-        attributes: what samplers may know of the trial beside its values: by how much it breaks which constraint.
-        speed: how many times as long as at the start of the study things took then (1.2: 20 % slower).
+        attributes: for samplers beside the values: the violation of each constraint.
+        speed: the machine's slowness then, relative to the start of the study (1.2: 20 % slower).
     """
 
     number: int
@@ -63,12 +63,12 @@ class Trial:
 
     @property
     def median_s(self) -> float:
-        """The median latency in seconds, as at the machine's first speed; infinite where there is none."""
+        """The median latency in seconds, scaled to the speed at the start; infinite where there is none."""
         return self.measurement.median_s / self.speed if self.measurement else float("inf")
 
     @property
     def raced(self) -> bool:
-        """Whether it was stopped early because it was clearly slower than the best plan then."""
+        """Whether it was stopped early, clearly slower than the best plan at that time."""
         return self.measurement is not None and self.measurement.stopped == "raced"
 
     def to_json(self) -> dict[str, Any]:
@@ -108,11 +108,11 @@ class Trial:
                 float(data.get("speed", 1.0)),
             )
         except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, PlanError) as error:
-            raise RunFolderError(f"a trial in the log cannot be read: {error!r}") from error
+            raise RunFolderError(f"a trial in the log cannot be read: {damage(error)}") from error
 
 
 def plain_attributes(attributes: Mapping[str, Any]) -> dict[str, float]:
-    """Return the attributes that are taken from a log or a storage: the finite numbers of Optuna's constraints.
+    """Return the attributes accepted from a log or a storage: the finite numbers of Optuna's constraints.
 
     Samplers write what they like into attributes, and some read it back as a pickle.
     """
@@ -125,7 +125,7 @@ def plain_attributes(attributes: Mapping[str, Any]) -> dict[str, float]:
 
 
 def constraint_attributes(broken: Sequence[Violation]) -> dict[str, Any]:
-    """Return what Optuna keeps of the constraints that a plan breaks: above 0, by how much."""
+    """Return Optuna's attributes for violated constraints: values above 0."""
     from optuna.trial import TrialState, create_trial
 
     if not broken:
@@ -138,7 +138,7 @@ def constraint_attributes(broken: Sequence[Violation]) -> dict[str, Any]:
 
 
 def contains(distribution: BaseDistribution, value: Any) -> bool:
-    """Return whether a value of a log can be a parameter's."""
+    """Return whether a value of a log fits a parameter."""
     try:
         return distribution._contains(distribution.to_internal_repr(value))  # noqa: SLF001 - Optuna has no other way
     except (ArithmeticError, TypeError, ValueError):
@@ -146,7 +146,7 @@ def contains(distribution: BaseDistribution, value: Any) -> bool:
 
 
 class _Ranked:
-    """What is asked of the measured plans before every trial; plans that lost a race are no part of it.
+    """Figures of the measured plans that every trial needs; plans that lost a race are left out.
 
     Attributes:
         best, sure: the fastest plan, and the fastest of those that were run a few times.
@@ -159,11 +159,11 @@ class _Ranked:
         self.ratios: list[float] = []
 
     def add(self, trial: Trial) -> None:
-        """Take up a trial."""
+        """Add a trial."""
         if trial.measurement is None or trial.raced:
             return
         samples, warmup_s = trial.measurement.latency_s, trial.measurement.warmup_s
-        if warmup_s and not trial.measurement.promised:  # those were chosen for their fast first run
+        if warmup_s and not trial.measurement.promised:  # chosen for a fast first run, so biased
             insort(self.ratios, warmup_s[0] / samples.median)
         if self.best is None or trial.median_s < self.best.median_s:
             self.best = trial
@@ -177,7 +177,7 @@ class History:
     Attributes:
         measured: how many trials of the budget are spent: those that tried a plan for the first time.
         others: the objectives beside the first one.
-        drift: how fast the machine was along the study.
+        drift: the machine's speed over the study.
         running: digest of each plan that is being measured → the number of its trial in Optuna's study.
     """
 
@@ -190,7 +190,7 @@ class History:
         self.distributions = dict(distributions)
         self.others = tuple(others)
         self._study: optuna.Study = optuna.create_study(directions=["minimize"] * (1 + len(self.others)))
-        self._untold: list[tuple[Trial, list[float] | None]] = []
+        self._unreported: list[tuple[Trial, list[float] | None]] = []
         self._sampler: StudySampler | None = None
         self.trials: list[Trial] = []
         self.outside: list[Trial] = []
@@ -204,33 +204,33 @@ class History:
 
     @property
     def study(self) -> optuna.Study:
-        """Optuna's view; trials that it was not asked for are added when somebody looks."""
-        for trial, value in self._untold:
+        """Optuna's study; trials that it did not propose are added when it is read."""
+        for trial, value in self._unreported:
             self._add(trial.params, value, trial.attributes or {})
-        self._untold.clear()
+        self._unreported.clear()
         return self._study
 
     def propose_by(self, sampler: StudySampler) -> None:
-        """Have a sampler propose the trials to come."""
+        """Set the sampler of the trials to come."""
         self._study.sampler = self._sampler = sampler
 
     def replay(self, trial: Trial, *, proposed: bool) -> None:
-        """Ask the sampler again for a trial of the log, so that one which keeps state in the study makes it anew.
+        """Repeat the sampler's proposal of a logged trial, so that a sampler with state in the study rebuilds it.
 
         Args:
             proposed: whether the sampler proposed it; otherwise it was enqueued.
         """
-        if not self._untold or self._untold[0][0] is not trial or self._sampler is None:
+        if not self._unreported or self._unreported[0][0] is not trial or self._sampler is None:
             return
-        _, value = self._untold.pop(0)
+        _, value = self._unreported.pop(0)
         self._sampler.begin(trial.number, trial.params if proposed else None)
         self._finish(self._ask(None if proposed else trial.params)[0], trial, value)
 
     def ask(self, number: int, params: Mapping[str, Any] | None = None) -> tuple[int, Mapping[str, Any]]:
-        """Return number (in Optuna's study) and parameters of a trial: those that are given, or a proposal.
+        """Return a trial's number in Optuna's study and its parameters: the given ones, or a proposal.
 
         Args:
-            number: of the trial, which the sampler goes by.
+            number: of the trial, which seeds the sampler.
         """
         _ = self.study  # with all earlier trials
         if self._sampler is not None:
@@ -244,10 +244,10 @@ class History:
         return asked.number, asked.params
 
     def settle(self, pending: Mapping[str, Mapping[str, Any]]) -> None:
-        """Let Optuna's study know which plans are being measured, by whomever, and which are no more.
+        """Update in Optuna's study which plans are being measured by any worker.
 
         Args:
-            pending: digest → parameters, which somebody else may have written.
+            pending: digest → parameters, perhaps written by another worker.
         """
         from optuna.trial import TrialState
 
@@ -289,15 +289,15 @@ class History:
 
     @property
     def speed(self) -> float:
-        """How many times as long as at the start of the study things take now."""
+        """The machine's slowness now, relative to the start of the study."""
         return self.drift.speed
 
     def uncertainty(self, trial: Trial) -> float:
-        """Return by how much, relative, a trial may have been measured in another state than its ``speed`` says."""
+        """Return the relative uncertainty of a trial's ``speed``."""
         return self.drift.uncertainty(trial.number, trial.speed)
 
     def has(self, params: Mapping[str, Any]) -> bool:
-        """Return whether parameters, which somebody else may have written, are a point of the space."""
+        """Return whether parameters, perhaps written by another worker, are a point of the space."""
         return params.keys() == self.distributions.keys() and all(
             contains(d, params[name]) for name, d in self.distributions.items()
         )
@@ -306,7 +306,7 @@ class History:
         """Build a trial from a record of a log or a storage; attributes that are left out are reported once.
 
         Raises:
-            RunFolderError: it is no trial of this space.
+            RunFolderError: it is not a trial of this space.
         """
         trial = Trial.from_json(data)
         if (trial.number >= 0 and not self.has(trial.params)) or trial.number > _MOST_TRIALS:
@@ -325,7 +325,7 @@ class History:
         return trial
 
     def restore(self, records: tuple[Record, ...]) -> None:
-        """Take up the trials of a log."""
+        """Add the trials of a log."""
         for record in records:
             if record.kind == "baseline":
                 self.add_outside(self.trial_of(record.data))
@@ -341,32 +341,32 @@ class History:
         """Add a finished trial to Optuna's study; its values are final.
 
         Args:
-            number: that of the trial in Optuna's study which was asked for it; None where it was not asked.
+            number: of its trial in Optuna's study; None where Optuna did not propose it.
         """
         value = self.value_of(trial)
         number = self.running.pop(trial.plan.digest, None) if number is None else number
         if number is None:
-            self._untold.append((trial, value))
+            self._unreported.append((trial, value))
         else:
             self._finish(number, trial, value)
 
     def value_of(self, trial: Trial) -> list[float] | None:
-        """Return what to tell Optuna of a trial, a repeat included: a number for each objective; None for a failure."""
-        # A repeat whose first trial was lost with a damaged part of the log teaches nothing.
+        """Return a trial's values for Optuna, a repeat included: a number for each objective; None for a failure."""
+        # A repeat whose first trial was lost with a damaged part of the log has no value.
         source = trial if trial.repeat_of is None else self.known.get(trial.plan.digest, trial)
         if source.measurement is None or any(name not in source.measurement.figures for name in self.others):
             return None
         return [source.median_s, *(source.measurement.figures[name] for name in self.others)]
 
     def add(self, trial: Trial) -> None:
-        """Take up a trial of the space."""
+        """Add a trial of the space."""
         self.trials.append(trial)
         self.next_number = trial.number + 1
         self.measured += trial.repeat_of is None
         self._know(trial)
 
     def add_outside(self, trial: Trial) -> None:
-        """Take up a plan that costs no budget: one outside of the space is an attribute of Optuna's study."""
+        """Add a plan that costs no budget; one outside of the space becomes an attribute of Optuna's study."""
         self.outside.append(trial)
         self._study.set_user_attr(
             f"{trial.origin} ({trial.plan.digest[:8]})", {"plan": trial.plan.to_json(), "value": self.value_of(trial)}
@@ -385,7 +385,7 @@ class History:
 
     @property
     def repeats(self) -> int:
-        """How many trials proposed a plan that was known."""
+        """How many trials proposed a known plan."""
         return len(self.trials) - self.measured
 
     def ranking(self) -> list[Trial]:
@@ -394,7 +394,7 @@ class History:
 
     @property
     def cold(self) -> ColdStart:
-        """How many times longer first runs took than the later ones."""
+        """The ratio of first runs to later ones."""
         ratios = self._ranked.ratios
         if len(ratios) < _SURE_PLANS:
             return ColdStart()
@@ -402,9 +402,9 @@ class History:
 
     @property
     def incumbent(self) -> Samples | None:
-        """The samples of the fastest plan so far, as they would be at the speed that the machine has now.
+        """The samples of the fastest plan so far, scaled to the machine's present speed.
 
-        A plan that was run a few times only was perhaps just lucky.
+        A plan with few runs may only have been lucky.
         """
         best = self._ranked.sure or self._ranked.best
         if best is None or best.measurement is None:

@@ -1,4 +1,4 @@
-"""Limits on what is measured beside the objective: which plans keep them, and what to say where none does."""
+"""Limits on figures beside the objective: which plans keep them, and the errors where none does."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ TRUST = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The most that a figure of a plan may be.
+    """An upper limit of a figure of a plan.
 
     Attributes:
         name: of the figure: an objective, or ``error``.
-        what: it is, in words.
+        what: the figure in words.
         lever: what a person can do so that plans keep it.
     """
 
@@ -36,7 +36,7 @@ class Limit:
     lever: str
 
     def violation(self, value: float, when: str) -> tuple[Violation, ...]:
-        """Return the violation of a value, if it is one."""
+        """Return the violation of a value, or None."""
         if value <= self.most:
             return ()
         sentence = f"--max-{self.name} {{bound}}: the {self.what} {when} is {{demand}}"
@@ -44,14 +44,14 @@ class Limit:
 
 
 def allowed_error(config: StudyConfig) -> float | None:
-    """Return by how much outputs may be off, relative; None for what the precision of processors explains."""
+    """Return the allowed relative error of outputs; None for what the precision of processors explains."""
     if config.max_error is None and "ranks" in freedoms_of(config.allow):
         return RANKED_ERROR
     return config.max_error
 
 
 def limits_of(config: StudyConfig) -> tuple[Limit, ...]:
-    """Return the limits of a study, but for the deadline."""
+    """Return the limits of a study, without the deadline."""
     found = []
     if config.max_energy is not None:
         lever = "allow a higher --max-energy, more --max-stages, or --processors that draw less"
@@ -63,7 +63,7 @@ def limits_of(config: StudyConfig) -> tuple[Limit, ...]:
 
 
 def figure(measurement: Measurement, name: str, objective: str) -> float | None:
-    """Return a figure of a plan, as far as it is known.
+    """Return a figure of a plan, or None where it is unknown.
 
     Args:
         objective: what the samples are of.
@@ -74,7 +74,7 @@ def figure(measurement: Measurement, name: str, objective: str) -> float | None:
 
 
 def expected(limits: Sequence[Limit], predict: Mapping[str, Callable[[Plan], float]], plan: Plan) -> list[Violation]:
-    """Return the limits that a plan clearly exceeds in the model."""
+    """Return the limits that a plan clearly exceeds under the model."""
     found: list[Violation] = []
     for limit in limits:
         if limit.name in predict and (value := predict[limit.name](plan)) > TRUST * limit.most:
@@ -83,7 +83,7 @@ def expected(limits: Sequence[Limit], predict: Mapping[str, Callable[[Plan], flo
 
 
 def keeps(limits: Sequence[Limit], trial: Trial, objective: str) -> bool:
-    """Return whether a measured plan keeps all limits; a figure that is missing breaks none."""
+    """Return whether a measured plan keeps all limits; a missing figure violates none."""
     if trial.measurement is None:
         return False
     values = [(limit, figure(trial.measurement, limit.name, objective)) for limit in limits]
@@ -91,7 +91,7 @@ def keeps(limits: Sequence[Limit], trial: Trial, objective: str) -> bool:
 
 
 def none_keeps(limits: Sequence[Limit], history: History, objective: str) -> InfeasibleError | None:
-    """Return the error for a study none of whose measured plans keeps all limits: how near they came."""
+    """Return the error for a study where no measured plan keeps all limits, with the nearest figures."""
     trials = [t for t in history.known.values() if t.measurement is not None]
     if not limits or any(keeps(limits, t, objective) for t in trials):
         return None
@@ -102,17 +102,17 @@ def none_keeps(limits: Sequence[Limit], history: History, objective: str) -> Inf
         ]
         if values:
             found += limit.violation(min(values), "of the best plan found")
-    if not found:  # each limit is kept by some plan, and all of them by none
+    if not found:  # some plan keeps each limit, but none keeps all
         names = " and ".join(f"--max-{limit.name}" for limit in limits)
         return InfeasibleError(f"no plan found keeps {names} together", limits[0].lever)
     return infeasible(found[0], *found[1:])
 
 
 def unreachable_limit(limits: Sequence[Limit], least: Mapping[str, float]) -> InfeasibleError | None:
-    """Return the error for limits that the best plan in the model clearly exceeds.
+    """Return the error for limits that the best plan under the model clearly exceeds.
 
     Args:
-        least: by the name of a limit what no plan goes below in the model.
+        least: lower bounds under the model, by the name of the limit.
     """
     found: list[Violation] = []
     for limit in limits:
@@ -122,7 +122,7 @@ def unreachable_limit(limits: Sequence[Limit], least: Mapping[str, float]) -> In
 
 
 def shown_limits(limits: Sequence[Limit], measurement: Measurement, objective: str) -> list[str]:
-    """Return a line for each limit: how a plan keeps it."""
+    """Return a line for each limit, with the plan's figure."""
     found = []
     for limit in limits:
         value = figure(measurement, limit.name, objective)

@@ -1,6 +1,6 @@
-"""The trial log: a record counts once it is on the disk, and survives what happens to the file around it.
+"""The trial log: checked records, each on the disk when ``append`` returns, that survive damage to the file.
 
-A damaged log is kept as ``<log>.damaged-<n>``, reported, and goes on with the records that are whole. The format of a
+A damaged log is reported and kept as ``<log>.damaged-<n>``; the whole records continue in a new file. The format of a
 line is :mod:`optimizer.study.records`'.
 """
 
@@ -24,11 +24,11 @@ from search_spaces.models.files import sync_folder
 __all__ = ["Damage", "LogContents", "Record", "TrialLog", "read_log"]
 
 
-_DEVICE = "device"  # kind of the record that says what is measured on
+_DEVICE = "device"  # kind of the record of the machine
 
 
 class TrialLog:
-    """An open log of one process; another process is kept out until it is closed or dies. Not for several threads."""
+    """An open log; its lock keeps other processes out until it is closed or its process dies. Not thread-safe."""
 
     def __init__(self, path: Path, descriptor: int, nbytes: int, following: int) -> None:
         self.path = path
@@ -41,7 +41,7 @@ class TrialLog:
 
     @classmethod
     def open(cls, path: Path) -> tuple[TrialLog, LogContents]:
-        """Open or create the log at ``path``, mend it if it is damaged, and return it with what it holds.
+        """Open or create the log at ``path``, repair it if it is damaged, and return it with its contents.
 
         Raises:
             RunFolderError: it cannot be read or written, another process has it open, or a newer version wrote it.
@@ -84,7 +84,7 @@ class TrialLog:
                 write_all(self._descriptor, line)
                 os.fsync(self._descriptor)
             except BaseException:
-                # What went wrong first is what the person must know; the next append, or open, cuts it off again.
+                # The first error matters; the next append or open cuts the torn record off.
                 with contextlib.suppress(OSError, RunFolderError):
                     self._settle()
                 raise
@@ -94,7 +94,7 @@ class TrialLog:
         return record
 
     def close(self) -> None:
-        """Let other processes in; a second call does nothing."""
+        """Release the lock; a second call does nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -106,7 +106,7 @@ class TrialLog:
         self.close()
 
     def _settle(self) -> None:
-        """Cut off what an append that did not end left behind."""
+        """Cut off what an interrupted append left behind."""
         status = os.fstat(self._descriptor)
         nbytes, _ = self._end
         if self._unsettled and status.st_size > nbytes:
@@ -131,7 +131,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def read_log(path: Path) -> LogContents:
-    """Read a log without locking or mending it; the last record may be in the middle of being written.
+    """Read a log without locking or repairing it; its last record may be incomplete.
 
     Raises:
         RunFolderError: it cannot be read, or a newer version wrote it.
@@ -141,7 +141,7 @@ def read_log(path: Path) -> LogContents:
 
 
 def _mend(path: Path, found: Scan) -> LogContents:
-    """Keep a damaged log under another name, then replace it by its whole records; a kill in between does no harm."""
+    """Keep a damaged log under another name, then replace it by its whole records; safe if killed in between."""
     original = _keep(path) if found.contents.damage else None
     write_atomic(path, header() + b"".join(line + b"\n" for line in found.lines))
     return LogContents(found.contents.records, found.contents.damage, original)
@@ -163,7 +163,7 @@ def _keep(path: Path) -> Path:
 
 
 def _open_locked(path: Path) -> int:
-    """Return a descriptor of the file that is at ``path``, created if need be, with the lock on it."""
+    """Return a locked descriptor of the file at ``path``, created if necessary."""
     while True:
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
@@ -181,11 +181,11 @@ def _open_locked(path: Path) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # somebody mended the log between open and lock: take the new file
+        os.close(descriptor)  # the log was repaired between open and lock: take the new file
 
 
 def _holder(descriptor: int) -> int | None:
-    """Return the process that has the lock, where Linux tells."""
+    """Return the process that has the lock, where Linux reports it."""
     status = os.fstat(descriptor)
     name = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     with contextlib.suppress(OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""The one loop: ask Optuna's study, decode, look up or measure, write down, tell."""
+"""The search loop: ask Optuna's study, decode, look up or measure, log, tell."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from evaluators.samples import Measurement
 from evaluators.sampling import SamplingPolicy, measure
 from optimizer.model.baselines import Baseline
 from optimizer.samplers import resumes, study_sampler
-from optimizer.samplers.auto import AutoProposer, Problem, Proposer
+from optimizer.samplers.auto import AutoProposer, Problem
 from optimizer.study.history import OPTIMUM, UNSEEN, History, Trial, constraint_attributes
 from optimizer.study.log import TrialLog
 from search_spaces.core.constraints import Violation
-from search_spaces.core.errors import DeviceLostError, PlanError, UnavailableError
+from search_spaces.core.errors import DeviceLostError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.spaces.rank_space import RankSpace
@@ -30,9 +30,9 @@ from search_spaces.spaces.space import EnumerableSpace
 if TYPE_CHECKING:
     from optimizer.samplers.study import StudySampler
 
-_HOPELESS = 1.3
-_SLOW_LOAD_S = 0.05  # faster loading is not worth a figure in the log
-_LOOK_EVERY = 8  # proposals that are run a second time whatever the first run took: a fair sample of cold starts
+_PREDICTED_SLOW = 1.3
+_SLOW_LOAD_S = 0.05  # shorter loading times are not logged
+_LOOK_EVERY = 8  # proposals always run twice: an unbiased sample of first runs
 _FAILURES_AT_FIRST, _FAILURES_IN_A_ROW = 5, 12
 _LOGGER = logging.getLogger("partition_optimizer")
 
@@ -43,22 +43,21 @@ INFEASIBLE = "infeasible"
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """What the loop works with.
+    """The search loop and its inputs.
 
     Attributes:
         queue: plans of the space to be measured first, with their origin: baselines, warm starts, a user's own.
-        predict: seconds that the additive model gives a plan.
-        problem: what samplers may know of the search.
-        violations: what a plan breaks; such a plan is reported as infeasible and never run.
-        proposer: the model that the sampler goes by, instead of one that ``problem`` would make.
-        proven_s: a plan that takes no more ends the study, since hardly anything is left to gain.
-        named, policy: how hard to measure the plans of the queue, and those that are proposed.
+        predict: the additive model's seconds of a plan.
+        problem: the search as samplers see it.
+        violations: of a plan; a plan with any is reported as infeasible and never run.
+        proven_s: a plan that takes no longer ends the search, since it is within ``precision`` of the bound.
+        named, policy: sampling policies of the queue's plans, and of proposals.
         budget: distinct plans of the space to try.
         end_s: begin no trial later, by :func:`time.monotonic`.
-        known: plans of the space that were known before, and cost none of the budget.
-        asks_all: whether outputs are also compared of plans that lost their race, since their error is limited.
-        notify: told after every trial.
-        runs: makes the runs, and repeats those that waited for a core.
+        known: plans of the space that were measured before and cost no budget.
+        asks_all: whether outputs of plans that lost their race are compared too, since the error is limited.
+        notify: called after every trial.
+        runs: makes runs, and repeats those that waited for a core.
     """
 
     graph: Graph
@@ -77,14 +76,13 @@ class Loop:
     problem: Problem | None = None
     violations: Callable[[Plan], Sequence[Violation]] = lambda _: ()
     proven_s: float = 0.0
-    proposer: Proposer | None = None
     known: int = 0
     asks_all: bool = False
     end_s: float = math.inf
     runs: RunFilter = field(default_factory=RunFilter)
 
     def run_outside(self, plans: Iterable[Baseline]) -> None:
-        """Measure baselines that the space does not hold; they cost no budget."""
+        """Measure baselines outside of the space; they cost no budget."""
         for baseline in plans:
             if baseline.plan.digest not in self.history.known:
                 trial = self._try(Trial(-1, baseline.plan, baseline.name, {}), race=False)
@@ -112,13 +110,12 @@ class Loop:
         return self.history.measured + self.known >= cardinality
 
     def _sampler(self, problem: Problem | None, seed: int) -> StudySampler:
-        """Return who proposes plans, after all trials that are known."""
+        """Return the sampler, after all known trials."""
         sampler = study_sampler(
             self.sampler,
             seed,
             self.space,
             problem,
-            proposer=self.proposer,
             allowed=lambda plan: not self.violations(plan),
             predict=self.predict,
         )
@@ -130,18 +127,19 @@ class Loop:
         return sampler
 
     def _modelled(self) -> Iterator[Trial]:
-        """Yield the trials whose processors the model knows: not those on which the runtime places a whole network."""
+        """Yield the trials on processors of the model, without those where the runtime itself places the network."""
         known = {p.name for p in self.problem.platform.processors} if self.problem is not None else None
         for trial in (*self.history.outside, *self.history.trials):
             if known is None or known.issuperset(stage.processor for stage in trial.plan.stages):
                 yield trial
 
-    def believed(self) -> list[Plan]:
-        """Return the measured plans of the space by what all measurements say of their parts, the fastest first."""
-        plain = self.problem is not None and self.problem.law is None and self.problem.criteria is None
-        if self.problem is None or not plain or isinstance(self.problem.space, SegmentSpace | RankSpace):
-            return [trial.plan for trial in self.history.ranking()]  # sides of a split say little of other splits
-        judge = AutoProposer(self.problem, self.seed)
+    def by_estimate(self) -> list[Plan]:
+        """Return the measured plans of the space by the estimate from all measurements, the fastest first."""
+        of = self.problem
+        plain = of is not None and of.law is None and of.criteria is None and of.search is None
+        if of is None or not plain or isinstance(of.space, SegmentSpace | RankSpace):
+            return [trial.plan for trial in self.history.ranking()]  # sides of a split predict other splits poorly
+        judge = AutoProposer(of, self.seed)
         for trial in self._modelled():
             if trial.repeat_of is None:
                 judge.observe(trial.plan, trial.measurement, trial.speed)
@@ -149,7 +147,7 @@ class Loop:
 
     @property
     def proven(self) -> bool:
-        """Whether the queue is measured and the fastest plan is so near the bound that the search may end."""
+        """Whether the queue is measured and the fastest plan is near enough to the bound to end the search."""
         if not self.proven_s:
             return False
         waiting = any(plan.digest not in self.history.known for _, plan in self.queue)
@@ -157,7 +155,7 @@ class Loop:
         return not waiting and best is not None and best.median / self.history.speed <= self.proven_s
 
     def _next(self, sampler: StudySampler) -> Trial:
-        """Ask for a plan, the next one of the queue or a proposal, and try it; a known one has its value already."""
+        """Try the next plan of the queue or a proposal; a known plan has its value already."""
         history = self.history
         number, trial = self._asked(sampler, history.next_number, history.known)
         before = history.known.get(trial.plan.digest)
@@ -170,11 +168,11 @@ class Loop:
         return trial
 
     def _asked(self, sampler: StudySampler, number: int, taken: Container[str]) -> tuple[int, Trial]:
-        """Return what Optuna's study proposes for a trial, and its number there; before it asks, the queue's turn is.
+        """Return the parameters of a trial and its number in Optuna's study: from the queue, or else proposed.
 
         Args:
             number: of the trial.
-            taken: digests of plans that are not tried again.
+            taken: digests of plans not to try again.
         """
         origin, plan = next((entry for entry in self.queue if entry[1].digest not in taken), ("", None))
         asked, params = self.history.ask(number, self.space.encode(plan) if plan is not None else None)
@@ -186,32 +184,31 @@ class Loop:
     def _try(self, trial: Trial, *, race: bool) -> Trial:
         """Measure the trial's plan; a plan that the device refuses or fails at is a failed trial, not the end.
 
-        Plans that stand in a table by name are measured in full, the others race against the incumbent. One that
-        breaks a constraint is not run; how many parts the space allows is none to a plan outside of it, and the
-        deadline, and other limits on what is measured, are none to what others are compared with.
+        Named plans are measured in full, the others race against the incumbent. A plan that violates a constraint is
+        not run; the most stages do not bind plans outside of the space, and limits do not bind baselines.
         """
-        race = race and not self.history.others  # what is slower may be better otherwise
+        race = race and not self.history.others  # a slower plan may be better in another objective
         allowed = {"stages"} if trial.number < 0 else set()
         allowed |= set() if race else {"s", "J"}
         if broken := [v for v in self.violations(trial.plan) if v.unit not in allowed]:
             return replace(trial, failure=f"{INFEASIBLE}: {'; '.join(map(str, broken))}")
         try:
-            glimpse = trial.origin != OPTIMUM and trial.number % _LOOK_EVERY > 0
-            found = self._measured(trial.plan, race=race, glimpse=glimpse)
+            single_run = trial.origin != OPTIMUM and trial.number % _LOOK_EVERY > 0
+            found = self._measured(trial.plan, race=race, single_run=single_run)
             return replace(trial, measurement=found, speed=self.history.speed)
         except UnavailableError as error:
             return replace(trial, failure=str(error))
 
-    def _measured(self, plan: Plan, *, race: bool, glimpse: bool) -> Measurement:
-        """Measure a plan; where the device is lost meanwhile, once more on whichever is found then."""
+    def _measured(self, plan: Plan, *, race: bool, single_run: bool) -> Measurement:
+        """Measure a plan; once more, on the next free device, where the device is lost meanwhile."""
         try:
-            return measure_plan(self, plan, race=race, glimpse=glimpse)
+            return measure_plan(self, plan, race=race, single_run=single_run)
         except DeviceLostError as error:
             _LOGGER.warning("%s; the plan is measured again", error)
-        return measure_plan(self, plan, race=race, glimpse=glimpse)
+        return measure_plan(self, plan, race=race, single_run=single_run)
 
     def _give_up_if_all_fail(self) -> None:
-        """Raise when it is the device that fails, not the plans: nothing has worked, or what worked does not now."""
+        """Raise where the device fails, not the plans: no plan has worked, or one that worked fails now."""
         if self.history.trials[-1].repeat_of is not None or not self.history.trials[-1].failure:
             return
         tried = [t for t in self.history.trials if t.repeat_of is None and not t.failure.startswith(INFEASIBLE)]
@@ -232,12 +229,12 @@ class Loop:
                 ) from error
 
 
-def measure_plan(loop: Loop, plan: Plan, *, race: bool, glimpse: bool = False) -> Measurement:
+def measure_plan(loop: Loop, plan: Plan, *, race: bool, single_run: bool = False) -> Measurement:
     """Load, measure and check one plan.
 
     Args:
         race: whether it may be given up as soon as it has lost against the best plan so far.
-        glimpse: whether one run will do, in a race; see :func:`~evaluators.sampling.measure`.
+        single_run: whether a single-run probe may end the race; see :func:`~evaluators.sampling.measure`.
 
     Raises:
         UnavailableError: it cannot be loaded or run, or it computes something else than the whole model.
@@ -249,14 +246,21 @@ def measure_plan(loop: Loop, plan: Plan, *, race: bool, glimpse: bool = False) -
     try:
         if race:
             incumbent = loop.history.incumbent
-            hopeless = incumbent is not None and loop.predict(plan) > _HOPELESS * incumbent.median
+            predicted_slow = incumbent is not None and loop.predict(plan) > _PREDICTED_SLOW * incumbent.median
             cold = loop.history.cold
             found = measure(
-                candidate, loop.policy, incumbent, conditions, cold, hopeless=hopeless, glimpse=glimpse, runs=loop.runs
+                candidate,
+                loop.policy,
+                incumbent,
+                conditions,
+                cold,
+                predicted_slow=predicted_slow,
+                single_run=single_run,
+                runs=loop.runs,
             )
         else:
             found = measure(candidate, loop.named, conditions=conditions, runs=loop.runs)
-        # A plan that lost its race may have been broken off, and is no choice unless what beat it breaks a limit.
+        # A plan that lost its race may have been stopped early; it is chosen only where the winner violates a limit.
         raced = found.stopped == "raced"
         if raced and loop.asks_all:
             candidate.run(1)
@@ -266,12 +270,3 @@ def measure_plan(loop: Loop, plan: Plan, *, race: bool, glimpse: bool = False) -
         candidate.close()
     slow_s = load_s if load_s > _SLOW_LOAD_S else 0.0
     return replace(found, agreement=agreement, figures=figures, load_s=slow_s)
-
-
-def in_space(space: EnumerableSpace, plan: Plan) -> bool:
-    """Return whether a plan is a point of the space."""
-    try:
-        space.encode(plan)
-    except PlanError:
-        return False
-    return True

@@ -1,11 +1,11 @@
-"""What a study of one model is of: the network, its space, what its operators cost, and the files of its best plan."""
+"""The subject of a study of one model: the network, its space, its model estimate and the files of its best plan."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,23 +13,23 @@ from typing import Any
 from evaluators.base import Agreement, Evaluator, Session
 from evaluators.measurement.final import FinalPolicy
 from evaluators.objectives import LATENCY, OBJECTIVES, Objective, find_objective
-from optimizer.devices import choose_model_and_platform
+from optimizer.devices import choose_model_and_platform, unused_precisions
 from optimizer.model.baselines import Baseline, baselines
-from optimizer.model.bounds import Beliefs
+from optimizer.model.bounds import ModelEstimate
 from optimizer.model.branch_profile import branch_profile
-from optimizer.model.goals import Aim, aim_of, asked, policies
+from optimizer.model.errors import ErrorProfile, error_profile, tolerance_line
+from optimizer.model.goals import StudyObjective, asked, policies, study_objective
 from optimizer.model.profile import Profile, known_profile, profile
 from optimizer.model.ranks import rank_profile
 from optimizer.model.segments import segment_baselines, split_profile
-from optimizer.shared.study import PROFILE
-from optimizer.study.config import StudyConfig, most_stages
+from optimizer.shared.study import ERRORS, PROFILE
+from optimizer.study.config import StudyConfig, most_stages, space_of, with_freedoms
 from optimizer.study.course import Study
 from optimizer.study.deadline import missed, too_late, unreachable
 from optimizer.study.feasibility import violations
 from optimizer.study.folder import write_json
 from optimizer.study.history import History
 from optimizer.study.limits import allowed_error, expected, keeps, limits_of, none_keeps, unreachable_limit
-from optimizer.study.loop import in_space
 from optimizer.study.records import Record
 from optimizer.study.result import Result
 from optimizer.study.subjects import FINAL_S, Search
@@ -42,9 +42,9 @@ from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.rank_space import RankSpace
-from search_spaces.spaces.registry import freedoms_in, make_space
+from search_spaces.spaces.registry import freedoms_in
 from search_spaces.spaces.segment_space import SegmentSpace
-from search_spaces.spaces.space import EnumerableSpace
+from search_spaces.spaces.space import EnumerableSpace, in_space
 
 _PRECISION = 0.005
 _FINAL_SHARE, _LEAST_FINAL_S, _DISTURBED_S = 0.2, 5.0, 60.0
@@ -55,11 +55,12 @@ _NO_OTHER = "the model's optimum"
 
 @dataclass(slots=True)
 class OneModel:
-    """See :class:`~optimizer.study.subjects.Subject`.
+    """A study of one model.
 
     Attributes:
         own: processors on which the runtime places a whole network itself.
-        placements: what it did with the network there.
+        placements: how the runtime placed the network there.
+        tolerances: what a tolerance would allow.
     """
 
     config: StudyConfig
@@ -69,19 +70,21 @@ class OneModel:
     space: EnumerableSpace
     own: tuple[Processor, ...]
     placements: Mapping[str, str] = field(default_factory=dict)
+    tolerances: str = ""
 
     @classmethod
     def read(cls, config: StudyConfig, evaluator: Evaluator) -> OneModel:
-        """Return what the settings ask for.
+        """Return the subject that the settings describe.
 
         Raises:
             UsageError: a name, a file or an option is wrong.
             UnavailableError: a processor cannot be used here.
         """
         if other := [name for name in config.objective if name not in OBJECTIVES]:
-            raise UsageError(f"--objective {other[0]}: goes with several models", "see --workload, or leave it out")
+            raise UsageError(f"--objective {other[0]}: requires several models", "give --workload, or leave it out")
         graph, platform = choose_model_and_platform(evaluator, config)
-        space = make_space(config.allow, graph, platform, most_stages(config, len(graph.operators)))
+        config = with_freedoms(config, [graph], platform)
+        space = space_of(config, graph, platform)
         own = evaluator.own_placements(platform) if not config.state else ()
         return cls(config, evaluator, graph, platform, space, own)
 
@@ -92,7 +95,7 @@ class OneModel:
 
     @property
     def processors(self) -> Sequence[Processor]:
-        """See :class:`~optimizer.study.subjects.Subject`."""
+        """The processors of the space."""
         return self.platform.processors
 
     @property
@@ -102,23 +105,26 @@ class OneModel:
 
     @property
     def digest(self) -> str:
-        """See :class:`~optimizer.study.subjects.Subject`."""
+        """Changes with the models, and with everything that changes what a plan computes."""
         return self.graph.digest
 
     @property
     def ready(self) -> bool:
-        """See :class:`~optimizer.study.subjects.Subject`."""
+        """Whether the space is known before :meth:`learn` is called."""
         return True
 
     def resume(self, records: Sequence[Record]) -> None:
-        """See :class:`~optimizer.study.subjects.Subject`; the space is what the settings say."""
+        """Take up what an earlier session of the study has learnt of the space.
+
+        The space is what the settings say.
+        """
 
     def restore(self, history: History, records: Sequence[Record]) -> None:
-        """See :class:`~optimizer.study.subjects.Subject`."""
+        """Take up the trials of the log."""
         history.restore(tuple(records))
 
     def session(self, folder: Path) -> AbstractContextManager[Session]:
-        """See :class:`~optimizer.study.subjects.Subject`."""
+        """Open the session that measures or predicts plans."""
         return self.evaluator.prepare(self.measured_on, folder)
 
     def learn(self, study: Study, session: Session) -> Search:
@@ -127,38 +133,43 @@ class OneModel:
         most = most_stages(config, len(self.graph.operators))
         take = partial(warm_start, config=config, graph=self.graph, platform=self.platform)
         warm = begin_warm(config, take, session, study.run, study.history, tell, study.shared)
-        told = asked(config, self.platform, session)
+        priced = asked(config, self.platform, session)
         if isinstance(self.space, SegmentSpace):
             tell("pricing operators that two processors can share")
         if (count := len(self.space.distributions())) > _MANY_PARAMETERS:
             tell(f"the space has {count} parameters: samplers other than auto learn little from few trials there")
-        profiled = self._profile(study, told, warm)
+        profiled = self._profile(study, priced, warm)
         if isinstance(self.space, SegmentSpace):
             tell("solving for the model's optimum")
-        aim = aim_of(config, self.graph, self.platform, self.space, session, profiled)
-        breaks = self._constraints(aim, most)
+        objective = study_objective(config, self.graph, self.platform, self.space, session, profiled)
+        errors = self._errors(study, session, profiled)
+        if errors is not None:
+            figures: dict[str, Callable[[Plan], float]] = {"error": partial(errors.expected, self.platform)}
+            objective = replace(objective, figures=figures | dict(objective.figures))
+        breaks = self._constraints(objective, most)
         named, proposed = policies(config)
-        optima = tuple(plan for plan in aim.believed.optima if in_space(self.space, plan))
+        near = errors.optima(self.graph, objective.latency, config.max_error or 0.0, most) if errors is not None else []
+        optima = tuple(plan for plan in (*near, *objective.estimate.optima) if in_space(self.space, plan))
         limits = limits_of(config)
         return Search(
-            aim.session,
-            aim.predict,
-            (*self._named(profiled, aim.believed, breaks), *aim.more),
+            objective.session,
+            objective.predict,
+            (*self._named(profiled, objective.estimate, breaks), *objective.more),
             breaks,
             named,
             proposed,
-            lambda spent_s: self._final(spent_s, predicted=aim.priced is not None),
-            replace(aim.problem(lambda plan: not breaks(plan)), optima=optima, predict=aim.predict),
+            lambda spent_s: self._final(spent_s, predicted=objective.priced is not None),
+            replace(objective.problem(lambda plan: not breaks(plan)), optima=optima, predict=objective.predict),
             carried=warm.plans if warm is not None else (),
-            bounds=aim.believed.bounds,
-            priced=aim.priced,
+            bounds=objective.estimate.bounds,
+            priced=objective.priced,
             fits=lambda trial: keeps(limits, trial, self.objectives[0].name),
             allowed=lambda plan: len(plan.stages) <= most or in_space(self.space, plan),
             asks_all=allowed_error(config) is not None,
         )
 
     def _final(self, spent_s: float, *, predicted: bool) -> tuple[FinalPolicy, int]:
-        """Return how the final is measured: at most 20 s or a fifth of the study; of a short one as long as it."""
+        """Return the final's policy: at most 20 s or a fifth of the study; in a short study as long as the search."""
         limit_s = min(max(FINAL_S, _FINAL_SHARE * spent_s), max(_LEAST_FINAL_S, spent_s))
         pauses = _PAUSES if limit_s >= FINAL_S else 1
         policy = FinalPolicy(
@@ -166,32 +177,32 @@ class OneModel:
             max_s=limit_s - 2 * PAUSE_S * pauses,
             disturbed_s=min(_DISTURBED_S, 2.0 * limit_s),
         )
-        if predicted:  # a run takes longer than the number that it gives says
+        if predicted:  # a run takes longer than the figure that it returns
             policy = replace(policy, min_rounds=3, max_rounds=8, min_blocks=1, max_blocks=1, turn_s=0.0, settle_s=0.0)
         return policy, pauses
 
-    def _constraints(self, aim: Aim, most: int) -> Callable[[Plan], tuple[Violation, ...]]:
-        """Return the function for the constraints that a plan breaks.
+    def _constraints(self, objective: StudyObjective, most: int) -> Callable[[Plan], tuple[Violation, ...]]:
+        """Return the function of a plan's violations.
 
         Raises:
-            InfeasibleError: even the best plan in the model clearly misses the deadline, or a limit.
+            InfeasibleError: even the best plan under the model clearly misses the deadline, or a limit.
         """
         deadline_s, limits = self._deadline_s, limits_of(self.config)
-        if (beyond := unreachable_limit(limits, aim.least)) is not None:
+        if (beyond := unreachable_limit(limits, objective.least)) is not None:
             raise beyond
-        bounds = aim.believed.bounds if self.objectives[0] == LATENCY else None
-        if bounds is not None and (hopeless := unreachable(deadline_s, bounds.space_s)) is not None:
-            raise hopeless
+        bounds = objective.estimate.bounds if self.objectives[0] == LATENCY else None
+        if bounds is not None and (refusal := unreachable(deadline_s, bounds.space_s)) is not None:
+            raise refusal
         own = {processor.name for processor in self.own}
 
         def breaks(plan: Plan) -> tuple[Violation, ...]:
-            if any(stage.processor in own for stage in plan.stages):  # of which no model tells anything
+            if any(stage.processor in own for stage in plan.stages):  # no model predicts these
                 return ()
             return (
-                *violations(self.graph, aim.latency, most, plan),
-                *too_late(deadline_s, aim.latency_s, plan),
-                *expected(limits, aim.figures, plan),
-                *aim.breaks(plan),
+                *violations(self.graph, objective.latency, most, plan),
+                *too_late(deadline_s, objective.latency_s, plan),
+                *expected(limits, objective.figures, plan),
+                *objective.breaks(plan),
             )
 
         return breaks
@@ -201,19 +212,21 @@ class OneModel:
         return math.inf if self.config.deadline is None else self.config.deadline / 1e3
 
     def _named(
-        self, profiled: Profile, believed: Beliefs, breaks: Callable[[Plan], tuple[Violation, ...]]
+        self, profiled: Profile, estimate: ModelEstimate, breaks: Callable[[Plan], tuple[Violation, ...]]
     ) -> tuple[Baseline, ...]:
         """Return the baselines; where no processor can hold the model alone, the model's optimum is one."""
         fastest, inner = profiled.fastest(self.platform), self._inner
         if isinstance(inner, SegmentSpace):
-            named = segment_baselines(self.graph, self.platform, inner, believed.costs, fastest)
+            named = segment_baselines(self.graph, self.platform, inner, estimate.costs, fastest)
+            wholes = sum(len(b.plan.stages) == 1 for b in named)
+            named = named[: max(wholes, self.config.budget // 2)]  # the other half is for proposals
         else:
             named = baselines(self.graph, self.platform, fastest)
         for processor in self.own:
             plan = chain_plan(self.graph, (), [processor.name])
             named = (*named, Baseline(f"LiteRT's own placement ({processor.name})", plan))
         if all(any(v.unit not in {"stages", "s", "J"} for v in breaks(b.plan)) for b in named):
-            return (*named, Baseline(_NO_OTHER, believed.optima[0]))
+            return (*named, Baseline(_NO_OTHER, estimate.optima[0]))
         return named
 
     @property
@@ -234,6 +247,24 @@ class OneModel:
         study.run.log.append("profile", found.to_json())
         return found
 
+    def _errors(self, study: Study, session: Session, profiled: Profile) -> ErrorProfile | None:
+        """Return what operators add to the error of the outputs, where that is limited and some kinds may differ."""
+        most = self.config.max_error
+        kinds = len(self.platform.classes())
+        if not most or kinds < 2 or not session.capabilities.outputs or isinstance(self.space, RankSpace):
+            return None
+        for record in study.run.contents.records:
+            if record.kind == ERRORS:
+                return ErrorProfile.from_json(record.data)
+
+        def find() -> ErrorProfile:
+            return error_profile(session, self.graph, self.platform, profiled, most, study.watcher.message)
+
+        shared = study.shared
+        found = find() if shared is None else ErrorProfile.from_json(shared.fact(ERRORS, lambda: asdict(find())))
+        study.run.log.append(ERRORS, asdict(found))
+        return found
+
     def _measured_profile(self, session: Session, warm: Warm | None, tell: Callable[[str], None]) -> Profile:
         graph, platform, inner = self.graph, self.platform, self._inner
         if session.capabilities.costs:
@@ -251,8 +282,11 @@ class OneModel:
         return found
 
     def finish(self, study: Study, session: Session, verdict: Verdict) -> Agreement | None:
-        """Write the best plan's files where the evaluator can make them run."""
+        """Write the best plan's files where the evaluator can run them."""
         self.placements = dict(session.placements(self.graph))
+        if less := unused_precisions(self.evaluator, self.config):
+            study.watcher.message("measuring what a tolerance would allow")
+            self.tolerances = tolerance_line(self.evaluator, self.graph, less)
         folder = study.run.path / "best"
         if session.capabilities.deploy:
             study.watcher.message("writing the stage files")
@@ -262,11 +296,15 @@ class OneModel:
         return None
 
     def result(self, known: Mapping[str, Any], verdict: Verdict | None) -> Result:  # noqa: ARG002
-        """See :class:`~optimizer.study.subjects.Subject`."""
-        return Result(**known, freedoms=freedoms_in(self.space), placements=self.placements)
+        """Return the result so far."""
+        freedoms = freedoms_in(self.space)
+        return Result(**known, freedoms=freedoms, placements=self.placements, tolerances=self.tolerances)
 
     def check(self, result: Result) -> None:
-        """See :class:`~optimizer.study.subjects.Subject`; the result stays where the best plan misses the deadline."""
+        """Check that the recommended plan keeps what was demanded of it.
+
+        The result stays where the best plan misses the deadline.
+        """
         best, took_s = result.plan, None
         samples, measured = result.samples(best), result.measurement(best)
         if samples is not None and self.objectives[0] == LATENCY:

@@ -1,4 +1,4 @@
-"""The lines of a trial log: how a record is written, and how it is found again in a damaged file.
+"""The line format of a trial log: encoding of records, and their recovery from a damaged file.
 
 A line is JSON that any tool reads::
 
@@ -6,8 +6,8 @@ A line is JSON that any tool reads::
 
 ``sum`` is the start of the SHA-256 of the bytes before ``,"sum"``, so a flipped bit anywhere is noticed, and white
 space counts. The envelope is written without spaces and ``data`` with them: ``{"n":`` can only be the start of a
-record, which is how records are found again after damaged bytes, a lost line end included. Line 1 tells the version
-of the format.
+record, which is how records are found again after damaged bytes, a lost line end included. Line 1 holds the version of
+the format.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Record:
 
     Attributes:
         n: its number, 1 for the first.
-        kind: what it tells about, lower case.
+        kind: of its content, lower case.
         data: plain values as JSON gives them back (lists, never tuples).
     """
 
@@ -55,12 +55,12 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Something wrong in a log.
+    """Damage in a log.
 
     Attributes:
-        line: where, 1 for the first line; 0 where it is in none (a record is missing).
+        line: its number, 1 for the first; 0 for a missing record.
         what: for a person.
-        nbytes: size of what could not be used; 0 where nothing but order or line ends was wrong.
+        nbytes: size of the unusable data; 0 where only the order or line ends were wrong.
         count: lines in a row with this damage.
     """
 
@@ -78,7 +78,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class LogContents:
-    """What a log held when it was opened: whole records by ascending ``n``, the damage, and where the original is."""
+    """Contents of a log at opening: whole records by ascending ``n``, damage, and the path of the original."""
 
     records: tuple[Record, ...]
     damage: tuple[Damage, ...] = ()
@@ -87,7 +87,7 @@ class LogContents:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """A log as it lies on disk: ``lines`` are the bytes of its records; it is mended unless it is ``clean``."""
+    """A log on the disk: ``lines`` are the bytes of its records; it is repaired unless it is ``clean``."""
 
     contents: LogContents
     lines: tuple[bytes, ...]
@@ -153,7 +153,7 @@ def _lines(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
 
 
 def _salvage(line: bytes) -> Iterator[tuple[bytes, Record | str]]:
-    """Take a damaged line apart where records start; yield each piece with the record in it, or what is wrong."""
+    """Split a damaged line where records start; yield each piece with its record or its damage."""
     first = 0
     for last in chain((m.start() for m in _START.finditer(line)), (len(line),)):
         if last == first:
@@ -173,7 +173,7 @@ def _salvage(line: bytes) -> Iterator[tuple[bytes, Record | str]]:
 
 
 def scan(path: Path) -> Scan:
-    """Read a log from its file; memory is bounded by its whole records, whatever else is in it.
+    """Read a log from its file; memory is bounded by its whole records.
 
     Raises:
         OSError: it cannot be read.
@@ -208,7 +208,7 @@ def scan(path: Path) -> Scan:
 
 
 def _note(damage: list[Damage], new: Damage) -> None:
-    """Add damage; the same kind line after line becomes one entry, so that a file of rubbish is reported in one."""
+    """Add damage; the same kind in consecutive lines becomes one entry, so a file of garbage gives one line."""
     if damage and damage[-1].what == new.what and damage[-1].line + damage[-1].count >= new.line:
         old = damage.pop()
         new = Damage(old.line, old.what, old.nbytes + new.nbytes, new.line - old.line + 1)
@@ -216,7 +216,7 @@ def _note(damage: list[Damage], new: Damage) -> None:
 
 
 def _judge(path: Path, kept: dict[int, tuple[Record, bytes]], damage: list[Damage], *, empty: bool) -> Scan:
-    """Take the first line off, and look for what is not there."""
+    """Remove the header, and report missing records."""
     first, _ = kept.pop(0, (None, b""))
     if first is not None:
         version = first.data.get("schema_version")

@@ -1,10 +1,10 @@
-"""What a study found, and the document that ``--json`` prints."""
+"""The result of a study, and the document that ``--json`` prints."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ class Row:
 
     Attributes:
         name: of a baseline, or :data:`PROPOSED`.
-        value: the objective's median, in ``unit``; None where the plan has no figure.
+        value: the objective's median, in ``unit``; None where it is unknown.
         low, high: its 95 % interval.
         source: ``final``, ``search``, ``predicted`` or "".
         slower: how much longer than the recommended plan it takes, relative; None unless both were in the final.
@@ -60,20 +60,21 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Everything that a finished, or interrupted, study can tell.
+    """The result of a finished or interrupted study.
 
     Attributes:
-        baselines: name → plan, in the order of the table; ``history`` knows what they were measured at.
+        baselines: name → plan, in the order of the table; ``history`` holds their measurements.
         verdict: None where the study was interrupted before the end.
-        bounds: what no plan goes below in the model; None before the profile.
-        disturbance: what kept the measuring threads off their cores during the search.
-        front: of several objectives the plans that none beats; ``best`` is at its knee.
-        objective: the first of several; all numbers of plans are in its unit.
-        deployed: how the outputs of the written stage files compare with the whole model's; None where none were.
+        bounds: lower bounds under the model; None before the profile.
+        disturbance: interruptions of the measuring threads during the search.
+        front: of several objectives; ``best`` is at its knee.
+        objective: the first of several; figures of plans are in its unit.
+        deployed: the agreement of the written stage files with the whole model; None where none were written.
         exhausted: whether every plan of the space was tried.
-        freedoms: of the space, of :data:`search_spaces.spaces.registry.FREEDOMS`; none of a plug-in's.
-        placements: processors on which the runtime places a network itself → what it did with this one.
-        wall_s: of this session, not of those that it resumed.
+        freedoms: of the space, from :data:`search_spaces.spaces.registry.FREEDOMS`; () for a plug-in's space.
+        placements: processor on which the runtime itself places a network → how it placed this one.
+        tolerances: what an allowed error would add, as a sentence; "" where that is not known.
+        wall_s: seconds of this session, without earlier ones.
     """
 
     graph: Graph
@@ -93,10 +94,11 @@ class Result:
     freedoms: tuple[str, ...] = field(default=(), kw_only=True)
     disturbance: Disturbance = field(default=Disturbance(), kw_only=True)
     placements: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    tolerances: str = field(default="", kw_only=True)
 
     @property
     def best(self) -> Plan | None:
-        """The plan to use; without a verdict the one with the smallest median."""
+        """The recommended plan; without a verdict the one with the smallest median."""
         if self.verdict is not None:
             return self.verdict.best
         ranking = self.history.ranking()
@@ -108,13 +110,13 @@ class Result:
         return self.verdict is not None and (self.verdict.final.predicted or self.verdict.final.exact)
 
     def samples(self, plan: Plan) -> Samples | None:
-        """Return the figures to report of a plan: the final's, or those of the search scaled to its state."""
+        """Return the samples to report of a plan: the final's, or the search's scaled to the final."""
         return shown_samples(self.verdict, self.history.known.get(plan.digest), plan)
 
     def interval(self, plan: Plan) -> tuple[float, float] | None:
-        """Return the 95 % interval of a plan's figure, in the objective's unit; of a prediction the model's error.
+        """Return the 95 % interval of a plan's figure, in the objective's unit; for a prediction, the model's error.
 
-        A figure of the search is as uncertain as the state of the machine was.
+        The interval of a figure of the search includes the drift of the machine.
         """
         samples = self.samples(plan)
         if samples is None:
@@ -128,7 +130,7 @@ class Result:
         if standing is not None and self.verdict.final.exact:
             return samples.median, samples.median
         low, high = samples.ci95
-        if standing is not None:  # turns of one instance are not independent: the rounds tell more
+        if standing is not None:  # turns of one instance are not independent: use the rounds
             far = math.exp(self.verdict.instance_half(plan))
             return min(low, samples.median / far), max(high, samples.median * far)
         if self.predicted:
@@ -137,15 +139,15 @@ class Result:
         return low / far, high * far
 
     def in_final(self, plan: Plan) -> bool:
-        """Return whether a plan's figure is the final's."""
+        """Return whether a plan's figure comes from the final."""
         return self.verdict is not None and self.verdict.standing(plan) is not None
 
     def against_best(self, plan: Plan) -> Ratio | None:
-        """Return how many times as long a plan takes as the recommended one; None unless both were in the final."""
+        """Return the ratio of a plan's time to the recommended one's; None unless both were in the final."""
         return self.verdict.ratio(plan, self.verdict.best) if self.verdict is not None else None
 
     def stage_s(self, plan: Plan) -> tuple[float, ...]:
-        """Return the seconds of a plan's stages, taken with what :meth:`samples` returns; empty where it has none."""
+        """Return the seconds of a plan's stages, from the same runs as :meth:`samples`; empty where there are none."""
         standing = self.verdict.standing(plan) if self.verdict else None
         if standing is not None:
             return standing.stage_s
@@ -154,18 +156,18 @@ class Result:
 
     @property
     def disturbances(self) -> list[str]:
-        """What disturbed the search and the final, in sentences."""
+        """Disturbances of the search and the final, in sentences."""
         cores = self.verdict.cores if self.verdict else 1
         found = [f"during the search, {text}" for text in in_words(self.disturbance, 0, cores)]
         return found + [f"during the final, {text}" for text in (self.verdict.disturbances if self.verdict else ())]
 
     def measurement(self, plan: Plan) -> Measurement | None:
-        """Return what a plan was measured at during the search."""
+        """Return a plan's measurement in the search."""
         trial = self.history.known.get(plan.digest)
         return trial.measurement if trial else None
 
     def agreement(self, plan: Plan) -> Agreement | None:
-        """Return how a plan's outputs compared with the whole model's, in the search or else in the final."""
+        """Return the agreement of a plan's outputs with the whole model's, from the search or else the final."""
         measured = self.measurement(plan)
         if measured is not None and measured.agreement is not None:
             return measured.agreement
@@ -173,12 +175,12 @@ class Result:
 
     @property
     def model_bound_s(self) -> float | None:
-        """What no plan of the space goes below in the model: its optimum, where that is proven."""
+        """The lower bound of the space under the model, in seconds; its optimum where that is proven."""
         return self.bounds.space_s if self.bounds else None
 
     @property
     def gap(self) -> float | None:
-        """How far the best plan's median is above the model's bound, relative; below 0 the model is wrong."""
+        """The best plan's median above the model's bound, relative; below 0 the model is wrong."""
         samples = self.samples(self.best) if self.best else None
         if samples is None or not self.model_bound_s:
             return None
@@ -186,7 +188,7 @@ class Result:
 
     @property
     def model_error(self) -> float | None:
-        """By what share of the bound the best plan's median is below it: the model is wrong by so much at least."""
+        """The best plan's median below the bound, relative to it: the least error of the model."""
         samples = self.samples(self.best) if self.best else None
         return self.bounds.error(samples.median) if samples is not None and self.bounds is not None else None
 
@@ -202,31 +204,31 @@ class Result:
         return self.best
 
     def rows(self) -> list[tuple[str, Plan]]:
-        """Return the table's plans: the baselines, then the best of those that were proposed, by the final's order."""
+        """Return the table's plans: the baselines, then the best proposals, in the final's order."""
         rows = list(self.baselines.items())
         if self.verdict is None:
             return rows
         final, known = self.verdict.final, {plan.digest for _, plan in rows}
         order = sorted(final.measured, key=lambda i: final.effect(i, final.fastest))
         proposed = [plan for i in order if (plan := self.verdict.plans[i]).digest not in known]
-        if self.verdict.best in proposed:  # whatever its place, it is shown
+        if self.verdict.best in proposed:  # always shown
             proposed = [self.verdict.best, *(p for p in proposed if p != self.verdict.best)]
         return rows + [(PROPOSED, plan) for plan in proposed[:_MOST_PROPOSED]]
 
     def table(self) -> list[Row]:
-        """Return what the terminal shows, as typed rows."""
+        """Return the terminal's table as typed rows."""
         found = []
         for name, plan in self.rows():
             samples, interval, ratio = self.samples(plan), self.interval(plan), self.against_best(plan)
             has, trial = samples is not None and interval is not None, self.history.known.get(plan.digest)
             source = ("predicted" if self.predicted else "final" if self.in_final(plan) else "search") if has else ""
-            failure = "" if has else trial.failure if trial else "not measured"
+            failure = "" if has else trial.failure if trial else "not tried"
             low, high = (x * 1e3 for x in interval) if has and interval else (None, None)
             value = samples.median * 1e3 if has and samples else None
             slower = ratio.value - 1.0 if ratio else None
-            lanes = tuple(dict.fromkeys(s.processor for s in plan.stages))
+            processors = tuple(dict.fromkeys(s.processor for s in plan.stages))
             best, unit = plan == self.best, self.objective.shown
-            row = Row(name, value, low, high, unit, source, slower, len(plan.stages), lanes, best, failure, plan)
+            row = Row(name, value, low, high, unit, source, slower, len(plan.stages), processors, best, failure, plan)
             found.append(row)
         return found
 
@@ -254,7 +256,7 @@ class Result:
         return report(self.run_dir, Path(folder) if folder is not None else None).page
 
     def runner(self) -> PlanRunner:
-        """Return what runs the recommended plan from its files; close it, or use it in a ``with``.
+        """Return a runner of the recommended plan from its files; close it, or use it in a ``with``.
 
         Raises:
             PlanError: the study wrote no files, as where plans were predicted.
@@ -265,7 +267,7 @@ class Result:
         return PlanRunner(self.run_dir / "best")
 
     def __str__(self) -> str:
-        """Return what the terminal shows."""
+        """Return the text of the terminal."""
         from optimizer.report.console import make_console, render
 
         console = make_console()
@@ -274,7 +276,7 @@ class Result:
         return captured.get()
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
+        """Return the HTML for a notebook."""
         from html import escape
 
         return f"<pre>{escape(str(self))}</pre>"
@@ -306,21 +308,16 @@ class Result:
             "unique_plans": self.history.measured,
             "cache_hits": self.history.repeats,
             "space": {"freedoms": list(self.freedoms), "plans": self.cardinality, "exhausted": self.exhausted},
-            "deployed": {
-                "identical": self.deployed.identical,
-                "max_rel_error": self.deployed.max_rel_error,
-                "tolerance": self.deployed.tolerance,
-            }
-            if self.deployed is not None
-            else None,
+            "deployed": asdict(self.deployed) if self.deployed is not None else None,
             "disturbances": self.disturbances,
             "placements": dict(self.placements),
+            "tolerances": self.tolerances,
             "wall_s": self.wall_s,
             "run_dir": str(self.run_dir),
         }
 
     def _speedup_json(self) -> dict[str, Any] | None:
-        """Return how the recommended plan, or the next best one, compares with the best one-stage plan."""
+        """Return the comparison of the recommended plan, or the next best one, with the best one-stage plan."""
         verdict = self.verdict
         ratio = verdict.speedup if verdict is not None else None
         if verdict is None or ratio is None or verdict.challenger is None:
@@ -361,7 +358,7 @@ class Result:
     def _plan_json(self, plan: Plan) -> dict[str, Any]:
         samples, measured, agreement = self.samples(plan), self.measurement(plan), self.agreement(plan)
         interval, ratio = self.interval(plan), self.against_best(plan)
-        failure = self.history.known[plan.digest].failure if plan.digest in self.history.known else "not measured"
+        failure = self.history.known[plan.digest].failure if plan.digest in self.history.known else "not tried"
         return {
             "plan": plan.to_json(),
             self.objective.key: {
@@ -382,8 +379,7 @@ class Result:
             **({"figures": dict(measured.figures)} if measured and measured.figures else {}),
             "identical": agreement.identical if agreement else None,
             "max_rel_error": agreement.max_rel_error if agreement else None,
-            "mean_rel_error": agreement.mean_rel_error if agreement else None,
-            "output": agreement.output if agreement else None,
+            "outputs": [asdict(output) for output in agreement.outputs] if agreement else None,
             "tolerance": agreement.tolerance if agreement else None,
             "stopped": measured.stopped if measured else None,
             "failure": failure or None,

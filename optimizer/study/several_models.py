@@ -1,4 +1,4 @@
-"""What a study of several models is of: their workload, what jobs cost, and what each model does under a plan."""
+"""The subject of a study of several models: their workload, prices of jobs, and each model's own figures."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,44 +23,45 @@ from evaluators.workload.predicted import WorkloadSimulator
 from optimizer.model.baselines import Baseline
 from optimizer.model.objective import check_several
 from optimizer.model.robust import in_states
+from optimizer.samplers.auto import Problem as SamplerProblem
 from optimizer.study.config import StudyConfig
 from optimizer.study.course import Study
 from optimizer.study.folder import write_json
 from optimizer.study.history import History, Trial
 from optimizer.study.limits import expected, keeps, limits_of, none_keeps
-from optimizer.study.loop import in_space
 from optimizer.study.records import Record
 from optimizer.study.result import Result
 from optimizer.study.subjects import FINAL_S, Search
 from optimizer.study.verdict import Verdict
 from optimizer.study.warm import PRICES, Warm, begin_warm, fingerprint_of, warm_several
 from optimizer.workload.baselines import first_plans
-from optimizer.workload.critic import WorkloadCritic, workload_critic
+from optimizer.workload.critic import workload_costs, workload_critic
 from optimizer.workload.limits import Least, bound_of, check
 from optimizer.workload.memory import Memory
-from optimizer.workload.problem import AUTO, Problem, read_problem
-from optimizer.workload.ranks import PLAIN, RANKS, decomposed, grids_of, told, twins, write_rewritten
+from optimizer.workload.problem import Problem, read_problem
+from optimizer.workload.ranks import PLAIN, RANKS, decomposed, grids_of, rank_summary, twins, write_rewritten
 from optimizer.workload.result import WorkloadResult, summary
 from optimizer.workload.search import STEPS, WorkloadProposer
 from optimizer.workload.starts import shared_starts
 from optimizer.workload.variants import Variants, find_variants
-from search_spaces.core.arrangement import ranks_by_component
 from search_spaces.core.constraints import Violation, infeasible
+from search_spaces.core.decoded_plan import ranks_by_component
 from search_spaces.core.errors import RewriteError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
-from search_spaces.core.pools import lanes_of
+from search_spaces.core.pools import single_processors
 from search_spaces.spaces.registry import freedoms_of, make_workload_space
 from search_spaces.spaces.shared_workload_space import SharedWorkloadSpace
+from search_spaces.spaces.space import in_space
 from search_spaces.spaces.workload_space import WorkloadSpace
 
 _NO_OTHER = "the best predicted plan"
-_SHARED_STEPS = 50  # a prediction of a split plan takes milliseconds
-_TOLD_TURNS, _TOLD_RUNS, _TOLD_S = 3, 3, 4.0
+_SHARED_STEPS = 150  # predicting a split plan takes milliseconds
+_OWN_TURNS, _OWN_RUNS, _OWN_S = 3, 3, 4.0
 _NAMED = SamplingPolicy(max_s=1.5, min_runs=3)
 _PROPOSED = SamplingPolicy(max_s=0.5, min_runs=2)
-# A run of a workload is long, and of many requests: one is a turn.
+# A run of a workload is long and has many requests: one run is a turn.
 _FINAL = FinalPolicy(
     max_s=FINAL_S, min_rounds=3, max_rounds=8, min_blocks=2, max_blocks=4, turn_s=0.0, settle_s=0.0, loaded=4, least=4
 )
@@ -68,14 +70,14 @@ _PAUSES = 3  # inferences after a pause, of each of two plans
 
 @dataclass(slots=True)
 class SeveralModels:
-    """See :class:`~optimizer.study.subjects.Subject`.
+    """A study of several models.
 
     Attributes:
-        simulator: predicts plans, once prices are known.
-        asked: how plans are measured by each objective and limit.
-        least: of each client what no plan goes below.
-        outcomes: of the recommended plan and of baselines each model's own figures, at the end.
-        files: client → that of its decomposed model.
+        simulator: predicts plans once prices are known.
+        asked: the pricing of each objective and limit.
+        least: each client's lower bound.
+        outcomes: each model's own figures under the recommended plan and baselines, at the end.
+        files: client → file of its decomposed model.
     """
 
     config: StudyConfig
@@ -89,9 +91,10 @@ class SeveralModels:
 
     @classmethod
     def read(cls, config: StudyConfig, evaluator: Evaluator) -> SeveralModels:
-        """Return what the settings ask for; errors are those of :func:`~optimizer.workload.problem.read_problem`."""
+        """Return the subject of the settings; errors are those of :func:`~optimizer.workload.problem.read_problem`."""
         check_several(config)
-        return cls(config, evaluator, read_problem(config, evaluator))
+        problem = read_problem(config, evaluator)
+        return cls(problem.config, evaluator, problem)
 
     @property
     def graph(self) -> Graph:
@@ -100,46 +103,46 @@ class SeveralModels:
 
     @property
     def space(self) -> WorkloadSpace:
-        """See :class:`~optimizer.study.subjects.Subject`."""
+        """The plans that are searched; :meth:`learn` may add to it."""
         return self.problem.space
 
     @property
     def platform(self) -> Platform:
-        """See :class:`~optimizer.study.subjects.Subject`."""
+        """The platform that was asked for, which the run folder records."""
         return self.problem.platform
 
     @property
     def measured_on(self) -> Platform:
-        """See :class:`~optimizer.study.subjects.Subject`."""
+        """That platform with the processors that only baselines use."""
         return self.problem.platform
 
     @property
     def processors(self) -> Sequence[Processor]:
-        """See :class:`~optimizer.study.subjects.Subject`."""
+        """The processors of the space."""
         return self.problem.space.platform.processors
 
     @property
     def objectives(self) -> Sequence[Objective]:
-        """See :class:`~optimizer.study.subjects.Subject`."""
+        """The objectives; all are minimised."""
         return self.problem.objectives
 
     @property
     def digest(self) -> str:
-        """See :class:`~optimizer.study.subjects.Subject`."""
+        """Changes with the models, and with everything that changes what a plan computes."""
         return f"{self.graph.digest}+{self.problem.workload.digest}"
 
     @property
     def ready(self) -> bool:
-        """Whether nothing is to be found out of how models may be decomposed."""
+        """Whether the variants of models are known, or none are searched."""
         return self.problem.variants is not None or not self.problem.choices
 
     def resume(self, records: Sequence[Record]) -> None:
-        """See :class:`~optimizer.study.subjects.Subject`."""
+        """Take up what an earlier session of the study has learnt of the space."""
         if (ranks := next((r.data for r in records if r.kind == RANKS), None)) is not None:
             self._allow(Variants.from_json(ranks))
 
     def _allow(self, variants: Variants) -> None:
-        """Take variants of models into the space."""
+        """Add variants of models to the space."""
         problem, space = self.problem, self.problem.space
         problem.variants = variants
         problem.space = make_workload_space(
@@ -149,8 +152,8 @@ class SeveralModels:
     def restore(self, history: History, records: Sequence[Record]) -> None:
         """Take up the trials of the log.
 
-        A damaged log may have lost the variants, so that others were found: a trial then gets the parameters that its
-        plan has now. One whose plan the space holds no more is known all the same, and keeps its place in the budget.
+        Where a damaged log has lost the variants, others were found; a trial then gets the present parameters of its
+        plan. A plan that the space no longer holds still counts in the budget.
         """
         space = self.space
         for record in records:
@@ -165,26 +168,28 @@ class SeveralModels:
             history.add(trial)
 
     def session(self, folder: Path) -> AbstractContextManager[Session]:
-        """See :class:`~optimizer.study.subjects.Subject`."""
+        """Open the session that measures or predicts plans."""
         problem = self.problem
         return self.evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective, folder)
 
     def learn(self, study: Study, session: Session) -> Search:
-        """Learn what jobs cost, and what models may become; see :class:`~optimizer.study.subjects.Subject`."""
+        """Measure prices of jobs, and find the variants of models."""
         problem, config = self.problem, self.config
         hosted = cast("WorkloadSession", session)
         memory = Memory(problem.workload, problem.joined)
         self.simulator = self._prices(study, hosted, memory)
         warm = begin_warm(config, self._taken, session, study.run, study.history, study.watcher.message, study.shared)
-        lanes, several = problem.space.platform, len(problem.objectives) > 1
+        processors, several = problem.space.platform, len(problem.objectives) > 1
         objectives = [*problem.objectives, *(find_workload_objective(name) for name in _limited(config, problem))]
-        self.asked = asked = [workload_pricing(o, problem.workload, lanes, hosted) for o in objectives]
-        told: Any = PricedSession(session, asked)
+        self.asked = asked = [workload_pricing(o, problem.workload, processors, hosted) for o in objectives]
+        priced: Any = PricedSession(session, asked)
         if len(asked) == 1 and asked[0].of_run == asked[0].objective.name:
-            told = session
+            priced = session
         if config.state:
-            told = in_states(told, Platform(lanes.name, lanes_of(lanes)), config.state, config.robust)
-        predict = self._predictor(told, memory)
+            priced = in_states(
+                priced, Platform(processors.name, single_processors(processors)), config.state, config.robust
+            )
+        predict = self._predictor(priced, memory)
         limits = limits_of(config)
         figures = {how.objective.name: self._figure(how) for how in asked[len(problem.objectives) :]}
 
@@ -192,27 +197,28 @@ class SeveralModels:
             return (*memory.violations(plan), *expected(limits, figures, plan))
 
         proposer = self._first(memory, predict)
+        known = self._known(proposer, predict, lambda plan: not breaks(plan), self.simulator, memory)
         bounds = None
         if not config.state:
-            own = session.capabilities.states  # whoever knows its states computes them
+            own = session.capabilities.states  # a session with states computes them
             bounds = bound_of(problem.objectives[0].name, self.simulator, self.least, own=own)
         return Search(
-            told,
+            priced,
             predict,
             tuple(problem.baselines),
             breaks,
             _NAMED,
             _PROPOSED,
             lambda _: (_FINAL, _PAUSES),
-            proposer=proposer if config.sampler == AUTO else None,
+            problem=known,
             carried=warm.plans if warm is not None else (),
             bounds=bounds,
-            priced=told if several else None,
+            priced=priced if several else None,
             fits=lambda trial: keeps(limits, trial, problem.objectives[0].name),
         )
 
     def _taken(self, run: Path, fingerprint: Mapping[str, Any]) -> Warm:
-        """Return what an earlier study of several models knows of this one."""
+        """Return what an earlier study of several models has measured of this one."""
 
         def holds(plan: Plan) -> bool:
             named = {b.plan.digest for b in self.problem.baselines}
@@ -221,7 +227,7 @@ class SeveralModels:
         return warm_several(run, fingerprint, self.config, self.digest, self.processors, holds)
 
     def _figure(self, how: WorkloadPricing) -> Callable[[Plan], float]:
-        """Return what predicts a figure of plans that is limited."""
+        """Return a function that predicts a limited figure of a plan."""
 
         def figure(plan: Plan) -> float:
             try:
@@ -232,7 +238,7 @@ class SeveralModels:
         return figure
 
     def _first(self, memory: Memory, predict: Callable[[Plan], float]) -> WorkloadProposer:
-        """Name the baselines that only predictions tell; return who proposes plans.
+        """Add the baselines that need predictions; return the proposer.
 
         Raises:
             InfeasibleError: no plan keeps the memory limit, whatever its ranks.
@@ -249,26 +255,32 @@ class SeveralModels:
             )  # so that more freedom is never worse
             plans += shared_starts(problem.space, self.simulator)
         if variants is not None and any(variants.of):
-            lanes = problem.space.platform
-            plain = make_workload_space(config.allow, problem.workload, problem.joined, lanes, config.max_stages)
+            processors = problem.space.platform
+            plain = make_workload_space(config.allow, problem.workload, problem.joined, processors, config.max_stages)
             plans += WorkloadProposer(plain, predict, plans, config.seed, steps).ranking(1)
             problem.baselines += twins(problem.space, problem.baselines, variants, predict)
             problem.baselines += (Baseline(PLAIN, plans[-1]),)
             limited = problem.workload.memory_limit_nbytes is not None
             plans += decomposed(problem.space, plans, variants, memory.sparing(variants.sets) if limited else {})
-        proposer = WorkloadProposer(problem.space, predict, plans, config.seed, steps, self._critic(memory))
-        best = proposer.ranking(1)[0]  # plans that break the limit come after all others
+        proposer = WorkloadProposer(problem.space, predict, plans, config.seed, steps)
+        best = proposer.ranking(1)[0]  # plans that violate the limit come last
         if memory.violations(best) and (broken := memory.violations(min((best, *plans), key=memory.of_plan))):
             raise infeasible(*broken)
         if all(memory.violations(b.plan) for b in problem.baselines):
             problem.baselines += (Baseline(_NO_OTHER, best),)
         return proposer
 
-    def _critic(self, memory: Memory) -> WorkloadCritic | None:
-        """Return what learns from the times of jobs; None where these are not what is made small, or in many states."""
-        how = self.asked[0]
-        if self.simulator is None or self.config.state or how.objective.law != "latency":
-            return None
+    def _known(
+        self,
+        proposer: WorkloadProposer,
+        predict: Callable[[Plan], float],
+        fits: Callable[[Plan], bool],
+        simulator: WorkloadSimulator,
+        memory: Memory,
+    ) -> SamplerProblem:
+        """Return the search as samplers see it; they learn from times of jobs where the objective is made of these."""
+        space, how = self.problem.space, self.asked[0]
+        costs = workload_costs(simulator, space.platform)
 
         def value(plan: Plan, simulator: WorkloadSimulator) -> float:
             if memory.violations(plan):
@@ -278,12 +290,24 @@ class SeveralModels:
             except (RewriteError, UnavailableError):
                 return math.inf
 
-        return workload_critic(self.simulator, self.problem.space.platform, value)
+        learns = how.objective.law == "latency" and not self.config.state
+        critic = partial(workload_critic, simulator, costs, value) if learns else None
+        return SamplerProblem(
+            self.graph,
+            space.platform,
+            space,
+            costs,
+            fits,
+            search=lambda of, seed: proposer.anew(seed, critic() if critic is not None else None, of.fits),
+            optima=tuple(proposer.ranking(1)),
+            predict=predict,
+            critic=critic,
+        )
 
     def _prices(self, study: Study, session: WorkloadSession, memory: Memory) -> WorkloadSimulator:
-        """Learn what jobs cost, and what models may become, unless the log knows; return what predicts by it.
+        """Measure prices of jobs and find variants, unless the log holds them; return the predictor.
 
-        Each is written down as soon as it is known. Where a damaged log has lost one of them it is learnt again.
+        Each is logged as soon as it is known. What a damaged log has lost is measured again.
         """
         problem, config, tell, run = self.problem, self.config, study.watcher.message, study.run
         logged = known = next((r.data for r in reversed(run.contents.records) if r.kind == PRICES), None)
@@ -304,10 +328,10 @@ class SeveralModels:
             sets = problem.variants.sets if problem.variants is not None else ()
             self.least = check(simulator, memory, sets, freedoms)
             return simulator
-        lanes = problem.space.platform
+        processors = problem.space.platform
 
         def find() -> Variants:
-            return find_variants(session, problem.workload, problem.joined, lanes, problem.choices, grids, tell)
+            return find_variants(session, problem.workload, problem.joined, processors, problem.choices, grids, tell)
 
         shared = study.shared
         found = find() if shared is None else Variants.from_json(shared.fact(RANKS, lambda: find().to_json()))
@@ -318,11 +342,11 @@ class SeveralModels:
         study.opened()
         return simulator
 
-    def _predictor(self, told: Session, memory: Memory) -> Callable[[Plan], float]:
-        """Return what predicts the first objective of a plan; infinite where it cannot be run, or breaks the limit.
+    def _predictor(self, priced: Session, memory: Memory) -> Callable[[Plan], float]:
+        """Return the predictor of the first objective; infinite where a plan cannot run or violates the limit.
 
         Args:
-            told: predicts it in all states of the platform, where a person names some.
+            priced: predicts it in all states of the platform, where a person names some.
         """
         graph, simulator, how = self.graph, self.simulator, self.asked[0]
 
@@ -332,15 +356,15 @@ class SeveralModels:
             try:
                 if not self.config.state:
                     return how.value(plan, simulator.run(plan, known=True))
-                with closing(told.load(graph, plan)) as candidate:
+                with closing(priced.load(graph, plan)) as candidate:
                     return float(candidate.run(1).latency_s[0])
-            except (RewriteError, UnavailableError):  # what is split may need all that a triple computes
+            except (RewriteError, UnavailableError):  # a split operator may need all outputs of a triple
                 return math.inf
 
         return predict
 
     def finish(self, study: Study, session: Session, verdict: Verdict) -> Agreement | None:
-        """Run the plans of the table a few times more, for every model's own figures; record all."""
+        """Run the plans of the table a few times more, and log every model's own figures."""
         problem, known = self.problem, study.history.known
         named = {"best": verdict.best, **{b.name: b.plan for b in problem.baselines}}
         measured = {n: p for n, p in named.items() if (t := known.get(p.digest)) is not None and t.measurement}
@@ -360,11 +384,13 @@ class SeveralModels:
         return deployed
 
     def result(self, known: Mapping[str, Any], verdict: Verdict | None) -> WorkloadResult:
-        """See :class:`~optimizer.study.subjects.Subject`."""
+        """Return the result so far."""
         problem, tucker = self.problem, dict[str, Any]()
         if problem.variants is not None and verdict is not None:
             ranks = ranks_by_component(verdict.best, problem.joined)
-            tucker = told(problem.workload, problem.joined, problem.variants, problem.choices, ranks, self.files)
+            tucker = rank_summary(
+                problem.workload, problem.joined, problem.variants, problem.choices, ranks, self.files
+            )
         return WorkloadResult(
             **known,
             workload=problem.workload,
@@ -375,24 +401,24 @@ class SeveralModels:
         )
 
     def check(self, result: Result) -> None:
-        """See :class:`~optimizer.study.subjects.Subject`."""
+        """Check that the recommended plan keeps what was demanded of it."""
         if (broken := none_keeps(limits_of(self.config), result.history, self.objectives[0].name)) is not None:
             raise broken
 
     def _outcomes(self, study: Study, session: WorkloadSession, plans: Mapping[str, Plan]) -> dict[str, Any]:
-        """Return every model's own figures under each plan; plans take turns, so that none meets another machine."""
+        """Return every model's own figures under each plan; plans take turns, so all see the same machine."""
         outcomes: dict[str, list[Outcome]] = {plan.digest: [] for plan in plans.values()}
         distinct = list({plan.digest: plan for plan in plans.values()}.values())
-        limit_s = _TOLD_S * len(distinct)
+        limit_s = _OWN_S * len(distinct)
         begin_s = time.monotonic()
-        for turn in range(_TOLD_TURNS):
+        for turn in range(_OWN_TURNS):
             if turn and time.monotonic() - begin_s > limit_s:
                 break
-            study.watcher.message(f"every model's own latency, turn {turn + 1} of {_TOLD_TURNS}")
+            study.watcher.message(f"every model's own latency, turn {turn + 1} of {_OWN_TURNS}")
             for plan in distinct:
                 with closing(session.load(self.graph, plan)) as candidate:
                     candidate.run(1)
-                    for _ in range(_TOLD_RUNS):
+                    for _ in range(_OWN_RUNS):
                         candidate.run(1)
                         outcomes[plan.digest].append(candidate.outcome)
         problem = self.problem
@@ -406,7 +432,7 @@ class SeveralModels:
 
 
 def _says(space: WorkloadSpace, trial: Trial) -> bool:
-    """Return whether a trial's parameters stand for its plan."""
+    """Return whether a trial's parameters decode to its plan."""
     try:
         return space.decode(trial.params) == trial.plan
     except LookupError:
@@ -414,6 +440,6 @@ def _says(space: WorkloadSpace, trial: Trial) -> bool:
 
 
 def _limited(config: StudyConfig, problem: Problem) -> list[str]:
-    """Return the objectives that are no aim of a study, but are limited."""
+    """Return the objectives that are limited but not minimised."""
     names = {objective.name for objective in problem.objectives}
     return [limit.name for limit in limits_of(config) if limit.name in OBJECTIVES and limit.name not in names]

@@ -1,4 +1,4 @@
-"""What a study is of: the seam between the one course of every study, and what differs with one model or several."""
+"""The subject of a study: the protocol behind which studies of one model and of several differ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from evaluators.objectives import Objective, Priced
 from evaluators.sampling import SamplingPolicy
 from optimizer.model.baselines import Baseline
 from optimizer.model.bounds import Bounds
-from optimizer.samplers.auto import Problem, Proposer
+from optimizer.samplers.auto import Problem
+from optimizer.study.config import StudyConfig
 from optimizer.study.history import History, Trial
 from optimizer.study.records import Record
 from optimizer.study.result import Result
@@ -34,24 +35,23 @@ FINAL_S = 20.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Search:
-    """What the loop and the final work with, once it is known what plans cost.
+    """Inputs of the loop and the final, once prices are known.
 
     Attributes:
-        session: tells the objective of plans.
-        predict: what the model says of a plan, in the objective's unit.
+        session: measures or predicts the objective of plans.
+        predict: the model's value of a plan, in the objective's unit.
         baselines: plans with a name; those outside the space are measured too.
-        breaks: which constraints a plan breaks.
-        named, proposed: how hard to measure plans with a name, and those that are proposed.
-        final: given how long the study has taken, in seconds, returns how the final is measured, and how many
-            inferences after a pause of each of two plans.
-        problem: what samplers may know of the search.
-        proposer: the model that the sampler ``auto`` goes by, instead of one that ``problem`` would make.
-        carried: plans of an earlier study that are measured anew.
-        bounds: what no plan goes below in the model, where that is known.
-        priced: the session, where it tells several objectives.
+        breaks: the violations of a plan.
+        named, proposed: sampling policies of named plans, and of proposals.
+        final: from the study's seconds so far to the final's policy, and the number of inferences after a pause for
+            each of two plans.
+        problem: the search as samplers see it.
+        carried: plans of an earlier study, to be measured again.
+        bounds: lower bounds under the model, where known.
+        priced: the session, where it returns several objectives.
         fits: whether a measured plan keeps all limits.
         allowed: whether a plan may be recommended.
-        asks_all: whether outputs are also compared of plans that lost their race.
+        asks_all: whether outputs of plans that lost their race are compared too.
     """
 
     session: Session
@@ -62,7 +62,6 @@ class Search:
     proposed: SamplingPolicy
     final: Callable[[float], tuple[FinalPolicy, int]]
     problem: Problem | None = None
-    proposer: Proposer | None = None
     carried: tuple[Plan, ...] = ()
     bounds: Bounds | None = None
     priced: Priced | None = None
@@ -72,65 +71,59 @@ class Search:
 
 
 class Subject(Protocol):
-    """One model, or several.
+    """What a study is of: one model, or several."""
 
-    Attributes:
-        graph: the network that plans are for; of several models the joined one.
-        space: the plans that are searched; it may grow while :meth:`learn` finds out what plans may have.
-        platform: what the person asked for, and what the run folder tells of.
-        measured_on: with processors that only baselines use.
-        processors: those of the space.
-        objectives: all are minimised.
-        digest: changes with the model, and with all that changes what a plan computes.
-        ready: whether the space is known before anything was learnt.
-    """
+    @property
+    def config(self) -> StudyConfig:
+        """The settings, with the freedoms that ``exact`` stands for."""
+        ...
 
     @property
     def graph(self) -> Graph:
-        """See above."""
+        """The network that plans are for; of several models the joined one."""
         ...
 
     @property
     def space(self) -> EnumerableSpace:
-        """See above."""
+        """The plans that are searched; :meth:`learn` may add to it."""
         ...
 
     @property
     def platform(self) -> Platform:
-        """See above."""
+        """The platform that was asked for, which the run folder records."""
         ...
 
     @property
     def measured_on(self) -> Platform:
-        """See above."""
+        """That platform with the processors that only baselines use."""
         ...
 
     @property
     def processors(self) -> Sequence[Processor]:
-        """See above."""
+        """The processors of the space."""
         ...
 
     @property
     def objectives(self) -> Sequence[Objective]:
-        """See above."""
+        """The objectives; all are minimised."""
         ...
 
     @property
     def digest(self) -> str:
-        """See above."""
+        """Changes with the models, and with everything that changes what a plan computes."""
         ...
 
     @property
     def ready(self) -> bool:
-        """See above."""
+        """Whether the space is known before :meth:`learn` is called."""
         ...
 
     def resume(self, records: Sequence[Record]) -> None:
-        """Take up what an earlier session of the study has learnt of the space."""
+        """Restore the space from an earlier session's records."""
         ...
 
     def restore(self, history: History, records: Sequence[Record]) -> None:
-        """Take up the trials of the log."""
+        """Add the trials of the log to the history."""
         ...
 
     def session(self, folder: Path) -> AbstractContextManager[Session]:
@@ -138,23 +131,23 @@ class Subject(Protocol):
         ...
 
     def learn(self, study: Study, session: Session) -> Search:
-        """Learn what plans cost, unless the log knows, and return what is searched."""
+        """Measure prices, unless the log holds them, and return the inputs of the search."""
         ...
 
     def finish(self, study: Study, session: Session, verdict: Verdict) -> Agreement | None:
-        """Write the files of the recommended plan; return how their outputs compare, where they were run."""
+        """Write the files of the recommended plan; return the agreement of their outputs, where they were run."""
         ...
 
     def result(self, known: Mapping[str, Any], verdict: Verdict | None) -> Result:
-        """Return what is known so far.
+        """Return the result so far.
 
         Args:
-            known: the fields of a result that every study knows.
+            known: the fields that results of all studies share.
         """
         ...
 
     def check(self, result: Result) -> None:
-        """Check that the recommended plan keeps what was demanded of it.
+        """Check that the recommended plan keeps the deadline and the limits.
 
         Raises:
             InfeasibleError: it does not.

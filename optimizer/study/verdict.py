@@ -1,4 +1,4 @@
-"""The verdict of a study: one final for every plan that may be the best, and the plan to use."""
+"""The verdict of a study: a final between all plans that may be the best, and the recommended plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from evaluators.measurement.disturbance import in_words
 from evaluators.measurement.final import Final, FinalPolicy, Ratio, Standing, run_final
 from evaluators.samples import Samples, read_agreement
 from optimizer.study.history import History, Trial
-from search_spaces.core.errors import PlanError, RunFolderError, UnavailableError
+from search_spaces.core.errors import PlanError, RunFolderError, UnavailableError, damage
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
@@ -26,34 +26,34 @@ REACH = 0.15
 """A plan is measured again when its interval reaches within this share of the best one."""
 
 LEAST_FINALISTS, MOST_FINALISTS = 10, 64
-_TOLD_UP_TO = 2.0  # a ratio that may be larger says nothing
-_MEMORY_SHARE = 0.5  # of the memory that is free, for instances that are kept
+_WIDEST = 2.0  # a wider interval of the ratio is useless
+_MEMORY_SHARE = 0.5  # of the free memory, for instances that stay loaded
 
 CRITERIA = ("layer length", "layer type", "parameter count")
 """What the names of the cut criteria of Gaddam et al. (IJCNN 2024) begin with."""
 
 _WHOLES = 2  # one-stage plans that are always finalists
 PAUSE_S = 1.0
-_SCALE_SIGMA = 0.01  # of the state of the machine between search and final, at least
+_SCALE_SIGMA = 0.01  # least relative uncertainty of the machine's state between search and final
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the final says.
+    """The result of the final.
 
     Attributes:
-        best: the plan to use: the fastest, or one with fewer stages that is not significantly slower.
-        plans, names: the finalists, and what they are called in tables ("" for a proposed one).
+        best: the recommended plan: the fastest, or one with fewer stages that is not significantly slower.
+        plans, names: the finalists, and their names in tables ("" for a proposal).
         final: their measurements.
         reference: name and plan of the best one-stage plan, or of the best baseline where no plan has one stage.
-        scale: how many times as long things took in the final as in the search.
+        scale: the machine's slowness in the final, relative to the search.
         scale_sigma: relative standard deviation of ``scale`` from plan to plan.
         after_pause_s: digest → seconds of an inference after a pause of 1 s, median of a few.
-        undecided: what is open where measurements were too disturbed to decide, or "".
-        eligible: the finalists that may be recommended: they have no more stages than asked for and keep all limits.
-        left_out: how many plans within reach were not measured again for lack of time.
+        undecided: the open question where measurements were too disturbed to decide, or "".
+        eligible: the finalists that may be recommended: within the most stages and all limits.
+        left_out: how many plans within reach were not measured again, for lack of time.
         cores: how many the measurements used.
-        compared: digest → how the outputs of a plan compare with the whole model's that the search had not looked at.
+        compared: digest → agreement of outputs that only the final compared.
     """
 
     best: Plan
@@ -71,20 +71,20 @@ class Verdict:
     compared: Mapping[str, Agreement] = field(default_factory=dict)
 
     def standing(self, plan: Plan) -> Standing | None:
-        """Return what the final says of a plan; None where it was not measured there."""
+        """Return the final's measurement of a plan; None where it has none."""
         index = self._index(plan)
         found = None if index is None else self.final.standings[index]
         return found if found is not None and found.samples is not None and not found.failure else None
 
     def ratio(self, plan: Plan, other: Plan) -> Ratio | None:
-        """Return how many times as long a plan takes as another; None unless both were measured in the final."""
+        """Return the ratio of two plans' times; None unless both were in the final."""
         if self.standing(plan) is None or self.standing(other) is None:
             return None
         one, two = self._index(plan), self._index(other)
         return None if one is None or two is None else self.final.ratio(one, two)
 
     def instance_half(self, plan: Plan) -> float:
-        """Return how far, relative, a plan's figure may be off by the instances that were built of it."""
+        """Return the relative half width of a plan's interval that comes from differences between its instances."""
         index, fastest = self._index(plan), self.final.fastest
         others = [i for i in self.final.measured if i != index]
         if index is None or not others or len([1 for x in self.final.standings[index].levels if x is not None]) < 3:
@@ -98,20 +98,20 @@ class Verdict:
         return self._index(plan) in self.final.racing
 
     def named(self, plan: Plan) -> str:
-        """Return what a plan is called in tables, or ""."""
+        """Return a plan's name in tables, or ""."""
         index = self._index(plan)
         return "" if index is None else self.names[index]
 
     @property
     def challenger(self) -> Plan | None:
-        """The plan that is compared with the reference: the recommended one, or else the fastest other finalist."""
+        """The plan compared with the reference: the recommended one, or else the fastest other finalist."""
         if self.best != self.reference[1]:
             return self.best
         return self.next_best
 
     @property
     def next_best(self) -> Plan | None:
-        """The fastest finalist beside the recommended plan that might be recommended; None where there is none."""
+        """The fastest other eligible finalist; None where there is none."""
         others = [i for i in self.final.measured if self.plans[i] != self.best and i in self.eligible]
         if not others:
             return None
@@ -120,13 +120,13 @@ class Verdict:
 
     @property
     def speedup(self) -> Ratio | None:
-        """How many times as long the reference takes as the challenger."""
+        """The ratio of the reference's time to the challenger's."""
         other = self.challenger
         return None if other is None else self.ratio(self.reference[1], other)
 
     @property
     def criterion(self) -> tuple[str, Ratio] | None:
-        """The best cut criterion, and how many times as long it takes as the recommended plan."""
+        """The best cut criterion, and the ratio of its time to the recommended plan's."""
         found = [i for i in self.final.measured if self.names[i].startswith(CRITERIA)]
         if not found:
             return None
@@ -137,7 +137,7 @@ class Verdict:
 
     @property
     def precision(self) -> float:
-        """How far the interval of a rival's ratio reaches to either side at most."""
+        """The largest half width of the intervals of rivals' ratios."""
         chosen = self._index(self.best)
         rivals = [i for i in self.final.racing if i != chosen]
         if chosen is None or not rivals:
@@ -147,7 +147,7 @@ class Verdict:
 
     @property
     def disturbances(self) -> list[str]:
-        """What disturbed the final, in sentences."""
+        """Disturbances of the final, in sentences."""
         return in_words(self.final.disturbance, self.final.repeated, self.cores)
 
     def _index(self, plan: Plan) -> int | None:
@@ -195,21 +195,21 @@ class Verdict:
                 {str(digest): read_agreement(each) for digest, each in data["compared"].items()},
             )
         except (AttributeError, KeyError, TypeError, ValueError, PlanError) as error:
-            raise RunFolderError(f"the verdict in the log is damaged: {error!r}") from error
+            raise RunFolderError(f"the verdict in the log is damaged: {damage(error)}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class FinalSettings:
-    """How a study ends.
+    """Settings of the final.
 
     Attributes:
         graph, policy, seed: of the final.
-        progress: told what is being measured.
-        fits: whether a plan keeps what is limited; where none does, the fastest is recommended all the same.
-        allowed: whether a plan may be recommended (it has no more stages than asked for).
+        progress: called with what is being measured.
+        fits: whether a plan keeps the limits; where none does, the fastest is recommended.
+        allowed: whether a plan may be recommended (within the most stages).
         cores: how many the measurements use.
-        pauses: how many inferences after a pause are measured of the recommended plan and of the reference.
-        platform: whose accelerators plans load; None where none does.
+        pauses: inferences after a pause, of the recommended plan and of the reference.
+        platform: with the accelerators that plans load; None without any.
     """
 
     graph: Graph
@@ -237,13 +237,13 @@ def decide(
     trials: Sequence[Trial] | None = None,
     choose: Callable[[Final, Sequence[int]], int] | None = None,
 ) -> Verdict:
-    """Measure every plan that may be the best against the others, and choose.
+    """Compare every plan that may be the best with the others, and choose.
 
     Args:
         baselines: name → plan; those that were not measured are left out.
-        ranking: measured plans by what all measurements say of their parts, the best first.
+        ranking: measured plans by the estimate from all measurements, the best first.
         trials: the finalists; by default those that may be the best.
-        choose: returns the plan to recommend, of those that may be; by default the fastest, ties to fewer stages.
+        choose: returns the plan to recommend from the eligible ones; by default the fastest, ties to fewer stages.
 
     Raises:
         UnavailableError: no plan could be measured.
@@ -260,13 +260,13 @@ def decide(
     eligible = [i for i, t in enumerate(trials) if how.allowed(t.plan) and how.fits(t)]
     eligible = eligible or [i for i, t in enumerate(trials) if how.fits(t)] or list(range(len(trials)))
 
-    # The search gives up a plan that has lost before it looks at its outputs; such a plan may win here.
+    # A plan that lost its race in the search has unchecked outputs, and may win here.
     looked = session.capabilities.outputs
     unseen = {t.plan.digest for t in trials if looked and t.measurement and t.measurement.agreement is None}
     compared: dict[str, Agreement] = {}
 
     def checked(candidate: Candidate, plan: Plan) -> Candidate:
-        """Return a candidate whose outputs have been compared with the whole model's.
+        """Return a candidate whose outputs agree with the whole model's.
 
         Raises:
             UnavailableError: it computes something else.
@@ -292,7 +292,7 @@ def decide(
         return choose(final, among) if choose is not None else final.choose(stages, how.policy.tie, among)
 
     def watched(final: Final) -> Iterator[int]:
-        """Yield the plans that the verdict is going to name: their ratios must be known."""
+        """Yield the plans that the verdict names, whose ratios must be known."""
         if len(final.measured) < 2:
             return
         yield chosen(final)
@@ -317,12 +317,12 @@ def decide(
         conditions=conditions_of(session),
         counters=counters_of(session),
         watched=watched,
-        computed=not (session.capabilities.conditions or session.capabilities.counters),
+        computed=session.capabilities.computed,
         progress=how.progress,
         groups=[how.loaded_by(p) for p in plans],
         recommended=chosen,
     )
-    _ = final.fastest  # raises with the reasons where every plan has failed meanwhile
+    _ = final.fastest  # raises with the reasons where all plans have failed
     best = chosen(final)
     scale, sigma = _scale(final, trials)
     left_out = beyond + sum(s.samples is None and not s.failure for s in final.standings)
@@ -352,9 +352,9 @@ def decide(
 
 
 def _room(how: FinalSettings, free_nbytes: int | None) -> int:
-    """Return of how many plans memory has room to keep two instances.
+    """Return the number of plans of which two instances fit into memory.
 
-    A runtime holds weights twice, as they are in the file and as its kernels want them.
+    A runtime holds weights twice: as in the file, and packed for its kernels.
     """
     weights_nbytes = sum(t.nbytes for t in how.graph.tensors if t.constant)
     return int(_MEMORY_SHARE * (free_nbytes or 0) / max(1, 4 * weights_nbytes))
@@ -365,8 +365,8 @@ def finalists(
 ) -> tuple[list[Trial], int]:
     """Return the plans that may be the best, the most promising first, and how many more there are.
 
-    A plan may be the best where its interval, widened by what the state of the machine changed, reaches within
-    :data:`REACH` of the best one's. At least ten plans take part where there are as many.
+    A plan may be the best where its interval, widened by the drift of the machine, reaches within :data:`REACH` of the
+    best one's. At least ten plans take part where there are as many.
     """
     own = history.ranking()
     if not own:
@@ -374,15 +374,15 @@ def finalists(
     kept = [t for t in own if fits(t)] or own
     widest = {t.plan.digest: _interval_s(t, history) for t in kept}
     limit_s = (1.0 + REACH) * min(high for _, high in widest.values())
-    # The verdict names the best one-stage plan and the best criterion, whatever the search said of them.
+    # The verdict names the best one-stage plan and the best criterion, so they always take part.
     wholes = [t for t in kept if len(t.plan.stages) == 1][:_WHOLES]
     criteria = [t for t in kept if names.get(t.plan.digest, "").startswith(CRITERIA)][:1]
     always = {t.plan.digest for t in (*kept[:LEAST_FINALISTS], *wholes, *criteria)}
     near = [t for t in kept if t.plan.digest in always or widest[t.plan.digest][0] <= limit_s]
-    believed = {plan.digest: i for i, plan in enumerate(ranking)}
+    place = {plan.digest: i for i, plan in enumerate(ranking)}
     last = len(own)
-    merit = {t.plan.digest: min(i, believed.get(t.plan.digest, last)) for i, t in enumerate(kept)}
-    # Baselines stand in the table, so they come before the long tail of proposals.
+    merit = {t.plan.digest: min(i, place.get(t.plan.digest, last)) for i, t in enumerate(kept)}
+    # Baselines are in the table, so they come before the long tail of proposals.
     ordered = sorted(
         near, key=lambda t: (t.plan.digest not in always, t.plan.digest not in names, merit[t.plan.digest])
     )
@@ -421,7 +421,7 @@ def _reference(
 
 
 def _scale(final: Final, trials: Sequence[Trial]) -> tuple[float, float]:
-    """Return how many times as long things took in the final as in the search, and how sure that is."""
+    """Return the machine's slowness in the final, relative to the search, and its relative standard deviation."""
     logs = [
         math.log(s.samples.median / t.median_s)
         for s, t in zip(final.standings, trials, strict=True)
@@ -443,15 +443,15 @@ def _after_pause(
                 candidate.run(1)
                 found[plan.digest] = statistics.median(candidate.after_pause(PAUSE_S) for _ in range(pauses))
         except UnavailableError:
-            continue  # the final has measured it; this figure is an extra
+            continue  # an extra figure; the final has measured the plan
     return found
 
 
 def _open(final: Final, best: int, rival: int, name: str, stages: int) -> str:
-    """Return in a sentence which plan may still be faster than the best known one."""
+    """Return a sentence that names the plan that may still be faster than the best known one."""
     plan = f"“{name}”" if name else f"a plan of {plural(stages, 'stage')}"
     ratio = final.ratio(best, rival)
-    if ratio.high > _TOLD_UP_TO:
+    if ratio.high > _WIDEST:
         return f"{plan} may be faster than the best known plan: {final.rounds} rounds were too few to decide"
     return (
         f"{plan} may be up to {percent(ratio.high - 1.0)} faster or {percent(1.0 / ratio.low - 1.0)} slower than the "
@@ -460,7 +460,7 @@ def _open(final: Final, best: int, rival: int, name: str, stages: int) -> str:
 
 
 def shown_samples(verdict: Verdict | None, trial: Trial | None, plan: Plan) -> Samples | None:
-    """Return the figures to report of a plan: the final's, or those of the search scaled to its state."""
+    """Return the samples to report of a plan: the final's, or the search's scaled to the final."""
     if verdict is not None and (standing := verdict.standing(plan)) is not None:
         return standing.samples
     if trial is None or trial.measurement is None:

@@ -1,10 +1,10 @@
-"""``--warm-start RUN``: what an earlier study knows of this one.
+"""``--warm-start RUN``: reuses the measurements and plans of an earlier study.
 
 Of the same model on the same device, everything that was measured is taken over: the operators' times, and every plan
-with its stages; none of it is measured again, and it costs no budget. Lanes that are new are timed, and nothing else.
-Where numbers mean something else, as with another objective, the operators' times are taken over, and the best plans
-are measured anew. The last comparison is made anew in any case. Of another model or device the best plans are carried
-over: cuts to where the same share of the work is done, processors to those of the same name, or else of the same kind.
+with its stages; none of it is measured again, and it costs no budget. Processors that are new are timed, and nothing
+else. Where figures mean something else, as with another objective, the operators' times are taken over and the best
+plans are measured again. The final is always measured again. From another model or device the best plans are carried
+over: cuts to the same share of the work, processors to those of the same name, or else of the same kind.
 """
 
 from __future__ import annotations
@@ -45,33 +45,33 @@ PRICES = "prices"
 
 _CARRIED = 6
 _MACHINE = ("cpu", "architecture", "cores", "usable_cores", "memory_bytes")
-_PASSING = ("platform", "kernel")  # lanes are compared one by one; a kernel's update makes no other device
+_PASSING = ("platform", "kernel")  # processors are compared one by one; a kernel's update makes no other device
 _RUNTIME = "ai-edge-litert"
 
 
 @dataclass(frozen=True, slots=True)
 class Warm:
-    """What is taken over.
+    """Data taken over from an earlier study.
 
     Attributes:
         trials: measured plans of this very model on this very device; numbered -1, since they cost no budget.
-        profile: the operators' times, of the same, for the lanes that are; None of another model or device.
-        complete: whether nothing is left to be timed before the search.
-        plans: what the best plans become here that are not among the trials, the best first.
-        told: what was taken over, in words.
-        prices: of jobs, of the same models on the same device.
+        profile: the operators' times on unchanged processors; None from another model or device.
+        complete: whether the profile covers all processors.
+        plans: the best plans carried over that are not among the trials, the best first.
+        summary: what was reused, in words.
+        prices: of jobs, from the same models on the same device.
     """
 
     trials: tuple[Trial, ...]
     profile: Profile | None
     complete: bool
     plans: tuple[Plan, ...]
-    told: str
+    summary: str
     prices: Mapping[str, Any] | None = None
 
 
 def fingerprint_of(session: Session) -> dict[str, Any]:
-    """Return all that may change a number of a session, as the trial log has it."""
+    """Return everything that may change a figure of a session, as logged."""
     found: dict[str, Any] = json.loads(json.dumps(session.fingerprint(), default=str))
     return found
 
@@ -85,18 +85,16 @@ def begin_warm(
     tell: Callable[[str], None],
     shared: SharedStudy | None = None,
 ) -> Warm | None:
-    """Take over what an earlier study knows, into the log of one that begins; of one that goes on, what it lacks.
+    """Copy data of an earlier study into the log of a new one; into a resumed one, what it lacks.
 
-    That is done once, and the log says so: an earlier study may go on meanwhile, and what it learns then must change
-    neither how this one goes on nor what it has found. A study lacks something that was begun without a warm start, or
-    was killed before all was taken over.
-
-    The log also gets what later studies must know, to take over this one: the device.
+    Done once and logged, since the earlier study may go on meanwhile without changing this one. A study lacks something
+    where it began without a warm start or was killed before all was copied. The log also gets the device, for later
+    studies.
 
     Args:
-        take: returns what an earlier study knows, given its folder and our :func:`fingerprint_of`.
+        take: returns the data of an earlier study, given its folder and our :func:`fingerprint_of`.
         session: on the device as it is.
-        shared: gets the measured plans instead, so that they are every worker's.
+        shared: gets the measured plans instead, for all workers.
 
     Raises:
         RunFolderError: there is no finished study in the folder.
@@ -112,7 +110,7 @@ def begin_warm(
         return replace(warm, trials=(), plans=tuple(map(Plan.from_json, taken[-1]["plans"])))
     lacking = [t for t in warm.trials if t.plan.digest not in history.known]
     if lacking or not run.resumed:
-        tell(warm.told)
+        tell(warm.summary)
     for trial in lacking:
         if shared is None:
             run.log.append("baseline", trial.to_json())
@@ -126,7 +124,7 @@ def begin_warm(
 def warm_start(
     run: Path, fingerprint: Mapping[str, Any], config: StudyConfig, graph: Graph, platform: Platform
 ) -> Warm:
-    """Return what a finished study of one model knows of one that begins.
+    """Return the data that a finished study of one model has for a new one.
 
     Args:
         fingerprint: see :func:`fingerprint_of`.
@@ -140,8 +138,8 @@ def warm_start(
     same = [p.name for p in platform.processors if p.name in before and _plain(p) == _plain(before[p.name])]
     if other or not same:
         plans = carried(study, graph, platform)
-        told = f"{plural(len(plans), 'plan')} carried over from {run}, which is of {other or 'other processors'}"
-        return Warm((), None, False, plans, told)
+        summary = f"{plural(len(plans), 'plan')} carried over from {run}, which is of {other or 'other processors'}"
+        return Warm((), None, False, plans, summary)
     likes = {platform[name].like: before[name].like for name in reversed(same)}
     known = study.profile.of(likes) if study.profile is not None else None
     if known is not None and any(len(row) != len(graph.operators) for row in known.operator_s.values()):
@@ -151,8 +149,8 @@ def warm_start(
     complete = known is not None and known.knows(platform) and _same_space(study, config)
     if numbers := _other_numbers(study, config):
         plans = carried(study, graph, platform)
-        told = f"operator times taken over from {run}, {plural(len(plans), 'plan')} carried over: it has {numbers}"
-        return Warm((), known, complete, plans, told)
+        summary = f"operator times taken over from {run}, {plural(len(plans), 'plan')} carried over: it has {numbers}"
+        return Warm((), known, complete, plans, summary)
     trials = _known_trials(study, config, graph, platform, same)
     plans = ()
     if len(same) < len(platform.processors) or len(same) < len(before):
@@ -170,10 +168,10 @@ def warm_several(
     processors: Sequence[Processor],
     holds: Callable[[Plan], bool],
 ) -> Warm:
-    """Return what a finished study of several models knows of one that begins: plans as they are, and prices of jobs.
+    """Return the data that a finished study of several models has for a new one: plans and prices of jobs.
 
     Args:
-        digest: of the models and of what is asked of them.
+        digest: of the models and the objective.
         processors: of the space.
         holds: whether a plan can be measured.
 
@@ -186,45 +184,45 @@ def warm_several(
     measured = {t.plan.digest: t for t in study.trials if t.measurement is not None and holds(t.plan)}
     plans = tuple(t.plan for t in sorted(measured.values(), key=lambda t: t.median_s))[:_CARRIED]
     if other or any(before.get(p.name) != _plain(p) for p in processors):
-        told = f"{plural(len(plans), 'plan')} carried over from {run}, which is of {other or 'other processors'}"
-        return Warm((), None, False, plans, told)
+        summary = f"{plural(len(plans), 'plan')} carried over from {run}, which is of {other or 'other processors'}"
+        return Warm((), None, False, plans, summary)
     prices = next((r.data for r in reversed(read_log(run / LOG).records) if r.kind == PRICES), None)
     if numbers := _other_numbers(study, config):
-        told = f"prices of jobs taken over from {run}, {plural(len(plans), 'plan')} carried over: it has {numbers}"
-        return Warm((), None, False, plans, told, prices)
+        summary = f"prices of jobs taken over from {run}, {plural(len(plans), 'plan')} carried over: it has {numbers}"
+        return Warm((), None, False, plans, summary, prices)
     figures = {*config.objective[1:], *needed(config)}
     trials = tuple(
         replace(t, number=-1, origin=WARM, params={}, attributes={})
         for t in measured.values()
         if t.measurement is not None and figures <= t.measurement.figures.keys()
     )
-    told = f"{plural(len(trials), 'plan')} and the prices of jobs taken over from {run}"
-    return Warm(trials, None, True, (), told, prices)
+    summary = f"{plural(len(trials), 'plan')} and the prices of jobs taken over from {run}"
+    return Warm(trials, None, True, (), summary, prices)
 
 
 def _same_space(study: Study, config: StudyConfig) -> bool:
-    """Return whether an earlier study timed beside the operators what this one needs timed."""
+    """Return whether an earlier study also measured the joins or triples that this one needs."""
     same = study.config.get("allow", "cuts") == config.allow
     return same and ("ranks" not in freedoms_of(config.allow) or study.config.get("max_error") == config.max_error)
 
 
 def _known_trials(
-    study: Study, config: StudyConfig, graph: Graph, platform: Platform, lanes: Sequence[str]
+    study: Study, config: StudyConfig, graph: Graph, platform: Platform, processors: Sequence[str]
 ) -> tuple[Trial, ...]:
-    """Return the measured plans on the lanes that are as they were, with all that this study asks of a plan."""
+    """Return the measured plans on unchanged processors that have all figures of this study."""
     measured = {t.plan.digest: t for t in study.trials if t.measurement is not None}
     figures = {*config.objective[1:], *needed(config)}
-    # An evaluator that compares no outputs never will; of others, plans that lost their race were not compared.
+    # Some evaluators compare no outputs; the others skip plans that lost their race.
     compared = any(t.measurement.agreement is not None for t in measured.values() if t.measurement)
     asked = compared and allowed_error(config) is not None
     found: dict[str, Trial] = {}
     for trial in measured.values():
-        plan = _on_lanes(trial.plan, study.platform, lanes)
+        plan = _on_processors(trial.plan, study.platform, processors)
         if trial.measurement is None or plan is None or not _allowed(plan, config):
             continue
         if not figures <= trial.measurement.figures.keys() or (asked and trial.measurement.agreement is None):
             continue
-        here = canonical(plan, graph, platform)  # where other lanes are alike, it may have another name
+        here = canonical(plan, graph, platform)  # it may have another name where other processors are alike
         if [s.operators for s in here.stages] != [s.operators for s in plan.stages]:
             continue
         known = trial.measurement if here == trial.plan else replace(trial.measurement, timeline=None)
@@ -241,27 +239,27 @@ def _allowed(plan: Plan, config: StudyConfig) -> bool:
     return not freedoms or freedoms.issuperset(needs)
 
 
-def _on_lanes(plan: Plan, platform: Platform, lanes: Sequence[str]) -> Plan | None:
-    """Return a plan on some of the lanes only, with others that are alike in the place of those; None for none."""
+def _on_processors(plan: Plan, platform: Platform, processors: Sequence[str]) -> Plan | None:
+    """Return a plan moved to identical processors among those allowed; None where there are none."""
     used = dict.fromkeys(stage.processor for stage in plan.stages)
-    names = {lane: lane for lane in used if lane in lanes}
-    for lane in used:
-        alike = platform.classes()[platform[lane].like]
-        free = [p.name for p in alike if p.name in lanes and p.name not in names.values()]
-        if lane not in names and not free:
+    names = {processor: processor for processor in used if processor in processors}
+    for processor in used:
+        alike = platform.classes()[platform[processor].like]
+        free = [p.name for p in alike if p.name in processors and p.name not in names.values()]
+        if processor not in names and not free:
             return None
-        names.setdefault(lane, free[0] if free else lane)
+        names.setdefault(processor, free[0] if free else processor)
     return replace(plan, stages=tuple(replace(s, processor=names[s.processor]) for s in plan.stages))
 
 
 def _plain(processor: Processor) -> Any:
-    """Return what a lane is, for itself; which others are like it depends on which others there are."""
-    told = [processor.kind, dict(processor.resources), dict(processor.options), processor.slots]
-    return json.loads(json.dumps(told))
+    """Return a processor's own properties, without the names of those that are like it."""
+    described = [processor.kind, dict(processor.resources), dict(processor.options), processor.slots]
+    return json.loads(json.dumps(described))
 
 
 def _other_device(study: Study, config: StudyConfig, digest: str, fingerprint: Mapping[str, Any]) -> str:
-    """Return what is different about the device of an earlier study, so that its times are not ours; "" for nothing."""
+    """Return the difference between an earlier study's device and this one, in words; "" for none."""
     if study.manifest["fixed"].get("model_digest") != digest:
         return "another model"
     if study.result.get("evaluator") != config.evaluator:
@@ -284,7 +282,7 @@ def _other_device(study: Study, config: StudyConfig, digest: str, fingerprint: M
 
 
 def _lasting(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a fingerprint that tell one device from another; a remote one's is inside of ours."""
+    """Return the parts of a fingerprint that identify the device; a remote one's is nested in ours."""
     return {
         name: _lasting(value) if isinstance(value, Mapping) else value
         for name, value in fingerprint.items()
@@ -293,7 +291,7 @@ def _lasting(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _other_numbers(study: Study, config: StudyConfig) -> str:
-    """Return why the numbers of an earlier study's plans mean something else than ours; "" where they do not."""
+    """Return why figures of an earlier study differ in meaning from ours; "" where they do not."""
     then = study.config
     if str(study.manifest["fixed"].get("objective", "latency")).split(",")[0] != config.objective[0]:
         return "another objective"
@@ -306,21 +304,21 @@ def _other_numbers(study: Study, config: StudyConfig) -> str:
 
 
 def carried(study: Study, graph: Graph, platform: Platform) -> tuple[Plan, ...]:
-    """Return what the best plans of a study become on another graph or platform, the best first."""
+    """Return the best plans of a study, carried over to another graph or platform, the best first."""
     before = _shares(study.graph) if study.graph is not None else None
     after = _shares(graph)
-    lanes = _lanes(study.platform, platform)
+    processors = _processors(study.platform, platform)
     ranked = sorted((t for t in study.trials if t.measurement is not None), key=lambda t: t.median_s)
     found: dict[str, Plan] = {}
     for trial in ranked:
         borders = [stage.operators[0] for stage in trial.plan.stages[1:]]
         ends = [stage.operators[-1] + 1 for stage in trial.plan.stages[:-1]]
         if borders != ends or any(s.share is not None for s in trial.plan.stages):
-            continue  # parts that do not follow each other, or are split, mean nothing elsewhere
+            continue  # only chains of whole stages can be carried over
         total = trial.plan.stages[-1].operators[-1] + 1
         shares = [before[b] if before is not None else b / total for b in borders]
         cuts = [_nearest(after, share) for share in shares]
-        names = [lanes[stage.processor] for stage in trial.plan.stages]
+        names = [processors[stage.processor] for stage in trial.plan.stages]
         kept = [i for i, cut in enumerate(cuts) if cut < len(graph.operators) and cut not in cuts[:i]]
         try:
             plan = canonical(
@@ -335,19 +333,19 @@ def carried(study: Study, graph: Graph, platform: Platform) -> tuple[Plan, ...]:
 
 
 def _shares(graph: Graph) -> list[float]:
-    """Return which share of the multiply-accumulates is done before each operator, and 1 at the end."""
+    """Return the share of multiply-accumulates before each operator, and 1 at the end."""
     work = [cost.macs + 1 for cost in operator_costs(graph)]
     total = sum(work)
     return [0.0, *(done / total for done in accumulate(work))]
 
 
 def _nearest(shares: Sequence[float], wanted: float) -> int:
-    """Return the operator before which about the wanted share of the work is done."""
+    """Return the operator before which about the given share of the work lies."""
     return min(range(1, len(shares)), key=lambda i: abs(shares[i] - wanted))
 
 
-def _lanes(before: Platform, after: Platform) -> dict[str, str]:
-    """Return a processor for each of another platform: of its name, or else the next of its kind."""
+def _processors(before: Platform, after: Platform) -> dict[str, str]:
+    """Map each processor of another platform to one of the same name, or else of the same kind."""
     names = [p.name for p in after.processors]
     found: dict[str, str] = {}
     for processor in before.processors:

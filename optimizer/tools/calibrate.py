@@ -196,7 +196,7 @@ def _check_log(log: TrialLog, records: Sequence[Record], identity: dict[str, Any
     for name, value in identity.items():
         if known.get(name) != value:
             raise RunFolderError(
-                f"{log.path}: was made with other {name}: {known.get(name)}, not {value}",
+                f"{log.path}: is of another calibration ({name}: {known.get(name)}, not {value})",
                 "give another --out, or remove the log",
             )
 

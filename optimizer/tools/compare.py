@@ -19,7 +19,7 @@ from evaluators.litert.deployment import is_workload_plan, read_deployment, read
 from evaluators.litert.runner import PlanRunner, WorkloadRunner
 from evaluators.measurement.disturbance import TaskCounters, in_words
 from evaluators.measurement.final import FinalPolicy, Ratio, compare
-from optimizer.report.console import interval_ms, slower_text
+from optimizer.report.console import UNDECIDED, interval_ms, slower_text
 from optimizer.tools.execute import has_several, is_predicted, plan_of, reloaded, reloaded_workload, study_of
 from search_spaces.core.errors import RunFolderError, UnavailableError
 from search_spaces.core.graph import Graph
@@ -36,7 +36,8 @@ class _Source:
         content: digest of the model that its files were cut from; what is written differs where this does.
         load: returns a rebuilt instance.
         processes: of the instances that run.
-        predicted: whether nothing runs.
+        queued_s: how long these have waited for measurements of other studies.
+        predicted: the platform that the plan is predicted for; "" where it runs.
         accelerators: kinds of those that the plan loads.
     """
 
@@ -44,7 +45,8 @@ class _Source:
     content: str
     load: Callable[[], Candidate]
     processes: Callable[[], list[int]] = list
-    predicted: bool = False
+    queued_s: Callable[[], float] = float
+    predicted: str = ""
     accelerators: frozenset[str] = frozenset()
 
 
@@ -84,20 +86,29 @@ def compare_runs(first: str, second: str, *, as_json: bool, progress: Callable[[
 
     Raises:
         PlanError: a plan or a stage file is missing or damaged.
-        RunFolderError: the plans are for different models (a model and its rewrites are one), or one is predicted and
-            the other is not.
+        RunFolderError: the plans are for different models (a model and its rewrites are one) or predicted for different
+            devices, or only one is predicted.
     """
     with ExitStack() as stack:
         one, other = (_source(plan_of(run), stack) for run in (first, second))
         if one.content != other.content and one.interface != other.interface:
             names = " and ".join(source.interface[0] for source in (one, other))
             raise RunFolderError(f"the two runs are of different models ({names})", "compare runs of one model")
-        if one.predicted != other.predicted:
+        if bool(one.predicted) != bool(other.predicted):
             raise RunFolderError(
                 f"the plan of {first if one.predicted else second} is predicted, the other one measured",
                 "compare two that are predicted, or two that run on this machine",
             )
-        counters = TaskCounters(os.sched_getaffinity(0), lambda: [*one.processes(), *other.processes()])
+        if one.predicted != other.predicted:
+            raise RunFolderError(
+                f"the plans are predicted for different devices ({one.predicted} and {other.predicted})",
+                "compare runs of one device",
+            )
+        counters = TaskCounters(
+            os.sched_getaffinity(0),
+            lambda: [*one.processes(), *other.processes()],
+            queued_s=lambda: one.queued_s() + other.queued_s(),
+        )
         found = compare(
             one.load,
             other.load,
@@ -116,10 +127,12 @@ def compare_runs(first: str, second: str, *, as_json: bool, progress: Callable[[
         faster, slower, by = (second, first, ratio) if ratio.value > 1.0 else (first, second, ratio.inverse)
         lines.append(f"significant: the plan of {slower} is {slower_text(by)} than that of {faster}, {how}")
     else:
-        lines.append(f"not significant: the two plans are {slower_text(ratio)}, {how}")
+        equal = slower_text(ratio)
+        which = "which plan is faster is not decided" if equal == UNDECIDED else f"the two plans are {equal}"
+        lines.append(f"not significant: {which}, {how}")
     lines += in_words(found.disturbance, found.repeated, os.cpu_count() or 1)
     if one.predicted:
-        lines.append("all of this is predicted: nothing was run")
+        lines.append("both are predicted; nothing was run")
     if one.content != other.content:
         lines.append("their model files differ: operators of one are split, or have other weights")
     return "\n".join(lines)
@@ -137,7 +150,13 @@ def _source(path: Path, stack: ExitStack) -> _Source:
             runner.run()
             return _FromFiles(runner, running, partial(_measure_workload, runner))
 
-        return _Source((names,), names, load_several, lambda: [p for runner in running for p in runner.processes()])
+        return _Source(
+            (names,),
+            names,
+            load_several,
+            lambda: [p for runner in running for p in runner.processes()],
+            lambda: sum(runner.queued_s for runner in running),
+        )
     run = None if runs_here(path) else study_of(path)
     if run is None:
         deployed = read_deployment(path)
@@ -151,19 +170,25 @@ def _source(path: Path, stack: ExitStack) -> _Source:
         def processes() -> list[int]:
             return [p for runner in running for p in runner.candidate.processes()]
 
+        def queued_s() -> float:
+            return float(sum(runner.candidate.queued_s for runner in running))
+
         loaded = deployed.platform.accelerators(s.processor for s in deployed.plan.stages)
-        return _Source(_interface(deployed.graph), deployed.content_digest, load, processes, accelerators=loaded)
+        known = _interface(deployed.graph), deployed.content_digest
+        return _Source(*known, load, processes, queued_s, accelerators=loaded)
     if has_several(run):
         hosted = stack.enter_context(reloaded_workload(run))
         joined = hosted.problem.joined
         names = ", ".join(component.name for component in joined.components)
         load_hosted = partial(hosted.session.load, joined.graph, hosted.plan, fresh=True)
-        return _Source((names,), names, load_hosted, predicted=is_predicted(run))
+        return _Source(
+            (names,), names, load_hosted, predicted=hosted.problem.platform.name if is_predicted(run) else ""
+        )
     found = stack.enter_context(reloaded(run))
     content = found.graph.source.content_digest() if found.graph.source is not None else ""
     load_again = partial(found.session.load, found.graph, found.plan, fresh=True)
     loaded = found.platform.accelerators(s.processor for s in found.plan.stages)
-    predicted = is_predicted(run)
+    predicted = found.platform.name if is_predicted(run) else ""
     return _Source(_interface(found.graph), content, load_again, predicted=predicted, accelerators=loaded)
 
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from optimizer.report.data import Study, read_study
 from optimizer.report.markdown import render
 from optimizer.report.study import study_document
 from optimizer.report.svg import standalone
-from search_spaces.core.errors import RunFolderError, UnavailableError
+from search_spaces.core.errors import UnavailableError, needs_extra
 
 if TYPE_CHECKING:
     import optuna
     from optuna.artifacts import FileSystemArtifactStore
+    from optuna.distributions import BaseDistribution
 
 HOST = "127.0.0.1"
 
@@ -25,23 +26,16 @@ HOST = "127.0.0.1"
 def export(study: Study) -> optuna.Study:
     """Return an Optuna study in memory: trials of the space with their latency in ms, stages and origin.
 
-    A plan outside of the space, as every layer by itself, is an attribute of the study.
-
-    Raises:
-        RunFolderError: the model cannot be read any more, so that the space is not known.
+    A plan outside of the space, as every layer by itself, is an attribute of the study. A parameter ranges over what
+    the trials took, so that studies of any space are shown, also when their models are gone.
     """
     import optuna
     from optuna.trial import TrialState, create_trial
 
     from optimizer.samplers import quiet_optuna
-    from search_spaces.spaces.registry import make_space
 
-    if study.graph is None:
-        raise RunFolderError(f"{study.path}: its space is not known: {study.missing}")
     quiet_optuna()
-    most = min(int(study.config.get("max_stages", 4)), len(study.graph.operators))
-    space = make_space(str(study.config.get("allow", "cuts")), study.graph, study.platform, most)
-    distributions = dict(space.distributions())
+    distributions = _distributions([trial.params for trial in study.trials])
     made = optuna.create_study(study_name=str(study.manifest["study"]), direction="minimize")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -52,7 +46,7 @@ def export(study: Study) -> optuna.Study:
             outside = {"plan": trial.plan.to_json(), "latency_ms": value_ms}
             made.set_user_attr(f"{trial.origin} ({trial.plan.digest[:8]})", outside)
             continue
-        told = {
+        attributes = {
             "proposed by": trial.origin,
             "stages": len(trial.plan.stages),
             "plan": json.dumps(trial.plan.to_json()["stages"]),
@@ -60,9 +54,25 @@ def export(study: Study) -> optuna.Study:
             "failure": trial.failure,
         }
         state, params = TrialState.COMPLETE if trial.measurement else TrialState.FAIL, dict(trial.params)
-        kept = create_trial(state=state, value=value_ms, params=params, distributions=distributions, user_attrs=told)
+        kept = create_trial(
+            state=state, value=value_ms, params=params, distributions=distributions, user_attrs=attributes
+        )
         made.add_trial(kept)
     return made
+
+
+def _distributions(params: Sequence[Mapping[str, Any]]) -> dict[str, BaseDistribution]:
+    """Return of each parameter of the last plan of the space the range that trials took."""
+    from optuna.distributions import CategoricalDistribution, IntDistribution
+
+    names = next((each.keys() for each in reversed(params) if each), ())
+    taken = {name: {each[name] for each in params if each.keys() == names} for name in names}
+    return {
+        name: IntDistribution(min(values), max(values))
+        if all(isinstance(value, int) for value in values)
+        else CategoricalDistribution(sorted(values, key=str))
+        for name, values in taken.items()
+    }
 
 
 def annotate(made: optuna.Study, study: Study, folder: Path) -> FileSystemArtifactStore:
@@ -71,14 +81,9 @@ def annotate(made: optuna.Study, study: Study, folder: Path) -> FileSystemArtifa
     Raises:
         UnavailableError: the extra ``dashboard`` is not installed.
     """
-    try:
+    with needs_extra("optimize dashboard", "dashboard"):
         import optuna_dashboard
         from optuna_dashboard.artifact import get_artifact_path
-    except ImportError as error:
-        raise UnavailableError(
-            'optuna-dashboard is not installed: it is the extra "dashboard"',
-            'pip install "partition-optimizer[dashboard]"',
-        ) from error
     from optuna.artifacts import FileSystemArtifactStore, upload_artifact
 
     document = study_document(study)
@@ -97,7 +102,7 @@ def serve(run: Path, port: int, ready: Callable[[str], object]) -> None:
     """Show a study at ``http://127.0.0.1:port``, which is passed to ``ready``, until interrupted.
 
     Raises:
-        RunFolderError: it is no finished run folder, or its model cannot be read.
+        RunFolderError: it is no finished run folder.
         UnavailableError: the extra ``dashboard`` is not installed, or the port is in use.
     """
     study = read_study(run)

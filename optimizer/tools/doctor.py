@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from textwrap import wrap
 from typing import Any
 
 from evaluators.android.adb import phones
@@ -28,7 +29,9 @@ from evaluators.litert.worker.openvino import find_devices, other_versions
 from evaluators.litert.worker.runtimes import OPENVINO, TFLITE, check_installed, version
 from evaluators.litert.workers import Request, Workers
 from evaluators.machine import BUSY, HOT_C, STOLEN, MachineState, core_quota, machine_state
+from evaluators.measurement.foreground import may_run_first
 from evaluators.remote.devices import agents, devices_file
+from optimizer.report.console import make_console
 from search_spaces.core.errors import OptimizeError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.platform import Platform, tell_apart
@@ -131,14 +134,13 @@ def diagnose(model: str | None = None) -> Diagnosis:
 def render(diagnosis: Diagnosis) -> str:
     """Return the diagnosis as text: findings, what to do, processors, refusals."""
     width = max(len(finding.name) for finding in diagnosis.findings)
-    lines = []
+    lines, wide = [], make_console().width
     for finding in diagnosis.findings:
         sign = "×" if finding.blocks else "!" if finding.problem else "✓"
-        lines.append(f"{sign} {finding.name:{width}}  {finding.value}")
-        if finding.problem:
-            lines.append(f"  {'':{width}}  {finding.problem}")
-        if finding.advice:
-            lines.append(f"  {'':{width}}  → {finding.advice}")
+        starts = {f"{sign} {finding.name:{width}}  ": finding.value, "": finding.problem, "→ ": finding.advice}
+        for start, text in starts.items():
+            first = start if start.startswith(sign) else f"  {'':{width}}  {start}"
+            lines += wrap(text, wide, initial_indent=first, subsequent_indent=" " * (width + 4))
     if diagnosis.platform is not None:
         lines += ["", "processors", *_processor_lines(diagnosis.platform)]
     if diagnosis.model is not None:
@@ -183,8 +185,8 @@ def _runtime() -> Iterator[Finding]:
         return
     try:
         platform = local_platform()
-        with closing(Workers(platform)) as lanes:
-            lanes.ask(platform.processors[0].name, Request({"op": "arena", "id": 0, "nbytes": 0}), _START_LIMIT_S)
+        with closing(Workers(platform)) as processors:
+            processors.ask(platform.processors[0].name, Request({"op": "arena", "id": 0, "nbytes": 0}), _START_LIMIT_S)
     except OptimizeError as error:
         yield Finding("LiteRT", version, error.what, error.hint, blocks=True)
         return
@@ -208,6 +210,12 @@ def _cpu() -> Iterator[Finding]:
             "the control group throttles all processes that together use more",
             "give the container whole cores instead of a share of time (docker: --cpuset-cpus instead of --cpus)",
         )
+    first = may_run_first()
+    yield Finding(
+        "priority",
+        "what is measured runs before other processes" if first else "that of other processes",
+        advice="" if first else "root measures undisturbed beside them",
+    )
     yield from _state(machine_state(cores))
 
 

@@ -1,16 +1,18 @@
-"""What a study would search, told without measuring anything."""
+"""What a study would search, without measuring anything."""
 
 from __future__ import annotations
 
 import json
+import sys
+import textwrap
 from typing import Any
 
 from evaluators.registry import make_evaluator
 from optimizer.devices import asks_for_several, choose_model_and_platform
 from optimizer.model.baselines import baselines
-from optimizer.study.config import StudyConfig, most_stages
+from optimizer.report.console import make_console
+from optimizer.study.config import StudyConfig, space_of, with_freedoms
 from search_spaces.core.wording import many
-from search_spaces.spaces.registry import make_space
 
 
 def dry_run(config: StudyConfig, *, as_json: bool) -> str:
@@ -19,7 +21,13 @@ def dry_run(config: StudyConfig, *, as_json: bool) -> str:
     document = _workload(config) if several else _model(config)
     if as_json:
         return json.dumps({"schema_version": 1, **document}, indent=2)
-    return "\n".join(f"{name:12}{_shown(value)}" for name, value in document.items())
+    console = make_console()  # words stay whole on a terminal; a pipe gets a line for each name
+    width = console.width if console.is_terminal else sys.maxsize
+    return "\n".join(_line(f"{name:12}{_shown(value)}", width) for name, value in document.items())
+
+
+def _line(text: str, width: int) -> str:
+    return textwrap.fill(text, width, subsequent_indent=" " * 12, break_long_words=False, break_on_hyphens=False)
 
 
 def _shown(value: Any) -> str:
@@ -28,11 +36,13 @@ def _shown(value: Any) -> str:
 
 def _model(config: StudyConfig) -> dict[str, Any]:
     graph, platform = choose_model_and_platform(make_evaluator(config.evaluator), config)
-    space = make_space(config.allow, graph, platform, most_stages(config, len(graph.operators)))
+    config = with_freedoms(config, [graph], platform)
+    space = space_of(config, graph, platform)
     return {
         "model": graph.name,
         "operators": len(graph.operators),
         "processors": [p.name for p in platform.processors],
+        "allow": config.allow,
         "plans": space.cardinality(),
         "budget": config.budget,
         "baselines": [b.name for b in baselines(graph, platform, platform.processors[0].name)],
@@ -51,6 +61,7 @@ def _workload(config: StudyConfig) -> dict[str, Any]:
         "operators": len(problem.joined.graph.operators),
         "processors": [p.name for p in space.platform.processors],
         "objective": ", ".join(o.name for o in problem.objectives),
+        "allow": problem.config.allow,
         "plans": plans,
         "budget": config.budget,
         "baselines": [b.name for b in problem.baselines],

@@ -29,8 +29,8 @@ from optimizer.report.data import read_result
 from optimizer.study.config import StudyConfig, parse_config
 from optimizer.study.folder import CONFIG, read_manifest
 from optimizer.workload.problem import Problem, read_problem
-from search_spaces.core.arrangement import jobs_of
 from search_spaces.core.bounded import parsed_json, read_bounded
+from search_spaces.core.decoded_plan import jobs_of
 from search_spaces.core.errors import PlanError, RunFolderError, UsageError, shown
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
@@ -81,7 +81,9 @@ def plan_of(run: str) -> Path:
 
 
 def study_of(path: Path) -> Path | None:
-    """Return the run folder that a plan lies in, given by itself or its folder; None where it lies elsewhere."""
+    """Return the run folder of a plan, given by its ``plan.json`` or a folder; None of any other path."""
+    if path.name != "plan.json" and not path.is_dir():
+        return None
     folder = path if path.is_dir() else path.parent
     found = folder.parent if folder.name == "best" else folder
     return found if (found / "best" / "plan.json").is_file() and read_manifest(found) is not None else None
@@ -172,12 +174,12 @@ def _figures(
 
 def _lines(document: Mapping[str, Any], objective: Objective, found: Measurement) -> list[str]:
     samples = found.latency_s
-    told = f"{interval_ms(samples)}, {len(samples.values_s)} runs"
+    latency = f"{interval_ms(samples)}, {len(samples.values_s)} runs"
     if objective.law == "period":
         flying = f", {document['in_flight']} in flight" if "in_flight" in document else ""
-        told = f"a result every {interval_ms(samples)}, {1.0 / samples.median:.4g} a second{flying}"
+        latency = f"a result every {interval_ms(samples)}, {1.0 / samples.median:.4g} a second{flying}"
     stages = [f"stage {i} on {s['processor']}: {s['ms']:.2f} ms" for i, s in enumerate(document["stages"])]
-    return [f"{_named(document['model'])}: {told}", *stages, *_output_lines(document)]
+    return [f"{_named(document['model'])}: {latency}", *stages, *_output_lines(document)]
 
 
 def _workload_files(path: Path, *, as_json: bool) -> Executed:
@@ -236,7 +238,7 @@ def _workload_text(
     document |= more
     if as_json:
         return json.dumps(document, indent=2)
-    told = (
+    latency = (
         f"mean {document['mean_ms']:.4g} ms, worst {document['worst_ms']:.4g}, all done after "
         f"{document['makespan_ms']:.4g}; {document['throughput_per_s']:.4g} requests a second, "
         f"{document['misses']:.0f} missed; {document['runs']} runs"
@@ -244,7 +246,7 @@ def _workload_text(
     took = [
         f"{_named(n)}: {document['failures'].get(n) or f'{ms:.4g} ms'}" for n, ms in document["instances_ms"].items()
     ]
-    return "\n".join([f"{_named(name)}: {told}", *took, *_output_lines(document)])
+    return "\n".join([f"{_named(name)}: {latency}", *took, *_output_lines(document)])
 
 
 def _named(name: str) -> str:
@@ -354,5 +356,7 @@ def _plan(path: Path) -> Plan:
     try:
         document = parsed_json(read_bounded(path))
         return Plan.from_json(document.get("plan", document))  # files of several models hold more than the plan
+    except PlanError as error:
+        raise PlanError(f"{path}: {error.what}", error.hint) from error
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise PlanError(f"{path}: cannot be read: {error}", "search again") from error

@@ -32,16 +32,17 @@ from optimizer.exact.chain_costs import ChainCosts, chain_cost
 from optimizer.exact.chain_costs import Objective as Law
 from optimizer.exact.least import chain_costs, least_chain
 from optimizer.exact.weighed import weighed
+from optimizer.files import damage_of
 from optimizer.model.bounds import price_of
 from optimizer.model.objective import known_weights
 from optimizer.report.console import UNDECIDED, describe_operators, slower_text
 from optimizer.report.data import Study, read_result, read_study
 from optimizer.report.document import Block, Column, Table, Text, headed, shown
 from optimizer.study.config import StudyConfig, parse_config
-from optimizer.study.folder import LOG
+from optimizer.study.folder import LOG, RESULT
 from optimizer.study.log import read_log
 from optimizer.tools.execute import ReloadedWorkload, reloaded_workload
-from search_spaces.core.arrangement import jobs_of
+from search_spaces.core.decoded_plan import jobs_of
 from search_spaces.core.errors import InfeasibleError, OptimizeError, RunFolderError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage, canonical
@@ -220,10 +221,8 @@ def _least(study: Study, model: Model) -> Relaxation:
     bounds = study.result.get("bounds")
     if not bounds:
         return relax(model.graph, model.costs)
-    try:
+    with damage_of(study.path / RESULT):
         return Relaxation(float(bounds["critical_path_ms"]) / 1e3, float(bounds["work_ms"]) / 1e3)
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunFolderError(f"{study.path}: the bounds in the result are damaged: {error!r}") from error
 
 
 def _ms(seconds: float | None) -> float | None:
@@ -236,8 +235,7 @@ class _Work:
     def __init__(self, study: Study, model: Model) -> None:
         self._study, self._model = study, model
         self._graph, self._plan = model.graph, study.best
-        operators = [o for stage in self._plan.stages for o in stage.operators]
-        self.is_chain = operators == list(range(len(self._graph.operators)))
+        self.is_chain = self._plan.is_chain
         sure = [t for t in study.trials if t.measurement and (model.own or not t.raced)]
         self._measured = {t.plan.digest: t.median_s for t in sure if not study.predicted}
         for entry in (study.result["best"], *study.result["baselines"].values()):
@@ -282,13 +280,13 @@ class _Work:
         for stage in plan.stages:
             if stage.processor not in index:
                 return f"no model covers the runtime's own placement on {stage.processor}"
-            lane, operators = index[stage.processor], list(stage.operators)
-            bad = next((o for o in operators if not math.isfinite(costs.operator_s[lane, o])), None)
+            processor, operators = index[stage.processor], list(stage.operators)
+            bad = next((o for o in operators if not math.isfinite(costs.operator_s[processor, o])), None)
             if bad is not None:
                 return f"operator {bad} ({self._graph.operators[bad].kind}) is not supported on {stage.processor}"
             if costs.operator_nbytes is not None and costs.memory_bytes is not None:
-                kept[lane] += costs.operator_nbytes[operators].sum()
-                if kept[lane] > costs.memory_bytes[lane]:
+                kept[processor] += costs.operator_nbytes[operators].sum()
+                if kept[processor] > costs.memory_bytes[processor]:
                     return f"does not fit into the memory of {stage.processor}"
         return ""
 
@@ -326,7 +324,7 @@ class _Work:
             yield {
                 "operators": describe_operators(self._graph, stage.operators),
                 "processor": stage.processor,
-                "measured_ms": stage_ms[index] if stage_ms else None,
+                "stage_ms": stage_ms[index] if stage_ms else None,
                 "elsewhere": elsewhere,
             }
 
@@ -348,18 +346,18 @@ class _Work:
         if costs.operator_nbytes is not None and costs.memory_bytes is not None:
             yield self._limit("memory of the processors", replace(costs, memory_bytes=None, operator_nbytes=None))
         lifted = np.where(np.isfinite(costs.operator_s), costs.operator_s, costs.operator_s.min(axis=0))
-        for lane, processor in enumerate(costs.platform.processors):
-            if count := int((~np.isfinite(costs.operator_s[lane])).sum()):
+        for number, processor in enumerate(costs.platform.processors):
+            if count := int((~np.isfinite(costs.operator_s[number])).sum()):
                 allowed = costs.operator_s.copy()
-                allowed[lane] = lifted[lane]
+                allowed[number] = lifted[number]
                 what = f"{plural(count, 'operator')} not supported on {processor.name} (else as fast as elsewhere)"
                 yield self._limit(what, replace(costs, operator_s=allowed))
 
     def _costs(self) -> Iterator[Document]:
         """Yield what stages cost beside their operators."""
         costs = self._model.costs
-        if costs.hand_over_s.any():
-            yield self._limit("transfers take time", replace(costs, hand_over_s=np.zeros_like(costs.hand_over_s)))
+        if costs.transfer_s.any():
+            yield self._limit("transfers take time", replace(costs, transfer_s=np.zeros_like(costs.transfer_s)))
         if costs.overhead_s.any():
             yield self._limit("starting a stage takes time", replace(costs, overhead_s=np.zeros_like(costs.overhead_s)))
         if costs.beyond_s is not None and costs.beyond_s.any():
@@ -455,15 +453,15 @@ def _final(found: Document) -> str:
     ratio, (low, high) = final["ratio"], final["ci95"]
     if final["plan"] == found["plan"]:
         how = f"{ratio:.3f} times as fast as “{final['baseline']}” (95 %: {low:.3f} to {high:.3f})"
-        told = f"In the final comparison, this plan was {how}."
+        sentence = f"In the final comparison, this plan was {how}."
     else:
         objective = find_objective(found["objective"])
         slower = slower_text(Ratio(ratio, low, high).inverse, objective)
         took = "was" if objective.is_time or slower.startswith("equal") else "took"
         how = "was not decided against it" if slower == UNDECIDED else f"{took} {slower}"
-        told = f"In the final comparison, the next best plan {how}."
+        sentence = f"In the final comparison, the next best plan {how}."
     lucky = best_ms and any((k["measured_ms"] or math.inf) < best_ms for k in found["by_stages"])
-    return f"Plans that look faster above were measured in few runs only. {told}" if lucky else told
+    return f"Plans that look faster above were measured in few runs only. {sentence}" if lucky else sentence
 
 
 def _columns(found: Document) -> tuple[Column, ...]:
@@ -472,9 +470,9 @@ def _columns(found: Document) -> tuple[Column, ...]:
     return headed(f"predicted change, {unit}|+.4g", Column(f"measured, {unit}", _TIME), "remark")
 
 
-def _known(told: Mapping[str, Any]) -> tuple[float | None, float | None, str]:
+def _known(entry: Mapping[str, Any]) -> tuple[float | None, float | None, str]:
     """Return the cells under :func:`_columns`."""
-    return told["predicted_more_ms"], told["measured_ms"], told["why_not"] or ""
+    return entry["predicted_more_ms"], entry["measured_ms"], entry["why_not"] or ""
 
 
 def _cuts(found: Document) -> Table:
@@ -489,11 +487,12 @@ def _cuts(found: Document) -> Table:
 def _parts(found: Document) -> Table:
     alone = {"–": {"predicted_more_ms": None, "measured_ms": None, "why_not": "there is no other processor"}}
     rows = tuple(
-        (part["operators"], part["processor"], part["measured_ms"], name, *_known(told))
+        (part["operators"], part["processor"], part["stage_ms"], name, *_known(entry))
         for part in found["parts"]
-        for name, told in (part["elsewhere"] or alone).items()
+        for name, entry in (part["elsewhere"] or alone).items()
     )
-    columns = headed("operators; processor", Column(f"took, {found['unit']}", _TIME), "moved to", *_columns(found))
+    source = "predicted" if found["best"]["measured_ms"] is None else "measured"
+    columns = headed("operators; processor", Column(f"{source}, {found['unit']}", _TIME), "moved to", *_columns(found))
     return Table("What each stage would cost on another processor", columns, rows, group=3)
 
 
@@ -531,8 +530,8 @@ def _by_stages(found: Document) -> Table:
 
 def _baselines(found: Document) -> Table:
     best_ms, rows = found["best"]["measured_ms"], []
-    for name, told in found["baselines"].items():
-        more, measured, why_not = _known(told)
+    for name, entry in found["baselines"].items():
+        more, measured, why_not = _known(entry)
         rows.append((name, more, measured, measured / best_ms if measured is not None and best_ms else None, why_not))
     columns = headed("plan", *_columns(found)[:2], "times as long|.4f", _columns(found)[2])
     return Table("Baselines", columns, tuple(rows))
@@ -555,7 +554,8 @@ def explain_workload(run: Path) -> Document:
         RunFolderError: it is no finished study, or its prices are not in its log.
         UnavailableError: its evaluator cannot be opened here.
     """
-    outcomes = read_result(run)["workload"]["outcomes"]
+    result = read_result(run)
+    outcomes = {} if result.get("predicted") else result["workload"]["outcomes"]
     priced = [record.data for record in read_log(run / LOG).records if record.kind == "prices"]
     if not priced:
         raise RunFolderError(f"{run}: its log holds no prices of jobs", "explain a finished study")
@@ -568,7 +568,7 @@ def explain_workload(run: Path) -> Document:
             "schema_version": SCHEMA_VERSION,
             "run_dir": str(run),
             "objective": objective,
-            "best": {"predicted_ms": best_ms, "measured_ms": outcomes["best"].get(key)},
+            "best": {"predicted_ms": best_ms, "measured_ms": outcomes.get("best", {}).get(key)},
             "dispatch_predicted_ms": {
                 name: simulator.run(replace(found.plan, dispatch=name)).value_s(objective) * 1e3
                 for name in ("fifo", "priority", "edf")
@@ -590,7 +590,9 @@ def _busy(found: Outcome) -> dict[str, float]:
     spent: dict[str, float] = {}
     for event in found.timeline.events:
         spent[event.lane] = spent.get(event.lane, 0.0) + event.end_s - event.start_s
-    return dict(sorted(((lane, s / found.makespan_s) for lane, s in spent.items()), key=lambda each: -each[1]))
+    return dict(
+        sorted(((processor, s / found.makespan_s) for processor, s in spent.items()), key=lambda each: -each[1])
+    )
 
 
 def _workload_jobs(found: ReloadedWorkload, simulator: WorkloadSimulator, best_ms: float) -> Iterator[Document]:
@@ -635,7 +637,7 @@ def workload_blocks(found: Document) -> Iterator[Block]:
         "All changes below are predicted."
     )
     busiest = max(busy, key=lambda name: busy[name])
-    yield Text(f"The busiest processor is {busiest}: it works for {busy[busiest]:.0%} of the makespan.")
+    yield Text(f"The busiest processor is {busiest}: it works for {percent(busy[busiest])} of the makespan.")
     yield Table("How busy processors are", headed("processor; busy|.0%"), tuple(busy.items()))
     change = Column("change, ms", "+.4g")
     rows = tuple(
@@ -648,7 +650,7 @@ def workload_blocks(found: Document) -> Iterator[Block]:
     orders = tuple((name, value_ms - predicted_ms) for name, value_ms in found["dispatch_predicted_ms"].items())
     yield Table("Other orders of the queue", headed("jobs are taken by", change), orders)
     yield Table(
-        "What else a person would have tried",
+        "Baselines",
         headed("plan; measured, ms|.4g; predicted, ms|.4g"),
         tuple((name, each["measured_ms"], each["predicted_ms"]) for name, each in found["baselines"].items()),
     )

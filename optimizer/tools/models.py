@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
+from optimizer.report.console import make_console
 from optimizer.report.terminal import table
 from search_spaces.core.errors import ModelError
 from search_spaces.core.intensity import operator_costs, parameter_total
@@ -16,6 +17,7 @@ from search_spaces.core.wording import human_bytes
 from search_spaces.models.zoo import draft
 from search_spaces.models.zoo.names import GRAMMAR, VARIANTS, WHOLE, WIDTHS, ZOO, parse_name
 
+_WIDE = 97  # columns of the whole table
 SCHEMA_VERSION = 1
 
 
@@ -92,9 +94,9 @@ def render(found: Sequence[ModelSummary]) -> Group:
         inputs = shape if len(model.inputs) == 1 else f"{len(model.inputs)} of {shape}"
         sizes = (human_bytes(model.nbytes), _millions(model.macs), _millions(model.parameters), str(model.operators))
         rows.append((model.name, inputs, *sizes, " ".join(f":{v}" for v in model.variants), model.source))
-    listed = table(("model", "input", ">file", ">MACs", ">weights", ">ops", "variants", "source"), rows)
-    for column in listed.columns:
-        column.no_wrap = column.header not in {"input", "source"}
+    columns = ("model", "input", ">file", ">MACs", ">weights", ">ops", "variants", "source")
+    shown = len(columns) if make_console().width >= _WIDE else -1  # the source does not fit into 80 columns
+    listed = table(columns[:shown], (row[:shown] for row in rows))
     return Group(listed, Text(), *(Text(line) for line in _notes(found)))
 
 
@@ -102,7 +104,7 @@ def _notes(found: Sequence[ModelSummary]) -> list[str]:
     low, high = WIDTHS
     lines = [
         f"{GRAMMAR}, as in mobilenet_v1@0.5/192:int8.",
-        f"WIDTH is {low:g} to {high:g} and multiplies channels, rounded {WHOLE} but for:",
+        f"WIDTH is {low:g} to {high:g} and multiplies channels, rounded {WHOLE} except:",
     ]
     others: dict[str, list[str]] = {}
     for model in found:

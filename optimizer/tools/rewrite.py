@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,22 +18,19 @@ from optimizer.provenance import provenance
 from optimizer.report.terminal import table
 from optimizer.tools.inspect import human_count, printable
 from optimizer.tools.outputs import relative_error
-from search_spaces.core.errors import RewriteError, UnavailableError, UsageError, shown
+from search_spaces.core.errors import RewriteError, UnavailableError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.intensity import operator_costs, parameter_total
 from search_spaces.core.wording import human_bytes, percent
 from search_spaces.models import load
 from search_spaces.models.stages import cut_stage
 from search_spaces.models.zoo.names import is_name, parse_name
-from search_spaces.rewrites.splits import Axis, Split, extent, split_operators
+from search_spaces.rewrites.splits import parse_split, split_operators
 from search_spaces.rewrites.tucker import Layer, Ranks, decompose, find_layer, outline, tucker_layers
 from search_spaces.rewrites.tucker_ranks import MULTIPLE, Choice, Choosing, choose_ranks, parse_rule
 
 SCHEMA_VERSION = 1
 _ANOTHER = "take another rule, or give ranks with --rank"
-_SPLIT = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?:(height|channels):(\d*\.?\d+(?:,\d*\.?\d+)*)")
-_HINT = "give FIRST-LAST:height:SHARE or FIRST-LAST:channels:SHARE, as 0-2:height:0.6"
-_TILE = 8  # channels that kernels compute together
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +38,14 @@ class SplitModel:
     """A model with operators split, as it was written.
 
     Attributes:
+        splits: each in words, and as plain values.
         before, after: number of operators.
         sha256: of the file.
     """
 
     model: str
     path: Path
-    splits: tuple[Split, ...]
+    splits: Mapping[str, dict[str, Any]]
     before: int
     after: int
     nbytes: int
@@ -60,7 +57,7 @@ class SplitModel:
             "schema_version": SCHEMA_VERSION,
             "model": self.model,
             "file": str(self.path),
-            "splits": [{"operators": [s.first, s.last], "axis": s.axis, "cuts": list(s.cuts)} for s in self.splits],
+            "splits": list(self.splits.values()),
             "operators": {"before": self.before, "after": self.after},
             "nbytes": self.nbytes,
             "sha256": self.sha256,
@@ -79,33 +76,11 @@ def rewrite_split(model: str, splits: Sequence[str], out: Path, input_shapes: Se
         UsageError: a split cannot be made, or the file cannot be written.
     """
     graph = load(model, input_shapes)
-    wanted = tuple(_parse_split(graph, text) for text in splits)
+    wanted = tuple(parse_split(graph, text) for text in splits)
     made = split_operators(graph, wanted).graph
     digest = cut_stage(made, range(len(made.operators))).write(out)
-    return SplitModel(graph.name, out, wanted, len(graph.operators), len(made.operators), out.stat().st_size, digest)
-
-
-def _parse_split(graph: Graph, text: str) -> Split:
-    """Return a split as a person writes it: ``0-2:height:0.6``, the last operator included.
-
-    Cuts between channels lie at multiples of 8 where there are enough of them, as kernels compute them.
-
-    Raises:
-        UsageError: it is not written like that, or there are no such operators.
-    """
-    found = _SPLIT.fullmatch(text)
-    if found is None:
-        raise UsageError(f"--split {shown(text)}: is not a split", _HINT)
-    first = int(found[1])
-    last = int(found[2]) + 1 if found[2] is not None else first + 1
-    axis: Axis = "height" if found[3] == "height" else "channels"
-    shares = [float(share) for share in found[4].split(",")]
-    if not all(0.0 < share < 1.0 for share in shares):
-        raise UsageError(f"--split {shown(text)}: a share lies between 0 and 1", "leave the operators whole instead")
-    length = extent(graph, first, last, axis)
-    tile = _TILE if axis == "channels" and length >= 2 * _TILE else 1
-    cuts = tuple(min(max(round(share * length / tile), 1) * tile, max(length - 1, 1)) for share in shares)
-    return Split(first, last, axis, cuts)
+    plain = {str(s): {"operators": [s.first, s.last], "axis": s.axis, "cuts": list(s.cuts)} for s in wanted}
+    return SplitModel(graph.name, out, plain, len(graph.operators), len(made.operators), out.stat().st_size, digest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ def solve_file(path: Path, objective: str | None, time_limit_s: float) -> Solved
 
 def _instance(path: Path, objective: str, time_limit_s: float) -> Solved:
     if objective not in get_args(PlacementObjective):
-        raise UsageError(f"--objective {objective}: an instance has the objectives latency and period")
+        raise UsageError(f"--objective {objective}: a placement instance supports latency and period")
     problem = read_placement(path)
     found = solve_placement(problem, cast("PlacementObjective", objective), time_limit_s)
     names = device_names(problem)
@@ -150,13 +150,13 @@ def _chain(table: Table, objective: Objective, time_limit_s: float) -> Solved:
                 raise
             return _period(table, (1.0 - share) * time_limit_s)
     borders = [0, *best.cuts, len(table.operators)]
-    lane = {p.name: i for i, p in enumerate(platform.processors)}
-    lanes = [0] * len(table.operators)
+    processor = {p.name: i for i, p in enumerate(platform.processors)}
+    processors = [0] * len(table.operators)
     for (first, last), device in zip(pairwise(borders), best.processors, strict=True):
-        lanes[first:last] = [lane[device]] * (last - first)
+        processors[first:last] = [processor[device]] * (last - first)
     value = best.cost_s * 1e3
     wall_s = time.monotonic() - begin_s
-    return Solved(table.name, objective, value, value, "ms", _parts(table, platform, lanes), wall_s)
+    return Solved(table.name, objective, value, value, "ms", _parts(table, platform, processors), wall_s)
 
 
 def _period(table: Table, time_limit_s: float) -> Solved:
@@ -166,7 +166,7 @@ def _period(table: Table, time_limit_s: float) -> Solved:
         [first.start + i for i in o.reads] for first, (_, own) in zip(ranges, table.networks, strict=True) for o in own
     ]
     found = least_period(table_costs(table, platform), ranges, table.max_stages, time_limit_s, reads)
-    parts = _parts(table, platform, found.lanes)
+    parts = _parts(table, platform, found.processors)
     return Solved(table.name, "period", found.period_s * 1e3, found.bound_s * 1e3, "ms", parts, found.wall_s)
 
 
@@ -203,13 +203,13 @@ def _ranges(table: Table) -> list[range]:
     return [range(first, end) for first, end in pairwise(ends)]
 
 
-def _parts(table: Table, platform: Platform, lanes: list[int] | tuple[int, ...]) -> tuple[Part, ...]:
+def _parts(table: Table, platform: Platform, processors: list[int] | tuple[int, ...]) -> tuple[Part, ...]:
     """Return runs of operators that follow and read each other on one processor."""
     found: list[Part] = []
     for (network, members), operators in zip(table.networks, _ranges(table), strict=True):
         for index, (member, operator) in enumerate(zip(members, operators, strict=True)):
-            device = platform.processors[lanes[operator]].name
-            if index - 1 in member.reads and lanes[operator - 1] == lanes[operator]:
+            device = platform.processors[processors[operator]].name
+            if index - 1 in member.reads and processors[operator - 1] == processors[operator]:
                 found[-1] = Part(device, network, (*found[-1].nodes, member.name))
             else:
                 found.append(Part(device, network, (member.name,)))

@@ -1,4 +1,4 @@
-"""What a person would do with several models first (seed 001's processes among it), as plans and the lanes for them."""
+"""Baselines of several models (seed 001's processes among them), as plans and the processors that they use."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from evaluators.workload.setting import HOST, SLICED
 from optimizer.model.baselines import Baseline
-from search_spaces.core.arrangement import Arrangement, in_runs
+from search_spaces.core.decoded_plan import DecodedPlan, in_runs
 from search_spaces.core.platform import Platform, Processor
-from search_spaces.core.pools import lanes_of, members
+from search_spaces.core.pools import members, single_processors
 from search_spaces.spaces.workload_space import WorkloadSpace
 
 PROCESSES, THREADS = "one process per model", "one thread per model"
@@ -20,23 +20,23 @@ _THREADS_HOST = "threads"
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """Lanes that the system schedules: one for each instance, each with the threads of one kind of lane."""
+    """Processors that the system schedules: one for each instance, each with the threads of one kind of processor."""
 
     label: str
-    lanes: tuple[Processor, ...]
+    processors: tuple[Processor, ...]
 
 
-def baseline_lanes(space: WorkloadSpace, *, threads: bool, processes: bool = True) -> Platform:
-    """Return the space's platform with lanes that only baselines use: a process, or a thread, for each instance.
+def baseline_processors(space: WorkloadSpace, *, threads: bool, processes: bool = True) -> Platform:
+    """Return the space's platform with processors that only baselines use: a process, or a thread, for each instance.
 
     They have no resources of their own, so the scheduler keeps none of them waiting: the system shares the cores out.
 
     Args:
-        threads: whether lanes may be threads of one process.
-        processes: whether lanes may be processes that the system schedules.
+        threads: whether processors may be threads of one process.
+        processes: whether processors may be processes that the system schedules.
     """
     variants = _variants(space, threads=threads) if processes else ()
-    extra = [lane for variant in variants for lane in variant.lanes]
+    extra = [processor for variant in variants for processor in variant.processors]
     hosts = [_host(space)] if threads else []
     return replace(space.platform, processors=(*space.platform.processors, *extra, *hosts))
 
@@ -44,14 +44,14 @@ def baseline_lanes(space: WorkloadSpace, *, threads: bool, processes: bool = Tru
 def workload_baselines(space: WorkloadSpace, *, threads: bool, processes: bool = True) -> tuple[Baseline, ...]:
     """Return the baselines; all run every model whole.
 
-    ``one process per model`` and ``one thread per model``, with each number of threads that the platform's lanes have,
-    where lanes can be such;
-    ``one after another`` on each kind of lane; ``one processor per model``, in turns, where several can run at once.
+    ``one process per model`` and ``one thread per model``, with each number of threads that the platform's processors
+    have, where processors can be such; ``one after another`` on each kind of processor; ``one processor per model``, in
+    turns, where several can run at once.
     """
     count = len(space.joined.components)
     found = []
     for variant in _variants(space, threads=threads) if processes else ():
-        plan = _whole(space, [lane.name for lane in variant.lanes]).plan(space.joined)
+        plan = _whole(space, [processor.name for processor in variant.processors]).plan(space.joined)
         found.append(Baseline(variant.label, plan))
     for group in space.platform.classes().values():
         first = group[0]
@@ -64,7 +64,7 @@ def workload_baselines(space: WorkloadSpace, *, threads: bool, processes: bool =
 
 
 def first_plans(space: WorkloadSpace) -> list[Baseline]:
-    """Return plans that are worth a look before any search: all models whole, from one queue, on each pool or lane."""
+    """Return plans to try before any search: all models whole, from one queue, on each pool or processor."""
     count = len(space.joined.components)
     return [
         Baseline(
@@ -76,14 +76,14 @@ def first_plans(space: WorkloadSpace) -> list[Baseline]:
     ]
 
 
-def _whole(space: WorkloadSpace, lanes: Sequence[str]) -> Arrangement:
+def _whole(space: WorkloadSpace, processors: Sequence[str]) -> DecodedPlan:
     models = [component.graph for component in space.joined.components]
-    rows = (in_runs(len(graph.operators), (), [lane]) for graph, lane in zip(models, lanes, strict=True))
-    return Arrangement("fifo", tuple(range(len(lanes))), tuple(rows))
+    rows = (in_runs(len(graph.operators), (), [processor]) for graph, processor in zip(models, processors, strict=True))
+    return DecodedPlan("fifo", tuple(range(len(processors))), tuple(rows))
 
 
 def _variants(space: WorkloadSpace, *, threads: bool) -> Iterator[_Variant]:
-    """Yield processes, then threads, for each kind of lane."""
+    """Yield processes, then threads, for each kind of processor."""
     count = len(space.joined.components)
     kinds = [group for group in space.platform.classes().values() if len(members(group[0])) == 1]
     alike = Counter(group[0].options.get("threads", 1) for group in kinds if group[0].kind == "cpu")
@@ -91,7 +91,7 @@ def _variants(space: WorkloadSpace, *, threads: bool) -> Iterator[_Variant]:
         for group in kinds:
             base, cores = group[0], _cores(group)
             wanted = base.options.get("threads", 1)
-            asked = {name: 1.0 / len(group) for lane in group for name in lane.resources}
+            asked = {name: 1.0 / len(group) for processor in group for name in processor.resources}
             options = {
                 **base.options,
                 SLICED: asked,
@@ -102,17 +102,17 @@ def _variants(space: WorkloadSpace, *, threads: bool) -> Iterator[_Variant]:
             many += f" on {base.name}" if alike[wanted] > 1 else ""  # as cores of another size
             what = f"{label}{many}" if base.kind == "cpu" else f"{label} on {base.name}"
             names = [f"{what}: {k}" for k in range(1, count + 1)]
-            lanes = tuple(replace(base, name=name, resources={}, options=options) for name in names)
+            processors = tuple(replace(base, name=name, resources={}, options=options) for name in names)
             if not host or (base.kind == "cpu" and "runtime" not in base.options):  # LiteRT is what the host runs
-                yield _Variant(what, lanes)
+                yield _Variant(what, processors)
 
 
 def _cores(group: Sequence[Processor]) -> tuple[int, ...]:
-    return tuple(sorted({core for lane in group for core in lane.options.get("cores", ())}))
+    return tuple(sorted({core for processor in group for core in processor.options.get("cores", ())}))
 
 
 def _host(space: WorkloadSpace) -> Processor:
     """Return the process whose threads the threads are."""
-    cpu = [lane for lane in lanes_of(space.platform) if lane.kind == "cpu"]
+    cpu = [processor for processor in single_processors(space.platform) if processor.kind == "cpu"]
     cores = _cores(cpu)
     return Processor(_THREADS_HOST, "cpu", {}, "threads", {"cores": cores, "threads": 1})

@@ -1,4 +1,4 @@
-"""What a workload demands that no plan can give: memory, deadlines, and lanes for what comes periodically."""
+"""What a workload demands that no plan can give: memory, deadlines, and processors for what comes periodically."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from optimizer.exact.bound import Relaxation
 from optimizer.model.bounds import Bounds
 from optimizer.study.deadline import TRUST
 from optimizer.workload.memory import Memory, violation
-from search_spaces.core.arrangement import RankSet
 from search_spaces.core.constraints import Violation, infeasible
+from search_spaces.core.decoded_plan import RankSet
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
-from search_spaces.core.pools import lanes_of
+from search_spaces.core.pools import single_processors
 from search_spaces.core.workload import Workload
 
 _LATE = "allow a longer deadline, or take a smaller model"
@@ -33,7 +33,7 @@ JobPrice = Callable[[range], float]
 
 @dataclass(frozen=True, slots=True)
 class Least:
-    """What no plan goes below for one inference of a model, in the prices; infinite where no lane takes it.
+    """What no plan goes below for one inference of a model, in the prices; infinite where no processor takes it.
 
     Attributes:
         latency_s: from its start to its end.
@@ -49,13 +49,13 @@ def least(
 ) -> Least:
     """Return the bounds of an inference of a model.
 
-    Where jobs are runs of operators, in any number and on any lanes, the quickest way is found operator by operator:
-    each goes on with the job of the one before it, or begins another on any lane. What an operator adds to a job is
-    told by the job of these two neighbours. Where a job costs something of its own and its operators add up
+    Where jobs are runs of operators, in any number and on any processors, the quickest way is found operator by
+    operator: each goes on with the job of the one before it, or begins another on any processor. What an operator adds
+    to a job follows from the job of these two neighbours. Where a job has a price of its own and its operators add up
     otherwise, as prices that were measured do, the result is the least of all such plans. Where more than neighbours
-    tell is spared in a job, as traffic between branches, a whole lane is taken to be cheaper by what its longest job
-    spares. Where not all operators wait for the one before them, lanes may share that work, but none is over before
-    what it reads is.
+    tell is spared in a job, as traffic between branches, a whole processor is taken to be cheaper by what its longest
+    job spares. Where not all operators wait for the one before them, processors may share that work, but none is over
+    before what it reads is.
 
     Args:
         ranks: with which the model runs.
@@ -63,20 +63,20 @@ def least(
         splits: whether operators may be split.
     """
     count = len(graph.operators)
-    whole_s, lanes = math.inf, dict[str, tuple[Seconds, Seconds]]()
-    for number, processor in enumerate(lanes_of(simulator.platform)):
-        if not processor.resources or processor.like in lanes:  # only baselines use it, or it is known already
+    whole_s, processors = math.inf, dict[str, tuple[Seconds, Seconds]]()
+    for number, processor in enumerate(single_processors(simulator.platform)):
+        if not processor.resources or processor.like in processors:  # only baselines use it, or it is known already
             continue
 
-        def job_s(operators: range, lane: int = number) -> float:
-            return simulator.part_s(graph, lane, operators, ranks)
+        def job_s(operators: range, index: int = number) -> float:
+            return simulator.part_s(graph, index, operators, ranks)
 
-        lanes[processor.like] = operator_costs(job_s, count)
+        processors[processor.like] = operator_costs(job_s, count)
         whole_s = min(whole_s, job_s(range(count)))
-    if not lanes:
+    if not processors:
         return Least(math.inf, math.inf)
-    each_s = np.min([np.minimum(begun_s, added_s) for begun_s, added_s in lanes.values()], axis=0)
-    work_s = min(whole_s, _quickest_s(list(lanes.values())) if runs else float(each_s.sum()))
+    each_s = np.min([np.minimum(begun_s, added_s) for begun_s, added_s in processors.values()], axis=0)
+    work_s = min(whole_s, _quickest_s(list(processors.values())) if runs else float(each_s.sum()))
     if runs and all(o - 1 in graph.predecessors(o) for o in range(1, count)):
         return Least(work_s, work_s)
     path_s = 0.0 if splits else _longest_path_s(graph, each_s)
@@ -92,7 +92,7 @@ def _longest_path_s(graph: Graph, each_s: Seconds) -> float:
 
 
 def operator_costs(job_s: JobPrice, count: int) -> tuple[Seconds, Seconds]:
-    """Return what each operator takes on a lane as the first of a job, and what it adds behind the one before it."""
+    """Return the seconds of each operator as the first of a job, and what it adds behind the one before it."""
     begun_s = np.array([job_s(range(o, o + 1)) for o in range(count)])
     added_s = np.full(count, np.inf)
     for o in range(1, count):
@@ -107,14 +107,14 @@ def operator_costs(job_s: JobPrice, count: int) -> tuple[Seconds, Seconds]:
 
 
 def _longest_run(taken: NDArray[np.bool_]) -> range:
-    """Return the most operators in a row that a lane takes."""
+    """Return the most operators in a row that a processor takes."""
     borders = np.flatnonzero(np.diff(np.concatenate(([0], taken, [0]))))
     runs = [range(int(a), int(b)) for a, b in zip(borders[::2], borders[1::2], strict=True)]
     return max(runs, key=len, default=range(0))
 
 
-def _quickest_s(lanes: Sequence[tuple[Seconds, Seconds]]) -> float:
-    begun_s, added_s = (np.array(each) for each in zip(*lanes, strict=True))
+def _quickest_s(processors: Sequence[tuple[Seconds, Seconds]]) -> float:
+    begun_s, added_s = (np.array(each) for each in zip(*processors, strict=True))
     done_s = begun_s[:, 0]
     for o in range(1, begun_s.shape[1]):
         done_s = np.minimum(done_s + added_s[:, o], done_s.min() + begun_s[:, o])
@@ -191,14 +191,14 @@ def _broken(
             yield Violation(f"an inference of {client.name!r} alone", bound.latency_s, client.deadline_s, "s", _LATE)
         if client.arrival.kind == "periodic" and client.deadline_s is not None:
             busy += client.count * bound.work_s / client.arrival.period_s
-    lanes = _at_once(simulator)
-    yield from _late_together(workload, bounds, lanes)
-    if busy > TRUST * lanes:
-        yield Violation("processors for the periodic models", busy, lanes, "processors", _BUSY)
+    processors = _at_once(simulator)
+    yield from _late_together(workload, bounds, processors)
+    if busy > TRUST * processors:
+        yield Violation("processors for the periodic models", busy, processors, "processors", _BUSY)
 
 
-def _late_together(workload: Workload, bounds: Mapping[str, Least], lanes: int) -> Iterator[Violation]:
-    """Yield the first time by which more is due than all lanes can have done since the first of it was asked for.
+def _late_together(workload: Workload, bounds: Mapping[str, Least], processors: int) -> Iterator[Violation]:
+    """Yield the first time by which more is due than all processors can have done since the first of it was asked for.
 
     Requests that come at random are left out: only a sample of their times is known.
     """
@@ -213,7 +213,7 @@ def _late_together(workload: Workload, bounds: Mapping[str, Least], lanes: int) 
         for end_s, release_s, work_s in due:
             if release_s < begin_s:
                 continue
-            needed_s += work_s / lanes
+            needed_s += work_s / processors
             if needed_s > TRUST * (end_s - begin_s):
                 what = f"requests from {begin_s:g} s on that are due by {end_s:g} s"
                 yield Violation(what, needed_s, end_s - begin_s, "s", _LATE_TOGETHER)
@@ -221,10 +221,10 @@ def _late_together(workload: Workload, bounds: Mapping[str, Least], lanes: int) 
 
 
 def _at_once(simulator: WorkloadSimulator) -> int:
-    """Return how many of the space's lanes can run at once, at most."""
-    lanes = [lane for lane in lanes_of(simulator.platform) if lane.resources]
+    """Return how many of the space's processors can run at once, at most."""
+    processors = [processor for processor in single_processors(simulator.platform) if processor.resources]
     chosen: list[int] = []
-    for i in sorted(range(len(lanes)), key=lambda i: sum(lanes[i].resources.values())):
-        if not any(lanes[i].excludes(lanes[j]) for j in chosen):
+    for i in sorted(range(len(processors)), key=lambda i: sum(processors[i].resources.values())):
+        if not any(processors[i].excludes(processors[j]) for j in chosen):
             chosen.append(i)
     return len(chosen)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from search_spaces.core.arrangement import RankSet, ranks_by_component
 from search_spaces.core.constraints import Violation
+from search_spaces.core.decoded_plan import RankSet, ranks_by_component
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Plan

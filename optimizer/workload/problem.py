@@ -12,9 +12,8 @@ from evaluators.workload.objectives import WorkloadPricing, find_workload_object
 from evaluators.workload.outcome import Objective as OfOutcome
 from optimizer.devices import choose_platform, go_to, with_powers
 from optimizer.model.baselines import Baseline
-from optimizer.samplers import SAMPLERS
-from optimizer.study.config import StudyConfig, parse_powers
-from optimizer.workload.baselines import baseline_lanes, workload_baselines
+from optimizer.study.config import StudyConfig, parse_powers, with_freedoms
+from optimizer.workload.baselines import baseline_processors, workload_baselines
 from optimizer.workload.ranks import choices_of, with_errors
 from optimizer.workload.variants import Variants
 from search_spaces.core.errors import UsageError
@@ -28,20 +27,19 @@ from search_spaces.rewrites.tucker_ranks import RankChoices
 from search_spaces.spaces.registry import make_workload_space
 from search_spaces.spaces.workload_space import WorkloadSpace
 
-AUTO = "auto"
-"""The sampler that knows workloads."""
-
 
 @dataclass(slots=True)
 class Problem:
     """What is asked, made ready to be searched.
 
     Attributes:
+        config: the settings, with the freedoms that are meant.
         platform: of the space and of the baselines.
         choices: of each client that may be decomposed what its convolutions may become.
         variants: what models may become in the space; None where none may be decomposed, or nothing is known yet.
     """
 
+    config: StudyConfig
     workload: Workload
     joined: JoinedGraph
     space: WorkloadSpace
@@ -73,11 +71,11 @@ def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload |
             "give litert, cuda, cost-model, remote, or a single --model",
         )
     if config.deadline is not None:
-        raise UsageError("--deadline: of several models each has its own", "say deadline_ms in the workload's file")
-    if config.sampler != AUTO and (kind := SAMPLERS.get(config.sampler)) is not None and kind.knows is not None:
         raise UsageError(
-            f"--sampler {config.sampler} is not supported with several models", "use auto, tpe, random, qmc or nsga2"
+            "--deadline is not supported with several models", "set deadline_ms of each in the workload's file"
         )
+    if len(config.objective) > 1 and config.sampler.partition("@")[0] == "reinforce":
+        raise UsageError("--sampler reinforce supports one objective", "give --sampler auto, or one --objective")
     go_to(evaluator, config)
     if workload is None:
         workload = _asked(config)
@@ -87,9 +85,10 @@ def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload |
     joined = merge(workload.name, parts)
     found = choose_platform(evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback)
     found = with_powers(found, parse_powers(config.power))
+    config = with_freedoms(config, graphs.values(), found)
     space = make_workload_space(config.allow, workload, joined, with_pools(found), config.max_stages)
     threads = config.evaluator == "litert"
-    processes = evaluator.capabilities.sliced_lanes
+    processes = evaluator.capabilities.sliced_processors
     objectives = workload_objectives(config.objective)
     if any(o.name == "misses" for o in objectives) and not workload.deadlines:
         raise UsageError("--objective misses: no model has a deadline", "say deadline_ms in the workload's file")
@@ -97,8 +96,8 @@ def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload |
     if config.state or any(o.law == "sum" for o in objectives):
         threads = processes = False
     named = workload_baselines(space, threads=threads, processes=processes)
-    lanes = baseline_lanes(space, threads=threads, processes=processes)
-    return Problem(workload, joined, space, lanes, objectives, named, choices_of(workload, graphs))
+    processors = baseline_processors(space, threads=threads, processes=processes)
+    return Problem(config, workload, joined, space, processors, objectives, named, choices_of(workload, graphs))
 
 
 def _asked(config: StudyConfig) -> Workload:

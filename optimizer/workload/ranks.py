@@ -15,7 +15,7 @@ from optimizer.study.config import StudyConfig
 from optimizer.study.limits import allowed_error
 from optimizer.workload.baselines import PROCESSES, SEQUENTIAL, STATIC
 from optimizer.workload.variants import Variants, as_set, most_variants
-from search_spaces.core.arrangement import RankSet, joined_ranks
+from search_spaces.core.decoded_plan import RankSet, joined_ranks
 from search_spaces.core.errors import RewriteError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.intensity import operator_costs
@@ -154,7 +154,7 @@ def _usual(named: Sequence[Baseline]) -> tuple[str, list[Baseline]]:
 def decomposed(
     space: WorkloadSpace, plans: Sequence[Plan], variants: Variants, sparing: Mapping[int, int]
 ) -> list[Plan]:
-    """Return plans with each model decomposed as far as is best on some kind of lane, and as far as spares memory.
+    """Return plans with each model decomposed as far as is best on some kind of processor, and as far as spares memory.
 
     Args:
         sparing: client → the number of its variant that takes little memory, from 1; empty where that is no matter.
@@ -172,7 +172,7 @@ def foreseen(
     Which ways to decompose a model are worth a search is found by timing; only how many there are at most is known.
 
     Args:
-        platform: the lanes of the space.
+        platform: the processors of the space.
         named: the baselines of the models as they are.
         plans: in the space, all models as they are.
     """
@@ -188,7 +188,7 @@ def foreseen(
     }
 
 
-def told(
+def rank_summary(
     workload: Workload,
     joined: JoinedGraph,
     variants: Variants,

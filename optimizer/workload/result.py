@@ -9,7 +9,7 @@ from typing import Any
 
 from evaluators.workload.outcome import Outcome
 from optimizer.study.result import Result
-from search_spaces.core.arrangement import jobs_of
+from search_spaces.core.decoded_plan import jobs_of
 from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Plan
 from search_spaces.core.workload import Workload
@@ -19,7 +19,7 @@ BEST = "best"
 
 @dataclass(frozen=True, slots=True)
 class WorkloadResult(Result):
-    """See :class:`~optimizer.study.result.Result`, whose latencies are here the objective's values.
+    """The result of a study of several models; its latencies are the objective's values.
 
     Attributes:
         outcomes: ``best`` and the name of each baseline → what :func:`summary` returns.

@@ -1,10 +1,10 @@
 """Ranks in a study of several models (seed 001): which ways to decompose each model are worth a search.
 
-For each kind of lane, and for the whole of the error that is allowed and parts of it, the ranks that save most time
-there become a set (:mod:`optimizer.exact.ranks`), by what layers and triples were timed at; a triple that is no faster
-than its layer on that kind is in none of its sets. How far outputs are then really off is measured, where they are
-computed, and a set that is off too far is made milder or left out. So the search knows of every set what it costs and
-that it is allowed; it chooses one, or none, for each model, together with cuts and lanes.
+For each kind of processor, and for the whole of the error that is allowed and parts of it, the ranks that save most
+time there become a set (:mod:`optimizer.exact.ranks`), by what layers and triples were timed at; a triple that is no
+faster than its layer on that kind is in none of its sets. How far outputs are then really off is measured, where they
+are computed, and a set that is off too far is made milder or left out. So the search knows of every set what it costs
+and that it is allowed; it chooses one, or none, for each model, together with cuts and processors.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import numpy as np
 from evaluators.workload.host import WorkloadSession
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.ranks import RankCosts, best_ranked, uniform
-from search_spaces.core.arrangement import RankSet
-from search_spaces.core.errors import InfeasibleError, RunFolderError, UnavailableError, UsageError
+from search_spaces.core.decoded_plan import RankSet
+from search_spaces.core.errors import InfeasibleError, RunFolderError, UnavailableError, UsageError, damage
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import LayerRanks, Plan
 from search_spaces.core.platform import Platform
-from search_spaces.core.pools import lanes_of
+from search_spaces.core.pools import single_processors
 from search_spaces.core.workload import Client, Workload
 from search_spaces.rewrites.tucker import Ranks
 from search_spaces.rewrites.tucker_ranks import RankChoices
@@ -45,7 +45,7 @@ class Variant:
 
     Attributes:
         error: how far its outputs are off, relative.
-        made_for: the kind of lane on which it saves most, or in words that it has one share for all layers.
+        made_for: the kind of processor on which it saves most, or in words that it has one share for all layers.
         measured: whether outputs were computed to tell the error; else it is what filters let expect.
     """
 
@@ -118,7 +118,7 @@ class Variants:
                 )
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RunFolderError(f"the ranks in the trial log are damaged: {error!r}") from error
+            raise RunFolderError(f"the ranks in the trial log are damaged: {damage(error)}") from error
 
 
 def as_set(ranks: Mapping[int, Ranks]) -> RankSet:
@@ -127,8 +127,8 @@ def as_set(ranks: Mapping[int, Ranks]) -> RankSet:
 
 
 def most_variants(platform: Platform) -> int:
-    """Return how many ways to decompose a model are searched at most, on the lanes and pools of a space."""
-    return len(SHARES) * len(replace(platform, processors=lanes_of(platform)).classes()) + 1
+    """Return how many ways to decompose a model are searched at most, on the processors and pools of a space."""
+    return len(SHARES) * len(replace(platform, processors=single_processors(platform)).classes()) + 1
 
 
 def find_variants(
@@ -144,7 +144,7 @@ def find_variants(
 
     Args:
         session: which knows prices.
-        platform: the lanes of the space.
+        platform: the processors of the space.
 
     Raises:
         UsageError: the session takes no plans with ranks.
@@ -179,7 +179,7 @@ class _Finder:
         self._errors: dict[tuple[int, RankSet], tuple[float, bool]] = {}
 
     def variants(self, client: Client, graph: Graph, choices: RankChoices) -> list[Variant]:
-        """Return the variants of a client, those that may be off most first, of one kind of lane after the other."""
+        """Return the variants of a client, one kind of processor after the other, the largest allowed error first."""
         if not self._grids.get(graph.digest):
             return []
         self._progress(f"how far {client.name} is off when it is decomposed")
@@ -197,18 +197,18 @@ class _Finder:
         return list(named.values())
 
     def _models(self, graph: Graph, choices: RankChoices) -> dict[str, RankCosts]:
-        """Return for each kind of lane that takes the whole model what layers and triples take there."""
+        """Return for each kind of processor that takes the whole model what layers and triples take there."""
         found = {}
-        for like, group in replace(self._platform, processors=lanes_of(self._platform)).classes().items():
+        for like, group in replace(self._platform, processors=single_processors(self._platform)).classes().items():
             if (model := self._costs(graph, choices, group[0].name)) is not None:
                 found[like] = model
         return found
 
     def _costs(self, graph: Graph, choices: RankChoices, name: str) -> RankCosts | None:
-        """Return what layers and triples take on a lane; None where it does not take the whole model."""
-        lane = [p.name for p in lanes_of(self._simulator.platform)].index(name)
+        """Return what layers and triples take on a processor; None where it does not take the whole model."""
+        processor = [p.name for p in single_processors(self._simulator.platform)].index(name)
         count, part_s = len(graph.operators), self._simulator.part_s
-        operator_s = np.array([[part_s(graph, lane, (o,)) for o in range(count)]])
+        operator_s = np.array([[part_s(graph, processor, (o,)) for o in range(count)]])
         if not np.isfinite(operator_s).all():
             return None
         alone = Platform(name, (self._platform[name],))
@@ -217,7 +217,7 @@ class _Finder:
         for ranks in self._grids[graph.digest]:
             for layer in ranks:
                 place = choices.places[layer.operator, Ranks(layer.inputs, layer.outputs)]
-                triple_s[0, place] = part_s(graph, lane, (layer.operator,), ranks)
+                triple_s[0, place] = part_s(graph, processor, (layer.operator,), ranks)
         return RankCosts(choices, costs, triple_s)
 
     def _within(

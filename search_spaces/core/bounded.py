@@ -39,7 +39,12 @@ def parsed_json(content: str | bytes) -> Any:
         ValueError: it is no JSON, or has a number that no float holds, or NaN.
         RecursionError: it is nested too deep.
     """
-    return json.loads(content, parse_constant=_no_number, parse_int=_whole)
+    try:
+        return json.loads(content, parse_constant=_no_number, parse_int=_whole)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"no JSON at line {error.lineno}, column {error.colno}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError("it is not text") from error
 
 
 def _no_number(constant: str) -> None:

@@ -29,12 +29,36 @@ if TYPE_CHECKING:
 
 EXIT_INTERRUPTED = 130
 _SHOWN_CHARACTERS = 60
+# What Python says of values that do not fit, where our own errors say what is due.
+_OF_PYTHON = (
+    "could not convert",
+    "dictionary update",
+    "int too large",
+    "invalid literal",
+    "not enough",
+    "too many values",
+    "tuple.index",
+    "Unknown format",
+)
 
 
 def shown(value: object) -> str:
     """Return a value that a file gave us as it may stand in an error's one line: quoted, escaped and short."""
     text = reprlib.repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
+
+
+def damage(error: Exception) -> str:
+    """Return in words why a document cannot be what it should be, from the error of reading it."""
+    if isinstance(error, OptimizeError):
+        return error.what
+    if isinstance(error, KeyError):
+        return f"{shown(error.args[0])} is missing"
+    if isinstance(error, TypeError | AttributeError):
+        return "a value has the wrong type"
+    if isinstance(error, IndexError):
+        return "an entry is missing"
+    return "a value has the wrong type" if str(error).startswith(_OF_PYTHON) else str(error)
 
 
 def printable(text: str) -> str:

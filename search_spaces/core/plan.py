@@ -75,8 +75,8 @@ class Plan:
     Attributes:
         graph_digest: the graph that the plan is for.
         stages: every operator of the graph is in exactly one, or in one for each side of its split.
-        dispatch: ``static``: each lane runs its stages in this order. Stages of several models at once go through a
-            queue instead, from which lanes take them (:mod:`search_spaces.core.arrangement`).
+        dispatch: ``static``: each processor runs its stages in this order. Stages of several models at once go through
+            a queue instead, from which processors take them (:mod:`search_spaces.core.decoded_plan`).
         ranks: convolutions that run as triples, ascending; stages name the operators that they take the place of.
         digest: SHA-256 (hex) of the content; equal canonical plans have equal digests.
     """
@@ -102,6 +102,12 @@ class Plan:
     def is_split(self) -> bool:
         """Whether some stages are sides of a split."""
         return any(stage.share is not None for stage in self.stages)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether stages are consecutive operators, none of them split."""
+        operators = [operator for stage in self.stages for operator in stage.operators]
+        return not self.is_split and operators == list(range(len(operators)))
 
     def sides(self) -> dict[int, tuple[int, ...]]:
         """Return, for each stage, the stages that are sides of the same split, in the order of their shares.
@@ -205,7 +211,7 @@ class Plan:
 def canonical(plan: Plan, graph: Graph, platform: Platform) -> Plan:
     """Return the one plan that stands for all that do the same.
 
-    Stages are put into the topological order that starts with the smallest operator, and lanes that are alike are
+    Stages are put into the topological order that starts with the smallest operator, and processors that are alike are
     named in the order of their first use. Idempotent.
 
     Raises:

@@ -11,15 +11,15 @@ from search_spaces.core.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """One lane on which stages run, one after another.
+    """One processor on which stages run, one after another.
 
     Attributes:
         name: unique on its platform (``cpu``, ``cpu0``).
         kind: ``cpu``, ``gpu`` or ``npu``.
-        resources: share of each physical resource that a running stage takes (``{"core0": 1.0}``). Lanes whose
+        resources: share of each physical resource that a running stage takes (``{"core0": 1.0}``). Processors whose
             shares of one resource add up to more than 1 exclude each other.
-        like: lanes with the same value are interchangeable; a canonical plan names the first ones.
-        options: what an evaluator needs to set the lane up (``cores``, ``threads``, …), plain values.
+        like: processors with the same value are interchangeable; a canonical plan names the first ones.
+        options: what an evaluator needs to set the processor up (``cores``, ``threads``, …), plain values.
         slots: how many stages may run on it at once.
     """
 
@@ -54,7 +54,7 @@ def with_cpu(processor: Processor) -> Processor:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What hand-over between two processors costs, in both directions, as far as a person or a calibration knows it."""
+    """What transfer between two processors costs, in both directions, as far as a person or a calibration knows it."""
 
     between: tuple[str, str]
     bandwidth_bytes_per_s: float
@@ -66,7 +66,7 @@ class Limits:
     """How long a plan may take before it counts as failed.
 
     Attributes:
-        load_s: to compile the stages of one lane.
+        load_s: to compile the stages of one processor.
         run_s: for one inference, before the plan has been timed.
     """
 
@@ -91,8 +91,8 @@ class Platform:
         names = [p.name for p in self.processors]
         if not names:
             raise UsageError(f"platform {self.name!r} has no processor")
-        if len(set(names)) != len(names):
-            raise UsageError(f"platform {self.name!r}: two processors have one name: {', '.join(names)}")
+        if twice := next((name for name in names if names.count(name) > 1), ""):
+            raise UsageError(f"platform {self.name!r}: two processors are called {twice!r}")
         for link in self.links:
             for end in link.between:
                 self[end]
@@ -152,10 +152,10 @@ class Platform:
 
 
 def tell_apart(processors: Sequence[Processor]) -> tuple[Processor, ...]:
-    """Return the processors so that lanes that are alike may stand in for each other on this very platform.
+    """Return the processors so that processors that are alike may stand in for each other on this very platform.
 
-    Two lanes are interchangeable only if they exclude the same other lanes, and if of the lanes alike either all
-    exclude each other or none does.
+    Two processors are interchangeable only if they exclude the same other processors, and if of the processors alike
+    either all exclude each other or none does.
     """
     groups: dict[str, list[Processor]] = {}
     for each in processors:

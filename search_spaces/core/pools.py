@@ -1,4 +1,4 @@
-"""Lanes that serve one queue together: a job goes to whichever of them is free (seed 001's thread pool)."""
+"""Processors that serve one queue together: a job goes to whichever of them is free (seed 001's thread pool)."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ _SHOWN = 3
 
 
 def with_pools(platform: Platform) -> Platform:
-    """Return a platform with a pool for each kind of lane of which several can run at once.
+    """Return a platform with a pool for each kind of processor of which several can run at once.
 
-    A plan names a pool as it names a lane; a pool has no resources, since its members have them.
+    A plan names a pool as it names a processor; a pool has no resources, since its members have them.
     """
     found = list(platform.processors)
-    for like, lanes in platform.classes().items():
-        if len(lanes) > 1 and not any(a.excludes(b) for a, b in combinations(lanes, 2)):
-            names = tuple(lane.name for lane in lanes)
+    for like, processors in platform.classes().items():
+        if len(processors) > 1 and not any(a.excludes(b) for a, b in combinations(processors, 2)):
+            names = tuple(processor.name for processor in processors)
             called = names if len(names) <= _SHOWN else (names[0], "…", names[-1])
             options = {_MEMBERS: names}
-            found.append(Processor("|".join(called), lanes[0].kind, {}, f"pool of {like}", options, len(names)))
+            found.append(Processor("|".join(called), processors[0].kind, {}, f"pool of {like}", options, len(names)))
     return replace(platform, processors=tuple(found))
 
 
 def members(processor: Processor) -> tuple[str, ...]:
-    """Return the lanes that take what a plan gives to a processor: those of a pool, or itself."""
+    """Return the processors that take what a plan gives to a processor: those of a pool, or itself."""
     return tuple(processor.options.get(_MEMBERS, (processor.name,)))
 
 
-def lanes_of(platform: Platform) -> tuple[Processor, ...]:
+def single_processors(platform: Platform) -> tuple[Processor, ...]:
     """Return the processors that are no pools."""
     return tuple(p for p in platform.processors if _MEMBERS not in p.options)

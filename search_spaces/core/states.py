@@ -19,11 +19,11 @@ _HINT = (
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How much longer lanes take.
+    """How much longer processors take.
 
     Attributes:
         name: for tables.
-        slower: lane → factor on all its times; lanes that are not named take as long as ever.
+        slower: processor → factor on all its times; processors that are not named take as long as ever.
         weight: how likely it is, relative to the others.
     """
 
@@ -31,16 +31,16 @@ class State:
     slower: tuple[tuple[str, float], ...]
     weight: float = 1.0
 
-    def factor(self, lane: str) -> float:
-        """Return how many times as long a lane takes."""
-        return dict(self.slower).get(lane, 1.0)
+    def factor(self, processor: str) -> float:
+        """Return how many times as long a processor takes."""
+        return dict(self.slower).get(processor, 1.0)
 
 
 def parse_states(words: Sequence[str], platform: Platform) -> tuple[State, ...]:
     """Return the states that a person names, as ``hot@0.3:cpu=1.6``; ``cool:`` is the platform as it is.
 
     Raises:
-        UsageError: a word is no state, a lane is unknown, or lanes that are alike take differently long.
+        UsageError: a word is no state, a processor is unknown, or processors that are alike take differently long.
     """
     found = []
     names = {p.name for p in platform.processors}
@@ -51,14 +51,14 @@ def parse_states(words: Sequence[str], platform: Platform) -> tuple[State, ...]:
             raise UsageError(f"--state {word}: is not a state", _HINT)
         slower = []
         for part in filter(None, rest.split(",")):
-            lane, _, factor = part.rpartition("=")
-            if lane not in names:
+            processor, _, factor = part.rpartition("=")
+            if processor not in names:
                 raise UsageError(
-                    f"--state {word}: unknown processor {lane!r}", f"there are: {', '.join(sorted(names))}"
+                    f"--state {word}: unknown processor {processor!r}", f"there are: {', '.join(sorted(names))}"
                 )
             if not _positive(factor):
                 raise UsageError(f"--state {word}: {factor!r} is not a factor", _HINT)
-            slower.append((lane, float(factor)))
+            slower.append((processor, float(factor)))
         state = State(name, tuple(slower), float(weight) if at else 1.0)
         for members in platform.classes().values():
             other = next((p.name for p in members if state.factor(p.name) != state.factor(members[0].name)), None)

@@ -119,7 +119,7 @@ def _client(entry: Value, path: Path, most_error: float) -> Client:
 def _tucker(entry: Value, most_error: float) -> float:
     """Return how far outputs may be off: ``true``, ``false`` or ``{max_error: E}``."""
     if entry.node.id == "scalar":
-        return most_error if _truth(entry, "tucker, if it says no max_error,") else 0.0
+        return most_error if _truth(entry, "tucker without max_error") else 0.0
     fields = entry.fields("tucker", ("max_error",))
     return fields["max_error"].number("the error") if "max_error" in fields else most_error
 

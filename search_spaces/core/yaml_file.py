@@ -72,7 +72,7 @@ class Value:
         except (TypeError, ValueError):
             found = math.nan
         if not above <= found <= most or not math.isfinite(found):
-            limits = f"from {above:g} to {most:g}" if math.isfinite(most) else f"of at least {above:g}"
+            limits = f"from {above:g} to {most:,.10g}" if math.isfinite(most) else f"of at least {above:g}"
             raise self.error(f"{what} must be a number {limits}")
         return found
 

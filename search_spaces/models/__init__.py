@@ -54,7 +54,7 @@ def load(
         input_shapes: shapes of inputs with open dimensions, as ``name=1,224,224,3``; the file's own where left out.
         signature: key of the signature to run; the main subgraph where left out.
         inputs: an ``.npy`` or ``.npz`` file with what the model is to be run on; drawn inputs where left out.
-        custom_ops: a library with kernels of custom operators (:mod:`evaluators.litert.custom_ops`).
+        custom_ops: a library with kernels of custom operators.
 
     Raises:
         ModelError: there is neither such a model nor such a file, or the file is no usable model.

@@ -7,7 +7,8 @@ with the source framework's on seeded inputs. What it wrote is cached by the dig
 
     net.pt2              as torch.export.save wrote it; on the command line alone, since torch evaluates parts of it
     net.onnx             by onnx2tf
-    folder               a SavedModel, which holds saved_model.pb; by TensorFlow
+    folder               a SavedModel, which holds saved_model.pb; by TensorFlow, and on the command line alone: its
+                         operators may read and write files
     torchvision:resnet18, timm:resnet18    the architecture with seeded weights
 """
 
@@ -23,6 +24,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -113,8 +115,9 @@ def converted(source: str, kind: str) -> Path:
 
     Raises:
         UnavailableError: the converter is not installed, or took too long.
-        ModelError: there is no such model, it cannot be converted, or the outputs differ.
-        UsageError: a file names a ``.pt2``, or the cache folder cannot be written.
+        ModelError: there is no such model, it cannot be converted, the outputs differ, or a file names a ``.pt2`` or
+            SavedModel.
+        UsageError: the cache folder cannot be written.
     """
     converter, digest = _CONVERTERS[kind], _digest(source, kind)
     found = _environment(converter)
@@ -166,7 +169,7 @@ def converted_module(module: Any, example_inputs: Sequence[Any]) -> Path:
 
 
 def _digest(source: str, kind: str) -> str:
-    """Return what a source holds, as far as a conversion depends on it."""
+    """Return what a source holds, as far as a conversion depends on it: an ONNX file may keep weights in others."""
     if kind in {"torchvision", "timm"}:
         return source
     path = Path(source)
@@ -174,21 +177,28 @@ def _digest(source: str, kind: str) -> str:
         files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
         if not files:
             raise ModelError(f"there is no file {source!r}", "give the path of a model")
-        return " ".join(f"{file.relative_to(path)} {file_digest(file)}" for file in files)
+        if kind == "onnx" and path.stat().st_size:
+            with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+                named = (p for p in path.parent.iterdir() if p != path and content.find(os.fsencode(p.name)) >= 0)
+                files += sorted(p for p in named if p.is_file())
+        return " ".join(f"{os.path.relpath(file, path)} {file_digest(file)}" for file in files)
     except OSError as error:
         raise ModelError(f"{source}: {(error.strerror or str(error)).lower()}") from error
 
 
 def _convert(source: str, kind: str, python: str, path: Path) -> None:
     """Run a converter in a process of its own; see the module."""
-    if kind == "pt2" and not is_allowed(source):
-        raise ModelError(f"{source}: a file or a shared study names it", "name a .pt2 on the command line")
+    if kind in {"pt2", "savedmodel"} and not is_allowed(source):
+        raise ModelError(f"{source}: a file or a shared study names it", "name it on the command line")
     with TemporaryDirectory() as folder:
         work = Path(folder)
         words = [kind, source if kind in {"torchvision", "timm"} else str(Path(source).absolute()), str(path)]
         command = [python, "-P", "-m", __name__, *words]
         environment = os.environ | {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1", "CUDA_VISIBLE_DEVICES": ""}
-        environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "HOME": folder}
+        code = work / "code"  # this package alone: what is installed beside it may be for another Python
+        code.mkdir()
+        (code / __name__.partition(".")[0]).symlink_to(Path(__file__).absolute().parents[1])
+        environment |= {"PYTHONPATH": str(code), "HOME": folder}
         try:
             done = subprocess.run(
                 command, cwd=work, env=environment, capture_output=True, text=True, check=False, timeout=LIMIT_S

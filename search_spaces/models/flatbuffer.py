@@ -167,7 +167,7 @@ class _Aligned:
 
 
 MAX_TABLES = 1_000_000  # what the runtime's own verifier admits
-MAX_REPEATED = 1000  # references to tables that are referred to already; converters write none
+MAX_REPEATED = 1000  # references to tables that are referred to already, other than buffers; converters write none
 MAX_COPIED_NBYTES = 1 << 28
 SMALL_NBYTES = 1024  # constants up to here (shapes, axes, scalars) are kept with the structure
 
@@ -330,6 +330,8 @@ def _count_tables(mapped: _Mapped, root: int) -> None:
             if left < 0:
                 raise _DamageError("it has more tables than the file has room for")
             places = (np.arange(start, start + 4 * count, 4) + np.frombuffer(mapped, "<u4", count, start)).tolist()
+            if child == "Buffer":  # the LiteRT converter gives all empty ones one table; none refers to others
+                continue
             repeats_left -= count + len(seen)
             seen.update(places)
             repeats_left += len(seen)

@@ -21,6 +21,7 @@ from ai_edge_litert import schema_py_generated as schema
 
 from search_spaces.core.errors import ModelError, shown
 from search_spaces.core.graph import Graph, Operator, Tensor
+from search_spaces.core.wording import plural
 from search_spaces.models.atoms import Traits, arrange
 from search_spaces.models.dtypes import DTYPES, element_bits, enumerators, has_fixed_size, tensor_nbytes
 from search_spaces.models.flatbuffer import unpack
@@ -214,7 +215,7 @@ def check_operator(operator: Operator, tensors: Sequence[Tensor]) -> None:
         return
     least, most, outputs, rule = found
     if not least <= len(operator.inputs) <= most or len(operator.outputs) != outputs:
-        raise ValueError(f"has {len(operator.inputs)} inputs and {len(operator.outputs)} outputs")
+        raise ValueError(f"has {plural(len(operator.inputs), 'input')} and {plural(len(operator.outputs), 'output')}")
     if rule is None:
         return
     needed = operator.inputs[:least]
@@ -328,6 +329,10 @@ def read_model(path: Path, name: str | None = None, signature: str | None = None
         ModelError: the file is missing, unreadable, not a model, truncated, damaged, or needs a newer schema.
     """
     model, extents, nbytes = unpack(path)
+    for subgraph in model.subgraphs or ():
+        for tensor in subgraph.tensors or ():
+            if len(_indices(tensor.shapeSignature)) != len(_indices(tensor.shape)):
+                tensor.shapeSignature = None  # the Interpreter does not look at it
     try:
         source = ModelSource(path, nbytes, model, extents)
         return graph_of(source if signature is None else select_signature(source, signature), name or path.stem)
@@ -527,6 +532,6 @@ def _tensor(tensor: Any, index: int, computed: bool, source: ModelSource) -> Ten
             check_sparsity(tensor.sparsity, shape, element_bits(dtype), extent.nbytes if extent is not None else 0)
         except ValueError as error:
             raise ValueError(f"{what} {error}") from None
-    if len(signature) == len(shape):
-        shape = signature
-    return Tensor(name, shape, dtype, nbytes, constant, bool(tensor.isVariable), tensor.buffer if constant else 0)
+    return Tensor(
+        name, signature or shape, dtype, nbytes, constant, bool(tensor.isVariable), tensor.buffer if constant else 0
+    )

@@ -144,7 +144,9 @@ def why_it_fails(stage: StageModel, graph: Graph) -> str:
     read = [graph.tensors[t] for t in stage.inputs]
     if sum(t.nbytes for t in read) > MAX_NBYTES or not all(has_fixed_size(t.dtype) for t in read):
         return ""
-    inputs = [drawn(graph, t, np.random.default_rng(0)).tobytes().hex() for t in stage.inputs]
+    given = dict(zip(graph.inputs, graph.source.given, strict=False)) if graph.source is not None else {}
+    arrays = (given[t] if t in given else drawn(graph, t, np.random.default_rng(0)) for t in stage.inputs)
+    inputs = [array.tobytes().hex() for array in arrays]
     with TemporaryDirectory() as folder:
         path = Path(folder) / "stage.tflite"
         stage.write(path)
@@ -169,8 +171,10 @@ def _checked(graph: Graph, shapes: Shapes) -> dict[int, tuple[int, ...]]:
         if -1 in tensor.shape:
             stored = shapes.get(tensor.name) or _stored(graph, index)
             if tensor.name not in shapes:
-                told, example = _shown(tensor.shape), f"{INPUT_SHAPE} {tensor.name}={_shown(stored)}"
-                _LOGGER.warning("input %r has open dimensions (%s): they are as in %s", tensor.name, told, example)
+                open_shape, example = _shown(tensor.shape), f"{INPUT_SHAPE} {tensor.name}={_shown(stored)}"
+                _LOGGER.warning(
+                    "input %r has open dimensions (%s): they are as in %s", tensor.name, open_shape, example
+                )
             wanted[position] = stored
     return wanted
 
@@ -254,8 +258,9 @@ def _ask(
             StageModel(source.schema, source, tuple(sorted(source.extents)), (), ()).write(whole)
         answer = _answer(question)
     if "error" in answer:
+        why = str(answer["error"]).strip()
         raise ModelError(
-            f"{source.path}: the runtime cannot run the model with these shapes: {answer['error']}",
+            f"{source.path}: the runtime cannot run the model with these shapes{': ' * bool(why)}{why}",
             f"give others: {INPUT_SHAPE} name=1,224,224,3",
         )
     return answer

@@ -16,12 +16,13 @@ meets the other one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from search_spaces.core.errors import ModelError, RewriteError
+from search_spaces.core.errors import ModelError, RewriteError, UsageError, shown
 from search_spaces.core.graph import Graph, Operator
 from search_spaces.models.dtypes import integers
 from search_spaces.models.litert import graph_of
@@ -30,7 +31,11 @@ from search_spaces.rewrites import locality
 from search_spaces.rewrites.locality import MEETS_IN_A_SUM, Axis, Need, Part, Range, axis_of, needs, padding, what
 from search_spaces.rewrites.structure import Structure
 
-__all__ = ["Axis", "GrowingSplit", "Piece", "Sides", "Split", "divide", "is_flat"]
+__all__ = ["Axis", "GrowingSplit", "Piece", "Sides", "Split", "divide", "is_flat", "parse_split"]
+
+_SPLIT = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?:(height|channels):(\d*\.?\d+(?:,\d*\.?\d+)*)")
+_HINT = "give FIRST-LAST:height:SHARE or FIRST-LAST:channels:SHARE, as 0-2:height:0.6"
+_TILE = 8  # channels that kernels compute together
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,29 @@ class Split:
 
     def __str__(self) -> str:
         return f"operators {self.first} to {self.last - 1} along {self.axis} at {', '.join(map(str, self.cuts))}"
+
+
+def parse_split(graph: Graph, text: str) -> Split:
+    """Return a split as a person writes it: ``0-2:height:0.6``, the last operator included.
+
+    Cuts between channels lie at multiples of 8 where there are enough of them, as kernels compute them.
+
+    Raises:
+        UsageError: it is not written like that, or there are no such operators.
+    """
+    found = _SPLIT.fullmatch(text)
+    if found is None:
+        raise UsageError(f"--split {shown(text)}: is not a split", _HINT)
+    first = int(found[1])
+    last = int(found[2]) + 1 if found[2] is not None else first + 1
+    axis: Axis = "height" if found[3] == "height" else "channels"
+    shares = [float(share) for share in found[4].split(",")]
+    if not all(0.0 < share < 1.0 for share in shares):
+        raise UsageError(f"--split {shown(text)}: a share lies between 0 and 1", "leave the operators whole instead")
+    length = extent(graph, first, last, axis)
+    tile = _TILE if axis == "channels" and length >= 2 * _TILE else 1
+    cuts = tuple(min(max(round(share * length / tile), 1) * tile, max(length - 1, 1)) for share in shares)
+    return Split(first, last, axis, cuts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +181,7 @@ class GrowingSplit:
         tensor = _only_output(graph, index)
         if (reader := self._entire.get(tensor)) is not None:
             raise RewriteError(
-                f"{self._told(index)}: {what(graph, reader)} needs all that operator {index} "
+                f"{self._named(index)}: {what(graph, reader)} needs all that operator {index} "
                 f"({graph.operators[index].kind}) computes, not a part of it",
                 f"let the chain end before operator {reader}",
             )
@@ -168,7 +196,7 @@ class GrowingSplit:
         self.first = index
         return pieces
 
-    def _told(self, first: int) -> str:
+    def _named(self, first: int) -> str:
         return str(Split(first, self._last, self._axis, self._borders[1:-1]))
 
     def _own(self, index: int, tensor: int) -> tuple[Range, ...] | None:
@@ -180,7 +208,7 @@ class GrowingSplit:
         whole = self._borders[-1]
         cuts = [(2 * border * here + whole) // (2 * whole) for border in self._borders]  # rounded half up
         if any(a >= b for a, b in pairwise(cuts)):
-            raise RewriteError(f"{self._told(index)}: {what(graph, index)} has only {here} along {self._axis}")
+            raise RewriteError(f"{self._named(index)}: {what(graph, index)} has only {here} along {self._axis}")
         return tuple(pairwise(cuts))
 
     def _leaves(self, tensor: int) -> bool:

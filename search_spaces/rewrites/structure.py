@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -177,7 +178,8 @@ class Structure:
         self.main.tensors, self.main.operators = self.tensors, self.operators
         self.model.subgraphs = [self.main, *self.model.subgraphs[1:]]
         self.model.buffers, self.model.operatorCodes = self._buffers, self._codes
-        return ModelSource(self.source.path, self.source.nbytes, self.model, self._extents, fixed=True, rewritten=how)
+        made: dict[str, Any] = {"schema": self.model, "extents": self._extents, "operators": (), "recipes": {}}
+        return replace(self.source, **made, fixed=True, rewritten=how)
 
 
 def part_of_quantization(found: Any, part: Part) -> Any:

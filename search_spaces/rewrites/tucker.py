@@ -206,7 +206,7 @@ def tucker_layers(graph: Graph) -> tuple[Layer, ...]:
         if weights.dtype != "float32":
             raise RewriteError(
                 f"{graph.name!r} is quantised: the weights of operator {index} are {weights.dtype}",
-                "decompose the float32 model; a model of ours then becomes int8 where MODEL ends in :int8",
+                "decompose the float32 model; optimize rewrite NAME:int8 quantises a built-in one afterwards",
             )
         channels = weights.shape[3]
         groups = data.shape[3] // max(1, channels)

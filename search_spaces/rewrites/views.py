@@ -41,7 +41,7 @@ class Viewed:
 def without_copies(graph: Graph, plan: Plan, platform: Platform) -> Viewed:
     """Return a plan without slices and concatenations between stages that move nothing.
 
-    Only memory that all lanes share can be used so: a plan with stages on accelerators stays as it is.
+    Only memory that all processors share can be used so: a plan with stages on accelerators stays as it is.
     """
     found: _Views | None = None
     if all(platform[stage.processor].kind == "cpu" for stage in plan.stages):

@@ -1,1 +1,1 @@
-"""Which plans are searched: cuts, branches, splits and ranks, of one model and of several."""
+"""Search spaces: cuts, branches, splits and ranks, of one model and of several."""

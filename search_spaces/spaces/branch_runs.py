@@ -1,4 +1,4 @@
-"""The runs that a model falls into at its branches.
+"""Runs: the sequences of operators between the points where a model branches and joins.
 
 A *run* is what is placed as a whole: the operators of a branch between the groups within it, or those of the model
 between its groups.

@@ -1,12 +1,13 @@
-"""Branches and parallel-branch groups (seed 003): what a model offers to run side by side.
+"""Branches and parallel-branch groups of a model (seed 003): operators that can run at the same time.
 
 The seed's definitions: a *branch* is a sequential run of operators, with no path to another branch; a *parallel-branch
-group* is a set of branches with the same input node and the same output node. Read as follows where it leaves room:
+group* is a set of branches with the same input node and the same output node. Where they are open, this module takes
+them as follows:
 
 - A run may hold groups in place of operators, so groups nest: a branch that splits and joins again is one branch.
   One that splits and does not join before the group's exit (Inception v3's 3x3 into 1x3 and 3x1) is one too, and its
   inner group has the exit of the outer one.
-- An empty run is no branch, for it gives nothing to run. A residual block with a plain shortcut is no group; one whose
+- An empty run is no branch. A residual block with a plain shortcut is no group; one whose
   shortcut is projected is a group of two.
 - Nodes are operators. Branches whose first operator reads no other (but the caller's inputs) share the entry ``None``,
   those whose last operator feeds no other the exit ``None``. An activation that later operators read stays within its

@@ -1,4 +1,4 @@
-"""The space of chains: cut the topological order into parts, and give each part a processor."""
+"""The space of chains: cuts of the topological order, and a processor for each stage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from search_spaces.core.errors import PlanError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage, canonical
 from search_spaces.core.platform import Platform
-from search_spaces.spaces.lane_words import count_words, word_at
+from search_spaces.spaces.processor_words import count_words, word_at
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def chain_plan(graph: Graph, cuts: Sequence[int], processors: Sequence[str]) -> Plan:
     """Return the plan that cuts the topological order before the operators ``cuts`` (ascending).
 
-    Parts of a topological order never depend on each other in a circle.
+    Consecutive stages of a topological order never depend on each other in a circle.
     """
     borders = [0, *cuts, len(graph.operators)]
     return Plan(
@@ -31,13 +31,13 @@ def chain_plan(graph: Graph, cuts: Sequence[int], processors: Sequence[str]) -> 
 
 
 class ChainSpace:
-    """All plans of 1 to ``max_stages`` consecutive parts over the lanes of a platform.
+    """All plans of 1 to ``max_stages`` consecutive stages over the processors of a platform.
 
     Parameters (fixed for the study): ``stages``; ``cut_1`` …, the operator before which to cut; ``processor_1`` …, that
-    of each part. Of the lanes that are alike only as many are offered as there can be parts.
+    of each stage. Of the processors that are alike only as many are offered as there can be stages.
 
     Raises:
-        UsageError: there are more parts than operators, or fewer than one.
+        UsageError: there are more stages than operators, or fewer than one.
     """
 
     def __init__(self, graph: Graph, platform: Platform, max_stages: int) -> None:
@@ -52,23 +52,23 @@ class ChainSpace:
         self._platform = platform
         self._max_stages = max_stages
         self._classes = [tuple(p.name for p in group[:max_stages]) for group in platform.classes().values()]
-        self._lanes = [p.name for p in platform.processors if any(p.name in names for names in self._classes)]
+        self._processors = [p.name for p in platform.processors if any(p.name in names for names in self._classes)]
 
     @property
     def max_stages(self) -> int:
-        """The parts of a plan at most."""
+        """The stages of a plan at most."""
         return self._max_stages
 
     freedoms = ("cuts",)
 
     def distributions(self) -> dict[str, BaseDistribution]:
-        """See :class:`~search_spaces.spaces.space.SearchSpace`."""
+        """Return the parameters; the same ones for the whole study."""
         from optuna.distributions import CategoricalDistribution, IntDistribution
 
         last = len(self._graph.operators) - 1
         found: dict[str, BaseDistribution] = {"stages": IntDistribution(1, self._max_stages)}
         found |= {f"cut_{i}": IntDistribution(1, last) for i in range(1, self._max_stages)}
-        found |= {f"processor_{i}": CategoricalDistribution(self._lanes) for i in range(1, self._max_stages + 1)}
+        found |= {f"processor_{i}": CategoricalDistribution(self._processors) for i in range(1, self._max_stages + 1)}
         return found
 
     def decode(self, params: Mapping[str, Any]) -> Plan:
@@ -85,7 +85,9 @@ class ChainSpace:
         return canonical(chain_plan(self._graph, sorted(cuts), processors), self._graph, self._platform)
 
     def encode(self, plan: Plan) -> dict[str, Any]:
-        """See :class:`~search_spaces.spaces.space.SearchSpace`; parameters that the plan leaves open get fixed values.
+        """Return parameters with ``decode(encode(plan)) == plan``.
+
+        Parameters that the plan leaves open get fixed values.
 
         A plan that is not canonical gets the parameters of its canonical form.
 
@@ -105,15 +107,15 @@ class ChainSpace:
         for i in range(1, self._max_stages):
             params[f"cut_{i}"] = borders[i] if i < len(plan.stages) else 1
         for i in range(1, self._max_stages + 1):
-            params[f"processor_{i}"] = plan.stages[i - 1].processor if i <= len(plan.stages) else self._lanes[0]
+            params[f"processor_{i}"] = plan.stages[i - 1].processor if i <= len(plan.stages) else self._processors[0]
         return params
 
     def cardinality(self) -> int:
-        """See :class:`~search_spaces.spaces.space.SearchSpace`."""
+        """Return the number of different canonical plans."""
         return sum(self._size(parts) for parts in range(1, self._max_stages + 1))
 
     def plan_at(self, index: int) -> Plan:
-        """Return the plan number ``index`` of 0 … ``cardinality() - 1``, by number of parts, then cuts, then lanes.
+        """Return plan number ``index`` of 0 … ``cardinality() - 1``, by number of stages, then cuts, then processors.
 
         Raises:
             IndexError: there is no such number.
@@ -130,12 +132,12 @@ class ChainSpace:
         raise IndexError(index)
 
     def neighbour(self, plan: Plan, rng: np.random.Generator) -> Plan:
-        """Return the plan after one random move: a part elsewhere, a cut moved, one less or one more.
+        """Return the plan after one random move: a stage elsewhere, a cut moved, one less or one more.
 
         Args:
             plan: of this space.
         """
-        count, lanes = len(self._graph.operators), [stage.processor for stage in plan.stages]
+        count, processors = len(self._graph.operators), [stage.processor for stage in plan.stages]
         cuts = [stage.operators[0] for stage in plan.stages[1:]]
         free = [c for c in range(1, count) if c not in cuts]
         move = int(rng.integers(4))
@@ -143,14 +145,16 @@ class ChainSpace:
             cuts[int(rng.integers(len(cuts)))] = free[int(rng.integers(len(free)))]
         elif move == 2 and cuts:
             gone = int(rng.integers(len(cuts)))
-            del cuts[gone], lanes[gone + int(rng.integers(2))]
-        elif move == 3 and free and len(lanes) < self._max_stages:
+            del cuts[gone], processors[gone + int(rng.integers(2))]
+        elif move == 3 and free and len(processors) < self._max_stages:
             cut = free[int(rng.integers(len(free)))]
-            lanes.insert(sum(c < cut for c in cuts) + 1, self._lanes[int(rng.integers(len(self._lanes)))])
+            processors.insert(
+                sum(c < cut for c in cuts) + 1, self._processors[int(rng.integers(len(self._processors)))]
+            )
             cuts.append(cut)
         else:
-            lanes[int(rng.integers(len(lanes)))] = self._lanes[int(rng.integers(len(self._lanes)))]
-        return canonical(chain_plan(self._graph, sorted(cuts), lanes), self._graph, self._platform)
+            processors[int(rng.integers(len(processors)))] = self._processors[int(rng.integers(len(self._processors)))]
+        return canonical(chain_plan(self._graph, sorted(cuts), processors), self._graph, self._platform)
 
     def _size(self, parts: int) -> int:
         return comb(len(self._graph.operators) - 1, parts - 1) * self._words(parts)

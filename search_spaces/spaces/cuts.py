@@ -1,4 +1,4 @@
-"""Where the topological order can be cut, what crosses there, and the criteria by which seed 000 chooses.
+"""Cut points of the topological order, the tensors that cross them, and the cut criteria of seed 000.
 
 A cut at position ``p`` separates operators ``0 … p-1`` from ``p … n-1``. Every criterion returns the positions in
 ascending order, ready for :func:`search_spaces.spaces.chain.chain_plan`.
@@ -22,7 +22,7 @@ _CONVOLUTIONS = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "CO
 
 @dataclass(frozen=True, slots=True)
 class CutPoint:
-    """What is handed over where the order is cut.
+    """A cut point and the tensors that cross it.
 
     Attributes:
         position: the operator before which the cut lies, 1 … n-1.
@@ -57,10 +57,10 @@ def cut_points(graph: Graph) -> tuple[CutPoint, ...]:
 
 
 def layer_length(graph: Graph, parts: int) -> tuple[int, ...]:
-    """Cut into parts of equal numbers of operators; sizes differ by at most 1 (seed 000, "layer length").
+    """Cut into stages of equal numbers of operators; sizes differ by at most 1 (seed 000, "layer length").
 
     Raises:
-        UsageError: there are fewer operators than parts, or fewer than 1 part.
+        UsageError: there are fewer operators than stages, or fewer than 1 stage.
     """
     count = _check_parts(graph, parts)
     return tuple(count * i // parts for i in range(1, parts))
@@ -78,23 +78,23 @@ def layer_type(graph: Graph) -> tuple[int, ...]:
 
 
 def parameter_count(graph: Graph, parts: int) -> tuple[int, ...]:
-    """Cut into parts of parameters as equal as can be (seed 000, "parameter count").
+    """Cut into stages of parameters as equal as can be (seed 000, "parameter count").
 
-    The squared deviation from equal parts is smallest; among equals, the fewest bytes cross the cuts, which puts
-    operators without parameters where they hand over least. A weight shared by two operators counts for both.
+    The squared deviation from equal stages is smallest; among equals, the fewest bytes cross the cuts. A weight shared
+    by two operators counts for both.
 
     Raises:
-        UsageError: there are fewer operators than parts, or fewer than 1 part.
+        UsageError: there are fewer operators than stages, or fewer than 1 stage.
     """
     import numpy as np
 
     count = _check_parts(graph, parts)
     weights = [cost.parameters for cost in operator_costs(graph)]
-    shift = max(0, sum(weights).bit_length() - 31)  # squares must fit into 64 bits; 2^-31 of a model is no matter
+    shift = max(0, sum(weights).bit_length() - 31)  # squares must fit into 64 bits; 2^-31 of a model is negligible
     before = np.concatenate(([0], np.cumsum(weights, dtype=np.int64))) >> shift
     crossing = np.array([0, *(point.nbytes for point in cut_points(graph))], dtype=np.int64)
-    # squares[e], nbytes[e]: the best way to put operators 0 … e-1 into the parts made so far. Since the sum of all
-    # parts is fixed, the least sum of squares is the least deviation.
+    # squares[e], nbytes[e]: the best way to put operators 0 … e-1 into the stages made so far. Since the sum of all
+    # stages is fixed, the least sum of squares is the least deviation.
     squares = before**2
     nbytes = np.zeros(count + 1, dtype=np.int64)
     choices: list[NDArray[np.intp]] = []
@@ -119,14 +119,14 @@ def _add_part(
     squares: NDArray[np.int64],
     nbytes: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.intp]]:
-    """Return the table for one part more, and for each end where that part begins."""
+    """Return the table for one stage more, and for each end where that stage begins."""
     import numpy as np
 
     count = len(before) - 1
     new_squares, new_nbytes = np.zeros_like(squares), np.zeros_like(nbytes)
     choice = np.zeros(count + 1, dtype=np.intp)
     for end in range(part, count + 1):
-        first = slice(part - 1, end)  # the earlier parts hold at least one operator each
+        first = slice(part - 1, end)  # the earlier stages hold at least one operator each
         total = squares[first] + (before[end] - before[first]) ** 2
         moved = nbytes[first] + crossing[first]
         tied = np.flatnonzero(total == total.min())

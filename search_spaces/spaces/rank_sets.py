@@ -1,4 +1,4 @@
-"""Ranks of a workload's models: of each model a few sets to choose from, which all its instances have in common."""
+"""The rank sets of a workload's models; all instances of a model use the same set."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from search_spaces.core.arrangement import Arrangement, RankSet
+from search_spaces.core.decoded_plan import DecodedPlan, RankSet
 from search_spaces.core.errors import PlanError
 
 if TYPE_CHECKING:
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class RankSets:
-    """What stands beside cuts and lanes in a space of workloads.
+    """The choice of ranks in a space of workloads.
 
     Args:
-        sets: of each client the sets that it may get beside none; none of them is empty.
+        sets: for each client its rank sets, none of them empty; it may also stay undecomposed.
         clients: of each instance its client.
     """
 
@@ -32,11 +32,11 @@ class RankSets:
         return bool(self._open)
 
     def __len__(self) -> int:
-        """Return how many choices there are for all models together, none at all among them."""
+        """Return how many choices all models together have; leaving all of them as they are is one."""
         return prod(len(each) + 1 for each in self.sets)
 
     def chosen(self, which: Mapping[int, int]) -> tuple[RankSet, ...]:
-        """Return the ranks of each instance, for an :class:`~search_spaces.core.arrangement.Arrangement`.
+        """Return the ranks of each instance, for an :class:`~search_spaces.core.decoded_plan.DecodedPlan`.
 
         Args:
             which: client → the number of its set; 0, and clients that are left out: as the model is.
@@ -46,7 +46,7 @@ class RankSets:
         each = [((), *sets)[which.get(c, 0)] for c, sets in enumerate(self.sets)]
         return tuple(each[c] for c in self._clients)
 
-    def which(self, found: Arrangement) -> dict[int, int]:
+    def which(self, found: DecodedPlan) -> dict[int, int]:
         """Return client → the number of its set.
 
         Raises:
@@ -73,7 +73,7 @@ class RankSets:
         """Return the ranks of each instance that parameters stand for."""
         return self.chosen({c: int(params[f"ranks_{c + 1}"]) for c in self._open})
 
-    def encode(self, found: Arrangement) -> dict[str, int]:
+    def encode(self, found: DecodedPlan) -> dict[str, int]:
         """Return parameters; errors are those of :meth:`which`."""
         which = self.which(found)
         return {f"ranks_{c + 1}": which[c] for c in self._open}
@@ -85,7 +85,7 @@ class RankSets:
             index, which[c] = divmod(index, len(self.sets[c]) + 1)
         return self.chosen(which)
 
-    def neighbour(self, found: Arrangement, rng: np.random.Generator) -> tuple[RankSet, ...]:
+    def neighbour(self, found: DecodedPlan, rng: np.random.Generator) -> tuple[RankSet, ...]:
         """Return ranks with those of one client changed; there must be a choice."""
         which = self.which(found)
         c = self._open[int(rng.integers(len(self._open)))]

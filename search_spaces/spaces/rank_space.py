@@ -1,4 +1,4 @@
-"""The space of ranks: a chain of parts, and for each convolution how far it is factored, if at all (seed 001)."""
+"""The space of ranks: plans of another space, with Tucker ranks for each convolution (seed 001)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RankSpace(RankChoices):
         return (*freedoms_in(self.chains), "ranks")
 
     def distributions(self) -> dict[str, BaseDistribution]:
-        """See :class:`~search_spaces.spaces.space.SearchSpace`."""
+        """Return the parameters; the same ones for the whole study."""
         from optuna.distributions import IntDistribution
 
         own = {f"ranks_{operator}": IntDistribution(0, len(found)) for operator, found in self.options.items()}
@@ -60,10 +60,10 @@ class RankSpace(RankChoices):
         return self.with_ranks(self.chains.decode(params), ranks)
 
     def encode(self, plan: Plan) -> dict[str, Any]:
-        """See :class:`~search_spaces.spaces.space.SearchSpace`.
+        """Return parameters with ``decode(encode(plan)) == plan``.
 
         Raises:
-            PlanError: the plan is not in the space: its parts are none of the space of chains, or its ranks others.
+            PlanError: the plan is not in the space: its stages are none of the space of chains, or its ranks others.
         """
         params = self.chains.encode(replace(plan, ranks=()))
         ranks = ranks_of(plan)
@@ -77,7 +77,7 @@ class RankSpace(RankChoices):
         return params
 
     def cardinality(self) -> int:
-        """See :class:`~search_spaces.spaces.space.SearchSpace`; plans beyond the allowed error count as well."""
+        """Return the number of different canonical plans; plans beyond the allowed error count as well."""
         return self.chains.cardinality() * self._choices
 
     @cached_property

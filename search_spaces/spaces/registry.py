@@ -1,7 +1,8 @@
-"""Which plans are searched: freedoms by name, and spaces of plug-ins."""
+"""Makes search spaces from the names of freedoms, or from plug-ins."""
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import TYPE_CHECKING, cast
 
 from search_spaces.core.errors import UnavailableError, UsageError, shown
@@ -9,9 +10,9 @@ from search_spaces.core.plugins import entries, find_entry, foreign, load_entry,
 from search_spaces.spaces.space import EnumerableSpace, NeighbourlySpace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from search_spaces.core.arrangement import RankSet
+    from search_spaces.core.decoded_plan import RankSet
     from search_spaces.core.graph import Graph
     from search_spaces.core.joined_graph import JoinedGraph
     from search_spaces.core.platform import Platform
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from search_spaces.spaces.workload_space import WorkloadSpace
 
 FREEDOMS = ("cuts", "branches", "splits", "ranks")
-"""What plans may do: cut into stages, run branches side by side, split operators, decompose convolutions."""
+"""Freedoms of plans: cut into stages, run branches side by side, split operators, decompose convolutions."""
+
+EXACT = "exact"
+"""Stands for all freedoms that leave results as they are, as far as a model and a platform offer them."""
 
 _METHODS = ("distributions", "decode", "encode", "cardinality", "plan_at")
 
@@ -27,18 +31,45 @@ _METHODS = ("distributions", "decode", "encode", "cardinality", "plan_at")
 def parse_freedoms(text: str) -> str:
     """Return ``cuts,branches,…`` in the order of :data:`FREEDOMS`, or the name of a plug-in's space as it is.
 
+    ``exact`` stays, and so does ``exact,ranks``: see :func:`offered`.
+
     Raises:
-        UsageError: a word is no freedom, and no installed space has that name.
+        UsageError: a word is no freedom, or stands there twice, and no installed space has that name.
     """
     words = [word.strip() for word in text.split(",")]
-    unknown = [word for word in words if word not in FREEDOMS]
+    unknown = [word for word in words if word not in (*FREEDOMS, EXACT)]
+    if twice := next((word for word in words if words.count(word) > 1), None):
+        raise UsageError(f"--allow {shown(text)}: names {shown(twice)} twice", "name each freedom once")
+    if not unknown and EXACT in words:
+        return f"{EXACT},ranks" if "ranks" in words else EXACT
     if not unknown:
         return ",".join(f for f in FREEDOMS if f == "cuts" or f in words)
     if len(words) == 1 and any(entry.name == text for entry in entries("space")):
         return text
     raise UsageError(
-        f"--allow {shown(text)}: there is no freedom {shown(unknown[0])}", f"use some of {', '.join(FREEDOMS)}"
+        f"--allow {shown(text)}: there is no freedom {shown(unknown[0])}",
+        f"use some of {', '.join(FREEDOMS)}, or {EXACT}",
     )
+
+
+def offered(allow: str, graphs: Iterable[Graph], platform: Platform) -> str:
+    """Return freedoms by name, where :data:`EXACT` may stand for those that models and processors offer.
+
+    Branches and operators can be shared by processors that run at once; branches are those of a model.
+
+    Args:
+        allow: see :func:`parse_freedoms`.
+    """
+    words = allow.split(",")
+    if EXACT not in words:
+        return allow
+    found = {"cuts", *words}
+    if not all(a.excludes(b) for a, b in combinations(platform.processors, 2)):
+        from search_spaces.spaces.segment_space import SegmentSpace
+
+        for graph in graphs:
+            found.update(SegmentSpace(graph, platform).offers)
+    return ",".join(f for f in FREEDOMS if f in found)
 
 
 def freedoms_of(allow: str) -> frozenset[str]:
@@ -47,7 +78,7 @@ def freedoms_of(allow: str) -> frozenset[str]:
 
 
 def freedoms_in(space: object) -> tuple[str, ...]:
-    """Return the freedoms that the plans of a space have; none of a plug-in's space that says nothing of them."""
+    """Return the freedoms of a space; () for a plug-in's space that does not declare them."""
     return tuple(getattr(space, "freedoms", ()))
 
 
@@ -70,7 +101,7 @@ def make_space(allow: str, graph: Graph, platform: Platform, max_stages: int) ->
         max_stages: stages of a plan at most; where operators are split each operator may begin one.
 
     Raises:
-        UsageError: it cannot be for this model and so many stages.
+        UsageError: the space is not possible for this model and so many stages.
         UnavailableError: a plug-in's space cannot be loaded or made; the text names the distribution and the cause.
     """
     freedoms = freedoms_of(allow)
@@ -100,12 +131,12 @@ def make_workload_space(
 
     Args:
         allow: see :func:`parse_freedoms`.
-        platform: lanes and pools.
+        platform: processors and pools.
         max_stages: stages of each model at most, where none is split or has branches side by side.
         rank_sets: of each client the ranks that its instances may get.
 
     Raises:
-        UsageError: it cannot be for these models and so many stages, or is that of a plug-in.
+        UsageError: the space is not possible for these models and so many stages, or comes from a plug-in.
     """
     from search_spaces.spaces.shared_workload_space import SharedWorkloadSpace
     from search_spaces.spaces.workload_space import WorkloadSpace

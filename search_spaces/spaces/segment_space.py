@@ -1,9 +1,9 @@
 """The space of all freedoms: cuts, branches side by side, and operators split in two (seeds 000, 002 and 003).
 
-Tensors through which everything passes divide a model into segments (:mod:`~search_spaces.spaces.segments`). A plan
-says for each segment whether a block begins there, and how the block is run, up to the next one: whole on a processor;
-split between two along height or channels, as one chain or each operator by itself; or with the runs of the segment
-beside each other, on any processors. The sides of what is shared run at the same time, and meet at its end.
+Gates divide a model into segments (:mod:`~search_spaces.spaces.segments`). For each segment a plan says whether a block
+begins there and how that block runs, up to the next one: whole on one processor; split between two along height or
+channels, as one chain or operator by operator; or with the runs of the segment side by side on any processors. Sides of
+a block run at the same time and join at its end.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ _MOVES = 50
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Operators from one cut to the next, and how they are run.
+    """Operators from one cut to the next, and the way in which they run.
 
     Attributes:
         first, last: the operators, half-open.
-        on: the processor; of what is shared, the one on which it comes together again.
-        other: the second processor of what is shared.
-        share: of what is split the first processor's share, in steps of :data:`GRID`; of branches which run is where,
-            as a number with one digit a run, the first run's the lowest: 0 stands for ``on``, 1 for ``other``, the next
-            ones for the processors that are left, in the order of the platform.
+        on: the processor; of a shared block, the one on which its sides are joined.
+        other: the second processor of a shared block.
+        share: of a split, the first processor's share in steps of :data:`GRID`. Of branches, the processors of the runs
+            as a number with one digit a run, the first run's the lowest: 0 is ``on``, 1 is ``other``, the next digits
+            are the other processors in the order of the platform.
     """
 
     first: int
@@ -70,15 +70,15 @@ class SegmentSpace(SharedParts):
 
     Parameters (fixed for the study), by the segment's first operator S: ``cut_S``: whether a block begins there, in a
     segment of several operators before which of them, from 1, or 0 for none; ``way_S``, ``on_S``, ``with_S`` and
-    ``share_S``: see :class:`Block`; they count where a block begins. What allows one choice only has no parameter. A
-    block that cannot be run as its parameters say runs whole.
+    ``share_S``: see :class:`Block`; they count where a block begins. A choice with one option has no parameter. A block
+    that its parameters cannot split runs whole.
 
     Args:
         splits: whether operators may be split.
         branches: whether branches may run side by side.
 
     Raises:
-        UsageError: there is one processor only; or what is allowed beside cuts cannot be.
+        UsageError: there is one processor only, or the model offers none of the freedoms beside cuts.
     """
 
     def __init__(self, graph: Graph, platform: Platform, *, splits: bool = True, branches: bool = True) -> None:
@@ -106,24 +106,25 @@ class SegmentSpace(SharedParts):
 
     @property
     def freedoms(self) -> tuple[str, ...]:
-        """What its plans may do."""
+        """The freedoms of its plans."""
         return ("cuts", *(("branches",) if self._branches else ()), *(("splits",) if self.axes else ()))
 
     @property
+    def offers(self) -> frozenset[str]:
+        """Which freedoms beside cuts some block of this model can make use of."""
+        ways = {way for found in self.ways for way in found} - {"whole"}
+        return frozenset({"branches" if way == "branches" else "splits" for way in ways})
+
+    @property
     def branching(self) -> tuple[Segment, ...]:
-        """The segments whose runs can be side by side."""
+        """The segments whose runs can run side by side."""
         return tuple(segment for segment in self.segments if segment.runs)
 
     @cached_property
     def pairs(self) -> tuple[tuple[str, str], ...]:
         """Pairs of processors that run at once, each in both orders; of those that are alike the first ones only."""
-        names = [p.name for group in self.platform.classes().values() for p in group[:2]]
-        alike = {name: self.platform[name].like for name in names}
-        return tuple(
-            (a, b)
-            for a, b in self.all_pairs
-            if a in alike and b in alike and (alike[a] != alike[b] or self._place[a] < self._place[b])
-        )
+        names = {p.name for group in self.platform.classes().values() for p in group[:2]}
+        return tuple((a, b) for a, b in self.all_pairs if a in names and b in names)
 
     @cached_property
     def all_pairs(self) -> tuple[tuple[str, str], ...]:
@@ -131,9 +132,12 @@ class SegmentSpace(SharedParts):
         return tuple((a.name, b.name) for a, b in permutations(self.platform.processors, 2) if not a.excludes(b))
 
     @cached_property
-    def lanes(self) -> tuple[str, ...]:
-        """Processors for what is not shared: of those that are alike, the first one."""
-        return tuple(group[0].name for group in self.platform.classes().values())
+    def processors(self) -> tuple[str, ...]:
+        """Processors for unshared blocks: of those that are alike the first two.
+
+        What is shared may end on either of two that are alike, and what follows stays there.
+        """
+        return tuple(p.name for group in self.platform.classes().values() for p in group[:2])
 
     def segment(self, operator: int) -> Segment:
         """Return the segment that an operator is in."""
@@ -144,11 +148,11 @@ class SegmentSpace(SharedParts):
         return last == len(self._segment_of) or self._segment_of[first] < self._segment_of[last]
 
     def base(self, segment: Segment) -> int:
-        """Return the base of the number that tells where the runs of a segment are."""
+        """Return the base of the number that encodes the processors of a segment's runs."""
         return segment.base(len(self._place))
 
     def code(self, segment: Segment, where: Sequence[str], on: str, other: str) -> int:
-        """Return the number that stands for where the runs of a segment are; see :class:`Block`."""
+        """Return the number that encodes the processors of a segment's runs, as in :class:`Block`."""
         order, base = self._others[on, other], self.base(segment)
         return sum(order.index(name) * base**i for i, name in enumerate(where))
 
@@ -212,11 +216,11 @@ class SegmentSpace(SharedParts):
             yield Part(whole, block.last, (block.on,))
 
     def concatenates(self, operator: int) -> bool:
-        """Return whether an operator does nothing but write its inputs beside each other."""
+        """Return whether an operator only concatenates its inputs."""
         return self.graph.operators[operator].kind == "CONCATENATION"
 
     def alone(self, operator: int, way: Way, share: int) -> tuple[Axis, int] | None:
-        """Return how an operator is split by itself: the axis, and the cut that is nearest to a share."""
+        """Return the axis along which an operator alone is split, and the cut nearest to a share."""
         for axis in EACH[way]:
             if cuts := self.cuts(operator, operator + 1, axis):
                 return axis, cuts[min(cuts, key=lambda step: (abs(step - share), step))]
@@ -234,7 +238,7 @@ class SegmentSpace(SharedParts):
                 length = extent(self.graph, part.first, part.last, part.axis)
                 shares = (Share(part.axis, 0, part.cut), Share(part.axis, part.cut, length))
                 operators = tuple(range(part.first, part.last))
-                stages += [Stage(operators, lane, share) for lane, share in zip(part.on, shares, strict=True)]
+                stages += [Stage(operators, processor, share) for processor, share in zip(part.on, shares, strict=True)]
         return canonical(Plan(self.graph.digest, tuple(stages)), self.graph, self.platform)
 
     def _stages(self, first: int, on: Sequence[str]) -> list[Stage]:
@@ -248,7 +252,7 @@ class SegmentSpace(SharedParts):
     def placed(self, on: Sequence[str]) -> tuple[Part, ...]:
         """Return the parts of a plan that splits nothing, by the processor of each operator.
 
-        A run, and what is no run of branches between two gates, is where its first operator is.
+        A run is on the processor of its first operator, and so are operators between two gates that form no branches.
         """
         found: list[Part] = []
 
@@ -269,7 +273,7 @@ class SegmentSpace(SharedParts):
         return tuple(found)
 
     def parts(self, plan: Plan) -> tuple[Part, ...]:
-        """Return the parts of a plan; what can be read as branches side by side is read so.
+        """Return the parts of a plan; stages that can be branches side by side are taken as such.
 
         Raises:
             PlanError: the plan is not made of such parts.
@@ -301,10 +305,10 @@ class SegmentSpace(SharedParts):
         if not segment.runs or first != segment.first:
             return None
         inside = [stage for o in range(first, segment.joint) for stage in begin.get(o, ())]
-        lane = {o: stage.processor for stage in inside for o in stage.operators if stage.share is None}
-        if sorted(lane) != list(range(first, segment.joint)) or len(set(lane.values())) < 2:
+        processor = {o: stage.processor for stage in inside for o in stage.operators if stage.share is None}
+        if sorted(processor) != list(range(first, segment.joint)) or len(set(processor.values())) < 2:
             return None
-        on = tuple(lane[run[0]] for run in segment.runs)
+        on = tuple(processor[run[0]] for run in segment.runs)
         same = set(self._stages(first, on)) == set(inside)
         return Part(first, segment.joint, on, "branches") if same else None
 
@@ -338,6 +342,22 @@ class SegmentSpace(SharedParts):
             f"operators {segment.first} to {segment.last - 1} are one segment: one cut is allowed among them, not "
             f"stages from {' and '.join(str(part.first) for part in parts)} on"
         )
+
+    def same(self, block: Block) -> Iterator[Block]:
+        """Yield all blocks that stand for the same parts, the block itself among them.
+
+        Of branches the processors that ``on`` and ``other`` name are a choice of words.
+        """
+        parts = self.parts_of(block)
+        if block.way != "branches" or parts == (Part(block.first, block.last, (block.on,)),):
+            yield block
+            return
+        segment = self.segment(block.first)
+        where = parts[0].on if parts[0].axis == "branches" else parts[0].on * len(segment.runs)
+        for on, other in self._others:
+            found = replace(block, on=on, other=other, share=self.code(segment, where, on, other))
+            if self.parts_of(found) == parts:
+                yield found
 
     def _candidates(self, segment: Segment, parts: Sequence[Part], first: int, last: int) -> Iterator[Block]:
         part = parts[0]
@@ -385,7 +405,7 @@ class SegmentSpace(SharedParts):
         return any(self.cuts(operator, last, axis) for last in range(operator + 1, most + 1))
 
     def distributions(self) -> dict[str, BaseDistribution]:
-        """See :class:`~search_spaces.spaces.space.SearchSpace`."""
+        """Return the parameters; the same ones for the whole study."""
         from optuna.distributions import CategoricalDistribution, IntDistribution
 
         found: dict[str, BaseDistribution] = {}
@@ -404,7 +424,7 @@ class SegmentSpace(SharedParts):
         return found
 
     def decode(self, params: Mapping[str, Any]) -> Plan:
-        """Return the canonical plan; a block that cannot be run as its parameters say runs whole."""
+        """Return the canonical plan; a block that its parameters cannot split runs whole."""
         return self.plan(self.expand(self.blocks_from(params)))
 
     def blocks_from(self, params: Mapping[str, Any]) -> tuple[Block, ...]:
@@ -421,7 +441,9 @@ class SegmentSpace(SharedParts):
         return tuple(replace(block, last=last) for block, last in zip(found, ends, strict=True))
 
     def encode(self, plan: Plan) -> dict[str, Any]:
-        """See :class:`~search_spaces.spaces.space.SearchSpace`; parameters that the plan leaves open get fixed values.
+        """Return parameters with ``decode(encode(plan)) == plan``.
+
+        Parameters that the plan leaves open get fixed values.
 
         Raises:
             PlanError: the plan is not in the space.
@@ -431,23 +453,23 @@ class SegmentSpace(SharedParts):
     def encode_blocks(self, blocks: Sequence[Block]) -> dict[str, Any]:
         """Return the parameters of blocks."""
         begun = {self._segment_of[block.first]: block for block in blocks}
-        home = next(iter(self._place))
+        main = next(iter(self._place))
         params: dict[str, Any] = {}
         for number, (segment, ways) in enumerate(zip(self.segments, self.ways, strict=True)):
             at, block = segment.first, begun.get(number)
             if at:
                 cut = 0 if block is None else block.first - at + 1
                 params[f"cut_{at}"] = bool(cut) if len(segment) == 1 else cut
-            params[f"on_{at}"] = home if block is None else block.on
+            params[f"on_{at}"] = main if block is None else block.on
             if len(ways) > 1:
-                shared = block if block is not None and block.way != "whole" else Block(0, 0, "whole", home, home)
+                shared = block if block is not None and block.way != "whole" else Block(0, 0, "whole", main, main)
                 params |= {f"way_{at}": shared.way, f"with_{at}": shared.other, f"share_{at}": shared.share}
         return params
 
     # All plans, by number, and those near one
 
     def shares(self, first: int, last: int) -> list[tuple[Way, int]]:
-        """Return in how many shares a block can be run on two processors, for each of the ways that there are."""
+        """Return the number of shares of a block on two processors, for each way."""
         segment, ways = self.segment(first), self.ways[self._segment_of[first]]
         found: list[tuple[Way, int]] = [(axis, len(self.cuts(first, last, axis))) for axis in self.axes]
         found += [(way, GRID - 1) for way in EACH if way in ways]
@@ -456,15 +478,15 @@ class SegmentSpace(SharedParts):
         return [(way, count) for way, count in found if count]
 
     def share_at(self, first: int, last: int, way: Way, index: int) -> int:
-        """Return share number ``index`` of those that :meth:`shares` counts."""
+        """Return share number ``index`` of :meth:`shares`."""
         return index + 1 if way in EACH or way == "branches" else list(self.cuts(first, last, _axis(way)))[index]
 
     def pairs_for(self, way: Way) -> tuple[tuple[str, str], ...]:
-        """Return on which pairs a block can be run; branches may come together where none of them is."""
+        """Return the pairs of processors for a block; branches may join on a processor that runs none of them."""
         return tuple(self._others) if way == "branches" else self.all_pairs
 
     def count(self, first: int, last: int) -> int:
-        """Return in how many ways a block can be run; some may be the same plan."""
+        """Return the number of ways to run a block; some may be the same plan."""
         return len(self._place) + sum(count * len(self.pairs_for(way)) for way, count in self.shares(first, last))
 
     def mode_at(self, first: int, last: int, index: int) -> Block:
@@ -482,7 +504,7 @@ class SegmentSpace(SharedParts):
 
     @cached_property
     def _rest(self) -> tuple[int, ...]:
-        """For each operator in how many ways the operators from it to the end can be run."""
+        """For each operator, the number of ways to run the operators from it to the end."""
         total = len(self.graph.operators)
         ways = [0] * total + [1]
         for first in reversed(range(total)):
@@ -493,8 +515,8 @@ class SegmentSpace(SharedParts):
     def cardinality(self) -> int:
         """Return the number of plans.
 
-        Those are counted apart that differ in the names of processors that are alike, or that are the same stages
-        though several parameters say so.
+        Plans that differ only in the names of alike processors, or that several sets of parameters describe, count
+        separately.
         """
         return self._rest[0]
 
@@ -520,7 +542,7 @@ class SegmentSpace(SharedParts):
         return self.plan(self.expand(blocks))
 
     def neighbour(self, plan: Plan, rng: np.random.Generator) -> Plan:
-        """Return the plan after one random move: a block otherwise, a cut moved, two blocks as one, or one as two.
+        """Return the plan after one random move: a block changed, a cut moved, two blocks merged, or one split.
 
         Args:
             plan: of this space.
@@ -567,7 +589,7 @@ class SegmentSpace(SharedParts):
         return found[int(rng.integers(len(found)))] if found else None
 
     def otherwise(self, first: int, last: int, rng: np.random.Generator) -> Block:
-        """Return some way to run operators as a block."""
+        """Return a random way to run operators as a block."""
         names, shares = list(self._place), self.shares(first, last)
         if not shares or rng.random() < 0.5:
             return Block(first, last, "whole", names[int(rng.integers(len(names)))])
@@ -577,7 +599,7 @@ class SegmentSpace(SharedParts):
         return Block(first, last, way, *pair, self.share_at(first, last, way, int(rng.integers(count))))
 
     def kept(self, first: int, last: int, like: Block, rng: np.random.Generator) -> Block:
-        """Return operators run as a block is that held some of them, as near as can be."""
+        """Return a block of other operators that runs as nearly as possible like a given one."""
         found = replace(like, first=first, last=last)
         if like.way in self.axes:
             cuts = self.cuts(first, last, _axis(like.way))

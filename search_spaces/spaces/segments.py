@@ -1,9 +1,9 @@
-"""The segments of a model: what lies between two tensors through which everything passes, and what can run apart there.
+"""Segments of a model: operators between two gates, and the runs among them that can run side by side.
 
 A *gate* is an operator that needs all operators before it and that all operators after it need, and whose outputs are
-all that crosses to them. Nothing after a gate can begin before it has ended, so what lies between two gates is a
-problem of its own once the processors of the gates are chosen. In a network of modules (GoogLeNet, Inception, ResNet,
-SqueezeNet) a segment is a module; in a chain of operators it is one operator.
+all that crosses to them. No operator after a gate can begin before the gate has ended, so each segment is a problem of
+its own once the processors of the gates are chosen. In a network of modules (GoogLeNet, Inception, ResNet, SqueezeNet)
+a segment is a module; in a chain of operators it is one operator.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Segment:
 
     @cached_property
     def before(self) -> tuple[int, ...]:
-        """For each run all that must be over when it begins, as a bit set."""
+        """For each run, the runs that must have ended before it begins, as a bit set."""
         found: list[int] = []
         for reads in self.reads:
             bits = 0
@@ -54,8 +54,8 @@ class Segment:
     def stages(self, on: Sequence[object]) -> list[tuple[int, ...]]:
         """Return which runs become a stage together, where run ``i`` is on the processor ``on[i]``.
 
-        A run joins the last stage on its processor if it waits for nothing that this stage has not waited for, and
-        nobody on another one waits for the stage who need not wait for the run as well. So joining delays nothing.
+        A run joins the last stage on its processor where that delays nothing: it waits for nothing that the stage has
+        not waited for, and every run elsewhere that waits for the stage also waits for the run.
         """
         readers: list[list[int]] = [[] for _ in self.runs]
         for run, reads in enumerate(self.reads):
@@ -64,15 +64,15 @@ class Segment:
         last: dict[object, int] = {}
         made: list[list[int]] = []
         known: list[int] = []  # for each stage its runs and all that is over when it begins
-        for run, lane in enumerate(on):
-            at = last.get(lane)
+        for run, processor in enumerate(on):
+            at = last.get(processor)
             if at is not None and not self.before[run] & ~known[at]:
-                waiting = (r for member in made[at] for r in readers[member] if on[r] != lane)
+                waiting = (r for member in made[at] for r in readers[member] if on[r] != processor)
                 if all(self.before[r] >> run & 1 for r in waiting):
                     made[at].append(run)
                     known[at] |= 1 << run
                     continue
-            last[lane] = len(made)
+            last[processor] = len(made)
             made.append([run])
             known.append(self.before[run] | 1 << run)
         return [tuple(stage) for stage in made]
@@ -100,7 +100,8 @@ def gates(graph: Graph) -> list[int]:
         rooted -= 1
     found, reach = [], -1
     for operator in range(count):
-        # All before it are read, and by nobody after it; all after it read something, so they all need it.
+        # Every operator before it is read, by none after it; every one after it reads some operator, so all need the
+        # gate.
         if reach <= operator and operator + 1 >= rooted:
             found.append(operator)
         if not readers[operator]:

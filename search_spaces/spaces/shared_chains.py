@@ -1,7 +1,7 @@
-"""Where chains of operators can be split in two, and how much each side computes: all that end at one operator at once.
+"""Splits of operator chains in two, and the work of each side, for all chains that end at one operator at once.
 
-A chain that begins one operator earlier is the shorter one and an operator more in front of it, at the same cut. So all
-of them are worked out together, each operator once; and where one cannot be split, no longer one can.
+A chain that begins one operator earlier is the shorter chain with one operator in front, at the same cut. So each
+operator is computed once for all chains, and where a chain cannot be split, no longer one can.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.rewrites.splits import Axis, GrowingSplit, extent
 
 GRID = 16
-"""Into how many equal steps a share is told."""
+"""Number of equal steps of a share."""
 
 LONGEST = 40
 """The most operators of a chain that is split.
@@ -35,10 +35,10 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ChainCuts:
-    """Where the chains that end at one operator can be split in two along an axis, and what sides then do.
+    """The splits of the chains that end at one operator along one axis, and the work of their sides.
 
     There are K cuts, and the longest chain has D operators. Entry ``d`` of an axis D is about the operator ``d`` before
-    the last one, or about the chain that begins there. What is beyond a cut's longest chain is 0.
+    the last one, or about the chain that begins there; it is 0 beyond a cut's longest chain.
 
     Attributes:
         steps: shape ``(K,)``, ascending: of :data:`GRID`.
@@ -76,9 +76,9 @@ def chain_cuts(graph: Graph, last: int, axis: Axis) -> ChainCuts:
         length = 0
     tile = _TILE[axis] if length >= 2 * _TILE[axis] else 1
     steps = {step: round(step * length / GRID / tile) * tile for step in range(1, GRID)}
-    # Of steps that are one cut the middle one is told, or else the first one.
-    told = {cut: step for step, cut in (*reversed(steps.items()), (GRID // 2, steps[GRID // 2])) if 0 < cut < length}
-    grown = [(step, cut, *_grown(graph, last, axis, (0, cut, length))) for cut, step in told.items()]
+    # Of steps that are the same cut, the middle one counts, or else the first one.
+    step_of = {cut: step for step, cut in (*reversed(steps.items()), (GRID // 2, steps[GRID // 2])) if 0 < cut < length}
+    grown = [(step, cut, *_grown(graph, last, axis, (0, cut, length))) for cut, step in step_of.items()]
     found = sorted(g for g in grown if g[2])
     longest = max((len(g[2]) for g in found), default=0)
     rows, sliced = (np.zeros((len(found), 2, longest), dtype=np.int64) for _ in range(2))

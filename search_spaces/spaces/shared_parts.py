@@ -1,4 +1,4 @@
-"""Consecutive operators, and who computes them: whole on a processor, split in two, or run beside run."""
+"""Parts: consecutive operators whole on a processor, split between two, or with their branches side by side."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from search_spaces.core.errors import RewriteError
 from search_spaces.core.graph import Graph
 from search_spaces.rewrites.splits import Axis, Sides, Split, divide
 from search_spaces.spaces.shared_chains import LONGEST, ChainCuts, chain_cuts
@@ -16,7 +17,7 @@ How = Axis | Literal["branches"]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Consecutive operators, and who computes them.
+    """Consecutive operators and the processors that compute them.
 
     Attributes:
         first, last: the operators, half-open.
@@ -33,7 +34,7 @@ class Part:
 
 
 class SharedParts:
-    """The chains of a model that can be split, each worked out once."""
+    """The chains of a model that can be split, each computed once."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -65,7 +66,7 @@ class SharedParts:
         return {step: self.sides(Split(first, last, axis, (cut,))) for step, cut in found.items()}
 
     def sides(self, split: Split) -> Sides:
-        """Return the sides of a split; each is worked out once.
+        """Return the sides of a split; each is computed once.
 
         Raises:
             RewriteError: it cannot be split like that.
@@ -73,6 +74,12 @@ class SharedParts:
         if split not in self._sides:
             self._sides[split] = divide(self.graph, split)
         return self._sides[split]
+
+    def sides_of(self, part: Part) -> Sides:
+        """Return the sides of a part that is split; errors as of :meth:`sides`."""
+        if part.axis is None or part.axis == "branches":
+            raise RewriteError(f"operators {part.first} to {part.last - 1} are not split")
+        return self.sides(Split(part.first, part.last, part.axis, (part.cut,)))
 
     def step(self, part: Part) -> int | None:
         """Return at which step of the grid a part is split, or None where it is at none."""

@@ -1,4 +1,4 @@
-"""The space of workloads whose models are also split, or have branches side by side on two lanes."""
+"""The space of workloads whose models may also be split, or run branches side by side."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import permutations
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from search_spaces.core.arrangement import RankSet
+from search_spaces.core.decoded_plan import RankSet
 from search_spaces.core.errors import PlanError
 from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Plan
@@ -35,7 +35,7 @@ class SharedWorkloadSpace(WorkloadSpace):
 
     Parameters beside those of the queue are those of :class:`~search_spaces.spaces.segment_space.SegmentSpace`: for the
     client C ``cut_C_S``, ``way_C_S`` and ``share_C_S``; for each instance K ``on_K_S`` and ``with_K_S``. An instance
-    runs a block whole that it cannot share as its parameters say.
+    runs a block whole that its parameters cannot share.
 
     Args:
         splits: whether operators may be split.
@@ -59,7 +59,7 @@ class SharedWorkloadSpace(WorkloadSpace):
         for graph in graphs:
             made.setdefault(id(graph), SegmentSpace(graph, alone, splits=splits, branches=branches))
         self.models: tuple[SegmentSpace, ...] = tuple(made[id(graph)] for graph in graphs)
-        """The space of each client's model by itself; lanes that are alike are told apart."""
+        """The space of each client's model by itself; processors that are alike are distinct."""
         pairs = list(permutations(alone.processors, 2))
         self._pairs = [(a.name, b.name) for a, b in pairs if not a.excludes(b)]
 
@@ -131,7 +131,22 @@ class SharedWorkloadSpace(WorkloadSpace):
         each = [self._blocks(client, rows[k - 1]) for k in self._instances(client)]
         if len({tuple(block.first for block in blocks) for blocks in each}) > 1:
             raise PlanError(f"instances of model {client + 1} are cut in different ways")
-        return each
+        alike = [self._in_the_same_words(client, blocks) for blocks in zip(*each, strict=True)]
+        return list(zip(*alike, strict=True))
+
+    def _in_the_same_words(self, client: int, blocks: Sequence[Block]) -> Sequence[Block]:
+        """Return what runs the same operators in each instance, with one way and one share where that can be."""
+        if len({(block.way, block.share) for block in blocks if block.way == "branches"}) < 2:
+            return blocks
+        words = [
+            {block.share: block for block in self.models[client].same(each)} if each.way == "branches" else None
+            for each in blocks
+        ]
+        common = set[int].intersection(*(set(found) for found in words if found is not None))
+        if not common:
+            return blocks
+        share = min(common)
+        return [each if found is None else found[share] for each, found in zip(blocks, words, strict=True)]
 
     def _forms(self, client: int, each: Sequence[tuple[Block, ...]]) -> dict[int, Form]:
         """Return how the blocks that instances share are run, by their first operators.
@@ -148,7 +163,7 @@ class SharedWorkloadSpace(WorkloadSpace):
         return found
 
     def _elsewhere(self, rows: tuple[Row, ...], rng: np.random.Generator) -> tuple[Row, ...]:
-        """Move a block of an instance, all of it, or all instances of a client to a lane, or to two that share it."""
+        """Move one block, one instance or all instances of a client to a processor, or to two that share it."""
         k, reach = int(rng.integers(len(rows))), int(rng.integers(3))
         on = self._places[int(rng.integers(len(self._places)))]
         pairs = [pair for pair in self._pairs if pair[0] == on]
@@ -196,11 +211,11 @@ class SharedWorkloadSpace(WorkloadSpace):
 
         Beside them stand the ways to share it, and how many shares each has.
         """
-        instances, lanes, space = self._counts[client], len(self._places), self.models[client]
+        instances, processors, space = self._counts[client], len(self._places), self.models[client]
         if not space.may_follow(first, last):
             return 0, 0, []
-        whole = lanes**instances
-        return whole, (lanes + len(self._pairs)) ** instances - whole, space.shares(first, last)
+        whole = processors**instances
+        return whole, (processors + len(self._pairs)) ** instances - whole, space.shares(first, last)
 
     def _size_of(self, client: int, first: int, last: int) -> int:
         whole, ways, shares = self._ways_of(client, first, last)
@@ -220,7 +235,7 @@ class SharedWorkloadSpace(WorkloadSpace):
         return tuple(found)
 
     def _count_rows(self) -> int:
-        """Return how many stages all instances can have; counted apart where they differ in lanes that are alike."""
+        """Return how many stages all instances can have; processors that are alike count separately."""
         return prod(ways[0] for ways in self._ways)
 
     def _rows_at(self, index: int, order: Sequence[int]) -> tuple[Row, ...]:  # noqa: ARG002
@@ -245,10 +260,10 @@ class SharedWorkloadSpace(WorkloadSpace):
 
     def _block_at(self, client: int, first: int, last: int, which: int) -> list[Block]:
         """Return how each instance of a client runs a block, by the number of :meth:`_size_of`."""
-        instances, lanes = self._counts[client], len(self._places)
+        instances, processors = self._counts[client], len(self._places)
         whole, ways, shares = self._ways_of(client, first, last)
         if which < whole:
-            on = [self._places[which // lanes**i % lanes] for i in range(instances)]
+            on = [self._places[which // processors**i % processors] for i in range(instances)]
             return [Block(first, last, "whole", name) for name in on]
         number, which = divmod(which - whole, ways)
         for way, count in shares:  # noqa: B007 - the one that the number falls into is wanted
@@ -257,16 +272,16 @@ class SharedWorkloadSpace(WorkloadSpace):
             number -= count
         form = way, self.models[client].share_at(first, last, way, number)
         pairs: list[tuple[str, ...]] = list(self._pairs)
-        every = [*((lane,) for lane in self._places), *pairs]
+        every = [*((processor,) for processor in self._places), *pairs]
         for leader in range(instances):  # the first instance that shares the block
             after = len(every) ** (instances - 1 - leader)
-            size = lanes**leader * len(pairs) * after
+            size = processors**leader * len(pairs) * after
             if which < size:
                 break
             which -= size
         which, own = divmod(which, after)
         before, pair = divmod(which, len(pairs))
-        places: list[tuple[str, ...]] = [(self._places[before // lanes**i % lanes],) for i in range(leader)]
+        places: list[tuple[str, ...]] = [(self._places[before // processors**i % processors],) for i in range(leader)]
         places += [pairs[pair]]
         places += [every[own // len(every) ** i % len(every)] for i in range(instances - 1 - leader)]
         return [_placed(Block(first, last, "whole", each[0]), form, each) for each in places]
@@ -280,10 +295,10 @@ def _placed(block: Block, form: Form, on: tuple[str, ...]) -> Block:
 
 
 def _apart(platform: Platform) -> Platform:
-    """Return a platform whose lanes are all told apart, and on which nothing runs beside a pool that it is part of."""
+    """Return a platform on which no processors are alike, and none runs beside a pool that it belongs to."""
     found = []
     for processor in platform.processors:
-        resources = {name: 1.0 for lane in members(processor) for name in platform[lane].resources}
+        resources = {name: 1.0 for name in members(processor) for name in platform[name].resources}
         shared = processor.resources if members(processor) == (processor.name,) else resources
         found.append(replace(processor, like=processor.name, resources=shared))
     return replace(platform, processors=tuple(found))

@@ -1,10 +1,11 @@
-"""What a search space is to those who search it."""
+"""The protocols of search spaces."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from search_spaces.core.errors import PlanError
 from search_spaces.core.plan import Plan
 
 if TYPE_CHECKING:
@@ -47,8 +48,17 @@ class EnumerableSpace(SearchSpace, Protocol):
 
 @runtime_checkable
 class NeighbourlySpace(EnumerableSpace, Protocol):
-    """A space that knows better than general moves what lies beside a plan."""
+    """A space with neighbours of its own, better than general moves."""
 
     def neighbour(self, plan: Plan, rng: np.random.Generator) -> Plan:
         """Return a plan of the space, one random move away from another one."""
         ...
+
+
+def in_space(space: SearchSpace, plan: Plan) -> bool:
+    """Return whether a plan is a point of a space."""
+    try:
+        space.encode(plan)
+    except PlanError:
+        return False
+    return True

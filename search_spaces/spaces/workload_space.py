@@ -1,4 +1,4 @@
-"""The space of workloads (seed 001): job boundaries and ranks per model, a lane per job, and who goes first."""
+"""The space of workloads (seed 001): cuts and ranks of each model, the processors of jobs, the order of models."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from itertools import product
 from math import comb, factorial, prod
 from typing import TYPE_CHECKING, Any
 
-from search_spaces.core.arrangement import Arrangement, RankSet, arrangement, in_runs
+from search_spaces.core.decoded_plan import DecodedPlan, RankSet, decoded_plan, in_runs
 from search_spaces.core.errors import PlanError, UsageError
 from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Dispatch, Plan, Stage
 from search_spaces.core.platform import Platform
 from search_spaces.core.workload import Workload
 from search_spaces.spaces.chain import combination
-from search_spaces.spaces.lane_words import count_words, word_at
+from search_spaces.spaces.processor_words import count_words, word_at
 from search_spaces.spaces.rank_sets import RankSets
 
 if TYPE_CHECKING:
@@ -27,19 +27,22 @@ Row = tuple[Stage, ...]
 """The stages of one instance, by its own operators."""
 
 _RANKS_MOVE = 0.2  # of all moves, where models may be decomposed
+_SHIFT, _JOIN, _SHIFT_NEAR = 0.5, 0.65, 0.8  # of moves of cuts
+_STEPS = tuple(sign * step for step in (1, 1, 1, 2, 2, 3, 5, 8) for sign in (1, -1))
 
 
 class WorkloadSpace:
-    """All ways to cut the models of a workload into jobs and to give these to lanes and pools.
+    """All ways to cut the models of a workload into jobs on processors and pools.
 
     Parameters (fixed for the study): ``dispatch``; ``jobs_C`` and ``cut_C_i``, for the client C (from 1) the number of
-    its jobs and the operators before which to cut; ``first_K``, which makes instance K (from 1) come sooner the smaller
-    it is; ``on_K_J``, the lane of job J of instance K. Equal values of ``first_K`` keep the order of the workload.
-    Where a model may be decomposed ``ranks_C``: 0 leaves it as it is, other numbers are its rank sets, from 1.
+    its jobs and the operators before which to cut; ``first_K``, the rank of instance K (from 1) in the order, the
+    smallest first; ``on_K_J``, the processor of job J of instance K. Equal values of ``first_K`` keep the order of the
+    workload. Where a model may be decomposed ``ranks_C``: 0 leaves it as it is, other numbers are its rank sets, from
+    1.
 
     Args:
         joined: the models, a component for each instance.
-        platform: its lanes and pools (:mod:`search_spaces.core.pools`).
+        platform: its processors and pools (:mod:`search_spaces.core.pools`).
         max_jobs: of a model at most; models with fewer operators have fewer.
         rank_sets: of each client the sets of ranks that all its instances may get, none of them empty; () for none.
 
@@ -86,11 +89,11 @@ class WorkloadSpace:
 
     @property
     def platform(self) -> Platform:
-        """The lanes and pools."""
+        """The processors and pools."""
         return self._platform
 
     def distributions(self) -> dict[str, BaseDistribution]:
-        """See :class:`~search_spaces.spaces.space.SearchSpace`."""
+        """Return the parameters; the same ones for the whole study."""
         from optuna.distributions import CategoricalDistribution, IntDistribution
 
         found: dict[str, BaseDistribution] = {"dispatch": CategoricalDistribution(self.dispatches)}
@@ -110,11 +113,14 @@ class WorkloadSpace:
         return found
 
     def decode(self, params: Mapping[str, Any]) -> Plan:
-        """See :class:`~search_spaces.spaces.space.SearchSpace`; a cut proposed twice moves to the next free place."""
+        """Return the canonical plan that the parameters stand for; total and pure.
+
+        A cut proposed twice moves to the next free place.
+        """
         every = range(len(self._client))
         order = sorted(every, key=lambda k: (int(params[f"first_{k + 1}"]), k))
         ranks = self.ranks.decode(params)
-        return self.plan(Arrangement(params["dispatch"], tuple(order), self._rows(params), ranks))
+        return self.plan(DecodedPlan(params["dispatch"], tuple(order), self._rows(params), ranks))
 
     def _rows(self, params: Mapping[str, Any]) -> tuple[Row, ...]:
         """Return the stages of each instance that parameters stand for."""
@@ -132,31 +138,31 @@ class WorkloadSpace:
             for k, c in enumerate(self._client, 1)
         )
 
-    def plan(self, found: Arrangement) -> Plan:
-        """Return the canonical plan of an arrangement."""
+    def plan(self, found: DecodedPlan) -> Plan:
+        """Return the canonical plan of a decoded plan."""
         return found.canonical(self._client, self._platform).plan(self._joined)
 
-    def arrangement(self, plan: Plan) -> Arrangement:
-        """Return what a plan of the space says.
+    def decoded_plan(self, plan: Plan) -> DecodedPlan:
+        """Return the decoded plan.
 
         Raises:
             PlanError: the plan is not in the space.
         """
         plan.validate(self._joined.graph, self._platform)
-        found = arrangement(plan, self._joined)
+        found = decoded_plan(plan, self._joined)
         if found.dispatch not in self.dispatches:
-            raise PlanError(f"the plan goes by {found.dispatch!r}, which is the same as 'fifo' without deadlines")
+            raise PlanError(f"the plan's dispatch {found.dispatch!r} is the same as 'fifo' without deadlines")
         self._row_params(found.stages)
         self.ranks.which(found)
         return found
 
     def encode(self, plan: Plan) -> dict[str, Any]:
-        """See :class:`~search_spaces.spaces.space.SearchSpace`; any plan gets those of its canonical form.
+        """Return parameters with ``decode(encode(plan)) == plan``; any plan gets those of its canonical form.
 
         Raises:
             PlanError: the plan is not in the space.
         """
-        found = self.arrangement(plan).canonical(self._client, self._platform)
+        found = self.decoded_plan(plan).canonical(self._client, self._platform)
         params: dict[str, Any] = {"dispatch": found.dispatch}
         params |= {f"first_{k + 1}": place for place, k in enumerate(found.order, 1)}
         return {**params, **self._row_params(found.stages), **self.ranks.encode(found)}
@@ -178,12 +184,12 @@ class WorkloadSpace:
             params[f"jobs_{c + 1}"] = len(cuts) + 1
             params |= {f"cut_{c + 1}_{i + 1}": cuts[i] if i < len(cuts) else 1 for i in range(most - 1)}
         for k, c in enumerate(self._client):
-            lanes = [stage.processor for stage in rows[k]] + [self._places[0]] * (self._most[c] - len(rows[k]))
-            params |= {f"on_{k + 1}_{j}": lane for j, lane in enumerate(lanes, 1)}
+            processors = [stage.processor for stage in rows[k]] + [self._places[0]] * (self._most[c] - len(rows[k]))
+            params |= {f"on_{k + 1}_{j}": processor for j, processor in enumerate(processors, 1)}
         return params
 
     def cardinality(self) -> int:
-        """See :class:`~search_spaces.spaces.space.SearchSpace`."""
+        """Return the number of different canonical plans."""
         return len(self.ranks) * len(self.dispatches) * self._orders() * self._count_rows()
 
     def plan_at(self, index: int) -> Plan:
@@ -199,7 +205,7 @@ class WorkloadSpace:
         index, place = divmod(index, self._orders())
         order = _order_at(place, self._counts, self._client)
         rows = self._rows_at(index, order)
-        return self.plan(Arrangement(self.dispatches[dispatch], tuple(order), rows, self.ranks.at(ranks)))
+        return self.plan(DecodedPlan(self.dispatches[dispatch], tuple(order), rows, self.ranks.at(ranks)))
 
     def _count_rows(self) -> int:
         """Return how many different stages all instances can have, for one order of theirs."""
@@ -218,19 +224,19 @@ class WorkloadSpace:
             index, which = divmod(index, comb(count - 1, parts - 1))
             cuts.append(tuple(combination(count - 1, parts - 1, which)))
         word = iter(word_at(rank, self._length(jobs), self._classes))
-        lanes = {k: tuple(next(word) for _ in range(jobs[self._client[k]])) for k in order}
-        return tuple(in_runs(self._operators[c], cuts[c], lanes[k]) for k, c in enumerate(self._client))
+        processors = {k: tuple(next(word) for _ in range(jobs[self._client[k]])) for k in order}
+        return tuple(in_runs(self._operators[c], cuts[c], processors[k]) for k, c in enumerate(self._client))
 
     def neighbour(self, plan: Plan, rng: np.random.Generator) -> Plan:
-        """Return the plan after one random move: of an instance in the order, of jobs to lanes, of a cut, of ranks.
+        """Return the plan after one random move: the order of instances, the processors of jobs, a cut or ranks.
 
         Args:
             plan: of this space.
         """
-        found = arrangement(plan, self._joined)
+        found = decoded_plan(plan, self._joined)
         if self.ranks and rng.random() < _RANKS_MOVE:
             return self.plan(replace(found, ranks=self.ranks.neighbour(found, rng)))
-        move = int(rng.integers(6))
+        move = int(rng.integers(16))
         if move == 0:
             others = [d for d in self.dispatches if d != found.dispatch]
             return self.plan(replace(found, dispatch=others[int(rng.integers(len(others)))]))
@@ -239,43 +245,51 @@ class WorkloadSpace:
             moved = order.pop(int(rng.integers(len(order))))
             order.insert(int(rng.integers(len(order) + 1)), moved)
             return self.plan(replace(found, order=tuple(order)))
-        if move <= 4:
+        if move <= 6:
             return self.plan(replace(found, stages=self._elsewhere(found.stages, rng)))
         return self.plan(replace(found, stages=self._cut_otherwise(found.stages, rng)))
 
     def _elsewhere(self, rows: tuple[Row, ...], rng: np.random.Generator) -> tuple[Row, ...]:
-        """Move a job, all jobs of an instance, or all instances of a client to a lane or a pool."""
-        lane = self._places[int(rng.integers(len(self._places)))]
+        """Move a job, all jobs of an instance, or all instances of a client to a processor or a pool."""
+        processor = self._any_place(rng)
         k, reach = int(rng.integers(len(rows))), int(rng.integers(3))
         if reach == 0:
             job = int(rng.integers(len(rows[k])))
-            moved = tuple(replace(s, processor=lane) if j == job else s for j, s in enumerate(rows[k]))
+            moved = tuple(replace(s, processor=processor) if j == job else s for j, s in enumerate(rows[k]))
             return (*rows[:k], moved, *rows[k + 1 :])
         return tuple(
-            tuple(replace(s, processor=lane) for s in row)
+            tuple(replace(s, processor=processor) for s in row)
             if other == k or (reach == 2 and self._client[other] == self._client[k])
             else row
             for other, row in enumerate(rows)
         )
 
     def _cut_otherwise(self, rows: tuple[Row, ...], rng: np.random.Generator) -> tuple[Row, ...]:
-        """Take a cut away, or move it, or cut once more; a new job runs where the one before it does."""
+        """Move a cut, make one job of two, or cut once more and run either side anywhere."""
         c = int(rng.integers(len(self._most)))
-        cuts = list(_cuts(rows[self._client.index(c)]))
-        lanes = {k: [s.processor for s in rows[k]] for k, client in enumerate(self._client) if client == c}
-        free = [i for i in range(1, self._operators[c]) if i not in cuts]
-        if cuts and (len(cuts) + 1 == self._most[c] or not free or rng.random() < 0.6):
-            gone = int(rng.integers(len(cuts)))
-            del cuts[gone]
-            for each in lanes.values():
-                del each[gone + 1]
-        if len(cuts) + 1 < self._most[c] and free and rng.random() < 0.6:
-            cut = free[int(rng.integers(len(free)))]
-            after = sum(other < cut for other in cuts)
-            cuts.insert(after, cut)
-            for each in lanes.values():
-                each.insert(after + 1, each[after])
-        return tuple(in_runs(self._operators[c], cuts, lanes[k]) if k in lanes else row for k, row in enumerate(rows))
+        count, cuts = self._operators[c], list(_cuts(rows[self._client.index(c)]))
+        processors = {k: [s.processor for s in rows[k]] for k, client in enumerate(self._client) if client == c}
+        which = int(rng.integers(len(cuts))) if cuts else 0
+        move = rng.random()
+        if cuts and move < _SHIFT:
+            to = cuts[which] + int(rng.choice(_STEPS)) if rng.random() < _SHIFT_NEAR else int(rng.integers(1, count))
+            if 0 < to < count and to not in cuts:
+                cuts = sorted({*cuts, to} - {cuts[which]})
+        elif cuts and (move < _JOIN or len(cuts) + 1 == self._most[c]):
+            del cuts[which]
+            gone = which + int(rng.integers(2))
+            for each in processors.values():
+                del each[gone]
+        elif len(cuts) + 1 < self._most[c] and (cut := int(rng.integers(1, count))) not in cuts:
+            cuts = sorted([*cuts, cut])
+            at = cuts.index(cut) + int(rng.integers(2))
+            together = self._any_place(rng) if rng.random() < 0.5 else None
+            for each in processors.values():
+                each.insert(at, together or self._any_place(rng))
+        return tuple(in_runs(count, cuts, processors[k]) if k in processors else row for k, row in enumerate(rows))
+
+    def _any_place(self, rng: np.random.Generator) -> str:
+        return self._places[int(rng.integers(len(self._places)))]
 
     def _sizes(self) -> Iterator[tuple[Sequence[int], int]]:
         """Yield the jobs of each client, and how many plans there are of one dispatch and one order."""

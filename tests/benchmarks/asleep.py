@@ -38,11 +38,11 @@ def under_load(candidate: LitertCandidate, seconds: float) -> list[float]:
     return medians
 
 
-def in_turns(model: str, lane: str, seconds: float = 4.0) -> None:
+def in_turns(model: str, processor: str, seconds: float = 4.0) -> None:
     """Print the median latency (ms) on an adapter, by what the CPU does in between."""
-    graph, platform = load(model), Platform("device", (make_processor("cpu"), make_processor(lane)))
+    graph, platform = load(model), Platform("device", (make_processor("cpu"), make_processor(processor)))
     with LitertEvaluator().prepare(platform) as session:
-        own, other = (session.load(graph, chain_plan(graph, (), [name]), fresh=True) for name in (lane, "cpu"))
+        own, other = (session.load(graph, chain_plan(graph, (), [name]), fresh=True) for name in (processor, "cpu"))
         runs = {c: max(1, round(TURN_S / float(np.median(c.run(30).latency_s)))) for c in (own, other)}
         for how, blocks, between in (("in a loop", 1, 0), ("in turns", 1, 1), ("in blocks", BLOCKS, BLOCKS)):
             latency_s: list[float] = []

@@ -29,7 +29,7 @@ from search_spaces.models import load
 from search_spaces.spaces.segment_space import SegmentSpace
 
 OVER = (GREEDY, SINGLE, CHAINS, EVERY, BRANCHES)
-CLOSE_S, CLOSE_ROUNDS = 20.0, 100  # chains gain a per cent or two where lanes meet within microseconds
+CLOSE_S, CLOSE_ROUNDS = 20.0, 100  # chains gain a per cent or two where processors meet within microseconds
 Row = dict[str, Any]
 
 

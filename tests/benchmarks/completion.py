@@ -1,4 +1,4 @@
-"""An independent clock: LiteRT's own Python interface in a process of its own, run by run, against our lanes.
+"""An independent clock: LiteRT's own Python interface in a process of its own, run by run, against ours.
 
 ``python -m tests.benchmarks.completion OUT.json --lanes gpu,gpu:f32 --models vgg16,resnet50,squeezenet1_1`` lets both
 take turns of some 30 ms in random order, on fresh instances, and gives how many times as long ours takes. Both should
@@ -81,14 +81,14 @@ def serve(path: str, settings: dict[str, Any]) -> None:
 
 
 @contextmanager
-def other_clock(graph: Graph, lane: Processor, path: Path) -> Iterator[Callable[[int], Any]]:
+def other_clock(graph: Graph, processor: Processor, path: Path) -> Iterator[Callable[[int], Any]]:
     """Start the other process; the function that is given makes ``n`` runs there: total, write, run, read."""
-    start = worker_starts(Platform("device", (lane,)))[lane.name]
+    start = worker_starts(Platform("device", (processor,)))[processor.name]
     settings = {
-        "kind": lane.kind,
+        "kind": processor.kind,
         "cores": start.cores,
-        "threads": lane.options["threads"],
-        "f32": lane.options.get("precision") == "f32",
+        "threads": processor.options["threads"],
+        "f32": processor.options.get("precision") == "f32",
         "shape": graph.tensors[graph.inputs[0]].shape,
         "count": math.prod(graph.tensors[graph.outputs[0]].shape),
     }
@@ -115,13 +115,13 @@ def other_clock(graph: Graph, lane: Processor, path: Path) -> Iterator[Callable[
 
 
 def instance(
-    graph: Graph, lane: Processor, path: Path, turns: int, warm_s: float, rng: np.random.Generator
+    graph: Graph, processor: Processor, path: Path, turns: int, warm_s: float, rng: np.random.Generator
 ) -> dict[str, Any]:
     """Return what both clocks saw of one pair of fresh instances."""
     with (
-        LitertEvaluator().prepare(Platform("device", (lane,))) as session,
-        closing(session.load(graph, chain_plan(graph, (), [lane.name]))) as candidate,
-        other_clock(graph, lane, path) as theirs,
+        LitertEvaluator().prepare(Platform("device", (processor,))) as session,
+        closing(session.load(graph, chain_plan(graph, (), [processor.name]))) as candidate,
+        other_clock(graph, processor, path) as theirs,
     ):
         clocks: list[Callable[[int], Any]] = [lambda n: candidate.run(n).latency_s, theirs]
         end = time.monotonic() + warm_s
@@ -146,22 +146,22 @@ def instance(
     }
 
 
-def agreement(model: str, lane: Processor, *, instances: int, turns: int, warm_s: float) -> dict[str, Any]:
+def agreement(model: str, processor: Processor, *, instances: int, turns: int, warm_s: float) -> dict[str, Any]:
     """Return the ratio of our clock to the other over rebuilt instances, with a 95 % interval (Student)."""
     graph = load(model)
     rng = np.random.default_rng(0)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.tflite"
-        # The very file that a lane of this kind is given.
+        # The very file that a processor of this kind is given.
         stage = cut_stage(graph, range(len(graph.operators)))
-        (replace(stage, schema=flattened(stage.schema)) if lane.kind == "gpu" else stage).write(path)
-        pairs = [instance(graph, lane, path, turns, warm_s, rng) for _ in range(instances)]
+        (replace(stage, schema=flattened(stage.schema)) if processor.kind == "gpu" else stage).write(path)
+        pairs = [instance(graph, processor, path, turns, warm_s, rng) for _ in range(instances)]
     logs = np.log([pair["ratio"] for pair in pairs])
     half = float(stats.t.ppf(0.975, instances - 1) * logs.std(ddof=1) / math.sqrt(instances)) if instances > 1 else 0.0
     mean = float(logs.mean())
     return {
         "model": model,
-        "lane": Platform("device", (lane,)).to_json()["processors"][0],
+        "lane": Platform("device", (processor,)).to_json()["processors"][0],
         "ratio": math.exp(mean),
         "ci95": [math.exp(mean - half), math.exp(mean + half)],
         "within_3_percent": abs(math.exp(mean) - 1) <= LIMIT,
@@ -170,7 +170,7 @@ def agreement(model: str, lane: Processor, *, instances: int, turns: int, warm_s
 
 
 def main() -> None:
-    """Compare both clocks for each lane and model, or be the other clock."""
+    """Compare both clocks for each processor and model, or be the other clock."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, nargs="?")
     parser.add_argument("--lanes", default="gpu")
@@ -190,20 +190,20 @@ def main() -> None:
         **provenance(),
         "models": [],
     }
-    for lane in options.lanes.split(","):
+    for processor in options.lanes.split(","):
         for model in options.models.split(","):
             try:
                 row = agreement(
                     model,
-                    make_processor(lane),
+                    make_processor(processor),
                     instances=options.instances,
                     turns=options.turns,
                     warm_s=options.warm_s,
                 )
             except OptimizeError as error:
-                row = {"model": model, "lane": lane, "failed": str(error)}
+                row = {"model": model, "lane": processor, "failed": str(error)}
             document["models"].append(row)
-            sys.stdout.write(f"{lane} {model} {row.get('ratio')} {row.get('ci95', row.get('failed'))}\n")
+            sys.stdout.write(f"{processor} {model} {row.get('ratio')} {row.get('ci95', row.get('failed'))}\n")
             sys.stdout.flush()
             if options.out:
                 options.out.write_text(json.dumps(document, indent=1) + "\n")

@@ -75,13 +75,13 @@ def attempt(name: str, folder: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "optimizer.cli", *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=LIMIT_S)
-        code, told = done.returncode, (done.stderr.strip().splitlines() or [""])[-1]
+        code, reported = done.returncode, (done.stderr.strip().splitlines() or [""])[-1]
     except subprocess.TimeoutExpired:
-        code, told = -1, f"took more than {LIMIT_S} s"
+        code, reported = -1, f"took more than {LIMIT_S} s"
     found: dict[str, Any] = {"name": name, "exit_code": code, "seconds": round(time.monotonic() - begin_s, 1)}
     if code in {0, 5}:  # 5: measured, on a machine too disturbed to decide between its plans
         return found | {"operators": json.loads(done.stdout)["model"]["operators"]}
-    return found | {"cause": told.removeprefix("optimize: ").removeprefix(f"{name}: ")}
+    return found | {"cause": reported.removeprefix("optimize: ").removeprefix(f"{name}: ")}
 
 
 def main() -> None:

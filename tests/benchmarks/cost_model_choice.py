@@ -35,9 +35,9 @@ STAGES, PREDICTED, MEASURED = 3, 30, 60
 POLICY = FinalPolicy(precision=0.004, max_s=15.0, min_rounds=8)
 
 
-def study(model: str, lanes: str, budget: int, platform: str | None) -> tuple[Plan, Result]:
+def study(model: str, processors: str, budget: int, platform: str | None) -> tuple[Plan, Result]:
     """Return the best plan of a study, by the profile of a platform or measured."""
-    values = {"model": model, "processors": lanes, "budget": budget, "max_stages": STAGES}
+    values = {"model": model, "processors": processors, "budget": budget, "max_stages": STAGES}
     if platform is not None:
         values |= {"evaluator": "cost-model", "platform": platform}
     with TemporaryDirectory() as folder:
@@ -49,10 +49,10 @@ def study(model: str, lanes: str, budget: int, platform: str | None) -> tuple[Pl
     return result.best, result
 
 
-def chosen(model: str, lanes: str, platform: str) -> dict[str, Any]:
+def chosen(model: str, processors: str, platform: str) -> dict[str, Any]:
     """Return both plans, and how many times as fast the measured one is."""
-    predicted, by_model = study(model, lanes, PREDICTED, platform)
-    measured, _ = study(model, lanes, MEASURED, None)
+    predicted, by_model = study(model, processors, PREDICTED, platform)
+    measured, _ = study(model, processors, MEASURED, None)
     graph, evaluator = load(model), LitertEvaluator()
     found: dict[str, Any] = {
         "predicted_plan": predicted.to_json(),

@@ -2,7 +2,8 @@
 
 ``python -m tests.benchmarks.cost_model_cpu prepare DATA`` writes models and packs their weights;
 ``python -m tests.benchmarks.cost_model_cpu measure DATA --lane cpu0 --minutes 4`` visits 75 models of the zoo and 100
-generated networks in turns on a lane (``cpu0``: one thread, ``cpu``: all cores), and adds to what DATA holds;
+generated networks in turns on a processor (``cpu0``: one thread, ``cpu``: all cores, ``cpu:openvino``), and adds to
+what DATA holds;
 ``python -m tests.benchmarks.cost_model_cpu evaluate DATA OUT.json`` fits and compares.
 
 Protocol: for each family of the zoo (one module of it, so that MobileNet v1, v2 and v3 are one family) a fit is made
@@ -27,7 +28,7 @@ import numpy as np
 
 from evaluators.cost_model.calibrate_kernels import visits
 from evaluators.cost_model.calibrate_nets import networks
-from evaluators.cost_model.calibrate_time import operator_seconds, reference_network
+from evaluators.cost_model.calibrate_time import openvino_seconds, operator_seconds, reference_network
 from evaluators.cost_model.features import Array, OperatorFeatures, operator_features
 from evaluators.cost_model.fit import (
     TimedModel,
@@ -41,6 +42,7 @@ from evaluators.cost_model.fit import (
 )
 from evaluators.cost_model.profile import CostProfile
 from evaluators.litert.processors import make_processor
+from evaluators.litert.worker.runtimes import OPENVINO
 from optimizer.provenance import provenance
 from search_spaces.core.errors import OptimizeError
 from search_spaces.models import load
@@ -97,7 +99,7 @@ def files(data: Path) -> list[tuple[str, Path, Path]]:
     return found
 
 
-def measure(data: Path, lane: str, minutes: float) -> None:
+def measure(data: Path, processor: str, minutes: float) -> None:
     """Visit all models in turns, and add what they took to ``DATA``."""
     models = files(data)
     begun = int(time.time())
@@ -105,15 +107,15 @@ def measure(data: Path, lane: str, minutes: float) -> None:
     named: set[str] = set()
     count = 0
     with data.open("a") as file:
-        for visit in visits(models, reference, make_processor(lane), 60 * minutes, seed=begun):
-            row = asdict(visit) | {"lane": lane, "run": begun}
+        for visit in visits(models, reference, make_processor(processor), 60 * minutes, seed=begun):
+            row = asdict(visit) | {"lane": processor, "run": begun}
             if visit.model in named:
                 del row["names"]
             named.add(visit.model)
             count += 1
             file.write(json.dumps(row) + "\n")
             file.flush()
-    print(f"{count} visits to {len(named)} models on {lane}")  # noqa: T201
+    print(f"{count} visits to {len(named)} models on {processor}")  # noqa: T201
 
 
 def rows_of(data: Path) -> list[dict[str, Any]]:
@@ -121,13 +123,13 @@ def rows_of(data: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in data.read_text().splitlines()]
 
 
-def timed_models(data: Path, lane: str, runs: Sequence[int] = ()) -> list[TimedModel]:
-    """Return what was timed on a lane, brought to one pace.
+def timed_models(data: Path, processor: str, runs: Sequence[int] = ()) -> list[TimedModel]:
+    """Return what was timed on a processor, brought to one pace.
 
     Args:
         runs: of the measuring process that count; all where none is named.
     """
-    rows = [row for row in rows_of(data) if row["lane"] == lane and (not runs or row["run"] in runs)]
+    rows = [row for row in rows_of(data) if row["lane"] == processor and (not runs or row["run"] in runs)]
     slower = slowness([row["model"] for row in rows], [row["whole_s"] for row in rows])
     made = drafts()
     found = []
@@ -138,19 +140,22 @@ def timed_models(data: Path, lane: str, runs: Sequence[int] = ()) -> list[TimedM
         kernel_s = usual_times([rows[i]["kernel_s"] for i in where], slower[where])
         graph = made[name].graph()
         features = operator_features(graph)
-        seconds = operator_seconds(features, names, [float(s) for s in kernel_s], graph)
+        if OPENVINO in processor:
+            seconds = openvino_seconds(features, names, [float(s) for s in kernel_s])
+        else:
+            seconds = operator_seconds(features, names, [float(s) for s in kernel_s], graph)
         found.append(TimedModel(name, family(name), features, float(whole_s), np.where(seconds > 0, seconds, np.nan)))
     return found
 
 
-def drift(data: Path, lane: str) -> dict[str, Any]:
+def drift(data: Path, processor: str) -> dict[str, Any]:
     """Return how unsteady the machine was, as relative differences: what no prediction can be nearer than.
 
     ``pace`` is what it did to all models at a time, which is allowed for; ``visits`` how far two visits to one model
     differ all the same; ``halves`` how far what a model usually takes by its odd and even visits differs, and by its
     earlier and later ones: the second number of each is that of the worst tenth.
     """
-    rows = [row for row in rows_of(data) if row["lane"] == lane]
+    rows = [row for row in rows_of(data) if row["lane"] == processor]
     names = np.array([row["model"] for row in rows])
     slower = slowness(list(names), [row["whole_s"] for row in rows])
     own = np.log([row["whole_s"] for row in rows]) - slower
@@ -185,19 +190,19 @@ def flops_only(models: list[TimedModel], unseen: list[TimedModel]) -> list[float
     return [float(v) for v in terms(unseen) @ prices]
 
 
-def evaluate_lane(data: Path, lane: str) -> dict[str, Any]:
-    """Return predictions and errors of one lane, each family kept out in its turn."""
-    models = timed_models(data, lane)
+def evaluate_processor(data: Path, processor: str) -> dict[str, Any]:
+    """Return predictions and errors of one processor, each family kept out in its turn."""
+    models = timed_models(data, processor)
     tuned = fit_processor([m for m in models if m.family == GENERATED])
     rows: list[dict[str, Any]] = []
     operators: list[tuple[float, float]] = []
     for out in sorted({m.family for m in models} - {GENERATED}):
         seen, unseen = [m for m in models if m.family != out], [m for m in models if m.family == out]
-        profile = CostProfile("fold", {lane: fit_processor(seen, tuned.kernels)})
+        profile = CostProfile("fold", {processor: fit_processor(seen, tuned.kernels)})
         plain = flops_only([m for m in seen if m.family != GENERATED], unseen)
         wait_s = waited_s(seen)
         for model, flops in zip(unseen, plain, strict=True):
-            each = profile.predict(model.features, lane).seconds
+            each = profile.predict(model.features, processor).seconds
             alone_s = awake(model, wait_s).operator_s
             operators += [
                 (float(p), float(s)) for p, s, f in zip(each, alone_s, model.features, strict=True) if counts(f, s)
@@ -207,7 +212,7 @@ def evaluate_lane(data: Path, lane: str) -> dict[str, Any]:
                     "model": model.name,
                     "family": out,
                     "measured_ms": round(model.whole_s * 1e3, 4),
-                    "predicted_ms": round(profile.predict_whole(model.features, lane) * 1e3, 4),
+                    "predicted_ms": round(profile.predict_whole(model.features, processor) * 1e3, 4),
                     "flops_only_ms": round(flops * 1e3, 4),
                 }
             )
@@ -218,7 +223,7 @@ def evaluate_lane(data: Path, lane: str) -> dict[str, Any]:
         "without_transformers": errors_of([r["predicted_ms"] for r in cnn], [r["measured_ms"] for r in cnn]),
         "flops_only": errors_of([r["flops_only_ms"] for r in rows], measured),
         "operators": errors_of([p for p, _ in operators], [s for _, s in operators]),
-        "machine_drift": drift(data, lane),
+        "machine_drift": drift(data, processor),
         "rows": rows,
     }
 
@@ -241,20 +246,20 @@ def main() -> None:
     if options.what != "evaluate":
         measure(options.data, options.lane, options.minutes if options.what == "measure" else 0.0)
         return
-    lanes = sorted({row["lane"] for row in rows_of(options.data)})
+    processors = sorted({row["lane"] for row in rows_of(options.data)})
     document = {
         "schema_version": 1,
         "made_by": "python -m tests.benchmarks.cost_model_cpu evaluate DATA OUT",
         "protocol": (__doc__ or "").split("Protocol: ")[1].strip(),
         "note": options.note,
         **provenance(),
-        "lanes": {lane: evaluate_lane(options.data, lane) for lane in lanes},
+        "lanes": {processor: evaluate_processor(options.data, processor) for processor in processors},
     }
     if options.out is not None:
         options.out.write_text(json.dumps(document, indent=1) + "\n")
-    for lane, found in document["lanes"].items():
+    for processor, found in document["lanes"].items():
         for what in ("models", "without_transformers", "flops_only", "operators", "machine_drift"):
-            print(lane, what, found[what])  # noqa: T201
+            print(processor, what, found[what])  # noqa: T201
 
 
 if __name__ == "__main__":

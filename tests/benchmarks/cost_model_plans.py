@@ -1,9 +1,9 @@
-"""Target 4 of the cost model: random plans on this machine's lanes, predicted and measured.
+"""Target 4 of the cost model: random plans on this machine's processors, predicted and measured.
 
 ``python -m tests.benchmarks.cost_model_plans measure DATA --minutes 9`` visits in turns, again and again: 200 random
-plans (cuts, lanes, branches side by side, two models at once), whole models on each kind of lane, and pairs of models
-beside each other and one after the other; now and then it calibrates hand-overs and contention. It adds to what DATA
-holds.
+plans (cuts, processors, branches side by side, two models at once), whole models on each kind of processor, and pairs
+of models beside each other and one after the other; now and then it calibrates transfers and contention. It adds to
+what DATA holds.
 ``python -m tests.benchmarks.cost_model_plans evaluate DATA CPU_DATA OUT.json`` compares with predictions; ``CPU_DATA``
 is what ``cost_model_cpu measure`` wrote (:mod:`tests.benchmarks.cost_model_plans_errors` says how).
 """
@@ -35,8 +35,8 @@ from search_spaces.models.zoo import draft
 from search_spaces.models.zoo.builder import Builder, Draft
 from search_spaces.models.zoo.names import ZOO, parse_name
 
-LANES = ("cpu", "cpu0", "cpu1")
-KINDS = LANES[:2]
+PROCESSORS = ("cpu", "cpu0", "cpu1")
+KINDS = PROCESSORS[:2]
 SINGLE = (
     "squeezenet1_1",
     "mobilenet_v1@0.5",
@@ -88,21 +88,21 @@ def random_plan(graph: Graph, rng: np.random.Generator) -> Plan:
     for first, last in pairwise([0, *cuts, count]):
         pieces = [tuple(sorted(c)) for c in nx.weakly_connected_components(network.subgraph(range(first, last)))]
         if len(pieces) > 1 and rng.random() < 0.7:
-            stages += [Stage(p, LANES[1 + i % 2]) for i, p in enumerate(sorted(pieces))]
+            stages += [Stage(p, PROCESSORS[1 + i % 2]) for i, p in enumerate(sorted(pieces))]
         else:
-            stages.append(Stage(tuple(range(first, last)), LANES[int(rng.integers(3))]))
+            stages.append(Stage(tuple(range(first, last)), PROCESSORS[int(rng.integers(3))]))
     return Plan(graph.digest, tuple(stages))
 
 
 def random_pair_plan(graph: Graph, rng: np.random.Generator) -> Plan:
-    """Cut each of two models at random, and let their parts take turns: two lanes work on two models at once."""
+    """Cut each of two models at random, and let their parts take turns: two processors work on two models at once."""
     chains = []
     for operators in sorted(tuple(sorted(c)) for c in nx.weakly_connected_components(graph.to_networkx())):
         count = len(operators)
         cuts = sorted(int(c) for c in rng.choice(count - 1, int(rng.integers(0, 3)), replace=False) + 1)
-        lanes = [LANES[int(lane)] for lane in rng.choice(3, len(cuts) + 1, p=(0.2, 0.4, 0.4))]
+        processors = [PROCESSORS[int(processor)] for processor in rng.choice(3, len(cuts) + 1, p=(0.2, 0.4, 0.4))]
         parts = pairwise([0, *cuts, count])
-        chains.append([Stage(operators[a:b], lane) for (a, b), lane in zip(parts, lanes, strict=True)])
+        chains.append([Stage(operators[a:b], processor) for (a, b), processor in zip(parts, processors, strict=True)])
     stages: list[Stage] = []
     while any(chains):
         left = [chain for chain in chains if chain]
@@ -121,15 +121,16 @@ def drawn(graphs: Mapping[str, Graph]) -> Iterator[tuple[str, Plan]]:
 
 
 def here() -> Platform:
-    """Return the lanes of this machine that plans use."""
-    return Platform("here", tuple(make_processor(name) for name in LANES))
+    """Return the processors of this machine that plans use."""
+    return Platform("here", tuple(make_processor(name) for name in PROCESSORS))
 
 
 def beside_and_apart(graph: Graph) -> tuple[Plan, Plan]:
     """Return the plan of two models on two cores at once, and of one after the other on one core."""
     parts = sorted(tuple(sorted(c)) for c in nx.weakly_connected_components(graph.to_networkx()))
     stages = [
-        [Stage(part, lane) for part, lane in zip(parts, lanes, strict=True)] for lanes in (LANES[1:], LANES[1:2] * 2)
+        [Stage(part, processor) for part, processor in zip(parts, processors, strict=True)]
+        for processors in (PROCESSORS[1:], PROCESSORS[1:2] * 2)
     ]
     return Plan(graph.digest, tuple(stages[0])), Plan(graph.digest, tuple(stages[1]))
 
@@ -162,7 +163,7 @@ def visit_beside(session: Session, graph: Graph) -> list[float]:
 
 
 def measure(data: Path, minutes: float) -> None:
-    """Measure pairs of lanes, then visit everything in turns until the time is up."""
+    """Measure pairs of processors, then visit everything in turns until the time is up."""
     end_s = time.monotonic() + 60 * minutes
     platform, evaluator = here(), LitertEvaluator()
     begun = int(time.time())
@@ -176,19 +177,25 @@ def measure(data: Path, minutes: float) -> None:
         plans = list(drawn(graphs))
         visits: list[Callable[[], None]] = []
 
-        def add(visited: str, graph: Graph, plan: Plan, **told: Any) -> None:
+        def add(visited: str, graph: Graph, plan: Plan, **reported: Any) -> None:
             def make() -> None:
                 took = visit(session, graph, plan)
                 stages = {n: [float(f"{s:.4g}") for s in getattr(took, n)] for n in ("stage_s", "start_s")}
-                write(visit=visited, latency_s=took.latency_s, **stages, **told)
+                write(visit=visited, latency_s=took.latency_s, **stages, **reported)
 
             visits.append(make)
 
         for number, (name, plan) in enumerate(plans):
             add(f"plan {number}", graphs[name], plan)
         for name in SINGLE:
-            for lane in KINDS:
-                add(f"whole {name} {lane}", graphs[name], whole_plan(graphs[name], lane), model=name, lane=lane)
+            for processor in KINDS:
+                add(
+                    f"whole {name} {processor}",
+                    graphs[name],
+                    whole_plan(graphs[name], processor),
+                    model=name,
+                    lane=processor,
+                )
         for names in combinations(BESIDE, 2):
             pair = bench.loaded(two_at_once(names))
             visits.append(lambda names=names, pair=pair: write(beside=names, slowdown=visit_beside(session, pair)))  # type: ignore[misc]

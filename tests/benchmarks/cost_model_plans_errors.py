@@ -1,16 +1,16 @@
 """How near predictions of random plans come: what :mod:`tests.benchmarks.cost_model_plans` measured is evaluated.
 
 All visits are brought to one pace by what was visited just before and after; a plan's time is the median of its visits.
-Three predictions are compared with it. Hand-overs and contention are those that were measured beside the plans; what
+Three predictions are compared with it. Transfers and contention are those that were measured beside the plans; what
 differs is where the operators' times come from:
 
 - ``families_kept_out``: a fit that holds no model of the families that a plan's models are of;
 - ``families_known``: a fit that holds all families;
 - ``operators_measured``: what each operator took within its own model in CPU_DATA, as a study profiles the operators of
-  its model before it searches; brought to what the whole model took on each kind of lane beside the plans. Target 4 is
-  about plans: this tells how near the simulator comes where operators are known.
+  its model before it searches; brought to what the whole model took on each kind of processor beside the plans. Target
+  4 is about plans: this tells how near the simulator comes where operators are known.
 
-CPU_DATA is of another hour: what whole models of other families took in both says how much slower a lane was.
+CPU_DATA is of another hour: what whole models of other families took in both says how much slower a processor was.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def visited(rows: Sequence[Mapping[str, Any]]) -> Visited:
 
 @dataclass(frozen=True, slots=True)
 class Fits:
-    """What predictions are made from: models timed on each kind of lane, and what pairs of lanes do to each other."""
+    """What predictions are made from: models timed on each kind of processor, and how pairs slow each other."""
 
     platform: Platform
     timed: Mapping[str, Sequence[TimedModel]]
@@ -91,11 +91,11 @@ class Fits:
     links: tuple[LinkProfile, ...]
     contention: tuple[ContentionProfile, ...]
 
-    def slower(self, lane: str, families: set[str]) -> float:
-        """Return how much slower a lane was beside the plans than in CPU_DATA, by models of other families."""
-        took, known = self.found.latency_s, {m.name: m.whole_s for m in self.timed[lane]}
-        others = [name for name in SINGLE if family(name) not in families and f"whole {name} {lane}" in took]
-        return float(np.median([took[f"whole {name} {lane}"] / known[name] for name in others]))
+    def slower(self, processor: str, families: set[str]) -> float:
+        """Return how much slower a processor was beside the plans than in CPU_DATA, by models of other families."""
+        took, known = self.found.latency_s, {m.name: m.whole_s for m in self.timed[processor]}
+        others = [name for name in SINGLE if family(name) not in families and f"whole {name} {processor}" in took]
+        return float(np.median([took[f"whole {name} {processor}"] / known[name] for name in others]))
 
     def simulator(self, graph: Graph, names: Sequence[str], mode: str) -> PlanSimulator:
         """Return a simulator of the plans of some models in one file."""
@@ -103,8 +103,8 @@ class Fits:
         fitted = dict(self.known)
         if mode == "families_kept_out":
             fitted = {
-                lane: fit_processor([m for m in of if m.family not in families], self.generated[lane].kernels)
-                for lane, of in self.timed.items()
+                processor: fit_processor([m for m in of if m.family not in families], self.generated[processor].kernels)
+                for processor, of in self.timed.items()
             }
         return self.simulator_of(graph, names, fitted, measured=mode == "operators_measured")
 
@@ -112,11 +112,13 @@ class Fits:
         self, graph: Graph, names: Sequence[str], fitted: Mapping[str, ProcessorProfile], *, measured: bool = False
     ) -> PlanSimulator:
         """Return a simulator on some processors' profiles, at the pace of the plans' run."""
-        likes = {lane: self.platform[lane].like for lane in KINDS}
-        profile = CostProfile("here", {likes[lane]: of for lane, of in fitted.items()}, self.links, self.contention)
+        likes = {processor: self.platform[processor].like for processor in KINDS}
+        profile = CostProfile(
+            "here", {likes[processor]: of for processor, of in fitted.items()}, self.links, self.contention
+        )
         table = prices(profile, graph, self.platform)
         families = {family(name) for name in names}
-        kinds = [next(lane for lane in KINDS if likes[lane] == p.like) for p in self.platform.processors]
+        kinds = [next(processor for processor in KINDS if likes[processor] == p.like) for p in self.platform.processors]
         slower = np.array([self.slower(kind, families) for kind in kinds])
         operator_s, invocation_s = table.operator_s * slower[:, None], table.invocation_s * slower
         if measured:
@@ -144,16 +146,16 @@ class Fits:
 
 def fits(rows: Sequence[dict[str, Any]], cpu_data: Path) -> Fits:
     """Return what predictions are made from."""
-    timed = {lane: timed_models(cpu_data, lane) for lane in KINDS}
-    generated = {lane: fit_processor([m for m in of if m.family == GENERATED]) for lane, of in timed.items()}
-    known = {lane: fit_processor(of, generated[lane].kernels) for lane, of in timed.items()}
+    timed = {processor: timed_models(cpu_data, processor) for processor in KINDS}
+    generated = {processor: fit_processor([m for m in of if m.family == GENERATED]) for processor, of in timed.items()}
+    known = {processor: fit_processor(of, generated[processor].kernels) for processor, of in timed.items()}
     links = _medians(LinkProfile, [r["link"] for r in rows if "link" in r], ("source", "target", "one_core"))
     contention = _medians(ContentionProfile, [r["contention"] for r in rows if "contention" in r], ("victim", "other"))
     return Fits(here(), timed, generated, known, visited(rows), tuple(links), tuple(contention))
 
 
 def _medians(kind: Any, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Any]:
-    """Return one profile for each pair of lanes that was timed, some of them several times."""
+    """Return one profile for each pair of processors that was timed, some of them several times."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in names), []).append(row)
@@ -177,8 +179,8 @@ def evaluate(data: Path, cpu_data: Path) -> dict[str, Any]:
         if measured_s is None:
             continue
         predicted_s = [simulator.latency_s(plan) for simulator in simulators[name]]
-        lanes = " ".join(s.processor for s in plan.stages)
-        table.append([name, lanes, *(round(s * 1e3, 4) for s in (*predicted_s, measured_s))])
+        processors = " ".join(s.processor for s in plan.stages)
+        table.append([name, processors, *(round(s * 1e3, 4) for s in (*predicted_s, measured_s))])
     return {
         "schema_version": 2,
         "made_by": "python -m tests.benchmarks.cost_model_plans evaluate DATA CPU_DATA OUT",
@@ -196,7 +198,7 @@ def evaluate(data: Path, cpu_data: Path) -> dict[str, Any]:
             if fitted.found.noise
             else [],
         },
-        "slower_than_in_cpu_data": {lane: round(fitted.slower(lane, set()), 4) for lane in KINDS},
+        "slower_than_in_cpu_data": {processor: round(fitted.slower(processor, set()), 4) for processor in KINDS},
         "links": [asdict(link) for link in fitted.links],
         "contention": [asdict(c) for c in fitted.contention],
         "columns": ["model", "lanes", *(f"{mode}_ms" for mode in MODES), "measured_ms"],

@@ -3,7 +3,7 @@
 python -m tests.benchmarks.exact placement REFERENCE OUT
     solves every instance of REFERENCE/placement (they are not part of this repository), both objectives
 python -m tests.benchmarks.exact graphs OUT
-    solves networks with branches on three lanes of a phone by its profile (hand-overs as that has them, and made
+    solves networks with branches on three processors of a phone by its profile (transfers as that has them, and made
     cheaper, so that branches do run side by side), and VGG16 cut into at most four parts
 
 OUT is a JSON file; what is in it is replaced.
@@ -36,27 +36,27 @@ from search_spaces.core.platform import Platform
 from search_spaces.models import load
 
 LIMIT_S = 30.0
-DEVICE, LANES = "s10", ("gpu", "2large", "2med")
+DEVICE, PROCESSORS = "s10", ("gpu", "2large", "2med")
 _USAGE = {"placement": "placement REFERENCE OUT", "graphs": "graphs OUT"}
 MODELS = ("squeezenet1_1", "googlenet", "inception_v3", "resnet152")
 
 
 def phone_costs(graph: Graph, *, cheaper: float = 1.0) -> tuple[Platform, GraphCosts]:
-    """Return a graph's costs on three lanes of a phone that run side by side.
+    """Return a graph's costs on three processors of a phone that run side by side.
 
     Args:
-        cheaper: by what factor starts and hand-overs are made cheaper.
+        cheaper: by what factor starts and transfers are made cheaper.
     """
     found = find_profile(DEVICE)
     if found is None:
         raise SystemExit(f"there is no profile {DEVICE!r}")
-    platform = found[1].restrict(LANES)
+    platform = found[1].restrict(PROCESSORS)
     table = prices(found[0], graph, platform)
     nbytes = np.array([t.nbytes for t in graph.tensors])[:, None, None]
-    apart = 1.0 - np.eye(len(LANES))
-    # The profile has no links: what a start costs is taken for a hand-over, and memory of 5 GB/s.
-    hand_over_s = apart * (table.invocation_s[None, :, None] + nbytes / 5e9) / cheaper
-    return platform, GraphCosts(platform, table.operator_s, table.invocation_s / cheaper, hand_over_s)
+    apart = 1.0 - np.eye(len(PROCESSORS))
+    # The profile has no links: what a start costs is taken for a transfer, and memory of 5 GB/s.
+    transfer_s = apart * (table.invocation_s[None, :, None] + nbytes / 5e9) / cheaper
+    return platform, GraphCosts(platform, table.operator_s, table.invocation_s / cheaper, transfer_s)
 
 
 def graphs() -> dict[str, Any]:
@@ -90,7 +90,7 @@ def graphs() -> dict[str, Any]:
 def _chain() -> dict[str, Any]:
     graph = load("vgg16", ())
     platform, costs = phone_costs(graph)
-    cuts = costs.hand_over_s[[o.inputs[0] for o in graph.operators]]
+    cuts = costs.transfer_s[[o.inputs[0] for o in graph.operators]]
     chain = ChainCosts(platform, costs.operator_s, costs.overhead_s, cuts)
     took_s = []
     for _ in range(20):

@@ -162,21 +162,21 @@ def errors(ratios: Sequence[Array]) -> dict[str, float]:
 
 def platform_of(phone: str, sets: Sequence[str]) -> Platform:
     """Return a phone's lanes: its GPU and the timed sets of cores; sets that share cores exclude each other."""
-    lanes = [Processor("gpu", "gpu", {"gpu": 1.0}, "gpu")]
+    processors = [Processor("gpu", "gpu", {"gpu": 1.0}, "gpu")]
     for cores in sets:
         parts = re.findall(r"(\d)(large|med|small)", cores)
         shares = {f"{kind}{index}": 1.0 for count, kind in parts for index in range(int(count))}
-        lanes.append(Processor(cores, "cpu", shares, cores, {"threads": len(shares)}))
-    return Platform(phone, tuple(lanes))
+        processors.append(Processor(cores, "cpu", shares, cores, {"threads": len(shares)}))
+    return Platform(phone, tuple(processors))
 
 
 def platform_text(platform: Platform, source: str, command: str = COMMAND) -> str:
     """Return a platform as the YAML file that is read by ``--platform``."""
     lines = [f"# {source}", f"# Written by {command}", f"name: {platform.name}", "processors:"]
-    for lane in platform.processors:
-        shares = ", ".join(f"{name}: {share:g}" for name, share in lane.resources.items())
-        options = "".join(f", options: {{threads: {lane.options['threads']}}}" if lane.options else "")
-        lines.append(f"  - {{name: {lane.name}, kind: {lane.kind}, resources: {{{shares}}}{options}}}")
+    for processor in platform.processors:
+        shares = ", ".join(f"{name}: {share:g}" for name, share in processor.resources.items())
+        options = "".join(f", options: {{threads: {processor.options['threads']}}}" if processor.options else "")
+        lines.append(f"  - {{name: {processor.name}, kind: {processor.kind}, resources: {{{shares}}}{options}}}")
     lines += ["links:"] if platform.links else []
     for link in platform.links:
         lines.append(f"  - between: [{', '.join(link.between)}]")
@@ -212,7 +212,7 @@ def fit_phone(phone: str, models: Sequence[PhoneModel], out: Path, done: Callabl
         fitted[cores] = fit_whole_models(cpu_wholes(phone, cores, models))
     done(f"{phone} {' '.join(sets)}")
     processors = {
-        lane: replace(processor, errors=errors([ratios[lane]["model"]["float"]])) for lane, processor in fitted.items()
+        name: replace(processor, errors=errors([ratios[name]["model"]["float"]])) for name, processor in fitted.items()
     }
     name, chip = CHIPS[phone]
     provenance = {
@@ -233,19 +233,19 @@ def fit_phone(phone: str, models: Sequence[PhoneModel], out: Path, done: Callabl
 
 
 def summary(ratios: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the errors of each lane of each phone, and of all of them."""
+    """Return the errors of each processor of each phone, and of all of them."""
     found: dict[str, Any] = {"schema_version": 1, "command": COMMAND, "measured_by": SOURCE, "all": {}, "phones": {}}
     for protocol in ("model", "family"):
         for what, on_gpu in (("gpu float", True), ("cpu float", False), ("cpu quant", False)):
-            chosen = [r for p in ratios.values() for lane, r in p.items() if (lane == "gpu") == on_gpu]
+            chosen = [r for p in ratios.values() for processor, r in p.items() if (processor == "gpu") == on_gpu]
             kinds = {f"{what}": what.split()[1], f"{what.split()[0]} macs only": "macs_only"}
             for label, kind in kinds.items():
                 each = [r[protocol][kind] for r in chosen if kind in r[protocol]]
                 found["all"].setdefault(f"{protocol} kept out", {})[label] = errors(each)
-    for phone, lanes in ratios.items():
+    for phone, processors in ratios.items():
         found["phones"][phone] = {
-            lane: {f"{p} kept out": {k: errors([v]) for k, v in kinds.items()} for p, kinds in r.items()}
-            for lane, r in lanes.items()
+            processor: {f"{p} kept out": {k: errors([v]) for k, v in kinds.items()} for p, kinds in r.items()}
+            for processor, r in processors.items()
         }
     return found
 

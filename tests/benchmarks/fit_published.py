@@ -63,7 +63,7 @@ def bytes_of(model: str, *, weights: bool = True) -> float:
     return float(sum(f.moved_bytes - (not weights) * f.weight_bytes for f in features_of(model)))
 
 
-def lane(mac_s: float, byte_s: float, *, sigma: float, weights: bool = True, **more: Any) -> ProcessorProfile:
+def processor(mac_s: float, byte_s: float, *, sigma: float, weights: bool = True, **more: Any) -> ProcessorProfile:
     """Return a processor with one price for each multiply-accumulate and one for each byte."""
     prices = {"macs": mac_s, "read": byte_s, "written": byte_s, "weight": byte_s * weights}
     model = KernelModel({name: price for name, price in prices.items() if price > 0}, sigma=sigma)
@@ -80,13 +80,15 @@ def left_out(predicted: Mapping[str, float], published: Mapping[str, float]) -> 
     return {"figures_ms": each, "errors": summary}
 
 
-def device(name: str, lanes: Mapping[str, tuple[Any, ProcessorProfile]], report: Report, *links: LinkProfile) -> Device:
-    """Put a device together: lane → its kind and its profile."""
+def device(
+    name: str, profiles: Mapping[str, tuple[Any, ProcessorProfile]], report: Report, *links: LinkProfile
+) -> Device:
+    """Put a device together: processor → its kind and its profile."""
     provenance = {"fitted_by": COMMAND, **{k: v for k, v in report.items() if k != "left_out"}}
     errors = {what: found["errors"] for what, found in report["left_out"].items() if "errors" in found}
-    processors = tuple(Processor(n, kind, {n: 1.0}, n) for n, (kind, _) in lanes.items())
+    processors = tuple(Processor(n, kind, {n: 1.0}, n) for n, (kind, _) in profiles.items())
     connected = tuple(_link(e) for e in links)
-    profile = CostProfile(name, {n: p for n, (_, p) in lanes.items()}, links, provenance=provenance, errors=errors)
+    profile = CostProfile(name, {n: p for n, (_, p) in profiles.items()}, links, provenance=provenance, errors=errors)
     return profile, Platform(name, processors, connected), report
 
 
@@ -174,7 +176,7 @@ CODL = {
 def codl(name: str, published: Mapping[str, Any]) -> Device:
     """Seed 002: five models on a CPU and on a GPU; what sharing costs is from one operator on the Snapdragon 855."""
     models = [CODL[m] for m in published["models"]]
-    lanes, out = {}, {}
+    processors, out = {}, {}
     for kind in ("cpu", "gpu"):
         times = np.array(published[name][kind], dtype=np.float64) * 1e-3
         table = np.array([[float(kind == "gpu"), macs_of(m), bytes_of(m, weights=False)] for m in models])
@@ -183,13 +185,16 @@ def codl(name: str, published: Mapping[str, Any]) -> Device:
         out[f"each model on the {kind} in turn"] = found
         start_s, mac_s, byte_s = nonnegative_prices(table, times)
         sigma = max(0.1, 1.5 * found["errors"]["median"])
-        lanes[kind] = (kind, lane(float(mac_s), float(byte_s), sigma=sigma, weights=False, invocation_s=float(start_s)))
+        processors[kind] = (
+            kind,
+            processor(float(mac_s), float(byte_s), sigma=sigma, weights=False, invocation_s=float(start_s)),
+        )
     one = published["operator_snapdragon855"]["conv3x3_in_112x112x32_out_64_ratio_0.5"]
     shared = (112 * 112 * 32 + 112 * 112 * 64) * 4 / 2
     latency_s = (one["pre_sync"] + one["post_sync"] + one["map"] + one["unmap"]) * 1e-3
     link = LinkProfile("cpu", "gpu", latency_s, one["transform"] * 1e-3 / shared)
     if name == "snapdragon855":
-        out |= _operators_left_out(CostProfile(name, {n: p for n, (_, p) in lanes.items()}), published, link)
+        out |= _operators_left_out(CostProfile(name, {n: p for n, (_, p) in processors.items()}), published, link)
     report: Report = {
         "source": "seed 002 (CoDL, MobiSys 2022): figures read from the paper, within 2 ms",
         "fitted_to": "five models on the CPU (a MAC, a byte of activations) and on the GPU (and a start); "
@@ -197,7 +202,7 @@ def codl(name: str, published: Mapping[str, Any]) -> Device:
         "not_fitted": "sharing" + ("" if name == "snapdragon855" else ", which is the Snapdragon 855's"),
         "left_out": out,
     }
-    return device(name, lanes, report, link)
+    return device(name, processors, report, link)
 
 
 def _operators_left_out(profile: CostProfile, published: Mapping[str, Any], link: LinkProfile) -> Report:
@@ -235,7 +240,7 @@ def _leave_one_out(table: Array, times: Array) -> Array:
 
 
 def xavier(published: Mapping[str, Any]) -> Device:
-    """Seed 001: four models alone; six at once are left to the law of one lane."""
+    """Seed 001: four models alone; six at once are left to the law of one processor."""
     models = {"alexnet": "alexnet", "squeezenet": "squeezenet1_0", "vgg16": "vgg16", "regnet_y_32gf": "regnet_y_32gf"}
     figures = published["alone_and_six_at_once"]
     times = np.array([figures[m][0] for m in models]) * 1e-3
@@ -245,7 +250,7 @@ def xavier(published: Mapping[str, Any]) -> Device:
     dispatch_s, slower = nonnegative_prices(table, times)
     alone = left_out(dict(zip(models, each, strict=True)), {m: figures[m][0] for m in models})
     six = left_out({m: 6.0 * figures[m][0] for m in models}, {m: figures[m][1] for m in models})
-    gpu = lane(
+    gpu = processor(
         float(slower) / XAVIER_MACS_PER_S,
         float(slower) / XAVIER_BYTES_PER_S,
         sigma=max(0.1, 1.5 * alone["errors"]["median"]),
@@ -276,7 +281,7 @@ def zcu102(published: Mapping[str, Any]) -> Device:
     mac_s, byte_s, latency_s, gain_s = outcomes[0.5, 1.0]
     report: Report = {
         "source": "seed 003: SqueezeNet on the ZCU102, 1000 images",
-        "fitted_to": "sequential 202.72 ms, and that 4 of 8 groups gain from running in parallel (a hand-over)",
+        "fitted_to": "sequential 202.72 ms, and that 4 of 8 groups gain from running in parallel (a transfer)",
         "not_fitted": "half of the time goes to bytes; the CPU is as fast as the NPU: neither is published",
         "parallel_ms_if_these_were_otherwise": [round(min(gains) * 1e3, 2), round(max(gains) * 1e3, 2)],
         "left_out": {
@@ -285,8 +290,8 @@ def zcu102(published: Mapping[str, Any]) -> Device:
             )
         },
     }
-    lanes = {name: (name, lane(mac_s, byte_s, sigma=0.3)) for name in ("cpu", "npu")}
-    return device("zcu102", lanes, report, LinkProfile("npu", "cpu", latency_s))
+    processors = {name: (name, processor(mac_s, byte_s, sigma=0.3)) for name in ("cpu", "npu")}
+    return device("zcu102", processors, report, LinkProfile("npu", "cpu", latency_s))
 
 
 def _expansions(features: Sequence[OperatorFeatures]) -> list[tuple[OperatorFeatures, OperatorFeatures]]:
@@ -301,7 +306,7 @@ def _expansions(features: Sequence[OperatorFeatures]) -> list[tuple[OperatorFeat
 def _parallel(
     pairs: Sequence[tuple[OperatorFeatures, OperatorFeatures]], mac_s: float, byte_s: float, ratio: float, gaining: int
 ) -> tuple[float, float]:
-    """Return what a hand-over takes so that ``gaining`` groups gain, and what they gain together."""
+    """Return what a transfer takes so that ``gaining`` groups gain, and what they gain together."""
 
     def took(f: OperatorFeatures) -> float:
         return f.macs * mac_s + f.moved_bytes * byte_s
@@ -337,7 +342,7 @@ def odroid(_: Mapping[str, Any]) -> Device:
             ),
         },
     }
-    gpu = lane(mac_s, byte_s, sigma=0.5, cache_bytes=196_608)
+    gpu = processor(mac_s, byte_s, sigma=0.5, cache_bytes=196_608)
     return device("odroid-xu4", {"gpu": ("gpu", gpu)}, report)
 
 

@@ -10,10 +10,10 @@ What is true (all times of an instance are scaled to about one second for the wh
   network, times a factor of its own.
 - Hidden from the model: an operator takes 10 % (sd) more or less where its predecessor in the order is in the same
   part, and up to 25 % more as the first of a part, depending on where the part before it ran.
-- A part starts when its lane is free and all parts that it reads have handed over.
+- A part starts when its processor is free and all parts that it reads have handed over.
 
-The model knows operators, overheads and hand-overs, each wrong by 20 % (sd of the logarithm), and no interaction. A
-trial returns the time of each part and of each hand-over with 3 % of noise.
+The model knows operators, overheads and transfers, each wrong by 20 % (sd of the logarithm), and no interaction. A
+trial returns the time of each part and of each transfer with 3 % of noise.
 
 The optimum of a chain comes from :func:`optimizer.exact.chain.best_chains` on the true costs, into which the
 interactions fold without loss. Of a graph with branches all plans are enumerated.
@@ -47,14 +47,14 @@ class Truth:
     """What things truly take, in seconds, by processor in platform order.
 
     Attributes:
-        operator_s, overhead_s, hand_over_s: as in :class:`~optimizer.exact.chain.ChainCosts`.
+        operator_s, overhead_s, transfer_s: as in :class:`~optimizer.exact.chain.ChainCosts`.
         together_s: shape ``(P, n)``: what an operator takes more where its predecessor in the order is in its part.
         entering_s: shape ``(n, P, P)``: what it takes more as the first of a part, ``[operator, from, to]``.
     """
 
     operator_s: _Seconds
     overhead_s: _Seconds
-    hand_over_s: _Seconds
+    transfer_s: _Seconds
     together_s: _Seconds
     entering_s: _Seconds
 
@@ -87,9 +87,9 @@ class Instance:
 
     def measure(self, plan: Plan, rng: np.random.Generator) -> tuple[float, tuple[float, ...]]:
         """Return what one trial sees: the latency and the time of each part."""
-        stage_s, hand_over_s = self._parts(plan)
+        stage_s, transfer_s = self._parts(plan)
         noisy = stage_s * np.exp(NOISE * rng.standard_normal(stage_s.shape))
-        latency_s = self._schedule(plan, noisy, hand_over_s * np.exp(NOISE * rng.standard_normal(hand_over_s.shape)))
+        latency_s = self._schedule(plan, noisy, transfer_s * np.exp(NOISE * rng.standard_normal(transfer_s.shape)))
         return latency_s, tuple(float(s) for s in noisy)
 
     @cached_property
@@ -101,31 +101,31 @@ class Instance:
             float(_all_latencies(self.graph, self.truth, parts).min()) for parts in range(1, self.max_stages + 1)
         )
 
-    def _lanes(self, plan: Plan) -> list[int]:
+    def _processors(self, plan: Plan) -> list[int]:
         names = [p.name for p in self.model.platform.processors]
         return [names.index(stage.processor) for stage in plan.stages]
 
     def _parts(self, plan: Plan) -> tuple[_Seconds, _Seconds]:
         """Return the time of each part, and what it takes to hand over to part ``j`` from part ``i``, ``[i, j]``."""
-        truth, lanes = self.truth, self._lanes(plan)
-        stage_s, hand_over_s = np.zeros(len(lanes)), np.zeros((len(lanes), len(lanes)))
-        for j, (stage, lane) in enumerate(zip(plan.stages, lanes, strict=True)):
+        truth, processors = self.truth, self._processors(plan)
+        stage_s, transfer_s = np.zeros(len(processors)), np.zeros((len(processors), len(processors)))
+        for j, (stage, processor) in enumerate(zip(plan.stages, processors, strict=True)):
             first, *rest = stage.operators
-            stage_s[j] = truth.overhead_s[lane] + truth.operator_s[lane, list(stage.operators)].sum()
-            stage_s[j] += truth.together_s[lane, rest].sum()
+            stage_s[j] = truth.overhead_s[processor] + truth.operator_s[processor, list(stage.operators)].sum()
+            stage_s[j] += truth.together_s[processor, rest].sum()
             if j:
-                stage_s[j] += truth.entering_s[first, lanes[j - 1], lane]
-            hand_over_s[:, j] = truth.hand_over_s[first, lanes, lane]
-        return stage_s, hand_over_s
+                stage_s[j] += truth.entering_s[first, processors[j - 1], processor]
+            transfer_s[:, j] = truth.transfer_s[first, processors, processor]
+        return stage_s, transfer_s
 
-    def _schedule(self, plan: Plan, stage_s: _Seconds, hand_over_s: _Seconds) -> float:
+    def _schedule(self, plan: Plan, stage_s: _Seconds, transfer_s: _Seconds) -> float:
         place = {o: i for i, stage in enumerate(plan.stages) for o in stage.operators}
         ends = np.zeros(len(plan.stages))
         free: dict[int, float] = {}
-        for j, (stage, lane) in enumerate(zip(plan.stages, self._lanes(plan), strict=True)):
+        for j, (stage, processor) in enumerate(zip(plan.stages, self._processors(plan), strict=True)):
             needs = {place[p] for o in stage.operators for p in self.graph.predecessors(o)} - {j}
-            start = max([free.get(lane, 0.0), *(ends[i] + hand_over_s[i, j] for i in needs)])
-            ends[j] = free[lane] = start + stage_s[j]
+            start = max([free.get(processor, 0.0), *(ends[i] + transfer_s[i, j] for i in needs)])
+            ends[j] = free[processor] = start + stage_s[j]
         return float(ends.max())
 
 
@@ -134,17 +134,17 @@ def instance(number: int) -> Instance:
     rng = np.random.default_rng([2026, number])
     branches = number % 3 == 2
     processors = 2 + (number // 3) % 3
-    lanes = _LIKES[-3 if processors == 3 and number % 2 else processors]
-    platform = Platform(f"p{number}", tuple(Processor(f"{like}{i}", "cpu", {}, like) for i, like in enumerate(lanes)))
+    likes = _LIKES[-3 if processors == 3 and number % 2 else processors]
+    platform = Platform(f"p{number}", tuple(Processor(f"{like}{i}", "cpu", {}, like) for i, like in enumerate(likes)))
     # Where all plans are enumerated, they must not be more than a few million.
     count = int(np.exp(rng.uniform(np.log(22), np.log(200))))
     few = 4 if count**3 / 6 * processors**4 < 3e6 else 3
     parts = few if branches else int(rng.integers(4, 9))
     graph = _branching(count, rng) if branches else _chain(count, rng)
-    truth = _truth(graph, lanes, rng)
-    likes = list(dict.fromkeys(lanes))
-    lane_like = [likes.index(like) for like in lanes]
-    pairs = np.ix_(lane_like, lane_like)
+    truth = _truth(graph, likes, rng)
+    kinds = list(dict.fromkeys(likes))
+    kind = [kinds.index(like) for like in likes]
+    pairs = np.ix_(kind, kind)
 
     def wrong(size: tuple[int, ...]) -> _Seconds:
         return np.exp(MODEL_ERROR * rng.standard_normal(size))
@@ -152,16 +152,16 @@ def instance(number: int) -> Instance:
     nodes = len(graph.operators)
     model = ChainCosts(
         platform,
-        truth.operator_s * wrong((len(likes), nodes))[lane_like],
-        truth.overhead_s * wrong((len(likes),))[lane_like],
-        truth.hand_over_s * wrong((nodes, len(likes), len(likes)))[:, pairs[0], pairs[1]],
+        truth.operator_s * wrong((len(likes), nodes))[kind],
+        truth.overhead_s * wrong((len(likes),))[kind],
+        truth.transfer_s * wrong((nodes, len(likes), len(likes)))[:, pairs[0], pairs[1]],
     )
     return Instance(number, graph, ChainSpace(graph, platform, parts), parts, model, truth)
 
 
-def _truth(graph: Graph, lanes: Sequence[str], rng: np.random.Generator) -> Truth:
-    likes = list(dict.fromkeys(lanes))
-    of = [likes.index(like) for like in lanes]
+def _truth(graph: Graph, processors: Sequence[str], rng: np.random.Generator) -> Truth:
+    likes = list(dict.fromkeys(processors))
+    of = [likes.index(like) for like in processors]
     count = len(graph.operators)
     kinds = [_KINDS.index(o.kind) for o in graph.operators]
     size = np.exp(rng.standard_normal(count))
@@ -173,7 +173,7 @@ def _truth(graph: Graph, lanes: Sequence[str], rng: np.random.Generator) -> Trut
     nbytes = np.exp(0.5 * rng.standard_normal(count))
     link = np.exp(0.3 * rng.standard_normal((len(likes), len(likes))))
     apart = 0.004 + 0.008 * nbytes[:, None, None] * link
-    same = np.array([[i == j for j in range(len(lanes))] for i in range(len(lanes))])
+    same = np.array([[i == j for j in range(len(processors))] for i in range(len(processors))])
     entering = rng.uniform(0.0, 0.25, (count, len(likes), len(likes))) * operator_s.T[:, None, :]
     together = INTERACTION * rng.standard_normal((len(likes), count)) * operator_s
     together[:, 0] = 0.0
@@ -198,18 +198,18 @@ def _drift(count: int, rng: np.random.Generator) -> _Seconds:
 
 
 def _folded(platform: Platform, truth: Truth) -> ChainCosts:
-    """Return costs in which the interactions are part of operators and hand-overs: a part's first has none before."""
+    """Return costs in which the interactions are part of operators and transfers: a part's first has none before."""
     return ChainCosts(
         platform,
         truth.operator_s + truth.together_s,
         truth.overhead_s,
-        truth.hand_over_s + truth.entering_s - truth.together_s.T[:, None, :],
+        truth.transfer_s + truth.entering_s - truth.together_s.T[:, None, :],
     )
 
 
 def _all_latencies(graph: Graph, truth: Truth, parts: int) -> _Seconds:
-    """Return what every plan of exactly ``parts`` parts takes, alike lanes told apart: ``(lanes^parts, cuts)``."""
-    lanes, count = truth.operator_s.shape
+    """Return the time of every plan of ``parts`` parts, alike processors distinguished: ``(names^parts, cuts)``."""
+    processors, count = truth.operator_s.shape
     edges = np.zeros((count + 1, count + 1), dtype=np.int64)
     for operator in range(count):
         for before in graph.predecessors(operator):
@@ -228,20 +228,22 @@ def _all_latencies(graph: Graph, truth: Truth, parts: int) -> _Seconds:
         for i in range(parts)
         for j in range(i + 1, parts)
     }
-    plain = np.concatenate((np.zeros((lanes, 1)), (truth.operator_s + truth.together_s).cumsum(axis=1)), axis=1)
+    plain = np.concatenate((np.zeros((processors, 1)), (truth.operator_s + truth.together_s).cumsum(axis=1)), axis=1)
     found = []
-    for word in product(range(lanes), repeat=parts):
+    for word in product(range(processors), repeat=parts):
         ends: list[_Seconds] = []
-        free = {lane: np.zeros(len(inner)) for lane in word}
-        for j, lane in enumerate(word):
-            took = plain[lane][lasts[j]] - plain[lane][firsts[j]] - truth.together_s[lane][firsts[j]]
-            took = took + truth.overhead_s[lane] + (truth.entering_s[firsts[j], word[j - 1], lane] if j else 0.0)
-            start = free[lane]
+        free = {processor: np.zeros(len(inner)) for processor in word}
+        for j, processor in enumerate(word):
+            took = plain[processor][lasts[j]] - plain[processor][firsts[j]] - truth.together_s[processor][firsts[j]]
+            took = (
+                took + truth.overhead_s[processor] + (truth.entering_s[firsts[j], word[j - 1], processor] if j else 0.0)
+            )
+            start = free[processor]
             for i in range(j):
-                ready = ends[i] + truth.hand_over_s[firsts[j], word[i], lane]
+                ready = ends[i] + truth.transfer_s[firsts[j], word[i], processor]
                 start = np.where(reads[i, j], np.maximum(start, ready), start)
             ends.append(start + took)
-            free[lane] = ends[-1]
+            free[processor] = ends[-1]
         found.append(np.max(ends, axis=0))
     return np.array(found)
 

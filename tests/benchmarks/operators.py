@@ -6,6 +6,7 @@ and by the product, on the same inputs; outputs are compared. The table goes to 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -29,6 +30,7 @@ from tests.support.models.operator_corpus import Case, corpus
 from tests.support.models.tflite_models import Array
 
 _LIMIT_S = 20
+_M_PERTURB = -6  # malloc.h
 _RESULT = Path(__file__).parents[2] / "experiments" / "results" / "operators.md"
 
 
@@ -50,8 +52,12 @@ class Outcome:
         return bool(self.runtime) == bool(self.ours)
 
 
-def interpreted(path: Path, inputs: Sequence[Array] | None) -> list[Array] | str:
-    """Return the outputs of the plain Interpreter, in a process of its own, or why it does not run the model."""
+def interpreted(path: Path, inputs: Sequence[Array] | None, fill: int = 0) -> list[Array] | str:
+    """Return the outputs of the plain Interpreter, in a process of its own, or why it does not run the model.
+
+    Args:
+        fill: a byte with which fresh memory is filled, which shows what a kernel leaves unwritten; 0 fills nothing.
+    """
     kept = path.with_suffix(".npz")
     kept.unlink(missing_ok=True)
     said = path.with_suffix(".txt")
@@ -61,6 +67,7 @@ def interpreted(path: Path, inputs: Sequence[Array] | None) -> list[Array] | str
         try:
             signal.alarm(_LIMIT_S)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            ctypes.CDLL(None).mallopt(_M_PERTURB, fill)
             np.savez(kept, *_run(path, inputs))
         except Exception as error:  # noqa: BLE001 - whatever the runtime raises is the answer
             said.write_text(" ".join(str(error).split()) or "an error without a word")
@@ -103,17 +110,24 @@ def tried(session: LitertSession, case: Case, folder: Path) -> Outcome:
                 ours = "its outputs differ from those of the whole model"
     except OptimizeError as error:
         ours = " ".join(error.what.split())
-    expected = interpreted(path, inputs)
+    expected = interpreted(path, inputs, 1)
     if isinstance(expected, str):
         return Outcome(case, expected, ours)
-    if not ours and not all(_same(a, b) for a, b in zip(outputs, expected, strict=True)):
+    again = interpreted(path, inputs, 0xAA)
+    if isinstance(again, str):
+        return Outcome(case, again, ours)
+    if not ours and not all(_same(*each) for each in zip(outputs, expected, again, strict=True)):
         ours = "its outputs differ from those of Interpreter"
     return Outcome(case, "", ours)
 
 
-def _same(a: Array, b: Array) -> bool:
-    if a.size != b.size:
+def _same(a: Array, b: Array, again: Array) -> bool:
+    """Return whether outputs agree in what the Interpreter writes: EMBEDDING_LOOKUP of int16 fills half of its own."""
+    if a.size != b.size or again.size != b.size:
         return False
+    a, b, again = a.ravel(), b.ravel(), again.ravel()
+    written = (b == again) | ((b != b) & (again != again))  # noqa: PLR0124 - not a number
+    a, b = a[written], b[written]
     if not np.issubdtype(b.dtype, np.inexact):
         return bool(np.max(np.abs(a.astype(np.int64).ravel() - b.astype(np.int64).ravel()), initial=0) <= 1)
     return bool(np.allclose(a.ravel(), b.ravel(), rtol=1e-3, atol=1e-4, equal_nan=True))
@@ -138,8 +152,7 @@ def table(found: Sequence[Outcome]) -> str:
         "",
         (
             f"{len(kinds)} builtin operators with a kernel in LiteRT, {len(found)} models, of which the plain "
-            f"`Interpreter` runs "
-            f"{len(ran)} of them. Where one runs a model the other does too: {agreed} of {len(found)}. "
+            f"`Interpreter` runs {len(ran)}. Where one runs a model the other does too: {agreed} of {len(found)}. "
             "Made by `python -m tests.benchmarks.operators`."
         ),
         "",

@@ -37,7 +37,7 @@ class PartnerSampler(BaseSampler):
             command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, text=True, env=environment, cwd=self._folder.name
         )
         self._waiting: list[dict[str, Any]] = []
-        self._untold: list[tuple[dict[str, Any], float]] = []
+        self._unreported: list[tuple[dict[str, Any], float]] = []
         self._space: dict[str, BaseDistribution] = {}
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:  # noqa: ARG002
@@ -62,8 +62,8 @@ class PartnerSampler(BaseSampler):
         if not search_space:
             return {}
         if not self._waiting:
-            self._send({"tell": self._untold})
-            self._untold = []
+            self._send({"tell": self._unreported})
+            self._unreported = []
             self._send({"ask": self._batch})
             self._waiting = json.loads(self._process.stdout.readline())  # type: ignore[union-attr]
         found = self._waiting.pop(0)
@@ -92,7 +92,7 @@ class PartnerSampler(BaseSampler):
 
     def _note(self, params: dict[str, Any], value: float | None) -> None:
         plain = {n: params[n] if isinstance(d, IntDistribution) else str(params[n]) for n, d in self._space.items()}
-        self._untold.append((plain, float(value or 0.0)))
+        self._unreported.append((plain, float(value or 0.0)))
 
     def _send(self, message: dict[str, Any]) -> None:
         self._process.stdin.write(json.dumps(message) + "\n")  # type: ignore[union-attr]

@@ -2,13 +2,17 @@
 
 ::
 
-    python -m tests.benchmarks.runtimes OUT.json squeezenet1_1 vgg16 … --runs FOLDER
-    python -m tests.benchmarks.runtimes OUT.json squeezenet1_1 … --runs FOLDER --max-error 0.05
+    python -m tests.benchmarks.runtimes OUT.json --runs FOLDER
+    python -m tests.benchmarks.runtimes OUT.json --runs FOLDER --only vgg16 --processors cpu,cpu:openvino
 
-For each model and each number of threads the plan is searched with ``optimize --processors`` (or taken from its run
-folder, where that is finished). Then LiteRT whole, OpenVINO whole, OpenVINO's own placements (``AUTO``, ``HETERO``),
-and the plan are measured in one final: interleaved, on instances that are rebuilt. The file holds how many times as
-long as the plan each takes, with its 95 % interval, the plan's error, and the geometric means over all models.
+The studies are those of ``experiments/runtimes.yaml``, in the folders that ``optimize run`` gives them; what is
+finished there is not searched again. Then LiteRT whole, OpenVINO whole, OpenVINO's own placements (``AUTO``,
+``HETERO``), the plan and the best plan on more than one processor are measured in one final: interleaved, on instances
+that are rebuilt.
+``--calibrated FILE`` adds the plan that the cost model of ``optimize calibrate`` chooses, without measuring any.
+
+OUT.json holds for each study by how much each takes longer than the plan, with its 95 % interval; the plan's error; and
+what mixing could gain if transfers were free (each operator on the faster runtime), beside what stages cost.
 """
 
 from __future__ import annotations
@@ -16,10 +20,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -28,23 +35,29 @@ from evaluators.base import conditions_of, counters_of
 from evaluators.litert.processors import make_processor
 from evaluators.litert.session import LitertEvaluator
 from evaluators.measurement.final import FinalPolicy, run_final
+from optimizer.campaign.file import read_campaign
+from optimizer.campaign.studies import Planned, plan_studies
+from optimizer.files import write_atomic
+from optimizer.model.profile import Profile
 from optimizer.provenance import provenance
 from optimizer.report.console import ProgressWatcher
 from optimizer.study.config import StudyConfig
 from optimizer.study.course import run_study
+from optimizer.study.folder import LOG
+from optimizer.study.limits import keeps, limits_of
+from optimizer.study.log import read_log
+from optimizer.study.result import Result
+from search_spaces.core.errors import OptimizeError
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor, tell_apart
 from search_spaces.models import load
 from search_spaces.spaces.chain import chain_plan
 
-LITERT, OPENVINO, AUTO, HETERO, OURS = "LiteRT", "OpenVINO", "AUTO", "HETERO", "plan"
-
-
-def lanes(threads: int, *, reduced: bool) -> list[str]:
-    """Return the names of the processors that a plan may use."""
-    cores = {1: "cpu0", 2: "cpu"}[threads]
-    words = ["", ":openvino", *([":openvino-bf16"] if reduced else [])]
-    return [cores + word for word in words]
+CAMPAIGN = Path(__file__).parents[2] / "experiments" / "runtimes.yaml"
+LITERT, OPENVINO, BF16, AUTO, HETERO = "LiteRT", "OpenVINO", "OpenVINO bf16", "AUTO", "HETERO"
+OURS, MIXED, CALIBRATED = "plan", "mixed", "calibrated"
+SINGLE = (LITERT, OPENVINO, BF16)
+POLICY = FinalPolicy(max_s=8.0, disturbed_s=8.0, min_rounds=4)
 
 
 def placed_by_openvino(whole: Processor, device: str) -> Processor:
@@ -53,83 +66,194 @@ def placed_by_openvino(whole: Processor, device: str) -> Processor:
     return replace(whole, name=device, like=f"{whole.like}:{device}", options=options)
 
 
-def searched(model: str, names: list[str], max_error: float | None, out: Path, budget: int) -> Plan:
-    """Return the best plan of a study in ``out``."""
-    config = StudyConfig.model_validate(
-        {"model": model, "budget": budget, "processors": names, "max_error": max_error, "out": out}
-    )
-    with ProgressWatcher(budget, quiet=True, verbose=False) as watcher:
-        result = run_study(config, watcher, ["python", "-m", "tests.benchmarks.runtimes"])
-    if result.verdict is None:
-        raise SystemExit(f"{model}: nothing was found")
-    return result.verdict.best if result.verdict.challenger is None else result.verdict.challenger
+def searched(config: StudyConfig) -> Result:
+    """Return the result of a study; a finished one is read."""
+    with ProgressWatcher(config.budget, quiet=True, verbose=False) as watcher:
+        return run_study(config, watcher, ["python", "-m", "tests.benchmarks.runtimes"])
 
 
-def measured(model: str, names: list[str], plan: Plan) -> dict[str, Any]:
+def by_cost_model(config: StudyConfig, profile: Path) -> Plan | None:
+    """Return the plan that a calibrated cost model chooses."""
+    with TemporaryDirectory() as folder:
+        asked = {"evaluator": "cost-model", "platform": profile, "out": Path(folder) / "run", "study": None}
+        return searched(config.model_copy(update=asked)).best
+
+
+def mixed_plan(config: StudyConfig, result: Result) -> Plan | None:
+    """Return the plan on more than one processor that took least and keeps the limit."""
+    kept = [t.plan for t in result.history.ranking() if keeps(limits_of(config), t, "latency")]
+    return next((plan for plan in kept if len({s.processor for s in plan.stages}) > 1), None)
+
+
+def reason(result: Result) -> dict[str, Any]:
+    """Return what a study's profile says of mixing: the gain if it were free, and what stages and transfers cost."""
+    record = next(r for r in read_log(result.run_dir / LOG).records if r.kind == "profile")
+    known = Profile.from_json(record.data)
+    operator_s = np.array([known.operator_s[p.like] for p in result.platform.processors])
+    fastest = operator_s.argmin(axis=0)
+    whole_s = min(known.whole_s.values())
+    return {
+        "free_mixing_gain": whole_s / float(operator_s.min(axis=0).sum()),
+        "changes_of_runtime": int(sum(a != b for a, b in pairwise(fastest.tolist()))),
+        "whole_us": whole_s * 1e6,
+        "stage_us": {p.name: known.overhead_s[p.like] * 1e6 for p in result.platform.processors},
+        "transfer_us": {pair: seconds * 1e6 for pair, seconds in known.transfer_s.items()},
+    }
+
+
+def measured(config: StudyConfig, result: Result, calibrated: Plan | None) -> dict[str, Any]:
     """Return the milliseconds of each way to run a model, and how many times as long as the plan it takes."""
-    graph = load(model)
+    if result.best is None:
+        raise SystemExit(f"{config.model}: nothing was found")
+    graph, names = load(config.model), list(config.processors or ())
     found = [make_processor(name) for name in names]
-    extra = [placed_by_openvino(found[1], device) for device in (AUTO, HETERO)]
-    platform = Platform("runtimes", tell_apart((*found, *extra)))
-    whole = {LITERT: names[0], OPENVINO: names[1], AUTO: AUTO, HETERO: HETERO}
-    plans = {OURS: plan, **{label: chain_plan(graph, (), [name]) for label, name in whole.items()}}
+    if config.max_error is None:
+        found += [placed_by_openvino(found[1], device) for device in (AUTO, HETERO)]
+    platform = Platform("runtimes", tell_apart(found))
+    labels = (LITERT, OPENVINO, AUTO, HETERO) if config.max_error is None else SINGLE
+    plans = {label: chain_plan(graph, (), [p.name]) for label, p in zip(labels, platform.processors, strict=True)}
+    others = {OURS: result.best, MIXED: mixed_plan(config, result), CALIBRATED: calibrated}
+    same: dict[str, str] = {}
+    for label, plan in others.items():
+        if plan is None:
+            continue
+        twin = next((other for other, known in plans.items() if known.digest == plan.digest), None)
+        if twin is None:
+            plans[label] = plan
+        else:
+            same[label] = twin
     with LitertEvaluator().prepare(platform) as session:
+        errors = {}
+        for label, plan in list(plans.items()):
+            try:
+                with closing(session.load(graph, plan)) as candidate:
+                    agreement = candidate.verify()
+            except OptimizeError:
+                del plans[label]
+                continue
+            errors[label] = None if agreement is None else agreement.max_rel_error
         final = run_final(
-            [partial(session.load, graph, each, fresh=True) for each in plans.values()],
-            FinalPolicy(),
+            [partial(session.load, graph, plan, fresh=True) for plan in plans.values()],
+            POLICY,
             np.random.default_rng(0),
             conditions=conditions_of(session),
             counters=counters_of(session),
             watched=lambda _: range(len(plans)),
             computed=False,
         )
-        with closing(session.load(graph, plan)) as candidate:
-            agreement = candidate.verify()
-        conditions = session.conditions()
     standings = dict(zip(plans, final.standings, strict=True))
-    ratios = {label: final.ratio(place, 0) for place, label in enumerate(plans) if not standings[label].failure}
+    order = list(plans)
+    ours = order.index(same.get(OURS, OURS))
+    ratios = {label: final.ratio(order.index(label), ours) for label, s in standings.items() if not s.failure}
     return {
-        "plan": plan.to_json(),
+        "plan": result.best.to_json(),
+        "stages": len(result.best.stages),
+        "same": same,
         "ms": {label: s.samples.median * 1e3 for label, s in standings.items() if s.samples is not None},
         "failures": {label: s.failure for label, s in standings.items() if s.failure},
-        "over_the_plan": {label: [r.value, r.low, r.high] for label, r in ratios.items() if label != OURS},
-        "max_rel_error": None if agreement is None else agreement.max_rel_error,
-        "conditions": conditions,
+        "over_the_plan": {label: [r.value, r.low, r.high] for label, r in ratios.items()},
+        "max_rel_error": errors,
+        "top1": result.deployed.top1 if result.deployed is not None else None,
+        "mixing": reason(result),
     }
 
 
-def means(models: dict[str, Any]) -> dict[str, float]:
-    """Return the geometric means over all measured rows, of LiteRT and of the better runtime, over the plan."""
-    rows = [row["over_the_plan"] for row in models.values()]
-    best = [min(row[LITERT][0], row[OPENVINO][0]) for row in rows]
+def _geometric(values: Iterable[float]) -> float | None:
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else None
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what the rows of one group say together; ratios of a whole model over the plan."""
+    best = [best_single(row) for row in rows]
+    regrets = [row["over_the_plan"][row["same"].get(CALIBRATED, CALIBRATED)][0] for row in rows if _calibrated(row)]
+    leasts = [min(ratio for ratio, *_ in row["over_the_plan"].values()) for row in rows if _calibrated(row)]
     return {
-        "litert_over_plan": math.exp(sum(math.log(row[LITERT][0]) for row in rows) / len(rows)),
-        "better_runtime_over_plan": math.exp(sum(map(math.log, best)) / len(best)),
+        "networks": len(rows),
+        "litert_over_plan": _geometric(row["over_the_plan"][LITERT][0] for row in rows),
+        "best_single_over_plan": _geometric(value for value, *_ in best),
+        "significantly_slower_than_best_single": [r["model"] for r, b in zip(rows, best, strict=True) if b[2] < 1.0],
+        "significantly_faster_than_best_single": [r["model"] for r, b in zip(rows, best, strict=True) if b[1] > 1.0],
+        "most_over_best_single": max(value for value, *_ in best),
+        "plans_on_two_processors": [r["model"] for r in rows if len({s["processor"] for s in r["plan"]["stages"]}) > 1],
+        "free_mixing_gain": _geometric(row["mixing"]["free_mixing_gain"] for row in rows),
+        "largest_error": max((_error(row) or 0.0 for row in rows), default=None),
+        "regret_of_calibration": [r / least - 1.0 for r, least in zip(regrets, leasts, strict=True)],
     }
+
+
+def best_single(row: Mapping[str, Any]) -> list[float]:
+    """Return ratio and interval over the plan of the fastest whole model that keeps the limit, chosen afterwards."""
+    most = row["max_error"]
+    singles = [(row["over_the_plan"][label], row["max_rel_error"].get(label)) for label in SINGLE if label in row["ms"]]
+    found: list[float] = min(ratio for ratio, error in singles if most is None or (error or 0.0) <= most)
+    return found
+
+
+def _calibrated(row: Mapping[str, Any]) -> bool:
+    return row["same"].get(CALIBRATED, CALIBRATED) in row["over_the_plan"]
+
+
+def _error(row: Mapping[str, Any]) -> float | None:
+    found: float | None = row["max_rel_error"].get(row["same"].get(OURS, OURS))
+    return found
+
+
+def group_of(row: Mapping[str, Any]) -> str:
+    """Return what a row is summed up with."""
+    kind = "int8" if ":int8" in row["model"] else f"error {row['max_error'] or 0:g}"
+    return f"{kind}, {row['threads']} threads"
+
+
+def write(out: Path, rows: Mapping[str, Any]) -> None:
+    """Write rows and summaries, whole or not at all."""
+    groups: dict[str, list[Any]] = {}
+    for row in rows.values():
+        groups.setdefault(group_of(row), []).append(row)
+    document = {
+        "schema_version": 1,
+        "made_by": "python -m tests.benchmarks.runtimes experiments/results/runtimes.json --runs runs/runtimes",
+        **provenance(),
+        "summary": {name: summary(members) for name, members in groups.items()},
+        "rows": rows,
+    }
+    write_atomic(out, (json.dumps(document, indent=1) + "\n").encode())
+
+
+def chosen(options: argparse.Namespace) -> list[Planned]:
+    """Return the studies that the words ask for, in the campaign's order."""
+    studies = plan_studies(read_campaign(CAMPAIGN))
+    return [
+        study
+        for study in studies
+        if (not options.only or study.axes["model"] in options.only)
+        and (not options.processors or study.axes["processors"] == options.processors)
+        and (options.error is None or (study.axes["max_error"] or 0.0) == options.error)
+    ]
 
 
 def main() -> None:
     """Search, measure, and add to the file."""
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
-    parser.add_argument("models", nargs="+")
     parser.add_argument("--runs", type=Path, required=True)
-    parser.add_argument("--threads", type=int, choices=(1, 2), action="append")
-    parser.add_argument("--max-error", type=float)
-    parser.add_argument("--budget", type=int, default=60)
+    parser.add_argument("--only", action="append")
+    parser.add_argument("--processors")
+    parser.add_argument("--error", type=float)
+    parser.add_argument("--calibrated", type=Path)
     options = parser.parse_args()
-    known = json.loads(options.out.read_text())["rows"] if options.out.exists() else {}
-    for model in options.models:
-        for threads in options.threads or (1, 2):
-            names = lanes(threads, reduced=options.max_error is not None)
-            key = f"{model}, {threads} threads, error {options.max_error or 0:g}"
-            out = options.runs / key.replace(", ", "-").replace(" ", "_").replace(":", "-")
-            plan = searched(model, names, options.max_error, out, options.budget)
-            known[key] = {"model": model, "threads": threads, "max_error": options.max_error}
-            known[key] |= measured(model, names, plan)
-            print(key, known[key]["ms"], known[key]["over_the_plan"])  # noqa: T201
-            document = {"schema_version": 1, "provenance": provenance(), "rows": known, "means": means(known)}
-            options.out.write_text(json.dumps(document, indent=1) + "\n")
+    rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else {}
+    for study in chosen(options):
+        if study.name in rows:
+            continue
+        config = study.config.model_copy(update={"out": options.runs / study.folder, "study": study.folder})
+        result = searched(config)
+        plan = by_cost_model(study.config, options.calibrated) if options.calibrated is not None else None
+        threads = 2 if study.axes["processors"].startswith("cpu,") else 1
+        about = {"model": study.axes["model"], "threads": threads, "max_error": study.axes["max_error"]}
+        rows[study.name] = about | measured(config, result, plan)
+        print(study.name, rows[study.name]["ms"], rows[study.name]["over_the_plan"])  # noqa: T201
+        write(options.out, rows)
 
 
 if __name__ == "__main__":

@@ -32,14 +32,12 @@ from evaluators.simulated import COPY_S_PER_BYTE, SimulatedSession, rewritten_s
 from evaluators.workload.predicted import WorkloadSimulator
 from evaluators.workload.simulate import JobCost, stage_means_s
 from optimizer.exact.bound import relax
-from optimizer.model.goals import aim_of
+from optimizer.model.goals import study_objective
 from optimizer.model.profile import known_profile
-from optimizer.samplers.auto import Problem, Proposer
-from optimizer.samplers.critic import Critic
+from optimizer.samplers.auto import Problem
 from optimizer.study.config import StudyConfig, most_stages
-from optimizer.study.loop import in_space
 from optimizer.workload.baselines import first_plans
-from optimizer.workload.critic import workload_critic
+from optimizer.workload.critic import workload_costs, workload_critic
 from optimizer.workload.search import STEPS, WorkloadProposer
 from optimizer.workload.starts import shared_starts
 from search_spaces.core.errors import OptimizeError
@@ -47,21 +45,21 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import merge
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
-from search_spaces.core.pools import lanes_of, with_pools
+from search_spaces.core.pools import single_processors, with_pools
 from search_spaces.core.workload import workload_of
 from search_spaces.models import load
 from search_spaces.rewrites.lower import Lowered
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.registry import freedoms_in, make_space, make_workload_space
 from search_spaces.spaces.shared_workload_space import SharedWorkloadSpace
-from search_spaces.spaces.space import NeighbourlySpace
+from search_spaces.spaces.space import NeighbourlySpace, in_space
 from tests.benchmarks.sampler_tables import Timed, read
 
 MODEL_ERROR, HIDDEN = 0.2, 0.1
 CUT_STAGES = 4
 _QUIET = 0.25  # of the transfers that were read, that quantile: neighbours disturbed the others
-_SHARED_STEPS = 50  # as in the product
-_ANNEALING, _MORE, _CLIMBS = 150, 1500, 3  # of plans that are rewritten a prediction takes milliseconds
+_SHARED_STEPS = 150  # as in the product
+_ANNEALING, _MORE, _CLIMBS = 450, 4500, 3  # of plans that are rewritten a prediction takes milliseconds
 _Array = NDArray[np.float64]
 
 
@@ -95,9 +93,7 @@ class Setup:
         truth: seconds that a plan takes; infinite where it does not run.
         measure: what a trial sees of a plan; None where it does not run.
         predict: what the model says.
-        problem: for samplers that know problems of one network.
-        critic: makes one for the policy.
-        proposer: who knows a workload, made from a seed.
+        problem: for samplers that know problems.
         starts: plans that exact methods find best on the truth, and whole ones: where its search begins.
         baselines: everything on one processor.
         bound_s: no plan takes less in truth.
@@ -108,9 +104,7 @@ class Setup:
     truth: Callable[[Plan], float]
     measure: Callable[[Plan], Measurement | None]
     predict: Callable[[Plan], float]
-    problem: Problem | None
-    proposer: Callable[[int], Proposer] | None
-    critic: Callable[[], Critic]
+    problem: Problem
     first: Plan
     starts: Sequence[Plan]
     baselines: Sequence[Plan]
@@ -159,12 +153,12 @@ class _Hiding(PlanSimulator):
         super().__init__(other.graph, other.platform, other.prices)
         self._hidden, self._origins = hidden, origins
 
-    def stage(self, lane: int, operators: tuple[int, ...]) -> tuple[float, float, tuple[float, ...]]:
+    def stage(self, processor: int, operators: tuple[int, ...]) -> tuple[float, float, tuple[float, ...]]:
         """See :class:`~evaluators.cost_model.plans.PlanSimulator`."""
-        work_s, share, slowed = super().stage(lane, operators)
+        work_s, share, slowed = super().stage(processor, operators)
         members = {self._origins[o] for o in operators}
         more = [
-            self._hidden[lane, self._origins[o]] * self.prices.operator_s[lane, o]
+            self._hidden[processor, self._origins[o]] * self.prices.operator_s[processor, o]
             for o in operators
             if self._origins[o] - 1 in members
         ]
@@ -196,25 +190,25 @@ def _measured(of: Timed, processors: Sequence[str]) -> tuple[Platform, Prices]:
 
     def between(a: str, b: str) -> float:
         pair = "|".join(sorted((a, b)))
-        read_s = [table.profile.hand_over_s[pair] for table in tables if pair in table.profile.hand_over_s]
+        read_s = [table.profile.transfer_s[pair] for table in tables if pair in table.profile.transfer_s]
         return 0.0 if a == b else float(np.quantile(read_s, _QUIET))
 
     operator_s = np.array([of.profile.operator_s[name] for name in processors])
-    lanes, count = operator_s.shape
-    alike, nothing = np.ones((lanes, lanes)), np.zeros(lanes)
+    rows, count = operator_s.shape
+    alike, nothing = np.ones((rows, rows)), np.zeros(rows)
     return platform, Prices(
         operator_s=operator_s,
-        sigma=np.full((lanes, count), UNSURE),
+        sigma=np.full((rows, count), UNSURE),
         traffic=np.full(count, 0.5),
         invocation_s=np.array([of.profile.overhead_s[name] for name in processors]),
         io_s_per_byte=nothing,
         latency_s=np.array([[between(a, b) for b in processors] for a in processors]),
-        byte_s=COPY_S_PER_BYTE * (1.0 - np.eye(lanes)),
+        byte_s=COPY_S_PER_BYTE * (1.0 - np.eye(rows)),
         slow_compute=alike,
         slow_memory=alike,
         capacity_bytes=nothing,
         pressure_per_byte=nothing,
-        power_w=np.full(lanes, np.nan),
+        power_w=np.full(rows, np.nan),
     )
 
 
@@ -259,9 +253,9 @@ def _network(case: Case, number: int) -> Setup:
     def solved(prices: Prices) -> tuple[Problem, Callable[[Plan], float]]:
         session = TableSession(platform, graph, prices, np.zeros_like(hidden))
         profiled = known_profile(part_costs(session.simulator(graph)), platform)
-        aim = aim_of(config, graph, platform, space, session, profiled)
-        optima = tuple(plan for plan in aim.believed.optima if in_space(space, plan))
-        return replace(aim.problem(lambda _: True), optima=optima), aim.predict
+        objective = study_objective(config, graph, platform, space, session, profiled)
+        optima = tuple(plan for plan in objective.estimate.optima if in_space(space, plan))
+        return replace(objective.problem(lambda _: True), optima=optima, predict=objective.predict), objective.predict
 
     problem, predict = solved(wrong)
     folded = replace(table, operator_s=table.operator_s * (1.0 + hidden))
@@ -277,8 +271,6 @@ def _network(case: Case, number: int) -> Setup:
         partial(_run, known),
         predict,
         problem,
-        None,
-        partial(Critic, predict, problem.model),
         problem.optima[0],
         [*best.optima, *wholes],
         wholes,
@@ -310,18 +302,19 @@ def _workload(case: Case, number: int) -> Setup:
 
     def simulator(error: np.random.Generator | None) -> WorkloadSimulator:
         sessions: dict[str, TableSession] = {}
-        for name, (graph, lanes, table) in tables.items():
+        for name, (graph, processors, table) in tables.items():
             hidden = _hidden(case, name, table.operator_s.shape)
             prices = table if error is None else _wrong(table, error)
-            sessions[graph.digest] = TableSession(lanes, graph, prices, hidden * (error is None))
+            sessions[graph.digest] = TableSession(processors, graph, prices, hidden * (error is None))
 
-        def price(model: Graph, lowered: Lowered, lane: int, operators: tuple[int, ...]) -> JobCost:
-            work_s, _, slowed = sessions[model.digest]._freed(lowered).stage(lane, operators)
+        def price(model: Graph, lowered: Lowered, processor: int, operators: tuple[int, ...]) -> JobCost:
+            work_s, _, slowed = sessions[model.digest]._freed(lowered).stage(processor, operators)
             return JobCost(work_s, slowed)
 
         return WorkloadSimulator(workload, joined, platform, price)
 
-    known, believed = simulator(None), simulator(np.random.default_rng([case.seed(number), 11]))
+    known, estimate = simulator(None), simulator(np.random.default_rng([case.seed(number), 11]))
+    costs = workload_costs(estimate, platform)
 
     def value(plan: Plan, of: WorkloadSimulator) -> float:
         try:
@@ -340,28 +333,38 @@ def _workload(case: Case, number: int) -> Setup:
     firsts = [baseline.plan for baseline in first_plans(made)]
     shared = isinstance(made, SharedWorkloadSpace)
 
-    def proposer(seed: int, of: WorkloadSimulator = believed, steps: int = 0) -> WorkloadProposer:
+    def proposer(seed: int, of: WorkloadSimulator = estimate, steps: int = 0) -> WorkloadProposer:
         predict, starts = partial(value, of=of), list(firsts)
         if isinstance(made, SharedWorkloadSpace):
             plain = make_workload_space("cuts", workload, joined, platform, CUT_STAGES)
             starts += WorkloadProposer(plain, predict, starts, seed).ranking(1)
             starts += shared_starts(made, of)
         steps = steps or (_SHARED_STEPS if shared else STEPS)
-        return WorkloadProposer(made, predict, starts, seed, steps, workload_critic(of, platform, value))
+        return WorkloadProposer(made, predict, starts, seed, steps)
 
+    annealed, predict = proposer(case.seed(number)), partial(value, of=estimate)
+    critic = partial(workload_critic, estimate, costs, value)
+    first = annealed.ranking(1)[0]
     least_s = sum(float(table.operator_s.min(axis=0).sum()) for _, _, table in tables.values()) * (1.0 - 3 * HIDDEN)
     return Setup(
         joined.graph,
         made,
         partial(value, of=known),
         measure,
-        partial(value, of=believed),
-        None,
-        proposer,
-        partial(workload_critic, believed, platform, value),
-        proposer(case.seed(number)).ranking(1)[0],
+        predict,
+        Problem(
+            joined.graph,
+            platform,
+            made,
+            costs,
+            search=lambda of, seed: annealed.anew(seed, critic(), of.fits),
+            optima=(first,),
+            predict=predict,
+            critic=critic,
+        ),
+        first,
         proposer(0, known).ranking(4),
-        [p for p in firsts if len(lanes_of(platform)) and math.isfinite(value(p, known))],
+        [p for p in firsts if len(single_processors(platform)) and math.isfinite(value(p, known))],
         least_s / max(1, len(platform.processors)),
     )
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command line has it
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads wait for each other: 15 s a proposal of GP, not 0.3
 
 import argparse
 import json
@@ -41,10 +42,10 @@ from scipy.stats import wilcoxon
 
 from optimizer.provenance import provenance
 from optimizer.samplers import make_sampler, quiet_optuna, study_sampler
-from optimizer.samplers.policy.features import Choices, Task
+from optimizer.samplers.policy.features import Choices
 from optimizer.samplers.policy.network import Weights, draw
-from optimizer.samplers.policy.reinforce import ReinforceSampler
-from optimizer.samplers.policy.training import Lesson, pretrain
+from optimizer.samplers.policy.reinforce import sampler_of, task_of
+from optimizer.samplers.policy.training import TrainingTask, pretrain
 from optimizer.samplers.study import StudySampler, below
 from optimizer.study.history import Trial
 from search_spaces.core.plan import Plan
@@ -132,10 +133,8 @@ def _sampler(found: Setup, name: str, seed: int, partner: str) -> StudySampler:
     if partner:
         other = PartnerSampler(partner, name, seed)
         return StudySampler(name, found.space, seed, lambda _: other, predict=found.predict)
-    if name == "auto" and found.proposer is not None:
-        return study_sampler(name, seed, found.space, proposer=found.proposer(seed), predict=found.predict)
-    if name in {"reinforce", "frozen"}:
-        policy = ReinforceSampler(_task(found), seed, found.critic(), learns=name == "reinforce")
+    if name == "frozen":
+        policy = sampler_of(found.problem, seed, learns=False)
         return StudySampler(name, found.space, seed, partial(make_sampler, "random", seed), policy)
     return study_sampler(name, seed, found.space, found.problem, predict=found.predict)
 
@@ -197,15 +196,15 @@ def carried() -> dict[str, Any]:
     It is trained on twenty cases and tried on the others but those with splits, which take long to price.
     """
     held = [case for number, case in enumerate(CASES) if number in UNSEEN]
-    lessons = []
+    tasks = []
     for case in (case for case in CASES if case not in held and "splits" not in case.allow):
         found = setup(case, 0)
-        lessons.append(Lesson(Choices(_task(found)), found.truth))
-    trained = pretrain(Weights.new(0), lessons, BATCHES * len(lessons), 0)
+        tasks.append(TrainingTask(Choices(task_of(found.problem)), found.truth))
+    trained = pretrain(Weights.new(0), tasks, BATCHES * len(tasks), 0)
     rows: dict[str, list[list[float]]] = {}
     for case, number in product(held, range(SEEDS)):
         found, rng = setup(case, number), np.random.default_rng(number)
-        choices, count = Choices(_task(found)), found.space.cardinality()
+        choices, count = Choices(task_of(found.problem)), found.space.cardinality()
         plans = {
             "random plans": [found.space.plan_at(below(count, rng)) for _ in range(DRAWS)],
             "the model's optimum": [found.first],
@@ -218,12 +217,10 @@ def carried() -> dict[str, Any]:
             regret = [100.0 * (found.truth(plan) / best_s - 1.0) for plan in each]
             rows.setdefault(name, []).append([float(np.mean(regret)), min(regret[:10]), min(regret)])
     names = ("mean", "best_of_10", f"best_of_{DRAWS}")
-    told = {name: dict(zip(names, np.mean(each, axis=0).round(2).tolist(), strict=True)) for name, each in rows.items()}
-    return {"learned_on": len(lessons), "studies": SEEDS * len(held), "held_out": [str(c) for c in held], **told}
-
-
-def _task(found: Setup) -> Task:
-    return Task(found.space, found.graph, found.predict, found.first)
+    reported = {
+        name: dict(zip(names, np.mean(each, axis=0).round(2).tolist(), strict=True)) for name, each in rows.items()
+    }
+    return {"learned_on": len(tasks), "studies": SEEDS * len(held), "held_out": [str(c) for c in held], **reported}
 
 
 def _key(case: Case, number: int, name: str) -> str:
@@ -345,7 +342,7 @@ def main() -> None:
     names = options.samplers.split(",") if options.samplers else list(usual)
     budget = options.budget or (BUDGETS[-1] if options.part == "run" else FEW_BUDGET)
     wanted: dict[str, Callable[[], Any]] = {str(c): partial(refer, c) for c in cases} if options.part == "run" else {}
-    for number, case, name, ending in product(range(SEEDS), cases, names, ("", STARTED)):
+    for ending, case, number, name in product(("", STARTED), cases, range(SEEDS), names):
         if not ending or name in GENERIC:
             partner = getattr(options, name) if name in {"hebo", "smac"} else ""
             make = partial(curve, case, number, name + ending, budget, partner)

@@ -40,11 +40,11 @@ ALONE = SamplingPolicy(precision=0.002, max_s=1.0, min_runs=20, max_runs=400)
 PAIRED = FinalPolicy(precision=0.003, max_s=1.5, min_rounds=5, max_rounds=20)
 
 
-def criteria(session: LitertSession, graph: Graph, platform: Platform, lane: str) -> dict[str, Any]:
-    """Measure a model's criteria on one lane."""
-    whole = chain_plan(graph, (), [lane])
+def criteria(session: LitertSession, graph: Graph, platform: Platform, processor: str) -> dict[str, Any]:
+    """Measure a model's criteria on one processor."""
+    whole = chain_plan(graph, (), [processor])
     rows: dict[str, Any] = {}
-    for baseline in baselines(graph, platform, lane):
+    for baseline in baselines(graph, platform, processor):
         begin = time.perf_counter()
         try:
             with closing(session.load(graph, baseline.plan)) as candidate:

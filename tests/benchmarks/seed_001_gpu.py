@@ -32,7 +32,7 @@ from evaluators.cuda.devices import platform_of
 from evaluators.cuda.session import CudaEvaluator
 from evaluators.cuda.workload import CudaRun, CudaWorkload
 from optimizer.provenance import provenance
-from search_spaces.core.arrangement import Arrangement, in_runs
+from search_spaces.core.decoded_plan import DecodedPlan, in_runs
 from search_spaces.core.errors import OptimizeError
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import merge
@@ -108,13 +108,13 @@ class Graphs:
         self.space = WorkloadSpace(self.workload, self.joined, self.platform, 4)
         self.session = CudaWorkload(self.workload, self.joined, platform, "mean", bench)
 
-    def plan(self, lanes: Callable[[int], str], cuts: Mapping[str, tuple[int, ...]] | None = None) -> Plan:
+    def plan(self, processors: Callable[[int], str], cuts: Mapping[str, tuple[int, ...]] | None = None) -> Plan:
         """Return the plan in which instance ``k`` is on ``lanes(k)``, its model cut as told."""
         names = [self.workload.client_of(k).model for k in range(len(self.joined.components))]
         mine = [(cuts or {}).get(name, ()) for name in names]
         sizes = [len(component.graph.operators) for component in self.joined.components]
-        rows = (in_runs(sizes[k], c, [lanes(k)] * (len(c) + 1)) for k, c in enumerate(mine))
-        return self.space.plan(Arrangement("fifo", tuple(range(len(names))), tuple(rows)))
+        rows = (in_runs(sizes[k], c, [processors(k)] * (len(c) + 1)) for k, c in enumerate(mine))
+        return self.space.plan(DecodedPlan("fifo", tuple(range(len(names))), tuple(rows)))
 
     @property
     def pool(self) -> str:

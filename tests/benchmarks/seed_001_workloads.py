@@ -70,7 +70,7 @@ def run(folder: Path, words: list[str]) -> None:
         with ProgressWatcher(config.budget, quiet=True, verbose=False) as watcher:
             result = cast("WorkloadResult", run_study(config, watcher, [COMMAND, "run"]))
         studied_s = time.monotonic() - begin_s
-        document = {"case": name, "provenance": provenance(), **told(result)}
+        document = {"case": name, "provenance": provenance(), **summary(result)}
         document["pairs"] = pairs(config, folder / name, result)
         document |= {"studied_s": round(studied_s, 1), "wall_s": round(time.monotonic() - begin_s, 1)}
         (folder / f"{name}.json").write_text(json.dumps(document, indent=1))
@@ -78,7 +78,7 @@ def run(folder: Path, words: list[str]) -> None:
         sys.stdout.write(f"{name} {document['wall_s']} s {reductions}\n")
 
 
-def told(result: WorkloadResult) -> dict[str, Any]:
+def summary(result: WorkloadResult) -> dict[str, Any]:
     """Return the best plan, and each plan's figures beside what was predicted."""
     best = result.best
     if best is None:

@@ -17,7 +17,7 @@ import yaml
 from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.workload.predicted import WorkloadSimulator
 from evaluators.workload.simulate import JobCost
-from optimizer.workload.baselines import baseline_lanes, workload_baselines
+from optimizer.workload.baselines import baseline_processors, workload_baselines
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.joined_graph import merge
 from search_spaces.core.pools import with_pools
@@ -42,21 +42,25 @@ def main(reference: Path, out: Path) -> None:
         workload = workload_of(f"{model}×6")
         joined = merge(model, [(i.name, graph) for i in workload.instances])
         space = WorkloadSpace(workload, joined, with_pools(platform), 1)
-        lanes = baseline_lanes(space, threads=False)
+        processors = baseline_processors(space, threads=False)
         processes = workload_baselines(space, threads=False)[0].plan
-        with evaluator.host(workload, joined, lanes, "mean") as session:
+        with evaluator.host(workload, joined, processors, "mean") as session:
             fitted = session.simulator.run(processes).value_s("mean") * 1e3
             fitted_alone = session.simulator.part_s(graph, 0, range(len(graph.operators))) * 1e3
 
         def price(*_: object, took_s: float = alone_ms * 1e-3) -> JobCost:
             return JobCost(took_s)
 
-        told = WorkloadSimulator(workload, joined, lanes, price).run(processes).value_s("mean") * 1e3
+        reported = WorkloadSimulator(workload, joined, processors, price).run(processes).value_s("mean") * 1e3
         rows[name] = {
             "alone_ms": {"published": alone_ms, "fitted": round(fitted_alone, 2)},
-            "six_ms": {"published": six_ms, "from_published_alone": round(told, 2), "from_profile": round(fitted, 2)},
+            "six_ms": {
+                "published": six_ms,
+                "from_published_alone": round(reported, 2),
+                "from_profile": round(fitted, 2),
+            },
             "six_error": {
-                "from_published_alone": round(told / six_ms - 1, 4),
+                "from_published_alone": round(reported / six_ms - 1, 4),
                 "from_profile": round(fitted / six_ms - 1, 4),
             },
         }

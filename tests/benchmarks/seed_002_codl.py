@@ -85,7 +85,7 @@ def split_each(model: SegmentModel) -> tuple[float, int]:
     total_s, shared = 0.0, 0
     space = model.space
     for i, operator in enumerate(space.graph.operators):
-        ways = [Part(i, i + 1, (lane,)) for lane in space.lanes]
+        ways = [Part(i, i + 1, (processor,)) for processor in space.processors]
         if operator.kind in SHARED:
             split = [
                 Part(i, i + 1, pair, axis, sides.split.cuts[0])

@@ -5,11 +5,11 @@
 For each model a study in the space of co-execution, on the adapter and all cores: the model whole on either, chains of
 parts, CoDL's greedy chains, operators split one by one, and what the search finds. The best plan is compared with the
 best baseline in pairs; where sharing does not pay, the best plan is one processor alone, and the result says so. Two
-plans that share are measured in any case, and in pairs with the first lane alone: the first chain in proportion to the
-speeds of both, and the cheapest by the model that shares a short chain or a group of branches. A study of a model whose
-stages an adapter takes seconds to load may be cut short before its final comparison (``--study-s``): its best plan is
-then the one of the least median. Models for which no time is left are named as left out; a command that is cut short
-keeps what was found until then. A software adapter (``--lanes gpu:swiftshader:f32,cpu --models
+plans that share are measured in any case, and in pairs with the first processor alone: the first chain in proportion to
+the speeds of both, and the cheapest by the model that shares a short chain or a group of branches. A study of a model
+whose stages an adapter takes seconds to load may be cut short before its final comparison (``--study-s``): its best
+plan is then the one of the least median. Models for which no time is left are named as left out; a command that is cut
+short keeps what was found until then. A software adapter (``--lanes gpu:swiftshader:f32,cpu --models
 squeezenet1_1@0.5/64``) shows that everything runs; its times say nothing of a real one.
 """
 
@@ -98,8 +98,12 @@ def verdict_on(space: SegmentSpace, best: Plan) -> str:
     """Return in words how many processors the best plan uses."""
     if shares(space, best):
         return "sharing pays"
-    lanes = sorted({stage.processor for stage in best.stages})
-    return f"{lanes[0]} alone is the best plan" if len(lanes) == 1 else "parts on both, one after the other, are best"
+    processors = sorted({stage.processor for stage in best.stages})
+    return (
+        f"{processors[0]} alone is the best plan"
+        if len(processors) == 1
+        else "parts on both, one after the other, are best"
+    )
 
 
 def agreed(agreement: Agreement | None) -> Row:
@@ -171,11 +175,11 @@ def proportional(result: Result) -> Plan:
     return space.plan(amid(graph, Part(begin, end, (first, second), "height", cut), first))
 
 
-def amid(graph: Graph, part: Part, lane: str) -> tuple[Part, ...]:
-    """Return the parts of a plan that runs everything but one part whole on one lane."""
+def amid(graph: Graph, part: Part, processor: str) -> tuple[Part, ...]:
+    """Return the parts of a plan that runs everything but one part whole on one processor."""
     count = len(graph.operators)
-    before = (Part(0, part.first, (lane,)),) if part.first else ()
-    return (*before, part, *((Part(part.last, count, (lane,)),) if part.last < count else ()))
+    before = (Part(0, part.first, (processor,)),) if part.first else ()
+    return (*before, part, *((Part(part.last, count, (processor,)),) if part.last < count else ()))
 
 
 def cheapest_that_shares(result: Result) -> Plan:
@@ -200,12 +204,12 @@ def cheapest_that_shares(result: Result) -> Plan:
         for on in product(space.pairs[0], repeat=len(segment.runs))
         if len(set(on)) > 1
     ]
-    plans = (amid(graph, part, lane) for part in shared for lane in space.lanes)
+    plans = (amid(graph, part, processor) for part in shared for processor in space.processors)
     return space.plan(min(plans, key=model.cost_s))
 
 
 def in_pairs(session: LitertSession, result: Result) -> Row:
-    """Compare, in pairs with the model whole on the first lane, plans that share in any case, and what was best."""
+    """Compare plans that share in any case, and the best one, in pairs with the model whole on the first processor."""
     space = SegmentSpace(result.graph, result.platform)
     first, second = (result.baselines[f"whole on {p.name}"] for p in result.platform.processors)
     plans = {
@@ -220,7 +224,7 @@ def in_pairs(session: LitertSession, result: Result) -> Row:
 
 
 def against(session: LitertSession, space: SegmentSpace, plan: Plan, first: Plan) -> Row:
-    """Measure a plan alone, and in pairs with the model whole on the first lane."""
+    """Measure a plan alone, and in pairs with the model whole on the first processor."""
     row: Row = {"parts": described(space, plan)}
     try:
         with closing(session.load(space.graph, plan)) as candidate:

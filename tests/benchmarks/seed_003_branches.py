@@ -1,4 +1,4 @@
-"""Seed 003 on this machine: branches on two single-core lanes against all on one core, and against LiteRT's 2 threads.
+"""Seed 003 on this machine: branches on two cores, compared with all on one core and with LiteRT's 2 threads.
 
 ``python -m tests.benchmarks.seed_003_branches OUT.json --models squeezenet1_1,googlenet,inception_v3``
 
@@ -23,7 +23,7 @@ from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.measurement.final import Comparison, FinalPolicy, compare
 from optimizer.model.branch_profile import branch_profile
 from optimizer.model.profile import profile
-from optimizer.model.segments import segment_baselines, segment_beliefs, segment_price
+from optimizer.model.segments import segment_baselines, segment_estimate, segment_price
 from optimizer.provenance import provenance
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
@@ -69,14 +69,14 @@ def measured(session: LitertSession, graph: Graph, platform: Platform, threads: 
     known = branch_profile(
         session, graph, platform, space, profile(session, graph, platform, tell), lambda text: tell(f"  {text}")
     )
-    believed = segment_beliefs(graph, known.costs(platform), space)
+    estimate = segment_estimate(graph, known.costs(platform), space)
     home = known.fastest(platform)
-    plans = {b.name: b.plan for b in segment_baselines(graph, platform, space, believed.costs, home)}
-    plans[JOINT] = believed.optima[0]
+    plans = {b.name: b.plan for b in segment_baselines(graph, platform, space, estimate.costs, home)}
+    plans[JOINT] = estimate.optima[0]
     whole = chain_plan(graph, (), [platform.processors[0].name])
-    price = segment_price(space, believed.costs)
+    price = segment_price(space, estimate.costs)
     like = platform.processors[0].like
-    whole_s, bound_s = price(whole), believed.bounds.space_s
+    whole_s, bound_s = price(whole), estimate.bounds.space_s
     allowed = 1.0 - bound_s / whole_s
     others = {name: plan for name, plan in plans.items() if plan != whole}
     rows: Row = {}
@@ -95,9 +95,9 @@ def measured(session: LitertSession, graph: Graph, platform: Platform, threads: 
         "measured": {
             "whole_ms": known.whole_s[like] * 1e3,
             "stage_us": known.overhead_s[like] * 1e6,
-            "join_us": known.hand_over_s[f"{like}|{like}"] * 1e6,
+            "join_us": known.transfer_s[f"{like}|{like}"] * 1e6,
         },
-        "bound": {"ms": bound_s * 1e3, "gain": allowed, "proven": believed.bounds.proven},
+        "bound": {"ms": bound_s * 1e3, "gain": allowed, "proven": estimate.bounds.proven},
         "plans": rows,
     }
     if JOINT in rows:

@@ -2,8 +2,8 @@
 
 ``python -m tests.benchmarks.seed_003_zcu102 REFERENCE OUT.json`` prices the model with three numbers, as many as the
 seed has figures: a multiply-accumulate of the NPU's k x k convolutions, one of anything else (the NPU's 1 x 1
-convolutions, and the CPU), and a hand-over. The first two follow from the two times, if the small branch of the groups
-that run in parallel hides behind the large one; that the four largest gain and no other bounds the hand-over to within
+convolutions, and the CPU), and a transfer. The first two follow from the two times, if the small branch of the groups
+that run in parallel hides behind the large one; that the four largest gain and no other bounds the transfer to within
 4 %, of which the middle is taken. So the figures are met, not predicted; what is found out is whether they are
 consistent with the procedure at all, and what placing all runs jointly gives on the same numbers.
 """
@@ -25,7 +25,7 @@ from evaluators.cost_model.profile import CostProfile, LinkProfile, ProcessorPro
 from evaluators.cost_model.session import CostModelEvaluator
 from optimizer.model.bounds import price_of
 from optimizer.model.profile import known_profile
-from optimizer.model.segments import SEED_003, segment_baselines, segment_beliefs
+from optimizer.model.segments import SEED_003, segment_baselines, segment_estimate
 from optimizer.provenance import provenance
 from search_spaces.core.graph import Graph
 from search_spaces.core.platform import Link, Platform, Processor
@@ -37,7 +37,7 @@ LARGE = ("conv", "winograd")
 
 
 def fitted(graph: Graph, published: Mapping[str, Any]) -> tuple[CostProfile, Platform, dict[str, float]]:
-    """Return the profile of three prices, its platform, and the prices: seconds a MAC, and of a hand-over."""
+    """Return the profile of three prices, its platform, and the prices: seconds a MAC, and of a transfer."""
     features = operator_features(graph)
     small = sorted((features[g.branches[0].members()[0]].macs for g in branch_groups(graph)), reverse=True)
     gaining = int(published["groups_run_in_parallel"])
@@ -53,8 +53,8 @@ def fitted(graph: Graph, published: Mapping[str, Any]) -> tuple[CostProfile, Pla
     hand_s = (least + most) / 4
     slow, quick = (KernelModel({"macs": price}, sigma=0.3) for price in (rest_s, large_s))
     npu = ProcessorProfile({k: quick if k in LARGE else slow for k in KERNELS})
-    lanes = {"cpu": ProcessorProfile(dict.fromkeys(KERNELS, slow)), "npu": npu}
-    profile = CostProfile("zcu102", lanes, (LinkProfile("npu", "cpu", hand_s),))
+    profiles = {"cpu": ProcessorProfile(dict.fromkeys(KERNELS, slow)), "npu": npu}
+    profile = CostProfile("zcu102", profiles, (LinkProfile("npu", "cpu", hand_s),))
     processors = (Processor("cpu", "cpu", {"cpu": 1.0}, "cpu"), Processor("npu", "npu", {"npu": 1.0}, "npu"))
     platform = Platform("zcu102", processors, (Link(("npu", "cpu"), 1e12, hand_s),))
     prices = {
@@ -73,15 +73,15 @@ def outcome(graph: Graph, session: Session, platform: Platform) -> dict[str, Any
         raise SystemExit("the cost model tells no tables")
     space = SegmentSpace(graph, platform, splits=False)
     known = known_profile(session.part_costs(graph), platform)
-    believed = segment_beliefs(graph, known.costs(platform), space)
+    estimate = segment_estimate(graph, known.costs(platform), space)
     price = price_of(graph, session)
-    plans = {b.name: b.plan for b in segment_baselines(graph, platform, space, believed.costs, known.fastest(platform))}
-    plans["joint"] = believed.optima[0]
+    plans = {b.name: b.plan for b in segment_baselines(graph, platform, space, estimate.costs, known.fastest(platform))}
+    plans["joint"] = estimate.optima[0]
     found: dict[str, Any] = {name: {"ms": price(plan) * 1e3} for name, plan in plans.items()}
     for name in (SEED_003, "joint"):
         parts = space.parts(plans[name])
         found[name]["groups_in_parallel"] = sum(part.axis == "branches" for part in parts)
-    found["bound_all_plans_ms"] = believed.bounds.space_s * 1e3
+    found["bound_all_plans_ms"] = estimate.bounds.space_s * 1e3
     return found
 
 

@@ -2,9 +2,9 @@
 
 ``python -m tests.benchmarks.soak OUT.json [N]`` deploys three models (one of them twice) on this machine's cores, lets
 them be asked in closed loops, periodically and at random until N requests (default 10,000) have come, and writes how
-many were answered, and the memory of every lane at the beginning and at the end. With ``--gpu`` they run on the streams
-of an NVIDIA GPU (extra ``cuda``), one of them decomposed; the memory is then that of the process that computes, and
-what PyTorch has taken of the device's. ``--device cpu`` shows on any machine that this runs.
+many were answered, and the memory of every worker at the beginning and at the end. With ``--gpu`` they run on the
+streams of an NVIDIA GPU (extra ``cuda``), one of them decomposed; the memory is then that of the process that computes,
+and what PyTorch has taken of the device's. ``--device cpu`` shows on any machine that this runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from optimizer.provenance import provenance
 from optimizer.study.config import parse_config
 from optimizer.workload.problem import read_problem
 from optimizer.workload.ranks import grids_of
-from search_spaces.core.arrangement import Arrangement, in_runs, joined_ranks
+from search_spaces.core.decoded_plan import DecodedPlan, in_runs, joined_ranks
 from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Stage
 
@@ -86,10 +86,10 @@ def soak(count: int) -> dict[str, Any]:
             }
 
 
-def _rows(joined: JoinedGraph, lanes: Sequence[tuple[str, ...]]) -> tuple[tuple[Stage, ...], ...]:
-    """Return the stages of each instance, which is cut before operator 12 where it has two lanes."""
+def _rows(joined: JoinedGraph, processors: Sequence[tuple[str, ...]]) -> tuple[tuple[Stage, ...], ...]:
+    """Return the stages of each instance, which is cut before operator 12 where it has two processors."""
     sizes = [len(component.graph.operators) for component in joined.components]
-    return tuple(in_runs(size, (12,) * (len(on) - 1), on) for size, on in zip(sizes, lanes, strict=True))
+    return tuple(in_runs(size, (12,) * (len(on) - 1), on) for size, on in zip(sizes, processors, strict=True))
 
 
 def soak_gpu(count: int, device: str) -> dict[str, Any]:
@@ -100,11 +100,11 @@ def soak_gpu(count: int, device: str) -> dict[str, Any]:
         evaluator = CudaEvaluator(device)
         problem = read_problem(parse_config({"model": str(path), "budget": "1", "evaluator": "cuda"}), evaluator)
         names = [p.name for p in problem.space.platform.processors]
-        lanes = ((names[0], names[-1]), (names[1], names[-1]), (names[-1],), (names[-1],))
+        processors = ((names[0], names[-1]), (names[1], names[-1]), (names[-1],), (names[-1],))
         grids = grids_of(problem.workload, problem.choices)
         (grid, *_) = next(iter(grids.values()))[-2:]
-        rows = _rows(problem.joined, lanes)
-        plan = Arrangement("fifo", (0, 1, 2, 3), rows, ((), (), (), grid)).plan(problem.joined)
+        rows = _rows(problem.joined, processors)
+        plan = DecodedPlan("fifo", (0, 1, 2, 3), rows, ((), (), (), grid)).plan(problem.joined)
         if plan.ranks != joined_ranks(((), (), (), grid), problem.joined):
             raise SystemExit("the plan has other ranks")
         arguments = problem.workload, problem.joined, problem.platform, problem.objective
@@ -166,17 +166,17 @@ def deploy(path: Path, folder: Path) -> None:
     problem = read_problem(config, evaluator)
     names = [p.name for p in problem.space.platform.processors]
     pool, core = names[-1], names[1 if len(names) > 1 else 0]
-    lanes = ((core, pool), (core, pool), (pool,), (pool,))
-    arrangement = Arrangement("fifo", (0, 1, 2, 3), _rows(problem.joined, lanes))
+    processors = ((core, pool), (core, pool), (pool,), (pool,))
+    decoded_plan = DecodedPlan("fifo", (0, 1, 2, 3), _rows(problem.joined, processors))
     arguments = problem.workload, problem.joined, problem.platform, problem.objective
     with evaluator.host(*arguments) as session:
-        found = session.deploy(folder, problem.joined.graph, problem.space.plan(arrangement))
+        found = session.deploy(folder, problem.joined.graph, problem.space.plan(decoded_plan))
     if not found.identical:
         raise SystemExit(f"the plan computes something else: {found}")
 
 
 def resident(runner: WorkloadRunner) -> dict[str, int]:
-    """Return the memory (KiB) that each lane, and this process, holds and shares with nobody's file."""
+    """Return the memory (KiB) that each worker, and this process, holds and shares with nobody's file."""
     found = {}
     for name, pid in (*((f"lane {i}", p) for i, p in enumerate(runner.processes())), ("parent", "self")):
         found[name] = _anonymous_kib(str(pid))

@@ -48,7 +48,7 @@ AnySession = LitertSession | CostModelSession
 
 
 def every_plan(space: SegmentSpace) -> list[Plan]:
-    """Return every plan of an operator, whole ones too; those that only name alike lanes otherwise are one."""
+    """Return every plan of an operator, whole ones too; those that only name alike processors otherwise are one."""
     return list({p.digest: p for p in map(space.plan_at, range(space.cardinality()))}.values())
 
 
@@ -60,7 +60,7 @@ def replayed(
         operators = known_profile(session.part_costs(graph), platform)
     else:
         operators = profile(session, graph, platform)
-    proposer = SegmentProposer(Problem(graph, platform, space, operators.costs(platform)), space)
+    proposer = SegmentProposer(Problem(graph, platform, space, operators.costs(platform)), space, 0)
     most = math.floor(SHARE * sum(plan.is_split for plan in every_plan(space)))
     tried: list[Plan] = []
     while len(tried) < most:
@@ -97,14 +97,14 @@ def found(session: AnySession, graph: Graph, platform: Platform) -> Row:
         "grid": len(plans),
         "measured": len(tried),
         "share": len(tried) / len(plans),
-        "chosen": told(space, chosen),
+        "chosen": named(space, chosen),
         "chosen_ms": known[chosen.digest].latency_s.median * 1e3,
-        "best": told(space, best),
+        "best": named(space, best),
         "best_ms": known[best.digest].latency_s.median * 1e3,
         "as_good": as_good,
         "as_good_ci95": interval,
         "as_good_by_the_grid_alone": by_grid,
-        "grid_ms": {told(space, p): round(known[p.digest].latency_s.median * 1e3, 5) for p in plans},
+        "grid_ms": {named(space, p): round(known[p.digest].latency_s.median * 1e3, 5) for p in plans},
     }
 
 
@@ -119,7 +119,7 @@ def _in_pairs(session: AnySession, graph: Graph, plan: Plan, chosen: Plan) -> tu
     return ours.speedup, list(ours.ci95)
 
 
-def told(space: SegmentSpace, plan: Plan) -> str:
+def named(space: SegmentSpace, plan: Plan) -> str:
     """Return a split in a few words."""
     (part,) = space.parts(plan)
     return f"{part.axis} {part.cut} on {' and '.join(part.on)}"

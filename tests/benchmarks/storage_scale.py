@@ -78,8 +78,8 @@ def shared(url: str, workers: int, trials: int) -> dict[str, float]:
     started = [
         subprocess.Popen([*command, str(n), str(trials)], stdout=subprocess.PIPE, cwd=ROOT) for n in range(workers)
     ]
-    told = [json.loads(process.communicate(timeout=600)[0]) for process in started]
-    return _row(workers, trials, max(t["wall_s"] for t in told), [s for t in told for s in t["taken_s"]])
+    reported = [json.loads(process.communicate(timeout=600)[0]) for process in started]
+    return _row(workers, trials, max(t["wall_s"] for t in reported), [s for t in reported for s in t["taken_s"]])
 
 
 def _row(workers: int, trials: int, wall_s: float, taken_s: list[float]) -> dict[str, float]:

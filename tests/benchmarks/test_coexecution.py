@@ -25,14 +25,14 @@ PLAN_S, GROUPS_S, REWRITE_NBYTES = 1.0, 0.1, 4 << 20
 
 @pytest.mark.parametrize("uneven", [False, True], ids=["alike", "5 to 1"])
 def test_planning_vgg16(benchmark: BenchmarkFixture, uneven: bool) -> None:
-    """Under 1 s, from the graph on: where chains begin and end, along which axis, at which share, on which lanes."""
+    """Under 1 s, from the graph on: where chains begin and end, along which axis, at which share, on which pair."""
     graph = draft("vgg16").graph()
     platform = Platform("two", (one_core(0), one_core(1)))
     work = np.array([max(float(c.macs), 1.0) for c in operator_costs(graph)])
     operator_s = np.tile(0.14 * work / work.sum(), (2, 1))
     operator_s[1] *= 5.0 if uneven else 1.0
-    hand_over_s = np.broadcast_to(np.where(np.eye(2) > 0, 0.0, 5e-6), (len(graph.operators), 2, 2))
-    costs = ChainCosts(platform, operator_s, np.full(2, 1e-5), hand_over_s)
+    transfer_s = np.broadcast_to(np.where(np.eye(2) > 0, 0.0, 5e-6), (len(graph.operators), 2, 2))
+    costs = ChainCosts(platform, operator_s, np.full(2, 1e-5), transfer_s)
 
     def plan() -> Costed:
         return SegmentModel(SegmentSpace(graph, platform), costs).best()

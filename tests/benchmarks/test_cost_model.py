@@ -46,9 +46,9 @@ def simulator(model: str) -> PlanSimulator:
 def pricing(one: PlanSimulator) -> tuple[ChainPricing, Draws]:
     """What prices chains in a search, and one draw of prices."""
     costs = chain_costs(one.platform, part_costs(one))
-    lanes, count = costs.operator_s.shape
-    none, nowhere = np.zeros((1, lanes, count)), np.zeros((1, count, lanes, lanes))
-    draws = Draws(costs.operator_s[None], none, costs.overhead_s[None], nowhere, costs.hand_over_s[None])
+    processors, count = costs.operator_s.shape
+    none, nowhere = np.zeros((1, processors, count)), np.zeros((1, count, processors, processors))
+    draws = Draws(costs.operator_s[None], none, costs.overhead_s[None], nowhere, costs.transfer_s[None])
     return ChainPricing(one.graph, one.platform), draws
 
 
@@ -59,9 +59,9 @@ def four_parts(one: PlanSimulator, count: int = 1 << 16) -> Chains:
     return chains_of(cuts, rng.integers(0, 3, (count, 4)), operators)
 
 
-def chains_of(cuts: Any, lanes: Any, operators: int) -> Chains:
-    edge = np.zeros((len(lanes), 1), np.int64)
-    return Chains(np.hstack([edge, cuts, edge + operators]), lanes)
+def chains_of(cuts: Any, processors: Any, operators: int) -> Chains:
+    edge = np.zeros((len(processors), 1), np.int64)
+    return Chains(np.hstack([edge, cuts, edge + operators]), processors)
 
 
 @pytest.mark.parametrize(("model", "most_s"), [("vgg16", 1e-4), ("resnet50", 1e-4)])
@@ -101,8 +101,8 @@ def test_all_plans_of_vgg16(benchmark: BenchmarkFixture) -> None:
     def enumerate_all() -> tuple[int, float]:
         batch, draws = pricing(one)
         count, best = 0, np.inf
-        for cuts, lanes in all_chains(len(one.graph.operators), one.platform, 4):
-            chains = chains_of(cuts, lanes, len(one.graph.operators))
+        for cuts, processors in all_chains(len(one.graph.operators), one.platform, 4):
+            chains = chains_of(cuts, processors, len(one.graph.operators))
             found = batch.latency_s(chains, draws)
             count, best = count + len(chains), min(best, float(found.min()))
         return count, best

@@ -15,13 +15,13 @@ from search_spaces.spaces.cuts import every_layer, layer_length
     ("model", "parts", "limit"),
     [("vgg16", 4, 0.005), ("vgg16", None, 0.02), ("mobilenet_v1", 8, 0.02), ("mobilenet_v1", None, 0.07)],
 )
-def test_cutting_on_one_lane_costs_little(
+def test_cutting_on_one_processor_costs_little(
     benchmark: BenchmarkFixture, model: str, parts: int | None, limit: float
 ) -> None:
     graph, evaluator = load(model), LitertEvaluator()
     cuts = layer_length(graph, parts) if parts else every_layer(graph)
-    lane = evaluator.platform().processors[-1].name
-    whole, cut = chain_plan(graph, (), [lane]), chain_plan(graph, cuts, [lane] * (len(cuts) + 1))
+    processor = evaluator.platform().processors[-1].name
+    whole, cut = chain_plan(graph, (), [processor]), chain_plan(graph, cuts, [processor] * (len(cuts) + 1))
     with evaluator.prepare(evaluator.platform()) as session:
         found = benchmark.pedantic(  # type: ignore[no-untyped-call]
             lambda: compare(
@@ -41,8 +41,8 @@ def test_cutting_on_one_lane_costs_little(
 def test_loading_a_plan_whose_weights_are_packed(benchmark: BenchmarkFixture) -> None:
     """At most 20 ms for VGG16 in four parts."""
     graph, evaluator = load("vgg16"), LitertEvaluator()
-    lane = evaluator.platform().processors[-1].name
-    plan = chain_plan(graph, layer_length(graph, 4), [lane] * 4)
+    processor = evaluator.platform().processors[-1].name
+    plan = chain_plan(graph, layer_length(graph, 4), [processor] * 4)
     with evaluator.prepare(evaluator.platform()) as session:
         session.load(graph, plan).close()
         benchmark.pedantic(lambda: session.load(graph, plan, fresh=True).close(), rounds=20)  # type: ignore[no-untyped-call]

@@ -10,18 +10,18 @@ from search_spaces.core.platform import Platform, Processor
 _LIMIT_S = 0.05  # for 22 operators
 
 
-@pytest.mark.parametrize("alike", [1, 8], ids=["3 processors", "3 classes, 10 lanes"])
+@pytest.mark.parametrize("alike", [1, 8], ids=["3 processors", "3 classes, 10 processors"])
 @pytest.mark.parametrize("operators", [22, 520])
 def test_16_best_chains_of_up_to_4_parts(benchmark: BenchmarkFixture, operators: int, alike: int) -> None:
     likes = ["cpu", *["core"] * alike, "gpu"]
     platform = Platform("p", tuple(Processor(f"p{i}", "cpu", {}, like) for i, like in enumerate(likes)))
     rng = np.random.default_rng(0)
-    lanes = len(likes)
+    processors = len(likes)
     costs = ChainCosts(
         platform,
-        rng.gamma(1.0, 5e-3, (lanes, operators)),
-        np.full(lanes, 1e-4),
-        rng.gamma(1.0, 5e-4, (operators, lanes, lanes)),
+        rng.gamma(1.0, 5e-3, (processors, operators)),
+        np.full(processors, 1e-4),
+        rng.gamma(1.0, 5e-4, (operators, processors, processors)),
     )
     found = benchmark(best_chains, costs, 4, 16)
     assert len(found) == 16

@@ -1,4 +1,4 @@
-"""What it costs two lanes to meet: from the end of the slower branch to the start of the stage that reads both."""
+"""What it costs two processors to meet: from the end of the slower branch to the start of the stage that reads both."""
 
 from contextlib import closing
 
@@ -17,7 +17,7 @@ LIMIT_S = 5e-6
 
 
 @pytest.mark.skipif(len(usable_cores()) < 2, reason="needs two cores")
-def test_a_join_of_two_lanes(benchmark: BenchmarkFixture) -> None:
+def test_a_join_of_two_processors(benchmark: BenchmarkFixture) -> None:
     """At most 5 us: SqueezeNet's eight groups, the small branch on the other core, 200 inferences in rows of five."""
     graph, evaluator = load("squeezenet1_1"), LitertEvaluator()
     names = [f"cpu{core}" for core in usable_cores()[:2]]

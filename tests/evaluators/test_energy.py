@@ -78,10 +78,10 @@ def test_powers_of_a_person_come_first(tmp_path: Path) -> None:
     write(tmp_path / "class/powercap/intel-rapl:0/energy_uj", "1\n")
     evaluator = SyntheticEvaluator()
     platform = evaluator.platform()
-    told = Platform("told", tuple(replace(p, options={**p.options, "power_w": 2.5}) for p in platform.processors))
-    part = Platform("part", (told.processors[0], *platform.processors[1:]))
+    stated = Platform("told", tuple(replace(p, options={**p.options, "power_w": 2.5}) for p in platform.processors))
+    part = Platform("part", (stated.processors[0], *platform.processors[1:]))
     with evaluator.prepare(platform) as session:
-        assert powers_w(told, session, tmp_path) == ({"cpu": 2.5, "cpu0": 2.5, "cpu1": 2.5}, None)
+        assert powers_w(stated, session, tmp_path) == ({"cpu": 2.5, "cpu0": 2.5, "cpu1": 2.5}, None)
         with fails(UsageError):
             powers_w(part, session, tmp_path)
         unlike = [

@@ -116,17 +116,17 @@ def test_a_known_cold_start_lets_the_first_run_decide() -> None:
 
 def test_a_first_run_that_does_not_promise_a_new_best_is_enough_where_there_is_no_time_for_another() -> None:
     incumbent, cold, short = Samples((0.1,) * 9), ColdStart(1.05, 1.1), SamplingPolicy(max_s=0.15, min_runs=1)
-    tie = measure(Scripted([0.106, 0.1]), short, incumbent, cold=cold, glimpse=True)
+    tie = measure(Scripted([0.106, 0.1]), short, incumbent, cold=cold, single_run=True)
     assert (tie.stopped, tie.latency_s.values_s, tie.warmup_s) == ("glimpsed", (0.106,), ())
     assert tie.median_s == pytest.approx(0.106 / 1.05)
     assert not tie.promised
-    fast = measure(Scripted([0.1, 0.095]), short, incumbent, cold=cold, glimpse=True)
+    fast = measure(Scripted([0.1, 0.095]), short, incumbent, cold=cold, single_run=True)
     assert (fast.stopped, fast.latency_s.values_s, fast.cold, fast.promised) == ("limit", (0.095,), 1.0, True)
     for least in (
         measure(Scripted([0.106, 0.1]), short, incumbent, cold=cold),
-        measure(Scripted([0.106, 0.1]), short, incumbent, glimpse=True),
-        measure(Scripted([0.106, 0.1]), short, glimpse=True, cold=cold),
-        measure(Scripted([0.106, 0.1]), replace(short, max_s=0.3), incumbent, cold=cold, glimpse=True),
+        measure(Scripted([0.106, 0.1]), short, incumbent, single_run=True),
+        measure(Scripted([0.106, 0.1]), short, single_run=True, cold=cold),
+        measure(Scripted([0.106, 0.1]), replace(short, max_s=0.3), incumbent, cold=cold, single_run=True),
     ):
         assert least.stopped != "glimpsed"
 

@@ -85,7 +85,7 @@ def test_without_noise_a_run_takes_the_true_latency(plan: Plan) -> None:
     assert batch.latency_s == pytest.approx(evaluator.true_latency_s(GRAPH, plan))
 
 
-def test_cutting_on_one_lane_costs_only_the_hand_over() -> None:
+def test_cutting_on_one_processor_costs_only_the_transfer() -> None:
     evaluator = SyntheticEvaluator()
     whole = evaluator.true_latency_s(GRAPH, chain_plan(GRAPH, [], ["cpu"]))
     cut = evaluator.true_latency_s(GRAPH, chain_plan(GRAPH, [3], ["cpu", "cpu"]))
@@ -216,7 +216,7 @@ def test_unlawful_timelines_are_noticed() -> None:
             check_timeline(Timeline(events), GRAPH, plan, PLATFORM)
 
 
-def test_excluded_lanes_take_turns_in_the_schedule() -> None:
+def test_excluded_processors_take_turns_in_the_schedule() -> None:
     apart = chain_plan(GRAPH, [1, 2, 4], ["cpu0", "cpu", "cpu1", "cpu"])
     with SyntheticEvaluator().prepare(PLATFORM) as session, closing(session.load(GRAPH, apart)) as candidate:
         timeline = candidate.run(1).timeline

@@ -87,20 +87,20 @@ class TestTfliteRuntime(EvaluatorContract):
 @pytest.mark.parametrize("kernels", ["", ":builtin"])
 def test_plans_compute_what_the_whole_model_computes(squeezenet: Graph, mobilenet: Graph, kernels: str) -> None:
     evaluator = TfliteRuntimeEvaluator()
-    lanes = list(dict.fromkeys([FIRST + kernels, LAST + kernels]))
-    platform = Platform("two", tuple(map(evaluator.processor, lanes)))
+    processors = list(dict.fromkeys([FIRST + kernels, LAST + kernels]))
+    platform = Platform("two", tuple(map(evaluator.processor, processors)))
     with evaluator.prepare(platform) as session:
         for graph in (squeezenet, mobilenet):
             count = len(graph.operators)
             for cuts in ((), (count // 2,), tuple(range(1, count))):
-                plan = chain_plan(graph, cuts, [lanes[i % len(lanes)] for i in range(len(cuts) + 1)])
+                plan = chain_plan(graph, cuts, [processors[i % len(processors)] for i in range(len(cuts) + 1)])
                 with closing(session.load(graph, plan)) as candidate:
                     batch = candidate.run(2)
                     assert batch.timeline is not None
                     check_timeline(batch.timeline, graph, plan, platform)
                     agreement = candidate.verify()
                     assert agreement is not None
-                    # Without a lane of XNNPACK the outputs are compared with those of one: LiteRT's.
+                    # Without a processor of XNNPACK the outputs are compared with those of one: LiteRT's.
                     assert agreement.accepted if kernels else agreement.identical
 
 
@@ -121,7 +121,7 @@ def test_both_runtimes_share_a_plan(squeezenet: Graph, cache_folder: Path) -> No
 
 @runs
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=lambda n: signal.Signals(n).name)
-def test_a_lane_that_dies_ends_its_trial_alone(session: LitertSession, squeezenet: Graph, number: int) -> None:
+def test_a_worker_that_dies_ends_its_trial_alone(session: LitertSession, squeezenet: Graph, number: int) -> None:
     plan = chain_plan(squeezenet, [10], [FIRST, LAST])
     candidate = session.load(squeezenet, plan)
     candidate.run(1)
@@ -190,7 +190,7 @@ def test_without_it_one_line_tells_what_to_install(
         PlanRunner(tmp_path).close()
 
 
-def test_numpy_2_is_told_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numpy_2_is_reported_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"tflite-runtime": "2.14.0", "numpy": "2.1.3"}
     monkeypatch.setattr(importlib.metadata, "version", versions.__getitem__)
     with fails(UnavailableError):

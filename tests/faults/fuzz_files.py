@@ -76,7 +76,7 @@ class Tried:
 def tried(words: Sequence[str], limit_s: float = LIMIT_S) -> Tried:
     """Run a command in a process of its own, with bounded time and memory."""
     read, write = os.pipe()
-    told, tell = os.pipe()
+    reported, tell = os.pipe()
     child = os.fork()
     if child == 0:
         import resource
@@ -96,7 +96,7 @@ def tried(words: Sequence[str], limit_s: float = LIMIT_S) -> Tried:
         os._exit(70)
     os.close(write)
     os.close(tell)
-    ends = {read: b"", told: b""}
+    ends = {read: b"", reported: b""}
     until_s = time.monotonic() + limit_s
     code: int | None = None
     try:
@@ -116,8 +116,8 @@ def tried(words: Sequence[str], limit_s: float = LIMIT_S) -> Tried:
         if code is None:
             os.waitpid(child, 0)
         os.close(read)
-        os.close(told)
-    return Tried(code, ends[read].decode(errors="replace"), ends[told].decode(errors="replace"))
+        os.close(reported)
+    return Tried(code, ends[read].decode(errors="replace"), ends[reported].decode(errors="replace"))
 
 
 def replaced(value: Any, chance: random.Random, by: Callable[[Any], Any]) -> Any:
@@ -283,9 +283,9 @@ def main() -> None:
             found = tried(words)
             codes[str(found.code)] += 1
             if found.problem:
-                told = " ".join(word.replace(name, "") for word in words)
-                problems.setdefault(found.problem[:160], f"{file} {how}: {told}")
-                sys.stderr.write(f"{found.problem}\n   {file} {how}: {told}\n")
+                reported = " ".join(word.replace(name, "") for word in words)
+                problems.setdefault(found.problem[:160], f"{file} {how}: {reported}")
+                sys.stderr.write(f"{found.problem}\n   {file} {how}: {reported}\n")
     sys.stdout.write(json.dumps({"tried": codes.total(), "codes": codes, "problems": len(problems)}, indent=2) + "\n")
     sys.exit(1 if problems else 0)
 

@@ -39,7 +39,7 @@ from tests.support.models.tflite_models import SHAPE, TYPES, Net, quantized, var
 
 CASE_S = 2.0
 SPARE_NBYTES = 1 << 20  # beside 4 times the file
-_LANES = Platform("fuzz", tuple(Processor(n, "cpu", {}, "cpu") for n in ("a", "b")))
+_PROCESSORS = Platform("fuzz", tuple(Processor(n, "cpu", {}, "cpu") for n in ("a", "b")))
 _NUMBERS = (0, 1, 2, 3, 4, 7, 8, 127, 128, 255, 256, 65535, 65536, 1 << 24, (1 << 31) - 1, 1 << 31, (1 << 32) - 1)
 
 
@@ -297,9 +297,9 @@ def follow(graph: Graph) -> None:
     operator_costs(graph)
     unknown_kinds(graph)
     cut_points(graph)
-    space = ChainSpace(graph, _LANES, min(3, len(graph.operators)))
+    space = ChainSpace(graph, _PROCESSORS, min(3, len(graph.operators)))
     plan = space.plan_at(space.cardinality() - 1)
-    canonical(plan, graph, _LANES).validate(graph, _LANES)
+    canonical(plan, graph, _PROCESSORS).validate(graph, _PROCESSORS)
     layer_length(graph, len(plan.stages))
     parameter_count(graph, len(plan.stages))
     for stage in plan.stages:

@@ -110,6 +110,24 @@ def test_product_code_neither_asserts_nor_runs_data(modules: list[Module]) -> No
     assert not broken(modules, asserts_or_runs)
 
 
+def test_rewrites_are_named_in_the_search_spaces_alone(modules: list[Module]) -> None:
+    private = {"Split", "TuckerRanks"}
+    found = [
+        f"{module.path.relative_to(ROOT)}:{node.lineno} names {name}"
+        for module in modules
+        if module.path.relative_to(ROOT).parts[0] != "search_spaces"
+        for node in module.nodes
+        if isinstance(node, ast.Name | ast.Attribute | ast.alias)
+        and (name := getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "name", "")) in private
+    ]
+    assert not found
+
+
+def test_the_example_of_an_evaluator_is_short() -> None:
+    text = (ROOT / "experiments/example_evaluator/example_evaluator/__init__.py").read_text(encoding="utf-8")
+    assert sum(bool(line.strip()) for line in text[text.index("class BoardEvaluator") :].splitlines()) < 50
+
+
 def test_what_is_public_is_documented(modules: list[Module]) -> None:
     def undocumented(module: Module) -> Iterator[str]:
         yield from (what for what, node in public(module.tree.body) if not ast.get_docstring(node))

@@ -75,7 +75,7 @@ OF_EVALUATORS = {
     "workloads": Evaluator.host,
 }
 NOT_OF_OLD = {("tflite-runtime", "workloads"), ("tflite-runtime", "reduced")}  # what it inherits would be LiteRT's
-FACTS = {"sliced_lanes", "measures_here"}  # of evaluators, without a method
+FACTS = {"sliced_processors", "measures_here"}  # of evaluators, without a method
 
 Opened = tuple[Session, Graph, Platform]
 
@@ -192,12 +192,12 @@ def test_states_need_nothing_but_a_session_that_has_them(
     behind: Callable[[Evaluator], Evaluator], tmp_path: Path
 ) -> None:
     with cost_model(behind=behind) as (inner, graph, platform):
-        lane = platform.processors[0].name
-        session = in_states(inner, platform, ("cool:", f"hot:{lane}=2"), "worst")
+        processor = platform.processors[0].name
+        session = in_states(inner, platform, ("cool:", f"hot:{processor}=2"), "worst")
         changed = {"pause": False, "stream": False, "states": False}
         assert session.capabilities == replace(inner.capabilities, **changed)
         works(session, graph, platform, tmp_path)
-        plan = chain_plan(graph, (), [lane])
+        plan = chain_plan(graph, (), [processor])
         usual, worst = (float(s.load(graph, plan).run(1).latency_s[0]) for s in (inner, session))
         assert usual < worst <= 2.0 * usual * (1 + 1e-9)
 
@@ -302,7 +302,7 @@ def test_who_declares_nothing_can_do_nothing_more() -> None:
     assert not any(asdict(Capabilities()).values())
 
 
-def test_a_plug_in_that_declares_something_else_is_told() -> None:
+def test_a_plug_in_that_declares_something_else_is_reported() -> None:
     class Wrong(SyntheticEvaluator):
         @contextmanager
         def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[Any]:

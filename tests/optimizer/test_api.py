@@ -56,18 +56,20 @@ def test_a_data_frame_needs_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         result.to_dataframe()
 
 
-def test_wrong_options_are_told() -> None:
+def test_wrong_options_are_reported() -> None:
     with fails(UsageError):
         optimize(SMALL_MODEL, budget=0)
     with fails(UsageError):
         optimize(SMALL_MODEL, bugdet=3)  # type: ignore[call-arg]
     with fails(UsageError):
         optimize(SMALL_MODEL, minutes=-1.0)
+    with fails(UsageError):
+        optimize(SMALL_MODEL, power="cpu=3")
     with pytest.raises(InfeasibleError):
         optimize(SMALL_MODEL, budget=2, evaluator="synthetic", deadline=1e-9)
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_reported() -> None:
     assert optimizer.__version__.count(".") == 2
     with pytest.raises(AttributeError):
         _ = optimizer.nothing

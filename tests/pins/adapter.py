@@ -27,7 +27,7 @@ from evaluators.table.placement import read_placement
 from evaluators.workload.predicted import PredictedSession
 from optimizer.devices import choose_model_and_platform
 from optimizer.exact.graphs.placement import PlacementObjective, solve_placement
-from optimizer.model.goals import aim_of
+from optimizer.model.goals import study_objective
 from optimizer.model.profile import known_profile
 from optimizer.model.ranks import rank_profile
 from optimizer.study.config import StudyConfig, most_stages, parse_config
@@ -102,11 +102,16 @@ def optimum(case: Plain) -> Plain:
         profiled = known_profile(session.part_costs(graph), platform)
         if isinstance(space, RankSpace):
             profiled = rank_profile(session, graph, platform, space, profiled, allowed_error(config) or 0.0)
-        aim = aim_of(config, graph, platform, space, session, profiled)
-        best = aim.believed.optima[0]
-        value = float(_run(aim.session, graph, best).latency_s[0])
+        objective = study_objective(config, graph, platform, space, session, profiled)
+        best = objective.estimate.optima[0]
+        value = float(_run(objective.session, graph, best).latency_s[0])
         plan = _Shape.of(graph).plain(best)
-        return {"value": value, "model": float(aim.predict(best)), "bound": aim.believed.bounds.space_s, "plan": plan}
+        return {
+            "value": value,
+            "model": float(objective.predict(best)),
+            "bound": objective.estimate.bounds.space_s,
+            "plan": plan,
+        }
 
 
 def replay(case: Plain) -> Plain:

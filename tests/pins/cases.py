@@ -18,7 +18,7 @@ LARGE_VGG: Final = "vgg16@0.5"
 LARGE_GOOGLENET: Final = "googlenet@0.5"
 RANKED_VGG: Final = "vgg11@0.5/32+spectrum"
 RANKED_SQUEEZENET: Final = "squeezenet1_1@0.5/64+spectrum"
-LANES: Final = "gpu,1large,3med"
+PROCESSORS: Final = "gpu,1large,3med"
 CROSSED: Final = "gpu,1large,1large1med,3med"  # the third excludes the second and the fourth
 ALIKE: Final = "med0,med1"
 LINKED: Final = ("snapdragon855", "kirin990", "zcu102")  # whose profiles know what a transfer takes
@@ -63,7 +63,7 @@ PREDICTIONS: Final = [
     *(_plans(5, ["branches"], m, "snapdragon855") for m in (SQUEEZENET, GOOGLENET, INCEPTION)),
     *(_plans(5, ["branches"], GOOGLENET, p) for p in ("kirin990", "zcu102", "twins")),
     *(_plans(5, ["branches"], m, "pixel4", processors=CROSSED) for m in (SQUEEZENET, INCEPTION)),
-    _plans(6, ["branches"], GOOGLENET, "pixel4", processors=LANES),
+    _plans(6, ["branches"], GOOGLENET, "pixel4", processors=PROCESSORS),
     # splits
     *(_plans(5, ["splits"], m, "snapdragon855") for m in (MOBILENET, SQUEEZENET, GOOGLENET, INCEPTION)),
     *(_plans(4, ["splits"], VGG, p) for p in ("kirin990", "zcu102", "twins")),
@@ -73,42 +73,42 @@ PREDICTIONS: Final = [
     *(_plans(5, ["ranks"], "squeezenet1_1@0.5/64", p, max_stages=4) for p in ("zcu102", "twins")),
     # several models
     *(_plans(5, ["cuts"], _TWO, p, max_stages=3, objective="makespan") for p in ("snapdragon855", "twins")),
-    _plans(6, ["cuts"], _MIXED, "pixel4", processors=LANES, max_stages=2, objective="misses"),
+    _plans(6, ["cuts"], _MIXED, "pixel4", processors=PROCESSORS, max_stages=2, objective="misses"),
     _plans(5, ["cuts"], _MIXED, "twins", max_stages=3, objective="mean"),
     _plans(4, ["cuts"], _TWO, "xavier", max_stages=2, objective="throughput"),
-    _plans(7, ["ranks"], _RANKED, "pixel4", processors=LANES, max_stages=2, objective="worst"),
+    _plans(7, ["ranks"], _RANKED, "pixel4", processors=PROCESSORS, max_stages=2, objective="worst"),
 ]
 
 OPTIMA: Final = [
     _case(["cuts"], MOBILENET, "snapdragon855", max_stages=4),
-    _case(["cuts"], LARGE_VGG, "pixel4", processors=LANES, max_stages=6),
+    _case(["cuts"], LARGE_VGG, "pixel4", processors=PROCESSORS, max_stages=6),
     _case(["cuts"], RESNET, "twins", max_stages=8),
     _case(["cuts"], VGG, "zcu102", max_stages=22),
     _case(["cuts"], VGG, "kirin990", max_stages=3, objective="throughput"),
-    _case(["cuts"], MOBILENET, "pixel4", processors=LANES, max_stages=4, objective="throughput"),
+    _case(["cuts"], MOBILENET, "pixel4", processors=PROCESSORS, max_stages=4, objective="throughput"),
     _case(["cuts"], RESNET, "twins", max_stages=4, objective="throughput"),
-    _case(["cuts"], MOBILENET, "pixel4", processors=LANES, max_stages=4, objective="energy", power=POWER),
+    _case(["cuts"], MOBILENET, "pixel4", processors=PROCESSORS, max_stages=4, objective="energy", power=POWER),
     _case(["cuts"], RESNET, "pixel4", processors=CROSSED, max_stages=3, objective="occupancy"),
     _case(["cuts"], RESNET, "snapdragon855", max_stages=3, objective="memory"),
-    _case(["branches"], SQUEEZENET, "pixel4", processors=LANES),
+    _case(["branches"], SQUEEZENET, "pixel4", processors=PROCESSORS),
     _case(["branches"], GOOGLENET, "snapdragon855"),
     _case(["branches"], LARGE_GOOGLENET, "twins", processors=ALIKE),
     _case(["branches"], SQUEEZENET, "twins", processors="large,med0"),
-    _case(["branches"], SQUEEZENET, "pixel4", processors=LANES, objective="throughput"),
+    _case(["branches"], SQUEEZENET, "pixel4", processors=PROCESSORS, objective="throughput"),
     _case(["splits"], SQUEEZENET, "kirin990"),
     _case(["splits"], LARGE_VGG, "pixel4", processors="gpu,1large"),
     _case(["splits"], "mobilenet_v1@0.5", "twins", processors="large,med0"),
     _case(["splits"], LARGE_GOOGLENET, "twins", processors=ALIKE),
-    _case(["splits"], SQUEEZENET, "pixel4", processors=LANES, objective="energy", power=POWER),
-    _case(["ranks"], RANKED_VGG, "pixel4", processors=LANES, max_stages=2, max_error=0.2),
+    _case(["splits"], SQUEEZENET, "pixel4", processors=PROCESSORS, objective="energy", power=POWER),
+    _case(["ranks"], RANKED_VGG, "pixel4", processors=PROCESSORS, max_stages=2, max_error=0.2),
     _case(["ranks"], RANKED_SQUEEZENET, "snapdragon855", max_stages=3, max_error=0.1, objective="occupancy"),
     _case(["cuts"], _TWO, "twins", max_stages=3, objective="mean"),
-    _case(["cuts"], _MIXED, "pixel4", processors=LANES, max_stages=2, objective="misses"),
-    _case(["ranks"], _RANKED, "pixel4", processors=LANES, max_stages=2, objective="makespan"),
+    _case(["cuts"], _MIXED, "pixel4", processors=PROCESSORS, max_stages=2, objective="misses"),
+    _case(["ranks"], _RANKED, "pixel4", processors=PROCESSORS, max_stages=2, objective="makespan"),
 ]
 
 STUDIES: Final = [
-    _case(["cuts"], MOBILENET, "pixel4", processors=LANES, max_stages=4, sampler="auto", seed=0, budget=30),
+    _case(["cuts"], MOBILENET, "pixel4", processors=PROCESSORS, max_stages=4, sampler="auto", seed=0, budget=30),
     _case(["cuts"], SQUEEZENET, evaluator="synthetic", max_stages=3, sampler="auto", seed=1, budget=30),
     _case(["cuts"], SQUEEZENET, evaluator="synthetic", max_stages=3, sampler="tpe", seed=2, budget=40),
     _case(["branches"], GOOGLENET, "snapdragon855", sampler="random", seed=3, budget=30),
@@ -119,7 +119,7 @@ STUDIES: Final = [
         ["cuts"],
         MOBILENET,
         "pixel4",
-        processors=LANES,
+        processors=PROCESSORS,
         max_stages=3,
         objective=["latency", "energy"],
         power=POWER,
@@ -140,7 +140,7 @@ STUDIES: Final = [
         ["ranks"],
         RANKED_VGG,
         "pixel4",
-        processors=LANES,
+        processors=PROCESSORS,
         max_stages=2,
         max_error=0.2,
         sampler="auto",

@@ -125,8 +125,8 @@ def _predicted(group: Plain) -> Iterator[Difference]:
     case, pins = group["case"], group["pins"]
     found = adapter.predictions(case, [_plan(pin) for pin in pins])
     for number, (pin, said) in enumerate(zip(pins, found, strict=True)):
-        lanes = len({stage[2] for stage in pin["stages"]})
-        where = "one processor" if lanes == 1 else "several processors"
+        processors = len({stage[2] for stage in pin["stages"]})
+        where = "one processor" if processors == 1 else "several processors"
         for name in pin.keys() - _plan(pin).keys():
             if not _near(said.get(name), pin[name]):
                 kind = f"prediction of {name}: {_kind(case)}, {case['platform']}, {where}"

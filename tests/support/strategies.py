@@ -35,7 +35,7 @@ def chain_graph(count: int, name: str = "chain") -> Graph:
 
 
 def one_core(core: int) -> Processor:
-    """Return a lane of one core."""
+    """Return a processor of one core."""
     return Processor(f"cpu{core}", "cpu", {f"core{core}": 1.0}, "core", {"cores": (core,), "threads": 1})
 
 
@@ -95,7 +95,7 @@ def graphs(draw: st.DrawFn, *, max_operators: int = 7) -> Graph:
 
 @st.composite
 def platforms(draw: st.DrawFn, *, max_processors: int = 4) -> Platform:
-    """Platforms of 1 to ``max_processors`` lanes, of which some are alike, in any order."""
+    """Platforms of at most ``max_processors`` processors, of which some are alike, in any order."""
     classes = draw(st.lists(st.sampled_from(("big", "small", "gpu")), min_size=1, max_size=max_processors))
     processors = tuple(
         Processor(f"p{i}", "gpu" if like == "gpu" else "cpu", {f"core{i}": 1.0}, like) for i, like in enumerate(classes)
@@ -105,7 +105,7 @@ def platforms(draw: st.DrawFn, *, max_processors: int = 4) -> Platform:
 
 @st.composite
 def chains(draw: st.DrawFn, graph: Graph, platform: Platform) -> Plan:
-    """Chains of parts of any length on any lanes, not canonical."""
+    """Chains of parts of any length on any processors, not canonical."""
     count = len(graph.operators)
     cuts = sorted(draw(st.sets(st.integers(1, count - 1)))) if count > 1 else []
     names = [p.name for p in platform.processors]
@@ -126,12 +126,12 @@ def partitions(draw: st.DrawFn, graph: Graph, platform: Platform) -> Plan:
 
 @st.composite
 def shared_platforms(draw: st.DrawFn) -> Platform:
-    """All cores of a small machine together, each alone, and lanes that take half of a core, in any order."""
+    """All cores of a small machine together, each alone, and processors that take half of a core, in any order."""
     cores = draw(st.integers(1, 3))
-    lanes = [Processor("all", "cpu", {f"core{i}": 1.0 for i in range(cores)}, "all")]
-    lanes += [Processor(f"one{i}", "cpu", {f"core{i}": 1.0}, "one") for i in range(cores)]
-    lanes += [Processor(f"half{i}", "cpu", {"core0": 0.5}, "half") for i in range(2)]
-    return Platform("drawn", tuple(draw(st.permutations(lanes))))
+    processors = [Processor("all", "cpu", {f"core{i}": 1.0 for i in range(cores)}, "all")]
+    processors += [Processor(f"one{i}", "cpu", {f"core{i}": 1.0}, "one") for i in range(cores)]
+    processors += [Processor(f"half{i}", "cpu", {"core0": 0.5}, "half") for i in range(2)]
+    return Platform("drawn", tuple(draw(st.permutations(processors))))
 
 
 @st.composite
@@ -164,18 +164,18 @@ def placements(draw: st.DrawFn, graph: Graph, platform: Platform, *, labels: int
 
 @st.composite
 def chain_costs(draw: st.DrawFn, platform: Platform, count: int, *, refusals: bool = True) -> ChainCosts:
-    """Costs of ``count`` operators, with ties, and with operators that a lane refuses; alike lanes cost alike."""
-    lanes = len(platform.processors)
+    """Costs of ``count`` operators, with ties and unsupported operators; alike processors cost alike."""
+    processors = len(platform.processors)
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     scale = draw(st.sampled_from((1, 3, 1000)))  # few levels give ties
     leader = [next(i for i, q in enumerate(platform.processors) if q.like == p.like) for p in platform.processors]
-    operator_s = rng.integers(0, scale, (lanes, count), endpoint=True)[leader] * 1e-3
+    operator_s = rng.integers(0, scale, (processors, count), endpoint=True)[leader] * 1e-3
     if refusals:
-        operator_s[rng.random((lanes, count))[leader] < draw(st.sampled_from((0.0, 0.1, 0.5)))] = np.inf
-    overhead_s = rng.integers(0, scale, lanes, endpoint=True)[leader] * 1e-4
-    between = rng.integers(0, scale, (count, lanes, lanes), endpoint=True) * 1e-4
-    within = rng.integers(0, scale, (count, lanes), endpoint=True)[:, leader] * 1e-5
-    hand_over_s = between[:, leader][:, :, leader]
-    hand_over_s[:, np.arange(lanes), np.arange(lanes)] = within
-    arrays = (np.asarray(array, dtype=np.float64) for array in (operator_s, overhead_s, hand_over_s))
+        operator_s[rng.random((processors, count))[leader] < draw(st.sampled_from((0.0, 0.1, 0.5)))] = np.inf
+    overhead_s = rng.integers(0, scale, processors, endpoint=True)[leader] * 1e-4
+    between = rng.integers(0, scale, (count, processors, processors), endpoint=True) * 1e-4
+    within = rng.integers(0, scale, (count, processors), endpoint=True)[:, leader] * 1e-5
+    transfer_s = between[:, leader][:, :, leader]
+    transfer_s[:, np.arange(processors), np.arange(processors)] = within
+    arrays = (np.asarray(array, dtype=np.float64) for array in (operator_s, overhead_s, transfer_s))
     return ChainCosts(platform, *arrays)

@@ -79,13 +79,14 @@ NOT_RUN = {
     "optimize dashboard RUN": "serves until it is interrupted; test_report.py opens the study that it shows",
     **{
         f"optimize run experiments/{name}.yaml": "builds gigabytes of models; test_campaign_file.py plans it"
-        for name in ("machine", "seed_000_criteria", "seed_002_coexecution", "seed_004_memory_access")
+        for name in ("machine", "runtimes", "seed_000_criteria", "seed_002_coexecution", "seed_004_memory_access")
     },
     **{
         f"optimize {arguments}": "takes minutes; test_cost_model_calibrate.py calibrates, and predicts by what came out"
         for arguments in (
             "calibrate --out here.json",
             "calibrate --out here.json --minutes 5",
+            "calibrate --processors cpu,cpu:openvino --minutes 6 --out two.json",
             "--model resnet50 --platform here.json --evaluator cost-model --budget 50",
         )
     },
@@ -112,6 +113,7 @@ NOT_RUN = {
     "python -m tests.benchmarks.main_job vgg16 200 --plain-trials 20": "measures for 5 minutes",
     "python -m tests.benchmarks.seed_001_gpu OUT.json": "needs an NVIDIA GPU",
     "python -m tests.benchmarks.verdicts OUT.json --part gpu --gpu-budget 15": "needs an NVIDIA GPU",
+    "python -m tests.benchmarks.placements OUT.json": "needs a GPU; test_placements.py makes its networks",
     **{
         f"python -m tests.benchmarks.{words}": "measures for minutes"
         for words in (
@@ -123,7 +125,10 @@ NOT_RUN = {
             "seed_001_workloads run FOLDER 4 8 mix burst",
             "coexecution_pairs runs/seed_002_coexecution OUT.json --rounds 10",
             "seed_003_branches OUT.json",
+            "runtimes OUT.json --runs FOLDER --only squeezenet1_1",
+            "runtimes experiments/results/runtimes.json --runs runs/runtimes",
             "samplers run OUT.json",
+            "trial_cost OUT.json",
             "converters FOLDER OUT.json",
             "streams OUT.json vgg16 squeezenet1_1 mobilenet_v1 --runs FOLDER",
         )
@@ -150,11 +155,12 @@ NOT_RUN = {
         f"python -m tests.composition {words}": "half an hour"
         for words in (
             "FILE --evaluator NAME",
-            "experiments/results/composition.md --evaluator litert cost-model table",
+            "experiments/results/composition.md --evaluator litert cost-model table remote",
             "FILE --pairs --evaluator remote example",
         )
     },
     "python -m tests.benchmarks.NAME": "measures for minutes",
+    "pip install -e '.[test]'": "the environment of these tests",
     "pytest --benchmark-only tests/benchmarks": "a benchmark",
 }
 _BLOCK = re.compile(r"(?:<!-- (?P<mark>[^\n]*) -->\n)?^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -253,10 +259,10 @@ def test_every_command_is_known_to_this_test() -> None:
     assert set(CHEAPER) - {command for _, command in ALL} == set()
 
 
-def test_every_command_of_ours_is_told_of() -> None:
-    told = {command.split()[1] for command in OURS}
+def test_every_command_of_ours_is_reported_of() -> None:
+    output = {command.split()[1] for command in OURS}
     assert {"run", "report", "plugins", "calibrate", "solve", "explain", "compare", "doctor", "execute", "inspect",
-            "models", "dashboard"} <= told & set(COMMANDS)  # fmt: skip
+            "models", "dashboard"} <= output & set(COMMANDS)  # fmt: skip
 
 
 @pytest.mark.litert
@@ -367,11 +373,9 @@ def test_figures_of_the_pages_are_those_of_the_results() -> None:
     text = (results / "README.md").read_text()
     kept = json.loads((results / "seed_004_memory_access.json").read_text())
     here, board = (r for r in kept["explained"] if r["family"] == "all")
-    assert (
-        f"R² {here['flops']:.3f} over {here['models']} networks; with memory accesses {here['flops_and_memory']:.3f}"
-        in text
-    )
-    assert f"the seed's board {board['flops']:.3f} and {board['flops_and_memory']:.3f}" in text
+    assert f"R² over {here['models']} networks" in text
+    assert f"| one core, measured | {here['flops']:.3f} | {here['flops_and_memory']:.3f} |" in text
+    assert f"own law | {board['flops']:.3f} | {board['flops_and_memory']:.3f} |" in text
     kept = json.loads((results / "machine.json").read_text())
     faster = sum(bool(r["significant"]) and r["ratio"] > 1 for r in kept["summary"])
     assert faster == 0
@@ -379,8 +383,8 @@ def test_figures_of_the_pages_are_those_of_the_results() -> None:
     assert f"in none of {len(kept['summary'])} networks" in (ROOT / "README.md").read_text()
     kept = json.loads((results / "seed_000_criteria.json").read_text())
     measured, profile = ([r for r in kept["expected"] if r["name"].endswith(w)] for w in ("measured", "profile"))
-    assert f"{min(r['ours'] for r in measured):.2f} to {max(r['ours'] for r in measured):.2f} times" in text
-    assert f"{min(r['ours'] for r in profile):.2f} to {max(r['ours'] for r in profile):.2f}; seven of eight" in text
+    assert f"| the Xeon | {min(r['ours'] for r in measured):.2f} to {max(r['ours'] for r in measured):.2f} |" in text
+    assert f"{min(r['ours'] for r in profile):.2f} to {max(r['ours'] for r in profile):.2f}; 7 of 8 within" in text
     assert sum(r["within"] for r in profile) == 7
 
 

@@ -50,8 +50,8 @@ def test_a_hostile_log_runs_nothing(sampler: str, tmp_path: Path, capfd: pytest.
     capfd.readouterr()
     assert main([*words, "--budget", "20"]) == 0
     assert not mark.exists()
-    told = [line for line in capfd.readouterr().err.splitlines() if "which is not read" in line]
-    assert len(told) == 1
+    reported = [line for line in capfd.readouterr().err.splitlines() if "which is not read" in line]
+    assert len(reported) == 1
     later = [r.data["attributes"] for r in records(run)[len(lines) - 1 :] if r.kind == "trial"]
     assert later
     assert all(attributes == plain_attributes(attributes) for attributes in later)

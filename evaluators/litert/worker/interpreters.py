@@ -55,7 +55,7 @@ class _Port:
 
 
 class Interpreters:
-    """See :class:`~evaluators.litert.worker.process.Engine`."""
+    """TensorFlow Lite interpreters as an engine of a worker."""
 
     def __init__(self, module: str) -> None:
         self._name = module
@@ -67,7 +67,7 @@ class Interpreters:
         return importlib.import_module(self._name)
 
     def compile(self, _header: bytes, fds: Sequence[int], _signatures: int, settings: dict[str, Any]) -> Compiled:
-        """See :class:`~.process.Engine`; each file is the model of a stage, and there is no header."""
+        """Compile stages, one file each; there is no header."""
         stages = [self._stage(fd, settings) for fd in fds]
         ports = tuple((into, out) for _, into, out in stages)
         return Compiled(self, _run, stages, ports, accelerated=True)
@@ -99,15 +99,15 @@ class Interpreters:
 
     @staticmethod
     def bind(kind: _Port, address: int, nbytes: int) -> c_void_p:
-        """See :class:`~evaluators.litert.worker.process.Engine`."""
+        """Return what ``Compiled.run`` takes for a tensor at ``address``, of a kind that is in ``Compiled.ports``."""
         kind.nbytes = nbytes
         return c_void_p(address)
 
     def unbind(self, buffer: c_void_p) -> None:
-        """See :class:`~evaluators.litert.worker.process.Engine`; nothing was taken."""
+        """Give back what :meth:`bind` returned; nothing was taken."""
 
     def release(self, compiled: Compiled) -> None:
-        """See :class:`~evaluators.litert.worker.process.Engine`; an interpreter goes when nobody refers to it."""
+        """Give back what was compiled; an interpreter goes when nobody refers to it."""
 
 
 def _run(handle: Any, signature: int, _n_inputs: int, inputs: Any, _n_outputs: int, outputs: Any) -> int:

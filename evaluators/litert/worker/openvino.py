@@ -44,6 +44,23 @@ class _Names(ctypes.Structure):
     _fields_ = (("names", ctypes.POINTER(c_char_p)), ("size", c_size_t))
 
 
+class _Kernel(ctypes.Structure):
+    # ov_infer_request.h: ov_profiling_info_t
+    _fields_ = (
+        ("status", c_int),
+        ("real_us", c_int64),
+        ("cpu_us", c_int64),
+        ("name", c_char_p),
+        ("implementation", c_char_p),
+        ("kind", c_char_p),
+    )
+
+
+class _Kernels(ctypes.Structure):
+    # ov_infer_request.h: ov_profiling_info_list_t
+    _fields_ = (("kernels", ctypes.POINTER(_Kernel)), ("size", c_size_t))
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """A device that OpenVINO finds.
@@ -92,7 +109,7 @@ def other_versions(libraries: Iterable[Path]) -> list[str]:
     found = []
     for library in libraries:
         wanted = {name.decode() for name in re.findall(rb"libopenvino\.so\.[0-9]+", library.read_bytes())}
-        found += [f"{library.name} wants {name}" for name in sorted(wanted - mine)]
+        found += [f"{library.name} requires {name}" for name in sorted(wanted - mine)]
     return found
 
 
@@ -127,7 +144,7 @@ class _Port:
 
 
 class OpenVino:
-    """See :class:`~evaluators.litert.worker.process.Engine`; nothing but the library is loaded before the fork."""
+    """OpenVINO as an engine of a worker; only the library is loaded before the fork."""
 
     def __init__(self) -> None:
         found = sorted(path for folder in package_folders(OPENVINO) for path in folder.glob("libs/libopenvino_c.so*"))
@@ -155,8 +172,8 @@ class OpenVino:
         """Return the line of OpenVINO's last error that says what is wrong, without its source files."""
         text = (self._lib.ov_get_last_err_msg() or b"").decode(errors="replace")
         lines = map(str.strip, text.splitlines())
-        told = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
-        return (told[0] if told else "it gives no reason")[:_MOST_ERROR]
+        reasons = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
+        return (reasons[0] if reasons else "it gives no reason")[:_MOST_ERROR]
 
     def core(self) -> c_void_p:
         """Return OpenVINO's core; made when first asked for, after the fork."""
@@ -185,7 +202,7 @@ class OpenVino:
         return found
 
     def compile(self, _header: bytes, fds: Sequence[int], _signatures: int, settings: dict[str, Any]) -> Compiled:
-        """See :class:`~.process.Engine`; each file is the model of a stage, and there is no header."""
+        """Compile stages, one file each; there is no header."""
         stages: list[_Stage] = []
         ports = []
         try:
@@ -261,7 +278,10 @@ class OpenVino:
         return 0
 
     def bind(self, kind: _Port, address: int, nbytes: int) -> c_void_p:
-        """See :class:`~evaluators.litert.worker.process.Engine`: a tensor over the memory, without a copy."""
+        """Return what ``Compiled.run`` takes for a tensor at ``address``, of a kind that is in ``Compiled.ports``.
+
+        A tensor over the memory, without a copy.
+        """
         dimensions = (c_int64 * len(kind.shape))(*kind.shape)
         tensor, size = c_void_p(), c_size_t()
         shape = _Shape(len(kind.shape), dimensions)
@@ -273,11 +293,20 @@ class OpenVino:
         return tensor
 
     def unbind(self, buffer: c_void_p) -> None:
-        """See :class:`~evaluators.litert.worker.process.Engine`; the memory stays ours."""
+        """Give back what :meth:`bind` returned; the memory stays ours."""
         self._lib.ov_tensor_free(buffer)
 
+    def kernels(self, compiled: Compiled) -> list[tuple[str, float]]:
+        """Return kind and seconds of what the last run of the first stage ran, compiled with ``PERF_COUNT``."""
+        found = _Kernels()
+        self.call("ov_infer_request_get_profiling_info", compiled.handle[0].request, byref(found))
+        try:
+            return [((k.kind or b"").decode(), k.real_us * 1e-6) for k in found.kernels[: found.size]]
+        finally:
+            self._lib.ov_profiling_info_list_free(byref(found))
+
     def release(self, compiled: Compiled) -> None:
-        """See :class:`~evaluators.litert.worker.process.Engine`."""
+        """Give back what was compiled."""
         self._free(compiled.handle)
 
     def _free(self, stages: Sequence[_Stage]) -> None:

@@ -165,14 +165,14 @@ class Worker:
         def waits(pairs: Sequence[tuple[int, int]]) -> tuple[Semaphore, ...]:
             return tuple(Semaphore(place(i), spin_ns, regular=head["regular"] and spin_ns > 0) for i, spin_ns in pairs)
 
-        def step(told: dict[str, Any], offset: int, buffers: _Buffers) -> Step:
-            meets = waits(told["waits"]), tuple(map(place, told["signals"]))
-            return self._step(told, (base + offset, size - offset), buffers, *meets)
+        def step(entry: dict[str, Any], offset: int, buffers: _Buffers) -> Step:
+            meets = waits(entry["waits"]), tuple(map(place, entry["signals"]))
+            return self._step(entry, (base + offset, size - offset), buffers, *meets)
 
         frames, unbind = [], list[Callable[[], None]]()
         for frame in range(head["frames"]):
             buffers: _Buffers = {}
-            frames.append(tuple(step(told, frame * head["frame_nbytes"], buffers) for told in head["steps"]))
+            frames.append(tuple(step(entry, frame * head["frame_nbytes"], buffers) for entry in head["steps"]))
             unbind += [give_back for _, _, give_back in buffers.values()]
         go, ends = waits(head["go"]), waits(head["ends"])
         made = _Program(tuple(frames), go, tuple(map(place, head["starts"])), ends, memory, tuple(unbind))

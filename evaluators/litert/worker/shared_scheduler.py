@@ -28,19 +28,19 @@ class SchedulerState:
     """A scheduler in shared memory, as one process sees it.
 
     Args:
-        told: what :func:`scheduler_head` returned.
+        head: what :func:`scheduler_head` returned.
         numbers, semaphores: addresses of the two memories.
 
     Attributes:
         ready: where each processor posts once it waits for jobs.
     """
 
-    def __init__(self, told: dict[str, Any], numbers: int, semaphores: int) -> None:
-        clients = [QueueClient.from_json(entry) for entry in told["clients"]]
-        self._numbers = (ctypes.c_int64 * (told["size"] + 1)).from_address(numbers)
-        self.scheduler = Scheduler(clients, told["excluded"], told["dispatch"], self._numbers)
-        self._holder = told["size"]
-        self._processors = range(len(told["excluded"]))
+    def __init__(self, head: dict[str, Any], numbers: int, semaphores: int) -> None:
+        clients = [QueueClient.from_json(entry) for entry in head["clients"]]
+        self._numbers = (ctypes.c_int64 * (head["size"] + 1)).from_address(numbers)
+        self.scheduler = Scheduler(clients, head["excluded"], head["dispatch"], self._numbers)
+        self._holder = head["size"]
+        self._processors = range(len(head["excluded"]))
         self._semaphores = semaphores
         self._lock, self.ready = self._place(_LOCK), self._place(_READY)
 
@@ -97,12 +97,12 @@ class SharedScheduler(SchedulerState):
         UnavailableError: the system refuses memory.
     """
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        self.head = told
-        numbers = SharedMemory("scheduler", (told["size"] + 1) * _NUMBER_NBYTES)
-        semaphores = Semaphores(_WAKE_UPS + len(told["excluded"]))
+    def __init__(self, head: dict[str, Any]) -> None:
+        self.head = head
+        numbers = SharedMemory("scheduler", (head["size"] + 1) * _NUMBER_NBYTES)
+        semaphores = Semaphores(_WAKE_UPS + len(head["excluded"]))
         self.memories = numbers, semaphores
-        super().__init__(told, numbers.address, semaphores.address)
+        super().__init__(head, numbers.address, semaphores.address)
         self.scheduler.begin(time.perf_counter_ns())
         post(self._lock)  # it is closed in new memory
 

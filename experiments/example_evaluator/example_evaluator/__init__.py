@@ -28,15 +28,14 @@ from search_spaces.core.platform import Platform, Processor
 from search_spaces.spaces.chain import chain_plan
 
 COMMAND = os.environ.get("EXAMPLE_BOARD", f"{shlex.quote(sys.executable)} -m example_evaluator.board")
-TOLERANCE = 1e-3  # relative: unlike kernels round differently
 
 
 class BoardEvaluator:
     name, contract_version = "example", 1
 
     def platform(self):
-        kinds = {"cpu": "cpu", "dsp": "npu"}  # they share one memory; here they take turns
-        return Platform("example", tuple(Processor(p, kind, {"board": 1.0}, like=p) for p, kind in kinds.items()))
+        kinds = (("cpu", "cpu"), ("dsp", "npu"))  # they share one memory; here they take turns
+        return Platform("example", tuple(Processor(p, kind, {"board": 1.0}, like=p) for p, kind in kinds))
 
     @contextmanager
     def prepare(self, platform, scratch=None):
@@ -69,9 +68,8 @@ class BoardSession:
 class BoardPlan:
     def __init__(self, session, graph, folder):
         self.session, self.graph, self.folder = session, graph, folder
-        command = [*shlex.split(COMMAND), str(folder)]
-        with (folder / "errors.txt").open("wb") as errors:
-            self.board = Popen(command, stdin=PIPE, stdout=PIPE, stderr=errors, text=True)
+        with (folder / "errors.txt").open("wb") as said:
+            self.board = Popen([*shlex.split(COMMAND), str(folder)], stdin=PIPE, stdout=PIPE, stderr=said, text=True)
 
     def ask(self, line):
         try:  # a board that does not answer in time is given up on by whoever called
@@ -90,10 +88,9 @@ class BoardPlan:
         return [np.array(values, np.float32) for values in self.ask("outputs")["outputs"]]
 
     def verify(self):
-        whole = self.session.load(self.graph, chain_plan(self.graph, (), [self.session.platform.processors[0].name]))
-        found = agreement(self.graph, self.outputs(), whole.outputs(), TOLERANCE)
-        whole.close()
-        return found
+        plan = chain_plan(self.graph, (), [self.session.platform.processors[0].name])
+        with closing(self.session.load(self.graph, plan)) as whole:  # 1e-3: unlike kernels round differently
+            return agreement(self.graph, self.outputs(), whole.outputs(), 1e-3)
 
     def close(self):
         with self.board:

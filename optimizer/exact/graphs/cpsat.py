@@ -34,7 +34,7 @@ def solver_module() -> Any:
 
 
 def relative_gap(value: float, bound: float) -> float:
-    """Return how far a value can be above the best one, relative to what none goes below."""
+    """Return how far a value can be above the best one, relative to the lower bound."""
     return value / bound - 1.0 if bound > 0 else 0.0 if value == 0 else math.inf
 
 
@@ -50,7 +50,7 @@ def check_time_limit(seconds: float) -> float:
 
 
 def run_solver(model: cp.CpModel, time_limit_s: float, *, workers: int = WORKERS) -> tuple[cp.CpSolver, Outcome]:
-    """Solve a model; return the solver, to be asked for values and bound, and what became of it.
+    """Solve a model; return the solver, which holds values and bound, and its status.
 
     Raises:
         KeyboardInterrupt: Ctrl-C, or another exception of a signal's handler; the solver is stopped first.
@@ -60,9 +60,9 @@ def run_solver(model: cp.CpModel, time_limit_s: float, *, workers: int = WORKERS
     solver.parameters.max_time_in_seconds = max(time_limit_s, 1e-3)
     solver.parameters.num_workers = workers
     solver.parameters.random_seed = 0
-    # Its own handler would swallow Ctrl-C, and leave none: the next one would end the process with nothing saved.
+    # The solver's own handler would swallow Ctrl-C, and the next one would end the process with nothing saved.
     solver.parameters.catch_sigint_signal = False
-    # Handlers of signals run in the main thread, and only between two steps of Python; a solve is one.
+    # Python runs signal handlers in the main thread between two instructions; a solve is one instruction.
     with ThreadPoolExecutor(1, thread_name_prefix="CP-SAT") as pool:
         solved = pool.submit(solver.solve, model)
         try:

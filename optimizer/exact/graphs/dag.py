@@ -1,10 +1,10 @@
-"""The best plan of a graph with branches, over lanes that run side by side: exact, or with the gap that is left.
+"""The best plan of a graph with branches on concurrent processors: exact, or with the remaining gap.
 
-The graph is taken apart at its gates (:mod:`~.segments`); a plan of the whole is then a path through the
-lanes of the gates, and what no plan goes below is the shortest path through bounds of the segments. A segment is
-solved for two lanes of its gates only if that shortest path comes by: by trying all plans where it is a small chain, by
-search (:mod:`~.segment_search`) where it is small, else by CP-SAT. In the largest ones only neighbours
-in a run may share a stage, and the bound is that of :mod:`optimizer.exact.bound`.
+Gates divide the graph into segments (:mod:`~.segments`); a plan is a path through the processors of the gates, and the
+lower bound is the shortest path through bounds of the segments. A segment is solved for two processors of its gates
+only where the shortest path uses them: by trying all plans where it is a small chain, by search
+(:mod:`~.segment_search`) where it is small, else by CP-SAT. In the largest ones only neighbours in a run may share a
+stage, and the bound is that of :mod:`optimizer.exact.bound`.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from search_spaces.core.errors import InfeasibleError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage
 
-_MOST_TRIED = 5  # operators of a chain up to which all its plans are tried: 3 · 4^4 of them for three lanes
+_MOST_TRIED = 5  # operators of a chain up to which all its plans are tried: 3 · 4^4 of them for three processors
 _MOST_SEARCHED = 18  # operators of a segment up to which the search beats CP-SAT
 _MOST_EXACT = 40  # operators of a segment in which CP-SAT may form stages in any way
 _HAIR = 1e-9
 
 Ends = tuple[int | None, int | None]
-Lane = int | None
+ProcessorIndex = int | None
 
 
 @dataclass(frozen=True, slots=True)
 class GraphSolution:
-    """A plan, and what is known of better ones.
+    """A plan and a bound on better ones.
 
     Attributes:
         plan: canonical, unless its order of stages is faster than the canonical one.
-        makespan_s: seconds that the model gives it.
-        bound_s: no plan takes less in the model.
+        makespan_s: seconds under the model.
+        bound_s: lower bound under the model.
         wall_s: seconds that solving took.
     """
 
@@ -58,7 +58,7 @@ class GraphSolution:
 
     @property
     def proven(self) -> bool:
-        """Whether it is the best, up to the rounding of the solver's integers (1e-5)."""
+        """Whether it is optimal, up to the rounding of the solver's integers (1e-5)."""
         return self.gap <= PROVEN
 
 
@@ -104,12 +104,12 @@ def best_plan(graph: Graph, costs: GraphCosts, time_limit_s: float = 30.0) -> Gr
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What is known of a segment between two lanes.
+    """The solution of a segment between two processors, so far.
 
     Attributes:
         plan: the best so far, of the segment moved to operator 0; None where there is none.
-        bound_s: no plan takes less.
-        open: whether more work could tell more.
+        bound_s: lower bound.
+        open: whether more work could improve it.
         tried: whether there has been a search already.
     """
 
@@ -124,34 +124,36 @@ class _Answer:
 
 
 class _Part:
-    """A segment, and what is known of it for each choice of the lanes of its gates."""
+    """A segment, with its solutions for each choice of the processors of its gates."""
 
     def __init__(self, graph: Graph, costs: GraphCosts, segment: Segment) -> None:
         self._graph, self._costs, self._segment = graph, costs, segment
         self.key = _key(graph, costs, segment)
         self.answers = self._first()
 
-    def _lanes(self, gate: int | None) -> list[Lane]:
-        lanes = range(len(self._costs.platform.processors))
-        return [None] if gate is None else [p for p in lanes if self._costs.operator_s[p, gate] < float("inf")]
+    def _processors(self, gate: int | None) -> list[ProcessorIndex]:
+        processors = range(len(self._costs.platform.processors))
+        return [None] if gate is None else [p for p in processors if self._costs.operator_s[p, gate] < float("inf")]
 
     def _first(self) -> dict[Ends, _Answer]:
-        """Return what can be told at once: everything of a small chain, else a list schedule and a path."""
+        """Return a first solution: exact for a small chain, else a list schedule and a path."""
         graph, costs, segment = self._graph, self._costs, self._segment
         first = segment.operators[0]
         found: dict[Ends, _Answer] = {}
         if len(segment.operators) <= _MOST_TRIED and is_chain(graph, segment):
-            for entry_lane in self._lanes(segment.entry):
-                for last, plan in all_chains(graph, costs, segment, entry_lane):
-                    ends = (entry_lane, last if segment.exit is not None else None)
+            for entry_processor in self._processors(segment.entry):
+                for last, plan in all_chains(graph, costs, segment, entry_processor):
+                    ends = (entry_processor, last if segment.exit is not None else None)
                     if ends not in found or plan.cost_s < found[ends].cost_s:
                         found[ends] = _Answer(_moved(plan, -first), plan.cost_s, open=False)
             return found
-        for entry_lane in self._lanes(segment.entry):
-            for exit_lane in self._lanes(segment.exit):
-                made = list_schedule(graph, costs, segment, entry_lane, exit_lane)
-                bound_s = Problem.make(graph, costs, segment, entry_lane, exit_lane).bound_s
-                found[entry_lane, exit_lane] = _Answer(_moved(made, -first) if made else None, bound_s, open=True)
+        for entry_processor in self._processors(segment.entry):
+            for exit_processor in self._processors(segment.exit):
+                made = list_schedule(graph, costs, segment, entry_processor, exit_processor)
+                bound_s = Problem.make(graph, costs, segment, entry_processor, exit_processor).bound_s
+                found[entry_processor, exit_processor] = _Answer(
+                    _moved(made, -first) if made else None, bound_s, open=True
+                )
         return found
 
     def plan(self, ends: Ends) -> SegmentPlan:
@@ -193,10 +195,10 @@ class _Part:
 
 
 def _shortest(parts: list[_Part], length: Callable[[_Answer], float]) -> tuple[float, list[Ends]]:
-    """Return the shortest way through the lanes of the gates, and which lanes each part has on it."""
-    paths: dict[Lane, tuple[float, list[Ends]]] = {None: (0.0, [])}
+    """Return the shortest way through the processors of the gates, and which processors each part has on it."""
+    paths: dict[ProcessorIndex, tuple[float, list[Ends]]] = {None: (0.0, [])}
     for part in parts:
-        here: dict[Lane, tuple[float, list[Ends]]] = {}
+        here: dict[ProcessorIndex, tuple[float, list[Ends]]] = {}
         for (before, after), answer in part.answers.items():
             if before in paths:
                 spent = paths[before][0] + length(answer)
@@ -207,14 +209,14 @@ def _shortest(parts: list[_Part], length: Callable[[_Answer], float]) -> tuple[f
 
 
 def _key(graph: Graph, costs: GraphCosts, segment: Segment) -> object:
-    """Return what two segments share that are the same problem."""
+    """Return a key that is equal for segments that are the same problem."""
     first = segment.operators[0]
     entry = [] if segment.entry is None else [segment.entry]
     rank = {o: i for i, o in enumerate((*entry, *segment.operators))}
     names: dict[int, int] = {}
     reads = [
         [
-            (rank[graph.producer[t]], names.setdefault(t, len(names)), costs.hand_over_s[t].tobytes())
+            (rank[graph.producer[t]], names.setdefault(t, len(names)), costs.transfer_s[t].tobytes())
             for t in graph.operators[operator].inputs
             if graph.producer.get(t) in rank
         ]
@@ -227,7 +229,9 @@ def _key(graph: Graph, costs: GraphCosts, segment: Segment) -> object:
 
 def _moved(plan: SegmentPlan, by: int) -> SegmentPlan:
     """Return the same plan for a segment elsewhere in the graph."""
-    return replace(plan, stages=tuple((tuple(o + by for o in operators), lane) for operators, lane in plan.stages))
+    return replace(
+        plan, stages=tuple((tuple(o + by for o in operators), processor) for operators, processor in plan.stages)
+    )
 
 
 def _stages(costs: GraphCosts, steps: Sequence[SegmentPlan]) -> list[Stage]:
@@ -236,12 +240,12 @@ def _stages(costs: GraphCosts, steps: Sequence[SegmentPlan]) -> list[Stage]:
     for step in steps:
         rest = list(step.stages)
         if step.continued:
-            operators, lane = rest.pop(0)
+            operators, processor = rest.pop(0)
             gate = max(range(len(found)), key=lambda i: found[i][0][-1])  # the stage that holds the gate
-            found[gate] = (*found[gate][0], *operators), lane
+            found[gate] = (*found[gate][0], *operators), processor
         found += rest
     names = [p.name for p in costs.platform.processors]
-    return [Stage(tuple(sorted(operators)), names[lane]) for operators, lane in found]
+    return [Stage(tuple(sorted(operators)), names[processor]) for operators, processor in found]
 
 
 def _check_support(costs: GraphCosts) -> None:

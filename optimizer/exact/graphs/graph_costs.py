@@ -1,8 +1,8 @@
-"""What a plan of any shape costs in a model: stages on lanes, under the law that the runner and the simulator keep.
+"""Costs of a plan of any shape in a model: stages on processors, by the rules of the runner and the simulator.
 
-A stage begins when its lane, and all lanes that exclude it, are free and all that it reads from other stages is there;
-it takes its overhead, what it is handed, and its operators; what it writes is there when it ends. Each lane runs its
-stages in the order of the plan.
+A stage begins when its processor and all processors that exclude it are free and its inputs are there. It takes its
+overhead, its transfers and its operators; its outputs are there when it ends. Each
+processor runs its stages in the order of the plan.
 """
 
 from __future__ import annotations
@@ -22,71 +22,77 @@ from search_spaces.core.platform import Platform
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphCosts:
-    """What the operators of a graph of n operators and T tensors cost on a platform of P processors, in platform order.
+    """Costs of n operators and T tensors on P processors, in platform order.
 
     Attributes:
-        platform: the processors, which of them exclude each other, and which are alike; those must cost alike.
+        platform: the processors; those that are alike must have equal costs.
         operator_s: shape ``(P, n)``: each operator on each processor; infinite where a processor refuses it.
-        overhead_s: shape ``(P,)``: what starting a stage adds.
-        hand_over_s: shape ``(T, P, P)``: what a stage pays for reading a tensor that a stage on the one processor wrote
-            (``[tensor, from, to]``), once however many of its operators read it; also on one and the same processor.
+        overhead_s: shape ``(P,)``: the seconds that each stage adds.
+        transfer_s: shape ``(T, P, P)``: the seconds that a stage pays for a tensor of another stage (``[tensor, from,
+            to]``), once for all its operators; also within one processor.
 
     Raises:
-        ValueError: a shape does not fit, or a number is negative or no number.
+        ValueError: a shape does not fit, or a value is negative or NaN.
     """
 
     platform: Platform
     operator_s: Seconds
     overhead_s: Seconds
-    hand_over_s: NDArray[np.float64]
+    transfer_s: NDArray[np.float64]
 
     def __post_init__(self) -> None:
-        lanes = len(self.platform.processors)
-        if self.operator_s.ndim != 2 or self.operator_s.shape[0] != lanes or self.overhead_s.shape != (lanes,):
+        processors = len(self.platform.processors)
+        if (
+            self.operator_s.ndim != 2
+            or self.operator_s.shape[0] != processors
+            or self.overhead_s.shape != (processors,)
+        ):
             raise ValueError(f"operator_s {self.operator_s.shape} and overhead_s {self.overhead_s.shape} do not fit")
-        if self.hand_over_s.ndim != 3 or self.hand_over_s.shape[1:] != (lanes, lanes):
-            raise ValueError(f"hand_over_s has the shape {self.hand_over_s.shape}, not (tensors, {lanes}, {lanes})")
-        for array in (self.operator_s, self.overhead_s, self.hand_over_s):
+        if self.transfer_s.ndim != 3 or self.transfer_s.shape[1:] != (processors, processors):
+            raise ValueError(
+                f"transfer_s has the shape {self.transfer_s.shape}, not (tensors, {processors}, {processors})"
+            )
+        for array in (self.operator_s, self.overhead_s, self.transfer_s):
             if np.isnan(array).any() or (array < 0).any():
                 raise ValueError("a cost is negative or no number")
-        if not (np.isfinite(self.overhead_s).all() and np.isfinite(self.hand_over_s).all()):
+        if not (np.isfinite(self.overhead_s).all() and np.isfinite(self.transfer_s).all()):
             raise ValueError("an overhead or a transfer is infinite; only operators can be unsupported")
 
     @classmethod
     def of_chain(cls, graph: Graph, costs: ChainCosts) -> GraphCosts:
-        """Return the costs of an additive model whose hand-over does not depend on where the cut is.
+        """Return the costs of an additive model whose transfer does not depend on where the cut is.
 
         Each tensor that crosses is taken to cost what a cut costs on average.
         """
-        between = costs.hand_over_s[1:].mean(axis=0) if costs.hand_over_s.shape[0] > 1 else costs.hand_over_s[0]
+        between = costs.transfer_s[1:].mean(axis=0) if costs.transfer_s.shape[0] > 1 else costs.transfer_s[0]
         tensors = np.broadcast_to(between, (len(graph.tensors), *between.shape))
         return cls(costs.platform, costs.operator_s, costs.overhead_s, tensors)
 
 
 def simulate(graph: Graph, costs: GraphCosts, plan: Plan) -> Timeline:
-    """Return when each stage of a plan runs in the model.
+    """Return the timeline of a plan under the model.
 
     Raises:
         PlanError: the plan is not for this graph, or its stages are not in an order in which they can run.
     """
     plan.validate(graph, costs.platform)
     processors = costs.platform.processors
-    lane_of = {p.name: i for i, p in enumerate(processors)}
+    numbers = {p.name: i for i, p in enumerate(processors)}
     place = {operator: index for index, stage in enumerate(plan.stages) for operator in stage.operators}
     free_s, ends, events = [0.0] * len(processors), [0.0] * len(plan.stages), []
     for index, stage in enumerate(plan.stages):
-        lane, operators = lane_of[stage.processor], list(stage.operators)
-        start_s = free_s[lane]
-        took_s = float(costs.overhead_s[lane] + costs.operator_s[lane, operators].sum())
+        on, operators = numbers[stage.processor], list(stage.operators)
+        start_s = free_s[on]
+        took_s = float(costs.overhead_s[on] + costs.operator_s[on, operators].sum())
         for tensor in graph.boundary(operators).inputs:
             if tensor in graph.producer:
                 writer = place[graph.producer[tensor]]
                 start_s = max(start_s, ends[writer])
-                took_s += float(costs.hand_over_s[tensor, lane_of[plan.stages[writer].processor], lane])
+                took_s += float(costs.transfer_s[tensor, numbers[plan.stages[writer].processor], on])
         ends[index] = start_s + took_s
         events.append(Event(index, stage.processor, start_s, ends[index]))
         for other, processor in enumerate(processors):
-            if other == lane or processors[lane].excludes(processor):
+            if other == on or processors[on].excludes(processor):
                 free_s[other] = max(free_s[other], ends[index])
     return Timeline(tuple(sorted(events, key=lambda e: (e.start_s, e.stage))))
 
@@ -99,8 +105,8 @@ def makespan_s(graph: Graph, costs: GraphCosts, plan: Plan) -> float:
 def as_plan(graph: Graph, costs: GraphCosts, stages: Iterable[Stage]) -> Plan:
     """Return stages, in the order in which they are to be dispatched, as a plan; canonical unless that is slower.
 
-    The canonical form has its own order of stages. Where two stages of one lane do not depend on each other, another
-    order can be faster; such a plan keeps it, and only names alike lanes in the order of their first use.
+    The canonical form has its own order of stages. Where two stages of one processor do not depend on each other,
+    another order can be faster; such a plan keeps it, and only names alike processors in the order of their first use.
     """
     plan = Plan(graph.digest, tuple(stages))
     usual = canonical(plan, graph, costs.platform)

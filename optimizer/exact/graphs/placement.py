@@ -1,4 +1,4 @@
-"""Placement problems solved, with a proof: a first solution, what it allows to merge, then CP-SAT on the rest."""
+"""Solves placement problems with a proof: a first solution, lossless merging, then CP-SAT."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _SEARCH_SHARE = 0.4  # of the time, for the local search
 
 @dataclass(frozen=True, slots=True)
 class PlacementSolution:
-    """Where each node goes, and what is known of better ones.
+    """A placement and a bound on better ones.
 
     Attributes:
         devices: the accelerator of each node, or its CPU: ``CPU``, ``CPU - 1``, …; for the latency always ``CPU``.
         value: the largest load, or the latency.
-        bound: no solution is below it.
+        bound: lower bound of all solutions.
         wall_s: seconds that solving took.
     """
 
@@ -48,7 +48,7 @@ class PlacementSolution:
 
     @property
     def proven(self) -> bool:
-        """Whether it is the best, up to the rounding of the solver's integers (1e-5)."""
+        """Whether it is optimal, up to the rounding of the solver's integers (1e-5)."""
         return self.gap <= PROVEN
 
 

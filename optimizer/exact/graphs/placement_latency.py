@@ -1,4 +1,4 @@
-"""The latency of a placement problem: a local search, and what no placement goes below.
+"""The latency of a placement problem: a local search and a lower bound.
 
 The bound follows one path through the graph. The nodes of an accelerator are one contiguous part, so those on the path
 are one run of it, and with them the part holds all that lies between the run's first and its last node. What comes
@@ -85,7 +85,7 @@ def improve(
 
 
 def lower_bound(problem: PlacementProblem, devices: Sequence[int] | None) -> float:
-    """Return what no placement goes below, by several paths.
+    """Return a lower bound of all placements, from several paths.
 
     Args:
         devices: the best placement known, whose longest paths are tried, too.
@@ -146,7 +146,7 @@ def _path_bound(problem: PlacementProblem, path: Sequence[int], reach: NDArray[n
 
 
 def _run_costs(problem: PlacementProblem, path: Sequence[int], reach: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return what an accelerator takes at least that has the nodes ``[first, last]`` of a path, and no others of it."""
+    """Return the least time of an accelerator with exactly the nodes ``[first, last]`` of a path."""
     from scipy.sparse import csr_array
 
     nodes, count = len(problem.names), len(path)

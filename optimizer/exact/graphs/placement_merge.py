@@ -1,4 +1,4 @@
-"""What of a placement problem is on one device in every solution that beats a known one: merged without loss.
+"""Merges nodes of a placement problem that are on one device in every solution better than a known one.
 
 Given a value that is known to be reachable, in a better solution
 
@@ -39,7 +39,7 @@ class Clusters:
 
 
 def merge(problem: PlacementProblem, known: float, *, parallel_cpu: bool = False) -> Clusters:
-    """Return what is on one device in each solution better than ``known`` (infinite: nothing is known).
+    """Return nodes that share a device in each solution better than ``known`` (infinite: none is known).
 
     Args:
         parallel_cpu: the CPU runs nodes side by side, so that only a single node can be too much for it; then nodes of
@@ -95,7 +95,7 @@ def _join_dear_edges(problem: PlacementProblem, sets: _Sets, roots: list[int], b
 
 
 def _close(problem: PlacementProblem, roots: list[int], bound: set[int], root: int, sets: _Sets) -> bool:
-    """Take in what lies on a way out of a cluster and back into it; return whether there was something."""
+    """Add nodes on paths out of a cluster and back into it; return whether there were any."""
     members: dict[int, list[int]] = {}
     for node, other in enumerate(roots):
         if other in bound:

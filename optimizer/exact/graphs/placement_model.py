@@ -27,7 +27,7 @@ _UNITS = 3e8  # what the known value is in the model's integers
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
-    """What the solver found: the device of each node or None, the bound, and whether it proved that nothing fits."""
+    """The solver's answer: the device of each node or None, the bound, and whether infeasibility is proven."""
 
     devices: tuple[int, ...] | None
     bound: float
@@ -117,7 +117,7 @@ class _Model:
         return found
 
     def _share(self, choices: dict[int, list[cp.IntVar]]) -> None:
-        """Let what shares a cluster, or a colour, choose alike."""
+        """Constrain nodes of one cluster, or one colour, to one device."""
         for key in (self.clusters.of, self.problem.colours):
             leader: dict[int, int] = {}
             for node, shared in enumerate(key):
@@ -155,7 +155,7 @@ class _Model:
         return {unit: math.floor(value * scale) for unit, value in found.items()}
 
     def _busy(self) -> list[Any]:
-        """Return what each accelerator has to do."""
+        """Return the load of each accelerator."""
         work = self._sum(self.problem.accelerator, self.scale)
         terms = [[w * self.on[unit][i] for unit, w in work.items() if w] for i in range(self.problem.accelerators)]
         for (unit, readers), cost in self.transfers.items():
@@ -206,7 +206,7 @@ class _Model:
                 self.model.add(start[number] >= ready[before]).only_enforce_if(elsewhere)
 
     def hint(self, devices: tuple[int, ...]) -> None:
-        """Tell the solver of a solution whose accelerators are in the order of their numbers."""
+        """Give the solver a solution whose accelerators are in the order of their numbers."""
         for node, unit in enumerate(self.unit):
             if unit == node:
                 level = 2 * devices[node] + 1 if devices[node] >= 0 else 0

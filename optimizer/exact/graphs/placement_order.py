@@ -63,7 +63,7 @@ def orders(problem: PlacementProblem, clusters: Clusters) -> Iterator[list[list[
 def drawn_solutions(
     problem: PlacementProblem, clusters: Clusters, rng: np.random.Generator
 ) -> Iterator[tuple[int, ...] | None]:
-    """Yield without end what is best for the latency in drawn orders, mostly depth first; None where nothing fits."""
+    """Yield endlessly the best latency solutions of drawn orders, mostly depth first; None where nothing fits."""
     parts, members = _parts(problem, clusters)
     while True:
         waits = dict(parts.in_degree())

@@ -1,4 +1,4 @@
-"""What a solution of a placement problem is worth: its load or latency, and the rules that it must keep."""
+"""The value of a solution of a placement problem (load or latency), and the rules that it must keep."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PlacementObjective = Literal["period", "latency"]
 
 
 def device_names(problem: PlacementProblem) -> dict[int, str]:
-    """Return what each device is called, CPUs first."""
+    """Return the names of devices, CPUs first."""
     cpus = {CPU - i: f"cpu{i}" if problem.cpus > 1 else "cpu" for i in range(max(1, problem.cpus))}
     return cpus | {i: f"accelerator{i}" for i in range(problem.accelerators)}
 
 
 def loads(problem: PlacementProblem, devices: Sequence[int]) -> dict[int, float]:
-    """Return what each device has to do, transfers included: accelerators by number, CPUs as ``CPU``, ``CPU - 1``, ….
+    """Return the load of each device with its transfers: accelerators by number, CPUs as ``CPU``, ``CPU - 1``, ….
 
     Args:
         devices: the accelerator or the CPU of each node.
@@ -83,7 +83,7 @@ def value(problem: PlacementProblem, devices: Sequence[int], objective: Placemen
 
 
 def broken(problem: PlacementProblem, devices: Sequence[int]) -> str:
-    """Return which rule a solution breaks, or ""."""
+    """Return the rule that a solution violates, or ""."""
     if found := _broken_in_place(problem, devices):
         return found
     if latency(problem, devices) == float("inf"):

@@ -1,6 +1,6 @@
 """One segment of a graph as a model of CP-SAT: which operators form a stage, where it runs, and when.
 
-A stage is called by its first operator, its leader. The stage that the entry gate is in may go on into the segment
+A stage is named by its first operator, its leader. The stage that the entry gate is in may go on into the segment
 (leader ``OPEN``): it costs no overhead then, and begins at time 0, the end of the gate's own work. Circles between
 stages are ruled out by time: a stage begins when those that it reads from have ended.
 """
@@ -32,8 +32,8 @@ class SegmentPlan:
     """How a segment runs between two gates.
 
     Attributes:
-        stages: operators and lane (index) of each stage, in the order of their begin; the first may be a continuation
-            of the entry gate's stage.
+        stages: operators and processor (index) of each stage, in the order of their begin; the first may be a
+            continuation of the entry gate's stage.
         continued: whether it is.
         cost_s: seconds from the end of the entry gate's work to that of the exit (or of everything).
         bound_s: no plan of the segment between these processors takes less.
@@ -49,20 +49,20 @@ def solve_segment(
     graph: Graph,
     costs: GraphCosts,
     segment: Segment,
-    entry_lane: int | None,
-    exit_lane: int | None,
+    entry_processor: int | None,
+    exit_processor: int | None,
     time_limit_s: float,
     known: SegmentPlan | None = None,
     *,
     exact: bool = True,
 ) -> SegmentPlan | None:
-    """Return the best plan of a segment for given lanes of its gates; None where none was found.
+    """Return the best plan of a segment for given processors of its gates; None where none was found.
 
     Args:
         known: a plan to start from.
         exact: whether any operators may form a stage; else only those of a run, and the bound holds for such plans.
     """
-    model = _Model(graph, costs, segment, entry_lane, exit_lane, exact=exact)
+    model = _Model(graph, costs, segment, entry_processor, exit_processor, exact=exact)
     if known is not None:
         model.hint(known)
     model.model.minimize(model.end)
@@ -74,25 +74,25 @@ def solve_segment(
 
 
 class _Model:
-    """Variables: ``member[operator, leader, lane]``, one of which is true for each operator, and times of stages."""
+    """Variables: ``member[operator, leader, processor]``, one true for each operator, and times of stages."""
 
     def __init__(
         self,
         graph: Graph,
         costs: GraphCosts,
         segment: Segment,
-        entry_lane: int | None,
-        exit_lane: int | None,
+        entry_processor: int | None,
+        exit_processor: int | None,
         *,
         exact: bool,
     ) -> None:
         self.exact = exact
         self.model: cp.CpModel = solver_module().CpModel()
         self.graph, self.costs, self.segment = graph, costs, segment
-        self.entry_lane = entry_lane
-        self.lanes = range(len(costs.platform.processors))
+        self.entry_processor = entry_processor
+        self.processors = range(len(costs.platform.processors))
         finite = np.where(np.isfinite(costs.operator_s), costs.operator_s, 0.0)[:, list(segment.operators)]
-        tensors = costs.hand_over_s[self._tensors].max(axis=(1, 2), initial=0.0) if self._tensors else np.zeros(1)
+        tensors = costs.transfer_s[self._tensors].max(axis=(1, 2), initial=0.0) if self._tensors else np.zeros(1)
         reads = sum(len(graph.operators[o].inputs) for o in segment.operators)
         worst_s = float(finite.max(axis=0).sum() + len(segment.operators) * costs.overhead_s.max())
         worst_s += reads * float(tensors.max())
@@ -102,7 +102,7 @@ class _Model:
         at_least = at_least or float(times_s.min(initial=1.0, where=times_s > 0))
         self.scale = min(_UNITS / at_least, _LARGEST / (worst_s or 1.0))
         self.horizon = int(worst_s * self.scale) + 1
-        self._members(exit_lane)
+        self._members(exit_processor)
         self.start = {leader: self.model.new_int_var(0, self.horizon, "") for leader in self.leaders}
         self.stop = {leader: self.model.new_int_var(0, self.horizon, "") for leader in self.leaders}
         self._durations()
@@ -116,7 +116,7 @@ class _Model:
     @cached_property
     def leaders(self) -> list[int]:
         """The stages that there may be."""
-        return [OPEN] * (self.entry_lane is not None) + list(self.segment.operators)
+        return [OPEN] * (self.entry_processor is not None) + list(self.segment.operators)
 
     @cached_property
     def _tensors(self) -> list[int]:
@@ -128,30 +128,32 @@ class _Model:
     def _ticks(self, seconds: float) -> int:
         return int(seconds * self.scale)  # rounded down, so that what is proven is a bound
 
-    def _members(self, exit_lane: int | None) -> None:
+    def _members(self, exit_processor: int | None) -> None:
         new = self.model.new_bool_var
         self.member: dict[tuple[int, int, int], cp.IntVar] = {}
         for operator in self.segment.operators:
             for leader in self.leaders:
-                for lane in self.lanes:
-                    possible = self._may_lead(leader, operator) and (leader != OPEN or lane == self.entry_lane)
-                    if possible and np.isfinite(self.costs.operator_s[lane, operator]):
-                        self.member[operator, leader, lane] = new("")
+                for processor in self.processors:
+                    possible = self._may_lead(leader, operator) and (
+                        leader != OPEN or processor == self.entry_processor
+                    )
+                    if possible and np.isfinite(self.costs.operator_s[processor, operator]):
+                        self.member[operator, leader, processor] = new("")
         self.in_stage: dict[tuple[int, int], list[cp.IntVar]] = {}
         self.on: dict[tuple[int, int], list[cp.IntVar]] = {}
-        for (operator, leader, lane), chosen in self.member.items():
+        for (operator, leader, processor), chosen in self.member.items():
             self.in_stage.setdefault((operator, leader), []).append(chosen)
-            self.on.setdefault((operator, lane), []).append(chosen)
+            self.on.setdefault((operator, processor), []).append(chosen)
             if leader not in (OPEN, operator):
-                leads = self.member.get((leader, leader, lane))
+                leads = self.member.get((leader, leader, processor))
                 if leads is None:
                     self.model.add(chosen == 0)
                 else:
                     self.model.add_implication(chosen, leads)
         for operator in self.segment.operators:
             self.model.add_exactly_one(v for (o, _, _), v in self.member.items() if o == operator)
-        if exit_lane is not None and self.segment.exit is not None:
-            self.model.add(sum(self.on.get((self.segment.exit, exit_lane), [])) == 1)
+        if exit_processor is not None and self.segment.exit is not None:
+            self.model.add(sum(self.on.get((self.segment.exit, exit_processor), [])) == 1)
 
     def _may_lead(self, leader: int, operator: int) -> bool:
         if self.exact or leader in (OPEN, operator):
@@ -173,70 +175,72 @@ class _Model:
             found[operator] = found[only] if only in found and readers == {operator} else operator
         return found
 
-    def _leads(self, leader: int, lane: int) -> cp.IntVar | None:
-        return self.member.get((leader, leader, lane))
+    def _leads(self, leader: int, processor: int) -> cp.IntVar | None:
+        return self.member.get((leader, leader, processor))
 
     def _durations(self) -> None:
         terms: dict[int, list[cp.LinearExprT]] = {leader: [] for leader in self.leaders}
-        for (operator, leader, lane), chosen in self.member.items():
-            seconds = self.costs.operator_s[lane, operator]
+        for (operator, leader, processor), chosen in self.member.items():
+            seconds = self.costs.operator_s[processor, operator]
             if operator == leader:  # a stage takes a tick at least: stages of no length could wait for each other
-                terms[leader].append((1 + self._ticks(float(self.costs.overhead_s[lane]))) * chosen)
+                terms[leader].append((1 + self._ticks(float(self.costs.overhead_s[processor]))) * chosen)
             terms[leader].append(self._ticks(float(seconds)) * chosen)
         for tensor in self._tensors:
             writer = self.graph.producer[tensor]
             readers = [r for r in self.graph.consumers[tensor] if r in self.segment.operators]
             for leader in self.leaders:
-                for lane in self.lanes:
-                    inside = [self.member[r, leader, lane] for r in readers if (r, leader, lane) in self.member]
+                for processor in self.processors:
+                    inside = [
+                        self.member[r, leader, processor] for r in readers if (r, leader, processor) in self.member
+                    ]
                     if inside:
-                        terms[leader] += self._hand_over(tensor, writer, leader, lane, inside)
+                        terms[leader] += self._transfer(tensor, writer, leader, processor, inside)
         for leader in self.leaders:
             self.model.add(self.stop[leader] == self.start[leader] + sum(terms[leader]))
-        if self.entry_lane is not None:
+        if self.entry_processor is not None:
             self.model.add(self.start[OPEN] == 0)
 
-    def _hand_over(
-        self, tensor: int, writer: int, leader: int, lane: int, inside: list[cp.IntVar]
+    def _transfer(
+        self, tensor: int, writer: int, leader: int, processor: int, inside: list[cp.IntVar]
     ) -> list[cp.LinearExprT]:
-        """Return what a stage pays for a tensor, for each lane that its writer may be on."""
+        """Return what a stage pays for a tensor, for each processor that its writer may be on."""
         terms: list[cp.LinearExprT] = []
-        for source in self.lanes:
-            cost = self._ticks(float(self.costs.hand_over_s[tensor, source, lane]))
+        for source in self.processors:
+            cost = self._ticks(float(self.costs.transfer_s[tensor, source, processor]))
             from_entry = writer == self.segment.entry
             written = self.on.get((writer, source), [])
             if (
                 not cost
-                or (from_entry and (source != self.entry_lane or leader == OPEN))
+                or (from_entry and (source != self.entry_processor or leader == OPEN))
                 or not (from_entry or written)
             ):
                 continue
             pays = self.model.new_bool_var("")
-            same = self.member.get((writer, leader, lane)) if source == lane else None
+            same = self.member.get((writer, leader, processor)) if source == processor else None
             for reads in inside:
                 if from_entry:
                     self.model.add_implication(reads, pays)
-                else:  # it reads, the writer is on that lane, and not in this stage
+                else:  # it reads, the writer is on that processor, and not in this stage
                     self.model.add(pays + 1 + (0 if same is None else same) >= reads + sum(written))
             terms.append(cost * pays)
         return terms
 
     def _one_at_a_time(self) -> None:
-        intervals: dict[int, list[cp.IntervalVar]] = {lane: [] for lane in self.lanes}
+        intervals: dict[int, list[cp.IntervalVar]] = {processor: [] for processor in self.processors}
         for leader in self.leaders:
             length = self.model.new_int_var(0, self.horizon, "")
             self.model.add(length == self.stop[leader] - self.start[leader])
-            for lane in self.lanes:
+            for processor in self.processors:
                 if leader == OPEN:
-                    if lane == self.entry_lane:
+                    if processor == self.entry_processor:
                         whole = self.model.new_interval_var(self.start[leader], length, self.stop[leader], "")
-                        intervals[lane].append(whole)
-                elif (leads := self._leads(leader, lane)) is not None:
-                    intervals[lane].append(
+                        intervals[processor].append(whole)
+                elif (leads := self._leads(leader, processor)) is not None:
+                    intervals[processor].append(
                         self.model.new_optional_interval_var(self.start[leader], length, self.stop[leader], leads, "")
                     )
         for group in exclusive_groups(self.costs.platform):
-            self.model.add_no_overlap([i for lane in group for i in intervals[lane]])
+            self.model.add_no_overlap([i for processor in group for i in intervals[processor]])
 
     def _order(self) -> None:
         """Let a stage begin after those that it reads from."""
@@ -267,35 +271,35 @@ class _Model:
             self.model.add(one == other).only_enforce_if(literal)
 
     def _at_least_the_work(self) -> None:
-        """Help the proof: lanes that exclude each other do all that is placed on them before the end."""
+        """Help the proof: processors that exclude each other do all that is placed on them before the end."""
         for group in exclusive_groups(self.costs.platform):
             work = [
                 (
-                    self._ticks(float(self.costs.operator_s[lane, operator]))
-                    + (1 + self._ticks(float(self.costs.overhead_s[lane])) if operator == leader else 0)
+                    self._ticks(float(self.costs.operator_s[processor, operator]))
+                    + (1 + self._ticks(float(self.costs.overhead_s[processor])) if operator == leader else 0)
                 )
                 * chosen
-                for (operator, leader, lane), chosen in self.member.items()
-                if lane in group
+                for (operator, leader, processor), chosen in self.member.items()
+                if processor in group
             ]
             if work:
                 self.model.add(sum(work) <= self.end)
 
     def hint(self, known: SegmentPlan) -> None:
         """Tell the solver of a plan."""
-        for index, (operators, lane) in enumerate(known.stages):
+        for index, (operators, processor) in enumerate(known.stages):
             leader = OPEN if known.continued and index == 0 else operators[0]
             for operator in operators:
                 for (o, le, la), chosen in self.member.items():
                     if o == operator:
-                        self.model.add_hint(chosen, (le, la) == (leader, lane))
+                        self.model.add_hint(chosen, (le, la) == (leader, processor))
 
     def plan(self, solver: cp.CpSolver, bound_s: float) -> SegmentPlan:
         """Return the solver's solution, its cost in the model's integers."""
         stages: dict[tuple[int, int], list[int]] = {}
-        for (operator, leader, lane), chosen in self.member.items():
+        for (operator, leader, processor), chosen in self.member.items():
             if solver.boolean_value(chosen):
-                stages.setdefault((leader, lane), []).append(operator)
+                stages.setdefault((leader, processor), []).append(operator)
         ordered = sorted(
             stages, key=lambda key: (solver.value(self.start[key[0]]), solver.value(self.stop[key[0]]), key)
         )

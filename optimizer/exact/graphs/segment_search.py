@@ -1,9 +1,10 @@
 """The best plan of a small segment by best-first search over schedules, built operator by operator.
 
 A partial plan is a set of operators that have been placed, and the stage that was begun last. The next operator joins
-that stage or begins a new one on some lane, not before the last stage began; so each plan comes up once, its stages in
-the order in which they begin. Of two partial plans with the same operators done, the same last stage as far as later
-operators can tell, and the same lanes for what is still to be read, one that is later in nothing dominates the other.
+that stage or begins a new one on some processor, not before the last stage began; so each plan comes up once, its
+stages in the order in which they begin. Of two partial plans with the same operators done, the same last stage as far
+as later operators can tell, and the same processors for what is still to be read, one that is later in nothing
+dominates the other.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ _LOOK = 256  # expansions between two looks at the clock
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A segment for given lanes of its gates, in small integers: operators and tensors count from 0, the entry is last.
+    """A segment for given processors of its gates; operators and tensors count from 0, the entry is the last.
 
     Attributes:
         reads: for each operator, what it reads from others: ``(writer, tensor)``.
-        seconds: for each operator, on each lane.
-        overhead, hand_over: of a stage on each lane; of each tensor, from lane to lane.
-        excluded: for each lane, those that are busy with it, itself included.
+        seconds: for each operator, on each processor.
+        overhead, transfer: of a stage on each processor; of each tensor, from processor to processor.
+        excluded: for each processor, those that are busy with it, itself included.
         tails: for each operator its readers, as bits, and for each of them the least time from the operator's end on
-            each lane to the end of the segment, if that reader is still to come.
-        groups, share: lanes that exclude each other, and for each operator the least that it adds to their mean load.
+            each processor to the end of the segment, if that reader is still to come.
+        groups, share: processors that exclude each other, and for each operator the least that it adds to their mean
+            load.
         entry_lane: of the gate before the segment, or None.
     """
 
@@ -45,21 +47,21 @@ class Problem:
     tensor_readers: tuple[int, ...]
     seconds: tuple[tuple[float, ...], ...]
     overhead: tuple[float, ...]
-    hand_over: tuple[tuple[tuple[float, ...], ...], ...]
+    transfer: tuple[tuple[tuple[float, ...], ...], ...]
     excluded: tuple[tuple[int, ...], ...]
     tails: tuple[tuple[tuple[int, tuple[float, ...]], ...], ...]
     groups: tuple[tuple[int, ...], ...]
     share: tuple[float, ...]
-    entry_lane: int | None
+    entry_processor: int | None
 
     @classmethod
     def make(
-        cls, graph: Graph, costs: GraphCosts, segment: Segment, entry_lane: int | None, exit_lane: int | None
+        cls, graph: Graph, costs: GraphCosts, segment: Segment, entry_processor: int | None, exit_processor: int | None
     ) -> Problem:
         """Return the problem of a segment."""
         local = {o: i for i, o in enumerate((*segment.operators, *([] if segment.entry is None else [segment.entry])))}
         count, processors = len(segment.operators), costs.platform.processors
-        lanes = range(len(processors))
+        every = range(len(processors))
         tensors: dict[int, int] = {}
         reads = []
         for operator in segment.operators:
@@ -70,22 +72,23 @@ class Problem:
             for writer, tensor in inputs:
                 readers[writer] |= 1 << operator
                 tensor_readers[tensor] |= 1 << operator
-        seconds = [[float(costs.operator_s[lane, o]) for lane in lanes] for o in segment.operators]
-        if exit_lane is not None:
-            seconds[-1] = [s if lane == exit_lane else math.inf for lane, s in enumerate(seconds[-1])]
-        hand_over = [costs.hand_over_s[t].tolist() for t in tensors]
+        seconds = [[float(costs.operator_s[processor, o]) for processor in every] for o in segment.operators]
+        if exit_processor is not None:
+            seconds[-1] = [s if processor == exit_processor else math.inf for processor, s in enumerate(seconds[-1])]
+        transfer = [costs.transfer_s[t].tolist() for t in tensors]
         tails: list[dict[int, list[float]]] = [{} for _ in local]
         for reader in range(count - 1, -1, -1):
-            rest = [max((there[q] for there in tails[reader].values()), default=0.0) for q in lanes]
+            rest = [max((there[q] for there in tails[reader].values()), default=0.0) for q in every]
             for writer, tensor in reads[reader]:
                 found = tails[writer].setdefault(1 << reader, [0.0] * len(processors))
-                for lane in lanes:
+                for processor in every:
                     there = min(
-                        (0.0 if q == lane else hand_over[tensor][lane][q]) + seconds[reader][q] + rest[q] for q in lanes
+                        (0.0 if q == processor else transfer[tensor][processor][q]) + seconds[reader][q] + rest[q]
+                        for q in every
                     )
-                    found[lane] = max(found[lane], there)
+                    found[processor] = max(found[processor], there)
         groups = exclusive_groups(costs.platform)
-        weight = [sum(lane in g for g in groups) / len(groups) for lane in lanes]
+        weight = [sum(processor in g for g in groups) / len(groups) for processor in every]
         return cls(
             tuple(reads),
             tuple(sum(1 << w for w in {w for w, _ in inputs} if w < count) for inputs in reads),
@@ -93,12 +96,12 @@ class Problem:
             tuple(tensor_readers),
             tuple(map(tuple, seconds)),
             tuple(float(s) for s in costs.overhead_s),
-            tuple(tuple(map(tuple, table)) for table in hand_over),
-            tuple(tuple(b for b in lanes if b == a or processors[a].excludes(processors[b])) for a in lanes),
+            tuple(tuple(map(tuple, table)) for table in transfer),
+            tuple(tuple(b for b in every if b == a or processors[a].excludes(processors[b])) for a in every),
             tuple(tuple((bit, tuple(there)) for bit, there in found.items()) for found in tails),
             tuple(groups),
             tuple(min(w * s for w, s in zip(weight, row, strict=True)) for row in seconds),
-            entry_lane,
+            entry_processor,
         )
 
     @property
@@ -112,12 +115,12 @@ class _State(NamedTuple):
 
     Attributes:
         done: operators placed, a bit each.
-        lane: of the last stage; -1 where there is none.
+        processor: of the last stage; -1 where there is none.
         inside: operators of the last stage that others still read.
         read: tensors that the last stage has read, and that others still will.
         start, length: of the last stage.
-        free: when each lane is free.
-        ready: writers of earlier stages that are still read: ``(operator, lane, end)``.
+        free: when each processor is free.
+        ready: writers of earlier stages that are still read: ``(operator, processor, end)``.
         rest: what is not placed adds to the mean load of the groups.
         operator: the one placed last.
         begins: whether it began a stage.
@@ -125,7 +128,7 @@ class _State(NamedTuple):
     """
 
     done: int
-    lane: int
+    processor: int
     inside: int
     read: int
     start: float
@@ -161,7 +164,13 @@ def search_segment(
         number += 1
         if number % _LOOK == 0 and time.monotonic() > stop_s:
             return None, bound
-        key = (state.done, state.lane, state.inside, state.read, *((o, lane) for o, lane, _ in state.ready))
+        key = (
+            state.done,
+            state.processor,
+            state.inside,
+            state.read,
+            *((o, processor) for o, processor, _ in state.ready),
+        )
         times = (state.start, state.length, *state.free, *(end for _, _, end in state.ready))
         others = seen.setdefault(key, [])
         if any(all(a <= b for a, b in zip(other, times, strict=True)) for other in others):
@@ -181,7 +190,13 @@ def beam_segment(problem: Problem, operators: tuple[int, ...]) -> SegmentPlan | 
     for _ in operators:
         best: dict[tuple[object, ...], tuple[float, int, _State]] = {}
         for number, state in enumerate(child for parent in states for child in _children(problem, parent)):
-            key = (state.done, state.lane, state.inside, state.read, *((o, lane) for o, lane, _ in state.ready))
+            key = (
+                state.done,
+                state.processor,
+                state.inside,
+                state.read,
+                *((o, processor) for o, processor, _ in state.ready),
+            )
             rated = (_estimate(problem, state), number, state)
             if key not in best or rated < best[key]:
                 best[key] = rated
@@ -193,7 +208,7 @@ def beam_segment(problem: Problem, operators: tuple[int, ...]) -> SegmentPlan | 
 
 def _begin(problem: Problem) -> _State:
     """Return the plan in which nothing is placed but the entry."""
-    entry = problem.entry_lane
+    entry = problem.entry_processor
     inside = 1 << len(problem.reads) if entry is not None else 0
     free, rest = (0.0,) * len(problem.overhead), sum(problem.share)
     return _State(0, -1 if entry is None else entry, inside, 0, 0.0, 0.0, free, (), rest, -1, begins=False, parent=None)
@@ -202,31 +217,31 @@ def _begin(problem: Problem) -> _State:
 def _children(problem: Problem, state: _State) -> list[_State]:
     found = []
     end = state.start + state.length
-    ready = {o: (lane, at) for o, lane, at in state.ready}
+    ready = {o: (processor, at) for o, processor, at in state.ready}
     closed = dict(ready)
     for operator in _bits(state.inside):
-        closed[operator] = (state.lane, end)
+        closed[operator] = (state.processor, end)
     for operator in range(len(problem.reads)):
         if state.done >> operator & 1 or problem.needs[operator] & ~state.done:
             continue
         done = state.done | 1 << operator
         rest = state.rest - problem.share[operator]
-        if state.lane >= 0 and problem.seconds[operator][state.lane] < math.inf:
+        if state.processor >= 0 and problem.seconds[operator][state.processor] < math.inf:
             found.append(_joined(problem, state, operator, ready, done, rest))
-        for lane, seconds in enumerate(problem.seconds[operator]):
+        for processor, seconds in enumerate(problem.seconds[operator]):
             if seconds == math.inf:
                 continue
-            begin, took, read = max(state.free[lane], state.start), problem.overhead[lane] + seconds, 0
+            begin, took, read = max(state.free[processor], state.start), problem.overhead[processor] + seconds, 0
             for writer, tensor in problem.reads[operator]:
                 source, at = closed[writer]
                 begin = max(begin, at)
-                took += problem.hand_over[tensor][source][lane]
+                took += problem.transfer[tensor][source][processor]
                 if problem.tensor_readers[tensor] & ~done:
                     read |= 1 << tensor
             still = tuple((o, *closed[o]) for o in sorted(closed) if problem.readers[o] & ~done)
             inside = 1 << operator if problem.readers[operator] & ~done else 0
-            free = _busy(problem, state.free, lane, begin + took)
-            found.append(_State(done, lane, inside, read, begin, took, free, still, rest, operator, True, state))
+            free = _busy(problem, state.free, processor, begin + took)
+            found.append(_State(done, processor, inside, read, begin, took, free, still, rest, operator, True, state))
     return found
 
 
@@ -234,25 +249,25 @@ def _joined(
     problem: Problem, state: _State, operator: int, ready: dict[int, tuple[int, float]], done: int, rest: float
 ) -> _State:
     """Return the plan in which an operator joins the last stage."""
-    lane = state.lane
-    begin, took, read = state.start, state.length + problem.seconds[operator][lane], state.read
+    processor = state.processor
+    begin, took, read = state.start, state.length + problem.seconds[operator][processor], state.read
     for writer, tensor in problem.reads[operator]:
         if state.inside >> writer & 1 or read >> tensor & 1:
             continue
         source, at = ready[writer]
         begin = max(begin, at)
-        took += problem.hand_over[tensor][source][lane]
+        took += problem.transfer[tensor][source][processor]
         read |= 1 << tensor
     inside = sum(1 << o for o in (*_bits(state.inside), operator) if problem.readers[o] & ~done)
     read = sum(1 << t for t in _bits(read) if problem.tensor_readers[t] & ~done)
     still = tuple((o, *ready[o]) for o in sorted(ready) if problem.readers[o] & ~done)
-    free = _busy(problem, state.free, lane, begin + took)
-    return _State(done, lane, inside, read, begin, took, free, still, rest, operator, begins=False, parent=state)
+    free = _busy(problem, state.free, processor, begin + took)
+    return _State(done, processor, inside, read, begin, took, free, still, rest, operator, begins=False, parent=state)
 
 
-def _busy(problem: Problem, free: tuple[float, ...], lane: int, until: float) -> tuple[float, ...]:
+def _busy(problem: Problem, free: tuple[float, ...], processor: int, until: float) -> tuple[float, ...]:
     times = list(free)
-    for other in problem.excluded[lane]:
+    for other in problem.excluded[processor]:
         times[other] = max(times[other], until)
     return tuple(times)
 
@@ -261,12 +276,12 @@ def _estimate(problem: Problem, state: _State) -> float:
     """Return what the whole segment takes at least, after a partial plan."""
     end = state.start + state.length
     least = max(end, *state.free)
-    placed = [(o, state.lane, end) for o in _bits(state.inside)]
-    for operator, lane, at in (*placed, *state.ready):
+    placed = [(o, state.processor, end) for o in _bits(state.inside)]
+    for operator, processor, at in (*placed, *state.ready):
         for reader, there in problem.tails[operator]:
             if not state.done & reader:
-                least = max(least, at + there[lane])
-    loads = sum(min(state.free[lane] for lane in group) for group in problem.groups)
+                least = max(least, at + there[processor])
+    loads = sum(min(state.free[processor] for processor in group) for group in problem.groups)
     return max(least, loads / len(problem.groups) + state.rest)
 
 
@@ -289,6 +304,6 @@ def _plan(state: _State, operators: tuple[int, ...], cost_s: float) -> SegmentPl
     continued = bool(steps) and not steps[-1].begins
     for step in reversed(steps):
         if step.begins or not stages:
-            stages.append(([], step.lane))
+            stages.append(([], step.processor))
         stages[-1][0].append(operators[step.operator])
-    return SegmentPlan(tuple((tuple(sorted(s)), lane) for s, lane in stages), continued, cost_s, cost_s)
+    return SegmentPlan(tuple((tuple(sorted(s)), processor) for s, processor in stages), continued, cost_s, cost_s)

@@ -219,13 +219,13 @@ class _Operators:
         there = self.of(plan)
         which = np.flatnonzero([a != b for a, b in zip(placed, there, strict=True)])
         stages = math.log(len(plan.stages) / len(base.stages))
-        lanes = len({s.processor for s in plan.stages}) - len({s.processor for s in base.stages})
+        processors = len({s.processor for s in plan.stages}) - len({s.processor for s in base.stages})
         edges = self._crossing(there) - self._crossing(placed)
         if not len(which):
-            return [stages, lanes, math.tanh(edges / 4.0), *[0.0] * (_MOVED - 3)]
+            return [stages, processors, math.tanh(edges / 4.0), *[0.0] * (_MOVED - 3)]
         own = [len(which) / len(placed), *self._shares[:, which].sum(axis=1), self._intense[which].mean()]
         own += [float(which.mean()) / len(placed), self._forks[which].mean(), *self._kinds[:, which].mean(axis=1)]
-        return [stages, lanes, math.tanh(edges / 4.0), *map(float, own)]
+        return [stages, processors, math.tanh(edges / 4.0), *map(float, own)]
 
     def _crossing(self, placed: list[tuple[Any, ...]]) -> int:
         return sum(placed[a][0][0] != placed[b][0][0] for a, b in self._edges if placed[a] and placed[b])
@@ -243,4 +243,4 @@ def _values(distribution: BaseDistribution) -> list[Any]:
         return list(range(distribution.low, distribution.high + 1, distribution.step))
     if isinstance(distribution, CategoricalDistribution):
         return list(distribution.choices)
-    raise TypeError(f"a policy knows no {type(distribution).__name__}")
+    raise TypeError(f"a policy has no choice for {type(distribution).__name__}")

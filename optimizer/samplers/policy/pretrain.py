@@ -23,7 +23,7 @@ from optimizer.samplers.critic import ERROR
 from optimizer.samplers.policy.features import Choices
 from optimizer.samplers.policy.network import Weights
 from optimizer.samplers.policy.reinforce import task_of
-from optimizer.samplers.policy.training import Lesson, pretrain
+from optimizer.samplers.policy.training import TrainingTask, pretrain
 from search_spaces.core.errors import UsageError
 from search_spaces.core.wording import plural
 from search_spaces.models import load
@@ -39,14 +39,14 @@ class Trained:
 
     Attributes:
         path: of the policy.
-        lessons: names of what it was trained on, in turn.
+        tasks: names of what it was trained on, in turn.
         batches: how many batches of plans it drew.
         first, last: by what factor the plans that it drew were slower than the fastest it met, geometric mean over the
-            lessons: in the first batch of each lesson, and in the last one.
+            tasks: in the first batch of each lesson, and in the last one.
     """
 
     path: Path
-    lessons: tuple[str, ...]
+    tasks: tuple[str, ...]
     batches: int
     first: float
     last: float
@@ -56,7 +56,7 @@ class Trained:
         return {
             "schema_version": SCHEMA_VERSION,
             "policy": str(self.path),
-            "lessons": list(self.lessons),
+            "lessons": list(self.tasks),
             "batches": self.batches,
             "slower_than_best_first": self.first,
             "slower_than_best_last": self.last,
@@ -72,7 +72,7 @@ def train(
         models: names or files, as of ``--model``.
         devices: profiles, files or shipped names, as of ``--platform`` of the evaluator ``cost-model``.
         out: where the policy goes, a ``.npz`` file.
-        max_stages: parts of a plan at most.
+        max_stages: stages of a plan at most.
         batches: batches of plans to draw; 0 for 40 a lesson.
         seed: the same seed gives the same policy.
 
@@ -86,22 +86,27 @@ def train(
         raise UsageError(f"--out {out}: there is no folder {out.parent}")
     if out.is_dir():
         raise UsageError(f"--out {out}: is a directory")
-    names, lessons = [], []
+    names, tasks = [], []
     for model, device in product(models, devices):
         names.append(f"{model} on {device}")
-        lessons.append(lesson_of(model, device, max_stages))
-    count = batches or 40 * len(lessons)
-    if count < _FEWEST * len(lessons):
-        raise UsageError(f"--batches {batches}: {len(lessons)} training tasks need at least {_FEWEST * len(lessons)}")
-    told: list[list[tuple[float, float]]] = [[] for _ in lessons]
+        tasks.append(training_task(model, device, max_stages))
+    count = batches or 40 * len(tasks)
+    if count < _FEWEST * len(tasks):
+        least = _FEWEST * len(tasks)
+        raise UsageError(f"--batches {batches}: must be at least {least}, {_FEWEST} for each model on each device")
+    batches_of: list[list[tuple[float, float]]] = [[] for _ in tasks]
     weights = pretrain(
-        Weights.new(seed), lessons, count, seed, lambda n, mean_s, best_s: told[n % len(told)].append((mean_s, best_s))
+        Weights.new(seed),
+        tasks,
+        count,
+        seed,
+        lambda n, mean_s, best_s: batches_of[n % len(batches_of)].append((mean_s, best_s)),
     )
-    if not all(told):
-        raise UsageError(f"no plan of {names[told.index([])]} drawn is supported", "give another model or device")
-    best = [min(best_s for _, best_s in of) for of in told]
+    if not all(batches_of):
+        raise UsageError(f"no plan of {names[batches_of.index([])]} drawn is supported", "give another model or device")
+    best = [min(best_s for _, best_s in of) for of in batches_of]
     first, last = (
-        math.exp(sum(math.log(of[which][0] / b) for of, b in zip(told, best, strict=True)) / len(told))
+        math.exp(sum(math.log(of[which][0] / b) for of, b in zip(batches_of, best, strict=True)) / len(batches_of))
         for which in (0, -1)
     )
     try:
@@ -111,11 +116,11 @@ def train(
     return Trained(out, tuple(names), count, first, last)
 
 
-def lesson_of(model: str, device: Path, max_stages: int, lanes: Sequence[str] | None = None) -> Lesson:
+def training_task(model: str, device: Path, max_stages: int, processors: Sequence[str] | None = None) -> TrainingTask:
     """Return a network on a device to learn on, which the policy sees by costs that are off as calibrations are.
 
     Args:
-        lanes: those of the device that are used; None for all.
+        processors: those of the device that are used; None for all.
 
     Raises:
         UsageError: the model or the device is unknown.
@@ -123,7 +128,7 @@ def lesson_of(model: str, device: Path, max_stages: int, lanes: Sequence[str] | 
     """
     graph = load(model)
     evaluator = CostModelEvaluator()
-    platform = choose_platform(evaluator, lanes, device)
+    platform = choose_platform(evaluator, processors, device)
     with evaluator.prepare(platform) as session:
         costs = profile(session, graph, platform).costs(platform)
     most = min(max_stages, len(graph.operators))
@@ -137,18 +142,18 @@ def lesson_of(model: str, device: Path, max_stages: int, lanes: Sequence[str] | 
         costs,
         operator_s=wrong(costs.operator_s),
         overhead_s=wrong(costs.overhead_s),
-        hand_over_s=wrong(costs.hand_over_s),
+        transfer_s=wrong(costs.transfer_s),
     )
     best = best_chains(seen, most)[0]
     optimum = chain_plan(graph, best.cuts, best.processors)
     problem = Problem(graph, platform, ChainSpace(graph, platform, most), seen, optima=(optimum,))
-    return Lesson(Choices(task_of(problem)), partial(chain_cost, costs))
+    return TrainingTask(Choices(task_of(problem)), partial(chain_cost, costs))
 
 
 def render(trained: Trained) -> str:
     """Return what a person reads."""
     return (
-        f"{trained.path}: {trained.batches} batches of plans on {plural(len(trained.lessons), 'training task')}; its "
+        f"{trained.path}: {trained.batches} batches of plans on {plural(len(trained.tasks), 'training task')}; its "
         f"draws were {trained.first:.2f} times as slow as the best plan found, and are {trained.last:.2f} times\n"
         f"use it with --sampler reinforce@{trained.path}"
     )

@@ -51,27 +51,31 @@ def task_of(problem: Problem) -> Task:
         UsageError: several objectives are to be small.
     """
     if problem.criteria is not None or problem.front:
-        raise UsageError("--sampler reinforce makes one objective small", "give --sampler auto, or one --objective")
+        raise UsageError("--sampler reinforce supports one objective", "give --sampler auto, or one --objective")
 
     def predict(plan: Plan) -> float:
         return chain_cost(problem.model, plan)
 
     known = problem.predict or predict
     space, names = problem.space, [members[0].name for members in problem.platform.classes().values()]
-    wholes = [space.decode(space.encode(chain_plan(problem.graph, (), [name]))) for name in names]
-    middle = (*problem.optima, min(wholes, key=known))[0]
+    middle = next(iter(problem.optima), None)
+    if middle is None:
+        wholes = [space.decode(space.encode(chain_plan(problem.graph, (), [name]))) for name in names]
+        middle = min(wholes, key=known)
     return Task(space, problem.graph, known, middle, problem.fits)
 
 
-def sampler_of(problem: Problem, seed: int, weights: Weights | None = None) -> ReinforceSampler:
-    """Return the sampler of a study of one network.
+def sampler_of(problem: Problem, seed: int, weights: Weights | None = None, *, learns: bool = True) -> ReinforceSampler:
+    """Return the sampler of a study; see :class:`ReinforceSampler`.
 
     Raises:
         UsageError: see :func:`task_of`.
     """
     task = task_of(problem)
     # In other units than seconds stages tell no operators' times.
-    return ReinforceSampler(task, seed, Critic(task.predict, problem.model if problem.law is None else None), weights)
+    model = problem.model if problem.law is None else None
+    critic = problem.critic() if problem.critic is not None else Critic(task.predict, model)
+    return ReinforceSampler(task, seed, critic, weights, learns=learns)
 
 
 class ReinforceSampler(KnowingSampler):
@@ -94,6 +98,7 @@ class ReinforceSampler(KnowingSampler):
         self._task, self._seed, self._learns = task, seed, learns
         self._weights = weights or Weights.new(seed)
         self._critic = critic
+        self._free = {name: d for name, d in task.space.distributions().items() if not d.single()}
         # Around the model's optimum, and around the fastest proposal.
         self._around = [Choices(task), *([Choices(task, AT_ONCE)] if learns else [])]
         self._preferred = np.zeros(len(self._around[0].of))
@@ -104,11 +109,11 @@ class ReinforceSampler(KnowingSampler):
         self._proposed: set[str] = set()
 
     def proposed(self, plan: Plan) -> None:
-        """See :class:`~optimizer.samplers.study.KnowingSampler`."""
+        """Take note that the plan observed next was its own proposal, now or before the study was interrupted."""
         self._proposed.add(plan.digest)
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
-        """See :class:`~optimizer.samplers.study.KnowingSampler`."""
+        """Take note of a plan that was tried, in the order of trials; see ``Proposer.observe``."""
         self._known.add(plan.digest)
         if measurement is None or not self._learns:
             return
@@ -148,7 +153,7 @@ class ReinforceSampler(KnowingSampler):
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:  # noqa: ARG002
         """Return the parameters of the space that leave a choice."""
-        return {name: d for name, d in self._task.space.distributions().items() if not d.single()}
+        return self._free
 
     def sample_relative(
         self,

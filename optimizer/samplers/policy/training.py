@@ -23,7 +23,7 @@ _BEST, _MEAN = 0.25, 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lesson:
+class TrainingTask:
     """A network on a device to learn on.
 
     Attributes:
@@ -64,29 +64,29 @@ class Adam:
 
 def pretrain(
     weights: Weights,
-    lessons: Sequence[Lesson],
+    tasks: Sequence[TrainingTask],
     batches: int,
     seed: int,
-    told: Callable[[int, float, float], None] | None = None,
+    report: Callable[[int, float, float], None] | None = None,
 ) -> Weights:
     """Return the weights after so many batches of plans, each on one of the lessons in turn.
 
     Args:
-        told: gets the number of each batch, and the mean and the least latency of its plans that run, in seconds.
+        report: gets the number of each batch, and the mean and the least latency of its plans that run, in seconds.
     """
     rng = np.random.default_rng([seed, 78])
     adam = Adam(weights)
     for batch in range(batches):
-        lesson = lessons[batch % len(lessons)]
-        choices = lesson.choices
+        task = tasks[batch % len(tasks)]
+        choices = task.choices
         logits = choices.prior + adam.weights.scores(choices.features)
         taken = draw(logits, choices, BATCH, rng)
-        seconds = np.array([lesson.judge(choices.plan(which)) for which in taken])
+        seconds = np.array([task.judge(choices.plan(which)) for which in taken])
         direction = gradient(logits, choices, taken, advantages(seconds) / BATCH, ENTROPY)
         adam.step(adam.weights.slopes(choices.features, direction))
         runs = seconds[np.isfinite(seconds)]
-        if told is not None and len(runs):
-            told(batch, float(runs.mean()), float(runs.min()))
+        if report is not None and len(runs):
+            report(batch, float(runs.mean()), float(runs.min()))
     return adam.weights
 
 

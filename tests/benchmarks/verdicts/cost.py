@@ -52,19 +52,19 @@ def judge(rows: Sequence[Row]) -> dict[str, Any]:
         if not own:
             continue
         after = [row["after_s"] for row in own]
-        told: dict[str, Any] = {"median_s": float(np.median(after)), "most_s": max(after), "limits": {}}
+        reported: dict[str, Any] = {"median_s": float(np.median(after)), "most_s": max(after), "limits": {}}
         pairs = [row for row in own if "before_s" in row]
         if pairs:
             differences = np.array([row["after_s"] - row["before_s"] for row in pairs])
             before_s = float(np.median([row["before_s"] for row in pairs]))
             mean, half = float(differences.mean()), _half(differences)
-            told |= {"before_median_s": before_s, "difference_s": [mean, mean - half, mean + half]}
+            reported |= {"before_median_s": before_s, "difference_s": [mean, mean - half, mean + half]}
             if name == "vgg16":
                 allowed_s = max(_FINAL_S, _FINAL_SHARE * before_s)
-                told["limits"]["difference_s"] = judged(mean, allowed_s, most=True)
+                reported["limits"]["difference_s"] = judged(mean, allowed_s, most=True)
         if name == "small":
-            told["limits"]["most_s"] = judged(max(after), SMALL_S, most=True)
-        found[name] = told
+            reported["limits"]["most_s"] = judged(max(after), SMALL_S, most=True)
+        found[name] = reported
     return found
 
 

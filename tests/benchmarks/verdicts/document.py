@@ -13,7 +13,7 @@ from optimizer.provenance import provenance
 
 SCHEMA_VERSION = 1
 _PRIVATE = frozenset({"--before"})  # options whose value names paths of one machine
-_TOLD = "--beside"  # its value stands in each section
+_BESIDE = "--beside"  # its value stands in each section
 
 Section = dict[str, Any]
 
@@ -82,5 +82,5 @@ def judged(value: float, limit: float, *, most: bool) -> dict[str, Any]:
 
 def _public(arguments: Sequence[str]) -> list[str]:
     hidden = {i + 1 for i, word in enumerate(arguments) if word in _PRIVATE}
-    told = {j for i, word in enumerate(arguments) if word == _TOLD for j in (i, i + 1)}
-    return ["COMMAND" if i in hidden else word for i, word in enumerate(arguments) if i not in told]
+    noted = {j for i, word in enumerate(arguments) if word == _BESIDE for j in (i, i + 1)}
+    return ["COMMAND" if i in hidden else word for i, word in enumerate(arguments) if i not in noted]

@@ -187,14 +187,14 @@ def judge(condition: str, rows: Sequence[Mapping[str, Any]], truths: Mapping[str
         own = [row for row in rows if row["pair"] == pair]
         if not own:
             continue
-        told = summary(own, truth)
+        reported = summary(own, truth)
         if pair == EQUAL:
-            told["limits"] = {"different": judged(told["slower"] + told["faster"], _DIFFERENT, most=True)}
+            reported["limits"] = {"different": judged(reported["slower"] + reported["faster"], _DIFFERENT, most=True)}
         else:
             least = _LIMITS["quiet" if condition == "quiet" else "disturbed"]
-            told["limits"] = {
-                "found": judged(told["slower"], least, most=False),
-                "reversed": judged(told["faster"], _REVERSED, most=True),
+            reported["limits"] = {
+                "found": judged(reported["slower"], least, most=False),
+                "reversed": judged(reported["faster"], _REVERSED, most=True),
             }
-        found[pair] = told
+        found[pair] = reported
     return found

@@ -52,7 +52,7 @@ class TestAdbContract(EvaluatorContract):
         return load("squeezenet1_1@0.25/64")
 
 
-def test_stages_are_timed_alone_and_hand_over_is_priced(phone: PhoneServer, small: Graph) -> None:
+def test_stages_are_timed_alone_and_transfers_are_priced(phone: PhoneServer, small: Graph) -> None:
     plan = chain_plan(small, [5], ["big", "gpu"])
     with session() as opened:
         batch = opened.load(small, plan).run(3)
@@ -106,7 +106,7 @@ def test_a_phone_that_is_gone_hangs_or_changes_files(phone: PhoneServer, small: 
         Phone(SERIAL, "127.0.0.1", 9).shell(["true"])
 
 
-def test_what_is_no_profile_is_told() -> None:
+def test_what_is_no_profile_is_reported() -> None:
     for content in (b"", b"\xff\xff", b"STARTING!"):
         with fails(UnavailableError):
             read_profile(content)
@@ -127,6 +127,6 @@ def test_what_is_no_profile_is_told() -> None:
 def test_farm_files_tell_what_is_wrong(before: str, after: str, phone: PhoneServer, tmp_path: Path) -> None:
     farm = tmp_path / "devices.yaml"
     farm.write_text(farm.read_text().replace(before, after, 1))
-    with fails(UsageError) as told:
+    with fails(UsageError) as reported:
         evaluator()
-    assert "devices.yaml:" in str(told.value)
+    assert "devices.yaml:" in str(reported.value)

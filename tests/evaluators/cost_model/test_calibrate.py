@@ -251,9 +251,9 @@ def test_a_calibration_from_end_to_end(copied: Path, calibrated: Callable[..., A
     assert profile.errors["cpu"]["models"]["cases"] == 2
     assert profile.errors["cpu"]["models"]["median"] < 0.5
     assert profile.provenance["command"] == ["optimize", "calibrate"]
-    told: list[str] = []
-    again = calibrated(tell=told.append)
-    assert told == ["12 timings of an earlier start are used"]
+    messages: list[str] = []
+    again = calibrated(tell=messages.append)
+    assert messages == ["12 timings of an earlier start are used"]
     features = operator_features(network("net", 1).graph())
     one, two = (p.predict(features, "cpu").seconds for p in (again.profile, profile))
     assert one == pytest.approx(two, rel=1e-3)  # the log rounds
@@ -267,26 +267,26 @@ def test_an_interrupted_calibration_goes_on(calibrated: Callable[..., Any], tmp_
     early = calibrated(tell=interrupt)
     assert early.interrupted
     assert early.profile.errors == {}
-    told: list[str] = []
-    late = calibrated(tell=told.append)
-    assert told[0] == "7 timings of an earlier start are used"
-    assert told[1] == "timing network 4 on cpu0"
+    messages: list[str] = []
+    late = calibrated(tell=messages.append)
+    assert messages[0] == "7 timings of an earlier start are used"
+    assert messages[1] == "timing network 4 on cpu0"
     assert not late.interrupted
 
 
 def test_what_a_kill_has_left_of_a_pair_is_timed(tmp_path: Path) -> None:
     def started(*words: str) -> list[str]:
         """Return what is told by a calibration of two cores that ends when it comes to a text."""
-        told: list[str] = []
+        messages: list[str] = []
 
         def tell(text: str) -> None:
-            told.append(text)
+            messages.append(text)
             if text.startswith(words):
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
             calibrate(tmp_path / "cores.json", ["cpu0", "cpu1"], 5.0, evaluator="synthetic", tell=tell)
-        return told
+        return messages
 
     assert started("timing cpu0 beside") == ["timing transfers from cpu0 to cpu1", "timing cpu0 beside cpu1"]
     assert started("timing cuts") == ["timing cpu0 beside cpu1", "timing cuts on cpu0"]
@@ -319,7 +319,7 @@ def test_wrong_input(tmp_path: Path, copied: Path) -> None:
         calibrate(copied, ["cpu1"], 1.0, evaluator="synthetic")
 
 
-def test_too_little_time_is_told_and_kept(calibrated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_time_is_reported_and_kept(calibrated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("optimizer.tools.calibrate.MOST_NETS", 2)
     with fails(ProfileError):
         calibrated()
@@ -346,9 +346,9 @@ def test_a_study_refines_a_profile(copied: Path, tmp_path: Path) -> None:
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["calibrate", "--evaluator", "synthetic", "--processors", "cpu,cpu0", "--minutes", "5", "-q"]
     assert main([*arguments, "--out", str(tmp_path / "here.json")]) == 0
-    told = capsys.readouterr().out
-    assert "cpu: models kept out of the fit (2): median error" in told
-    assert "cpu0: models kept out" in told
+    messages = capsys.readouterr().out
+    assert "cpu: models kept out of the fit (2): median error" in messages
+    assert "cpu0: models kept out" in messages
     assert main([*arguments, "--out", str(tmp_path / "here.txt")]) == 2
     assert capsys.readouterr().err.startswith("optimize: --out")
 
@@ -360,9 +360,9 @@ def test_indicators_of_a_sweep_explain_what_they_make_up() -> None:
     found = [indicators(zoo.draft(name).graph(), 2 << 20) for name in names]
     assert [i.flops for i in found] == sorted(i.flops for i in found)
     latency = [i.flops * 2e-11 + i.memory_accesses_estimate * 1e-9 for i in found]
-    told = explained(found, latency)
-    assert told["flops_and_memory"] == pytest.approx(1.0)
-    assert told["flops"] <= 1.0
+    messages = explained(found, latency)
+    assert messages["flops_and_memory"] == pytest.approx(1.0)
+    assert messages["flops"] <= 1.0
     with fails(ProfileError):
         width_names("alexnet")
     with fails(ProfileError):
@@ -371,7 +371,7 @@ def test_indicators_of_a_sweep_explain_what_they_make_up() -> None:
         explained(found[:2], latency[:2])
 
 
-def test_a_profile_of_another_version_is_told() -> None:
+def test_a_profile_of_another_version_is_reported() -> None:
     profile = CostProfile("fitted", {"core": fit_processor(timed_networks(4), tune=False)})
     document = json.loads(json.dumps(to_json(profile, SyntheticEvaluator().platform())))
     document["profile"]["processors"]["core"]["kernels"]["conv"]["correction"]["scales"].append(1.0)

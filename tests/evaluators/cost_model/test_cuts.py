@@ -1,4 +1,4 @@
-"""What a cut costs on a lane, and what an operator waits for only where operators are timed."""
+"""What a cut costs on a processor, and what an operator waits for only where operators are timed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_what_no_cut_costs_is_refused(seconds: object) -> None:
         CutProfile("cpu", seconds)  # type: ignore[arg-type]
 
 
-def test_a_damaged_time_is_told_before_anything_is_fitted() -> None:
+def test_a_damaged_time_is_reported_before_anything_is_fitted() -> None:
     for change in ({"whole_s": 0.0}, {"operator_s": np.full_like(timed(1)[0].operator_s, np.inf)}):
         with fails(ProfileError):
             fit_processor([*timed(), replace(timed(1)[0], **change)], tune=False)
@@ -78,7 +78,7 @@ def test_a_damaged_time_is_told_before_anything_is_fitted() -> None:
         fit_processor([])
 
 
-def test_cuts_are_timed_on_a_lane() -> None:
+def test_cuts_are_timed_on_a_processor() -> None:
     evaluator = SyntheticEvaluator()
     platform = evaluator.platform()
     with evaluator.prepare(platform) as session, Bench(evaluator, session, platform) as bench:
@@ -87,7 +87,7 @@ def test_cuts_are_timed_on_a_lane() -> None:
     assert found.invocation_s >= 0.0
 
 
-def test_a_lane_that_refuses_the_chains_is_calibrated_all_the_same(
+def test_a_processor_that_refuses_the_chains_is_calibrated_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> CutProfile:
@@ -95,14 +95,16 @@ def test_a_lane_that_refuses_the_chains_is_calibrated_all_the_same(
 
     make_small(monkeypatch)
     monkeypatch.setattr("optimizer.tools.calibrate.time_cuts", refuse)
-    told: list[str] = []
-    found = calibrate(tmp_path / "x.json", ["cpu0"], 5.0, evaluator="synthetic", tell=told.append)
-    assert "the cost of a cut on cpu0 could not be measured: it takes no convolution" in told
+    messages: list[str] = []
+    found = calibrate(tmp_path / "x.json", ["cpu0"], 5.0, evaluator="synthetic", tell=messages.append)
+    assert "the cost of a cut on cpu0 could not be measured: it takes no convolution" in messages
     assert list(found.profile.processors) == ["core"]
 
 
 def test_what_a_cut_costs_is_in_the_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_small(monkeypatch)
-    monkeypatch.setattr("optimizer.tools.calibrate.time_cuts", lambda _, __, lane: CutProfile(lane.like, 4e-6))
+    monkeypatch.setattr(
+        "optimizer.tools.calibrate.time_cuts", lambda _, __, processor: CutProfile(processor.like, 4e-6)
+    )
     found = calibrate(tmp_path / "x.json", ["cpu0"], 5.0, evaluator="synthetic")
     assert found.profile["core"].invocation_s >= 4e-6

@@ -128,7 +128,7 @@ def test_times_that_are_none_are_refused(bad: float) -> None:
         fit_whole_models([replace(m, whole_s=bad) for m in MODELS])
 
 
-def test_too_little_to_fit_is_told() -> None:
+def test_too_little_to_fit_is_reported() -> None:
     with fails(ProfileError):
         fit_operators([f for f in OPERATORS if f.kernel == "pool"][:2], [1.0, 1.0])
     with fails(ProfileError):

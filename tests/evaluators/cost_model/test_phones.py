@@ -123,7 +123,7 @@ def test_a_small_table(tmp_path: Path) -> None:
     "feature",
     ["", "{", "[1]", "{'Input_shape': 'x'}", "__import__('os')", GOOD.replace("'8'", "'-8'"), "(" * 500, "1e999"],
 )
-def test_a_damaged_row_is_told_with_its_line(tmp_path: Path, feature: str) -> None:
+def test_a_damaged_row_is_reported_with_its_line(tmp_path: Path, feature: str) -> None:
     with fails(UsageError):
         read_phones(tables(tmp_path, feature))
 

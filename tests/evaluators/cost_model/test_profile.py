@@ -114,7 +114,7 @@ def test_a_kernel_that_was_not_seen_is_a_guess_and_says_so() -> None:
     assert one(PLAIN).concerns(operators, "cpu") == (Concern((1,), "winograd", math.inf),)
 
 
-def test_a_shape_far_outside_the_fit_is_told() -> None:
+def test_a_shape_far_outside_the_fit_is_reported() -> None:
     far = replace(CONV, macs=10**8)
     _, sigma = one(PLAIN).predict([CONV, far], "cpu")
     assert sigma[1] > 10 * sigma[0]
@@ -198,9 +198,9 @@ def test_a_shipped_profile_predicts_models_and_says_where_it_is_from(name: str) 
     profile, platform = found
     assert profile.name == platform.name == name
     assert profile.provenance["fitted_by"]
-    for lane in platform.processors:
+    for processor in platform.processors:
         for described in DESCRIBED:
-            assert 1e-4 < profile.predict_whole(described, lane.name) < 10.0
+            assert 1e-4 < profile.predict_whole(described, processor.name) < 10.0
     assert profile.errors or all(p.errors for p in profile.processors.values())
 
 

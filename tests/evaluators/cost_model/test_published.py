@@ -63,7 +63,9 @@ def test_seed_003_one_after_another(published: Any) -> None:
 def test_seed_002_models_on_each_processor(published: Any, name: str) -> None:
     profile, _ = shipped(name)
     codl = published["seed_002_codl"]
-    for lane in ("cpu", "gpu"):
-        predicted = [profile.predict_whole(operator_features(draft(m).graph()), lane) * 1e3 for m in codl["models"]]
-        error = np.abs(np.array(predicted) / np.array(codl[name][lane]) - 1)
+    for processor in ("cpu", "gpu"):
+        predicted = [
+            profile.predict_whole(operator_features(draft(m).graph()), processor) * 1e3 for m in codl["models"]
+        ]
+        error = np.abs(np.array(predicted) / np.array(codl[name][processor]) - 1)
         assert np.median(error) <= 0.25

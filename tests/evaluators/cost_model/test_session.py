@@ -35,9 +35,9 @@ from tests.support.sentences import fails
 
 def toy_platform() -> Platform:
     """Two cores, together and alone, and a slower accelerator with a memory of its own."""
-    lanes = [Processor("cpu", "cpu", {"core0": 1.0, "core1": 1.0}, "cores")]
-    lanes += [Processor(f"cpu{i}", "cpu", {f"core{i}": 1.0}, "core") for i in (0, 1)]
-    return Platform("toy", (*lanes, Processor("gpu", "gpu", {"gpu": 1.0}, "gpu")))
+    processors = [Processor("cpu", "cpu", {"core0": 1.0, "core1": 1.0}, "cores")]
+    processors += [Processor(f"cpu{i}", "cpu", {f"core{i}": 1.0}, "core") for i in (0, 1)]
+    return Platform("toy", (*processors, Processor("gpu", "gpu", {"gpu": 1.0}, "gpu")))
 
 
 def toy_profile() -> CostProfile:
@@ -148,7 +148,7 @@ def test_a_profile_for_another_platform_is_refused() -> None:
         lambda d: d["profile"]["links"][0].update(latency_s="soon"),
     ],
 )
-def test_damaged_profiles_are_told(tmp_path: Path, change: Any) -> None:
+def test_damaged_profiles_are_reported(tmp_path: Path, change: Any) -> None:
     document = to_json(toy_profile(), toy_platform())
     change(document)
     path = tmp_path / "bad.json"
@@ -158,7 +158,7 @@ def test_damaged_profiles_are_told(tmp_path: Path, change: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"kind": "cost profile", "schema_version": NaN}', "\x00"])
-def test_what_is_no_profile_is_told(tmp_path: Path, text: str) -> None:
+def test_what_is_no_profile_is_reported(tmp_path: Path, text: str) -> None:
     path = tmp_path / "bad.json"
     path.write_text(text)
     with fails(ProfileError):

@@ -33,33 +33,33 @@ TURNS = Law(((1,), (0,)), (1, 1))
 
 @st.composite
 def priced(draw: st.DrawFn, graph: Graph, platform: Platform, *, contention: bool = True) -> Prices:
-    """Draw prices that are not negative; alike lanes may differ, which the simulator does not mind."""
-    lanes, count = len(platform.processors), len(graph.operators)
+    """Draw prices that are not negative; alike processors may differ, which the simulator does not mind."""
+    processors, count = len(platform.processors), len(graph.operators)
 
     def table(*shape: int, low: float = 0.0, high: float = 1.0) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
         size = math.prod(shape)
         values = draw(st.lists(st.floats(low, high, allow_subnormal=False), min_size=size, max_size=size))
         return np.array(values).reshape(shape)
 
-    slow = table(2, lanes, lanes, low=1.0, high=2.0) if contention else np.ones((2, lanes, lanes))
-    latency_s = table(lanes, lanes)
-    # A lane sleeps whenever one that excludes it hands over.
+    slow = table(2, processors, processors, low=1.0, high=2.0) if contention else np.ones((2, processors, processors))
+    latency_s = table(processors, processors)
+    # A processor sleeps whenever one that excludes it hands over.
     beside = np.array([[not a.excludes(b) for b in platform.processors] for a in platform.processors])
     return Prices(
-        operator_s=table(lanes, count, low=0.01),
-        sigma=table(lanes, count),
+        operator_s=table(processors, count, low=0.01),
+        sigma=table(processors, count),
         traffic=table(count),
-        invocation_s=table(lanes),
-        io_s_per_byte=table(lanes, high=1e-2),
+        invocation_s=table(processors),
+        io_s_per_byte=table(processors, high=1e-2),
         latency_s=latency_s,
-        byte_s=table(lanes, lanes, high=1e-2),
+        byte_s=table(processors, processors, high=1e-2),
         slow_compute=slow[0],
         slow_memory=slow[1],
-        capacity_bytes=table(lanes, high=20.0),
-        pressure_per_byte=table(lanes, high=1e-2),
-        power_w=table(lanes, low=0.5, high=5.0),
-        cold_s=table(lanes, lanes) if draw(st.booleans()) else None,
-        asleep_s=latency_s + beside * table(lanes, lanes) if draw(st.booleans()) else None,
+        capacity_bytes=table(processors, high=20.0),
+        pressure_per_byte=table(processors, high=1e-2),
+        power_w=table(processors, low=0.5, high=5.0),
+        cold_s=table(processors, processors) if draw(st.booleans()) else None,
+        asleep_s=latency_s + beside * table(processors, processors) if draw(st.booleans()) else None,
     )
 
 
@@ -129,45 +129,45 @@ def test_the_event_driven_law_is_the_plain_one_where_nothing_slows(data: st.Data
     simulator = data.draw(simulated(contention=False))
     plan = data.draw(chains(simulator.graph, simulator.platform))
     tasks = simulator.tasks(plan)
-    lanes = len(simulator.platform.processors)
-    slowed = [replace(task, slowed=(1.0,) * lanes) for task in tasks]
+    processors = len(simulator.platform.processors)
+    slowed = [replace(task, slowed=(1.0,) * processors) for task in tasks]
     for plain, event in zip(run_tasks(tasks, simulator.law), run_tasks(slowed, simulator.law), strict=True):
         assert event == pytest.approx(plain, abs=1e-9)
 
 
 @settings(max_examples=40)
 @given(st.data())
-def test_a_stream_is_bounded_by_its_busiest_lane_and_by_one_inference(data: st.DataObject) -> None:
+def test_a_stream_is_bounded_by_its_busiest_processor_and_by_one_inference(data: st.DataObject) -> None:
     simulator = data.draw(simulated(contention=False))
     plan = data.draw(chains(simulator.graph, simulator.platform))
     tasks = simulator.tasks(plan)
     busy: dict[int, float] = {}
     for task in tasks:
-        busy[task.lane] = busy.get(task.lane, 0.0) + task.work_s
+        busy[task.processor] = busy.get(task.processor, 0.0) + task.work_s
     period = simulator.stream_period_s(plan)
     assert period >= max(busy.values()) * (1 - 1e-6)
     assert period <= (simulator.latency_s(plan) + sum(d for t in tasks for _, d in t.needs)) * (1 + 1e-6)
 
 
-def test_lanes_that_run_at_once_slow_each_other_for_as_long_as_they_do() -> None:
+def test_processors_that_run_at_once_slow_each_other_for_as_long_as_they_do() -> None:
     tasks = [Task(0, 1.0, slowed=(1.0, 1.5)), Task(1, 2.0, slowed=(2.0, 1.0))]
     first, second = run_tasks(tasks, FREE)
     assert first == pytest.approx((0.0, 1.5))  # 1.5 times as long beside the other
     assert second == pytest.approx((0.0, 1.5 + 1.25))  # 0.75 done by then
 
 
-def test_lanes_that_exclude_each_other_take_turns_in_the_order_of_the_plan() -> None:
+def test_processors_that_exclude_each_other_take_turns_in_the_order_of_the_plan() -> None:
     tasks = [Task(0, 1.0), Task(1, 1.0), Task(0, 1.0)]
     assert run_tasks(tasks, TURNS) == [(0.0, 1.0), (1.0, 2.0), (2.0, 3.0)]
 
 
-def test_a_lane_with_two_slots_runs_two_stages() -> None:
+def test_a_processor_with_two_slots_runs_two_stages() -> None:
     law = Law(((),), (2,))
     tasks = [Task(0, 1.0), Task(0, 2.0), Task(0, 1.0)]
     assert run_tasks(tasks, law) == [(0.0, 1.0), (0.0, 2.0), (1.0, 2.0)]
 
 
-def test_a_lane_with_two_slots_is_half_as_busy() -> None:
+def test_a_processor_with_two_slots_is_half_as_busy() -> None:
     law = Law(((),), (2,))
     tasks = [Task(0, 1.0), Task(0, 1.0)]
     assert busiest_s(tasks, law) == 1.0
@@ -176,7 +176,7 @@ def test_a_lane_with_two_slots_is_half_as_busy() -> None:
 
 
 @pytest.mark.parametrize("nothing", [0, None, "0-3", "0", {}, ()])
-def test_only_a_list_of_cores_says_what_a_lane_is_driven_from(nothing: object) -> None:
+def test_only_a_list_of_cores_says_what_a_processor_is_driven_from(nothing: object) -> None:
     listed, same, other = (Processor("a", "cpu", {}, "a", {"cores": cores}) for cores in ([0, 1], (0,), [1]))
     strange = Processor("b", "cpu", {}, "b", {"cores": nothing})
     assert driven_alike(listed, same)
@@ -187,13 +187,13 @@ def test_only_a_list_of_cores_says_what_a_lane_is_driven_from(nothing: object) -
     assert not driven_alike(Processor("c", "cpu", {}, "c"), listed)
 
 
-def test_a_pipeline_of_two_lanes_gives_a_result_per_slower_stage() -> None:
+def test_a_pipeline_of_two_processors_gives_a_result_per_slower_stage() -> None:
     tasks = [Task(0, 1.0), Task(1, 2.0, ((0, 0.5),))]
     assert stream_period_s(tasks, FREE, Rounds((0, 1))) == pytest.approx(2.0)
     assert stream_period_s(tasks, TURNS, Rounds((0, 0))) == pytest.approx(3.5)  # handing over takes the turn's time
 
 
-def test_a_stage_that_its_lane_refuses_is_told() -> None:
+def test_a_stage_that_its_processor_refuses_is_reported() -> None:
     with fails(UnavailableError):
         run_tasks([Task(0, math.inf)], FREE)
 
@@ -213,7 +213,7 @@ def test_prices_that_are_no_prices_are_refused() -> None:
 
 
 def cores() -> Platform:
-    """Return two cores, and both of them as one lane that is driven from the first."""
+    """Return two cores, and both of them as one processor that is driven from the first."""
     return Platform(
         "cores",
         (
@@ -223,7 +223,7 @@ def cores() -> Platform:
     )
 
 
-def test_handing_over_depends_on_the_core_that_a_lane_is_driven_from_and_on_whether_it_sleeps() -> None:
+def test_handing_over_depends_on_the_core_that_a_processor_is_driven_from_and_on_whether_it_sleeps() -> None:
     platform, graph = cores(), example_graph()
     kernels = {name: KernelModel({"macs": 1e-12, "read": 1e-12, "weight": 1e-12, "written": 1e-12}) for name in KERNELS}
     profile = CostProfile(
@@ -239,9 +239,9 @@ def test_handing_over_depends_on_the_core_that_a_lane_is_driven_from_and_on_whet
     )
     simulator = PlanSimulator(graph, platform, prices(profile, graph, platform))
 
-    def gaps_ms(*lanes: str) -> list[float]:
-        cuts = range(2, 2 * len(lanes), 2)
-        events = sorted(simulator.run(chain_plan(graph, cuts, list(lanes))).events, key=lambda e: e.stage)
+    def gaps_ms(*processors: str) -> list[float]:
+        cuts = range(2, 2 * len(processors), 2)
+        events = sorted(simulator.run(chain_plan(graph, cuts, list(processors))).events, key=lambda e: e.stage)
         return [round((b.start_s - a.end_s) * 1e3, 3) for a, b in pairwise(events)]
 
     assert gaps_ms("both", "core0") == [4.0]
@@ -278,7 +278,7 @@ def test_the_memory_of_a_plan_and_how_sure_its_latency_is() -> None:
 
 
 class PlanSimulatorParts:
-    """Two lanes that do not exclude each other, ``a`` twice as fast as ``b``."""
+    """Two processors that do not exclude each other, ``a`` twice as fast as ``b``."""
 
     @staticmethod
     def prices(count: int = 8) -> Prices:
@@ -300,8 +300,8 @@ class PlanSimulatorParts:
 
     @classmethod
     def simulator(cls) -> PlanSimulator:
-        lanes = tuple(Processor(name, "cpu", {name: 1.0}, name) for name in "ab")
-        return PlanSimulator(example_graph(), Platform("two", lanes), cls.prices())
+        processors = tuple(Processor(name, "cpu", {name: 1.0}, name) for name in "ab")
+        return PlanSimulator(example_graph(), Platform("two", processors), cls.prices())
 
 
 def test_a_padding_is_free_unless_it_is_cut_from_what_it_pads() -> None:
@@ -312,9 +312,9 @@ def test_a_padding_is_free_unless_it_is_cut_from_what_it_pads() -> None:
     platform = Platform("p", (one_core(0), one_core(1)))
     profile = CostProfile("p", {platform.processors[0].like: ProcessorProfile(kernels, invocation_s=1e-7)})
     simulator = PlanSimulator(graph, platform, prices(profile, graph, platform))
-    lane = platform.processors[0].name
-    assert simulator.latency_s(chain_plan(graph, (), [lane])) == pytest.approx(1.001e-4)
-    assert simulator.latency_s(chain_plan(graph, (1,), [lane, lane])) == pytest.approx(1.012e-4)
+    processor = platform.processors[0].name
+    assert simulator.latency_s(chain_plan(graph, (), [processor])) == pytest.approx(1.001e-4)
+    assert simulator.latency_s(chain_plan(graph, (1,), [processor, processor])) == pytest.approx(1.012e-4)
 
 
 def test_what_plans_share_does_not_make_it_uncertain_which_is_faster() -> None:
@@ -332,8 +332,8 @@ def test_all_chains_are_the_points_of_the_chain_space() -> None:
     graph, names = chain_graph(6), [p.name for p in platform.processors]
     space = ChainSpace(graph, platform, 3)
     ours = {
-        chain_plan(graph, [int(c) for c in cut], [names[i] for i in lane]).digest
-        for cuts, lanes in all_chains(6, platform, 3)
-        for cut, lane in zip(cuts, lanes, strict=True)
+        chain_plan(graph, [int(c) for c in cut], [names[i] for i in processor]).digest
+        for cuts, processors in all_chains(6, platform, 3)
+        for cut, processor in zip(cuts, processors, strict=True)
     }
     assert ours == {space.plan_at(i).digest for i in range(space.cardinality())}

@@ -19,8 +19,8 @@ from search_spaces.core.plan import Dispatch
 from search_spaces.core.platform import Platform, Processor
 from tests.support.sentences import fails
 
-LANES = 3
-PLATFORM = Platform("gpu", tuple(Processor(f"s{i}", "gpu", {f"s{i}": 1.0}, "s", {}) for i in range(LANES)))
+PROCESSORS = 3
+PLATFORM = Platform("gpu", tuple(Processor(f"s{i}", "gpu", {f"s{i}": 1.0}, "s", {}) for i in range(PROCESSORS)))
 
 
 class Clocked:
@@ -30,18 +30,18 @@ class Clocked:
         self.now_ns, self.ends, self.fails = 1, dict[int, int](), fails
         self.most = 0
 
-    def start(self, lane: int, work: Any) -> None:
-        assert lane not in self.ends, "a lane was given two jobs"
-        self.ends[lane] = self.now_ns + int(work)
+    def start(self, processor: int, work: Any) -> None:
+        assert processor not in self.ends, "a lane was given two jobs"
+        self.ends[processor] = self.now_ns + int(work)
         self.most = max(self.most, len(self.ends))
 
-    def finished(self, lane: int) -> bool:
-        if self.ends[lane] > self.now_ns:
+    def finished(self, processor: int) -> bool:
+        if self.ends[processor] > self.now_ns:
             return False
         if self.fails == 0:
             raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
         self.fails -= 1
-        del self.ends[lane]
+        del self.ends[processor]
         return True
 
     def idle(self) -> None:
@@ -65,11 +65,13 @@ def problems(draw: st.DrawFn) -> tuple[Setting, list[list[int]]]:
     clients, work = [], []
     for _ in range(draw(st.integers(1, 5))):
         jobs = draw(st.integers(1, 3))
-        lanes = tuple(tuple(draw(st.permutations(range(LANES)))[: draw(st.integers(1, LANES))]) for _ in range(jobs))
+        processors = tuple(
+            tuple(draw(st.permutations(range(PROCESSORS)))[: draw(st.integers(1, PROCESSORS))]) for _ in range(jobs)
+        )
         requests = draw(st.integers(1, 4))
         closed = draw(st.booleans())
         clients.append(
-            QueueClient(lanes, (0,) * (1 if closed else requests), requests, closed, draw(st.integers(0, 2)))
+            QueueClient(processors, (0,) * (1 if closed else requests), requests, closed, draw(st.integers(0, 2)))
         )
         work.append([int(t) for t in rng.integers(1_000_000, 900_000_000, jobs)])
     stages, first = [], 0
@@ -78,7 +80,7 @@ def problems(draw: st.DrawFn) -> tuple[Setting, list[list[int]]]:
         first += len(each)
     names = tuple(p.name for p in PLATFORM.processors)
     found = Setting(
-        tuple(clients), tuple(range(len(clients))), tuple(stages), names, tuple(1 << i for i in range(LANES))
+        tuple(clients), tuple(range(len(clients))), tuple(stages), names, tuple(1 << i for i in range(PROCESSORS))
     )
     return found, work
 
@@ -96,25 +98,25 @@ def test_the_host_does_what_the_simulator_does(problem: tuple[Setting, list[list
     streams = Clocked()
     measured = outcome(run(found, dispatch, work, streams), found.stages, found.processors)
     costs = [
-        [dict.fromkeys(lanes, JobCost(ns * 1e-9)) for lanes, ns in zip(client.processors, each, strict=True)]
+        [dict.fromkeys(processors, JobCost(ns * 1e-9)) for processors, ns in zip(client.processors, each, strict=True)]
         for client, each in zip(found.clients, work, strict=True)
     ]
     predicted = simulate(found, dispatch, costs, Crowd(PLATFORM))
     assert measured.makespan_s == pytest.approx(predicted.makespan_s, rel=1e-6)
     assert measured.latencies_s == pytest.approx(predicted.latencies_s, rel=1e-6)
     assert measured.answered == predicted.answered == sum(client.requests for client in found.clients)
-    assert streams.most <= LANES
+    assert streams.most <= PROCESSORS
     assert not measured.timeline.overlaps()
 
 
-def test_a_job_that_fails_is_told_in_one_line() -> None:
+def test_a_job_that_fails_is_reported_in_one_line() -> None:
     found = Setting((QueueClient(((0,),), (0,), 5, closed=True),), (0,), ((0,),), ("s0", "s1", "s2"), (1, 2, 4))
     with fails(UnavailableError) as caught:
         run(found, "fifo", [[1000]], Clocked(fails=2))
     assert "more" not in caught.value.what
 
 
-def test_a_job_that_never_ends_is_told() -> None:
+def test_a_job_that_never_ends_is_reported() -> None:
     found = Setting((QueueClient(((0,),), (0,), 1),), (0,), ((0,),), ("s0", "s1", "s2"), (1, 2, 4))
     with fails(UnavailableError):
         run(found, "fifo", [[10**13]], Slow())

@@ -66,7 +66,7 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     says(capsys.readouterr().err)
 
 
-def test_lanes_are_alike_and_none_excludes_another() -> None:
+def test_processors_are_alike_and_none_excludes_another() -> None:
     platform = platform_of("NVIDIA X")
     assert [p.name for p in platform.processors] == [f"stream{i}" for i in range(8)]
     assert {p.like for p in platform.processors} == {"cuda:NVIDIA X:tf32"}
@@ -133,7 +133,7 @@ def test_branches_on_two_streams_overlap_and_compute_what_the_model_does() -> No
 
 
 @needs_torch
-def test_a_process_that_dies_is_told_and_a_new_one_takes_its_place() -> None:
+def test_a_process_that_dies_is_reported_and_a_new_one_takes_its_place() -> None:
     evaluator = CudaEvaluator("cpu")
     graph = load(SMALL)
     with evaluator.prepare(evaluator.platform()) as session:
@@ -197,7 +197,7 @@ def test_more_instances_than_can_be_captured_apart_are_refused() -> None:
         pass
 
 
-def test_lanes_of_another_kind_are_refused() -> None:
+def test_processors_of_another_kind_are_refused() -> None:
     platform = Platform("here", (Processor("cpu0", "cpu", {"core0": 1.0}, "core", {"cores": (0,), "threads": 1}),))
     with (
         fails(UnavailableError),

@@ -12,7 +12,7 @@ import pytest
 from evaluators.cuda.devices import MAX_INSTANCES
 from evaluators.cuda.session import CudaEvaluator
 from evaluators.cuda.workload import CudaWorkload
-from search_spaces.core.arrangement import RankSet
+from search_spaces.core.decoded_plan import RankSet
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import merge
@@ -71,8 +71,8 @@ def test_the_process_lets_a_model_go_that_it_is_told_to_forget() -> None:
     kinds = [o.kind for o in graph.operators]
     jobs = [[list(range(len(kinds))), "f32", "stream0"]]
     for model in (1, 2):
-        told = {"op": "model", "model": model, "path": str(graph.source.path), "name": "m", "kinds": kinds}
-        worker.answer(told, b"")
+        messages = {"op": "model", "model": model, "path": str(graph.source.path), "name": "m", "kinds": kinds}
+        worker.answer(messages, b"")
         load_it = {
             "op": "load",
             "instance": model,
@@ -104,9 +104,9 @@ def test_decomposed_models_that_were_only_looked_at_leave_nothing() -> None:
         assert [model.graph for model in bench._models.values()] == [graph]
         assert list(Path(bench._folder.name).iterdir()) == []
         assert list(session._inputs) == [graph.digest]
-        told: list[str] = []
-        more = session.price(known, told.append, {graph.digest: ranks})
-        assert told == [f"timing 1 convolutions of {VGG} as triples, choice 2"]
+        messages: list[str] = []
+        more = session.price(known, messages.append, {graph.digest: ranks})
+        assert messages == [f"timing 1 convolutions of {VGG} as triples, choice 2"]
         ((kind, times),) = more["triple_s"][graph.digest].items()
         assert set(times) == {str(layer) for each in ranks for layer in each}
         assert known["triple_s"][graph.digest][kind].items() <= times.items()

@@ -1,4 +1,4 @@
-"""Branches on concurrent lanes: whatever the lanes of the runs, outputs are those of the whole model, bit for bit."""
+"""Branches on concurrent processors: outputs are those of the whole model, bit for bit, whatever runs where."""
 
 from __future__ import annotations
 
@@ -80,4 +80,4 @@ def test_runs_and_joins_are_timed_on_the_device(session: LitertSession, squeezen
     (like,) = found.whole_s
     total = sum(found.operator_s[like]) + found.overhead_s[like]
     assert total == pytest.approx(known.whole_s[like])
-    assert 0 <= found.hand_over_s[f"{like}|{like}"] < known.whole_s[like]
+    assert 0 <= found.transfer_s[f"{like}|{like}"] < known.whole_s[like]

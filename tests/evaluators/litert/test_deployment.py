@@ -120,6 +120,12 @@ def test_names_that_lead_elsewhere(broken: Path, name: str) -> None:
     refuse(broken, "stage")
 
 
+@pytest.mark.parametrize("runs", [[[[5, 11]]], [[[0, 4]]], [[[0, 12]]], [[[0, 5], [6, 11]]]])
+def test_stages_hold_each_operator_once(broken: Path, runs: list[list[list[int]]]) -> None:
+    change(broken, lambda d: [stage.update(operators=r) for stage, r in zip(d["stages"], runs, strict=False)])
+    refuse(broken, "each of 39 operators once")
+
+
 def test_a_wrong_digest(broken: Path) -> None:
     change(broken, lambda d: d["files"][1].update(sha256="0" * 64))
     refuse(broken, r"stage_1\.tflite.*digest differs")
@@ -153,7 +159,7 @@ def test_swapped_stage_files(broken: Path, sealed: bool) -> None:
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_flipped_bytes_in_a_sealed_stage_file_crash_a_lane_at_worst(data: st.DataObject, broken: Path) -> None:
+def test_flipped_bytes_in_a_sealed_stage_file_crash_a_worker_at_worst(data: st.DataObject, broken: Path) -> None:
     file = broken / "stage_2.tflite"
     original = file.read_bytes()
     content = bytearray(original)
@@ -192,7 +198,7 @@ def set_option(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
         ("kernels", {}),
     ],
 )
-def test_lanes_that_cannot_be(broken: Path, name: str, value: Any) -> None:
+def test_processors_that_cannot_be(broken: Path, name: str, value: Any) -> None:
     change(broken, set_option(name, value))
     refuse(broken, "plan", OptimizeError)
 

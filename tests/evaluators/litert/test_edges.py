@@ -82,7 +82,7 @@ def test_a_wait_that_is_short_again_is_polled_again() -> None:
         assert edge.usual_ns < edge.spin_ns
 
 
-def test_what_was_told_before_is_kept_and_counted() -> None:
+def test_what_was_reported_before_is_kept_and_counted() -> None:
     with edges(300, 0) as many:
         for _ in range(3):
             post(many[299].address)

@@ -1,4 +1,4 @@
-"""Inner tensors that stages of one lane hand out: where they lie, and that nothing else changes."""
+"""Inner tensors that stages of one processor hand out: where they lie, and that nothing else changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evaluators.litert import stages
-from evaluators.litert.deployment import read_deployment, told_apart
+from evaluators.litert.deployment import read_deployment, with_inner_tensors
 from evaluators.litert.program import Layout, Schedule, largest, layout, schedule
 from evaluators.litert.runner import PlanRunner
 from evaluators.litert.session import LitertEvaluator, LitertSession
@@ -27,10 +27,10 @@ from search_spaces.models.stages import cut_stage
 from search_spaces.spaces.chain import chain_plan
 from tests.evaluators.litert.test_program import Memory
 from tests.support import strategies
-from tests.support.models.litert_loading import litert_lanes, loaded, single_cores
+from tests.support.models.litert_loading import litert_processors, loaded, single_cores
 from tests.support.models.tflite_models import Net, nets
 
-PLATFORM = litert_lanes()
+PLATFORM = litert_processors()
 SINGLES = single_cores(PLATFORM)
 ZOO = ["mobilenet_v1@0.25/64", "mobilenet_v1@0.25/64:int8", "squeezenet1_1@0.5/64:f16", "googlenet@0.25/64"]
 
@@ -69,7 +69,7 @@ def later(graph: Graph, operators: set[int], operator: int, written: set[int]) -
 
 
 class Execution:
-    """Runs a plan in one of the orders that lanes, edges and data allow, and checks what lies in the arena."""
+    """Runs a plan in one of the orders that processors, edges and data allow, and checks what lies in the arena."""
 
     def __init__(self, case: Case, order: Schedule, memory: Memory, chance: random.Random) -> None:
         self.graph, self.plan, _, self.outputs = case
@@ -170,9 +170,9 @@ def agrees(session: LitertSession, graph: Graph, plan: Plan, folder: Path) -> No
         assert agreement is not None
         assert agreement.identical
         handed_out = set(candidate._layout.offsets)
-    for lane, indices in compiled_together(plan, PLATFORM, [cut_stage(graph, s.operators) for s in plan.stages]):
+    for processor, indices in compiled_together(plan, PLATFORM, [cut_stage(graph, s.operators) for s in plan.stages]):
         found = {t for i in indices for t in inner_tensors(graph, plan.stages[i].operators)}
-        assert found <= handed_out if len(indices) > 1 else not found & handed_out, lane
+        assert found <= handed_out if len(indices) > 1 else not found & handed_out, processor
     assert session.deploy(folder, graph, plan).identical
 
 
@@ -193,7 +193,7 @@ def all_kinds(all_sizes: None, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.litert
 @pytest.mark.usefixtures("all_sizes")
 @pytest.mark.parametrize("name", ZOO)
-def test_models_of_the_zoo_compute_the_same_on_one_lane(session: LitertSession, name: str, tmp_path: Path) -> None:
+def test_models_of_the_zoo_compute_the_same_on_one_processor(session: LitertSession, name: str, tmp_path: Path) -> None:
     graph = load(name)
     count = len(graph.operators)
     for parts in (2, 5):
@@ -210,9 +210,11 @@ def test_whatever_is_handed_out_makes_no_difference(session: LitertSession, name
 
 
 @pytest.mark.litert
-def test_two_lanes_that_take_turns_compute_the_same(session: LitertSession, squeezenet: Graph, tmp_path: Path) -> None:
-    lanes = [SINGLES[0], SINGLES[-1]] * 3
-    agrees(session, squeezenet, chain_plan(squeezenet, [5, 11, 19, 25, 32], lanes), tmp_path)
+def test_two_processors_that_take_turns_compute_the_same(
+    session: LitertSession, squeezenet: Graph, tmp_path: Path
+) -> None:
+    processors = [SINGLES[0], SINGLES[-1]] * 3
+    agrees(session, squeezenet, chain_plan(squeezenet, [5, 11, 19, 25, 32], processors), tmp_path)
 
 
 @pytest.mark.litert
@@ -235,7 +237,9 @@ def test_files_keep_their_outputs_and_their_runner_uses_as_little_memory(
     for index, stage in enumerate(plan.stages):
         file = read_model(tmp_path / f"stage_{index}.tflite")
         assert len(file.outputs) == len(squeezenet.boundary(stage.operators).outputs)
-    graph, apart, _ = told_apart(deployment, compiled_together(deployment.plan, deployment.platform, deployment.stages))
+    graph, apart, _ = with_inner_tensors(
+        deployment, compiled_together(deployment.plan, deployment.platform, deployment.stages)
+    )
     assert [o.kind for o in graph.operators] == [o.kind for o in squeezenet.operators]
     assert [s.operators for s in apart.stages] == [s.operators for s in plan.stages]
     with closing(loaded(session, squeezenet, plan)) as candidate, PlanRunner(tmp_path) as runner:

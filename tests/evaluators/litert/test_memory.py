@@ -1,4 +1,4 @@
-"""A session over many models gives back what the earlier ones needed, in its own process and in the lanes'."""
+"""A session over many models gives back what the earlier ones needed, in its own process and in its workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.models.litert_loading import loaded
 
 pytestmark = pytest.mark.litert
 
-LANE = "cpu0"
+PROCESSOR = "cpu0"
 MODELS, OPERATORS = 5, 8
 
 
@@ -42,18 +42,18 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> list[Graph]:
 @pytest.fixture
 def session(graphs: list[Graph]) -> Iterator[LitertSession]:
     """Has room for the two largest models."""
-    platform = Platform("here", (make_processor(LANE),))
-    lanes = Workers(platform)
-    opened = LitertSession(platform, lanes, 2 * max(map(largest, graphs)))
+    platform = Platform("here", (make_processor(PROCESSOR),))
+    processors = Workers(platform)
+    opened = LitertSession(platform, processors, 2 * max(map(largest, graphs)))
     try:
         yield opened
     finally:
         opened.close()
-        lanes.close()
+        processors.close()
 
 
 def shared_nbytes(session: LitertSession) -> int:
-    """Return the shared memory that the lane has mapped."""
+    """Return the shared memory that the worker process has mapped."""
     (pid,) = session._workers.processes()
     lines = Path(f"/proc/{pid}/smaps").read_text().splitlines()
     arenas = [i for i, line in enumerate(lines) if "/memfd:arena-" in line]
@@ -62,7 +62,7 @@ def shared_nbytes(session: LitertSession) -> int:
 
 def visit(session: LitertSession, graph: Graph) -> None:
     for cuts in (every_layer(graph)[:0], every_layer(graph)):
-        plan = chain_plan(graph, cuts, [LANE] * (len(cuts) + 1))
+        plan = chain_plan(graph, cuts, [PROCESSOR] * (len(cuts) + 1))
         with closing(session.load(graph, plan)) as candidate:
             candidate.run(1)
 
@@ -83,7 +83,7 @@ def test_many_models_do_not_pile_up(session: LitertSession, graphs: list[Graph])
 
 def test_a_model_that_is_held_stays_and_one_that_went_comes_back(session: LitertSession, graphs: list[Graph]) -> None:
     first = graphs[0]
-    held = loaded(session, first, chain_plan(first, (), [LANE]))
+    held = loaded(session, first, chain_plan(first, (), [PROCESSOR]))
     held.run(1)
     before = [array.copy() for array in held.outputs()]
     for graph in graphs[1:]:
@@ -93,7 +93,7 @@ def test_a_model_that_is_held_stays_and_one_that_went_comes_back(session: Litert
     held.close()
     for graph in (*graphs[1:], first):
         visit(session, graph)
-    with closing(loaded(session, first, chain_plan(first, (), [LANE]))) as again:
+    with closing(loaded(session, first, chain_plan(first, (), [PROCESSOR]))) as again:
         again.run(1)
         assert all(np.array_equal(a, b) for a, b in zip(before, again.outputs(), strict=True))
         agreement = again.verify()

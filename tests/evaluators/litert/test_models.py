@@ -27,12 +27,12 @@ from tests.support.sentences import fails
 pytestmark = pytest.mark.litert
 
 PLATFORM = local_platform()
-LANE = next(p.name for p in PLATFORM.processors if len(p.options["cores"]) == 1)
+PROCESSOR = next(p.name for p in PLATFORM.processors if len(p.options["cores"]) == 1)
 
 
 @pytest.fixture
 def session() -> Iterator[LitertSession]:
-    with LitertEvaluator().prepare(PLATFORM.restrict([LANE])) as opened:
+    with LitertEvaluator().prepare(PLATFORM.restrict([PROCESSOR])) as opened:
         yield opened
 
 
@@ -55,7 +55,7 @@ def test_models_of_one_structure_keep_their_own_weights(
     outputs = []
     for graph in (squeezenet, other, squeezenet):
         for cuts in ((), (10, 20)):
-            with closing(loaded(session, graph, chain_plan(graph, cuts, [LANE] * (len(cuts) + 1)))) as candidate:
+            with closing(loaded(session, graph, chain_plan(graph, cuts, [PROCESSOR] * (len(cuts) + 1)))) as candidate:
                 candidate.run(1)
                 outputs.append(candidate.outputs()[0])
                 agreement = candidate.verify()
@@ -70,37 +70,37 @@ def test_stages_that_were_cut_do_not_pile_up(
 ) -> None:
     monkeypatch.setattr(stages, "_MOST_CUT", 4)
     for cut in (5, 10, 15, 20, 5):
-        session.load(squeezenet, chain_plan(squeezenet, [cut], [LANE] * 2)).close()
+        session.load(squeezenet, chain_plan(squeezenet, [cut], [PROCESSOR] * 2)).close()
         assert len(session._stages._cut) <= 4
 
 
 def test_a_session_tells_its_conditions(session: LitertSession, squeezenet: Graph) -> None:
     assert session.capabilities.conditions
-    session.load(squeezenet, chain_plan(squeezenet, [], [LANE])).close()
+    session.load(squeezenet, chain_plan(squeezenet, [], [PROCESSOR])).close()
     found = session.conditions()
     assert found["versions"].keys() == {"ai-edge-litert"}
-    assert session._workers.processes() == [session._workers._running[LANE].pid]
+    assert session._workers.processes() == [session._workers._running[PROCESSOR].pid]
 
 
-def test_a_lane_that_was_stopped_between_two_stages_is_to_blame(squeezenet: Graph) -> None:
-    lanes = [p.name for p in PLATFORM.processors if len(p.options["cores"]) == 1][:2]
-    if len(lanes) < 2:
+def test_a_worker_that_was_stopped_between_two_stages_is_to_blame(squeezenet: Graph) -> None:
+    processors = [p.name for p in PLATFORM.processors if len(p.options["cores"]) == 1][:2]
+    if len(processors) < 2:
         pytest.skip("needs two cores")
-    with LitertEvaluator().prepare(PLATFORM.restrict(lanes)) as session:
-        candidate = loaded(session, squeezenet, chain_plan(squeezenet, [10], lanes))
+    with LitertEvaluator().prepare(PLATFORM.restrict(processors)) as session:
+        candidate = loaded(session, squeezenet, chain_plan(squeezenet, [10], processors))
         times = np.zeros((5, 2, 2), np.int64)
-        times[:3] = 7  # three inferences are over, and the last lane had written down its end when it was stopped
-        for stopped, number in ((lanes[1], 1), (lanes[0], 0)):
-            error = WorkerError(lanes[0], "gave no answer", fatal=True, silent=lanes, stopped=[stopped])
+        times[:3] = 7  # three inferences are over, and the last processor had written down its end when it was stopped
+        for stopped, number in ((processors[1], 1), (processors[0], 0)):
+            error = WorkerError(processors[0], "gave no answer", fatal=True, silent=processors, stopped=[stopped])
             text = blamed(error, times, candidate.plan, candidate._schedule)
             assert text.startswith(f"processor {stopped!r} gave no answer in stage {number} ")
-        own = WorkerError(lanes[0], "LiteRT failed in stage 1: status 5", fatal=True, told=True)
+        own = WorkerError(processors[0], "LiteRT failed in stage 1: status 5", fatal=True, reported=True)
         assert blamed(own, times, candidate.plan, candidate._schedule) == own.what, "it knows best"
-        pid = session._workers._running[lanes[1]].pid
+        pid = session._workers._running[processors[1]].pid
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(WorkerError) as caught:
-            session._workers.ask(lanes[1], Request({"op": "arena", "id": -1, "nbytes": 0}), 0.3)
-        assert caught.value.stopped == (lanes[1],)
+            session._workers.ask(processors[1], Request({"op": "arena", "id": -1, "nbytes": 0}), 0.3)
+        assert caught.value.stopped == (processors[1],)
 
 
 def test_a_device_that_is_only_described_cannot_be_measured() -> None:

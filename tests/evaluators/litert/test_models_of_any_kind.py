@@ -1,7 +1,8 @@
-"""Plans of models with state, subgraphs, signatures and odd outputs run in lanes and agree with the whole."""
+"""Plans of models with state, subgraphs, signatures and odd outputs run in stages and agree with the whole."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -22,13 +23,13 @@ from search_spaces.models.litert import read_model
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.cuts import every_layer
 from tests.search_spaces.models.test_shapes import flattening
-from tests.support.models.litert_loading import agrees, litert_lanes, loaded
+from tests.support.models.litert_loading import agrees, litert_processors, loaded
 from tests.support.models.stage_models import calling, counter
 from tests.support.models.tflite_models import SHAPE, Net, nets, with_signature
 from tests.support.sentences import fails
 
 pytestmark = pytest.mark.litert
-PLATFORM = litert_lanes()
+PLATFORM = litert_processors()
 NAMES = [p.name for p in PLATFORM.processors]
 
 
@@ -38,13 +39,17 @@ def session() -> Iterator[LitertSession]:
         yield session
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("lanes")
+_NUMBERS = itertools.count()  # of drawn models
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder in which no file is written twice: the session reads weights from the file that it met first."""
+    return tmp_path
 
 
 def apart(graph: Graph) -> Plan:
-    """Every operator a stage, on all lanes in turns."""
+    """Every operator a stage, on all processors in turns."""
     count = len(graph.operators)
     return chain_plan(graph, every_layer(graph), [NAMES[i % len(NAMES)] for i in range(count)])
 
@@ -52,7 +57,7 @@ def apart(graph: Graph) -> Plan:
 @given(net=nets())
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_drawn_models_cut_at_every_layer(session: LitertSession, folder: Path, net: Net) -> None:
-    graph = read_model(net.write(folder / "m.tflite"))
+    graph = read_model(net.write(folder / f"{next(_NUMBERS)}.tflite"))
     agrees(session, graph, apart(graph))
 
 
@@ -146,13 +151,13 @@ def test_a_stage_without_inputs(session: LitertSession, folder: Path) -> None:
     agrees(session, graph, apart(graph))
 
 
-def test_stages_on_the_lanes_in_any_order(session: LitertSession, folder: Path) -> None:
+def test_stages_on_the_processors_in_any_order(session: LitertSession, folder: Path) -> None:
     @given(st.data())
     @settings(max_examples=10, deadline=None)
     def law(data: st.DataObject) -> None:
-        graph = read_model(data.draw(nets()).write(folder / "drawn.tflite"))
+        graph = read_model(data.draw(nets()).write(folder / f"{next(_NUMBERS)}.tflite"))
         cuts = sorted(data.draw(st.sets(st.sampled_from(every_layer(graph) or (0,))))) if every_layer(graph) else []
-        lanes = [data.draw(st.sampled_from(NAMES)) for _ in range(len(cuts) + 1)]
-        agrees(session, graph, chain_plan(graph, cuts, lanes))
+        processors = [data.draw(st.sampled_from(NAMES)) for _ in range(len(cuts) + 1)]
+        agrees(session, graph, chain_plan(graph, cuts, processors))
 
     law()

@@ -15,16 +15,16 @@ from search_spaces.core.graph import Graph
 from search_spaces.models.cache import ENVIRONMENT
 from search_spaces.spaces.chain import chain_plan
 from tests.support.disks import small_disk
-from tests.support.models.litert_loading import agrees, litert_lanes
+from tests.support.models.litert_loading import agrees, litert_processors
 
 pytestmark = pytest.mark.litert
 
-PLATFORM = litert_lanes()
-LANES = [p.name for p in PLATFORM.processors]
+PLATFORM = litert_processors()
+PROCESSORS = [p.name for p in PLATFORM.processors]
 
 
 def works(session: LitertSession, graph: Graph) -> None:
-    agrees(session, graph, chain_plan(graph, [5, 20], [LANES[0], LANES[-1], LANES[0]]))
+    agrees(session, graph, chain_plan(graph, [5, 20], [PROCESSORS[0], PROCESSORS[-1], PROCESSORS[0]]))
 
 
 def small_file(content: bytes) -> Callable[[Path], None]:

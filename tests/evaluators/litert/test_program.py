@@ -1,4 +1,4 @@
-"""Who waits for whom, and where tensors lie: laws over random graphs, plans and lanes. No runtime is needed."""
+"""Who waits for whom, and where tensors lie: laws over random graphs, plans and processors. No runtime is needed."""
 
 from __future__ import annotations
 
@@ -33,14 +33,16 @@ def dependencies(graph: Graph, plan: Plan) -> set[tuple[int, int]]:
 
 
 def exclusions(plan: Plan, platform: Platform) -> set[tuple[int, int]]:
-    lanes = [platform[stage.processor] for stage in plan.stages]
+    processors = [platform[stage.processor] for stage in plan.stages]
     return {
-        (a, b) for a, b in combinations(range(len(lanes)), 2) if lanes[a] == lanes[b] or lanes[a].excludes(lanes[b])
+        (a, b)
+        for a, b in combinations(range(len(processors)), 2)
+        if processors[a] == processors[b] or processors[a].excludes(processors[b])
     }
 
 
 def certain(order: Schedule, edges: tuple[Edge, ...], count: int) -> list[set[int]]:
-    """Return for each stage what is over before it starts, from the lanes' order and the edges alone."""
+    """Return for each stage what is over before it starts, from the processors' order and the edges alone."""
     direct: list[set[int]] = [set() for _ in range(count)]
     for stages in order.stages.values():
         for earlier, later in combinations(stages, 2):
@@ -75,7 +77,7 @@ def test_no_edge_is_implied_by_the_others(case: Case) -> None:
 
 
 @given(cases())
-def test_lanes_keep_the_order_of_the_plan_and_never_spin_on_the_core_they_wait_for(case: Case) -> None:
+def test_processors_keep_the_order_of_the_plan_and_never_spin_on_the_core_they_wait_for(case: Case) -> None:
     graph, plan, platform = case
     order = schedule(graph, plan, platform)
     assert sorted(i for stages in order.stages.values() for i in stages) == list(range(len(plan.stages)))
@@ -95,7 +97,7 @@ def test_lanes_keep_the_order_of_the_plan_and_never_spin_on_the_core_they_wait_f
     for edge in order.all_edges()[len(order.edges) :]:
         waits = leader if edge.after == -1 else next(n for n, stages in order.stages.items() if edge.after in stages)
         rest = [platform[stage.processor] for stage in plan.stages[order.stages[waits][-1] + 1 :]]
-        assert (edge.spin_ns == 0) == any(platform[waits].excludes(lane) for lane in rest)
+        assert (edge.spin_ns == 0) == any(platform[waits].excludes(processor) for processor in rest)
 
 
 class Memory:
@@ -120,7 +122,7 @@ class Memory:
 
 
 def execute(case: Case, order: Schedule, memory: Memory, chance: random.Random) -> None:
-    """Run a plan in one of the orders that lanes and edges allow; writes begin with a stage and reads end with it."""
+    """Run a plan in an order that processors and edges allow; a stage writes from its start and reads to its end."""
     graph, plan, platform = case
     queues = {name: list(stages) for name, stages in order.stages.items()}
     borders = [graph.boundary(stage.operators) for stage in plan.stages]
@@ -129,9 +131,9 @@ def execute(case: Case, order: Schedule, memory: Memory, chance: random.Random) 
     while len(done) < len(plan.stages):
         startable = [
             queue[0]
-            for lane, queue in queues.items()
+            for processor, queue in queues.items()
             if queue
-            and not any(plan.stages[r].processor == lane for r in running)
+            and not any(plan.stages[r].processor == processor for r in running)
             and all(e.before in done for e in order.edges if e.after == queue[0])
         ]
         assert startable or running, "the lanes wait for each other"
@@ -142,9 +144,9 @@ def execute(case: Case, order: Schedule, memory: Memory, chance: random.Random) 
             running.remove(stage)
             done.add(stage)
             continue
-        lane = platform[plan.stages[stage].processor]
-        assert not any(lane.excludes(platform[plan.stages[r].processor]) for r in running)
-        queues[lane.name].pop(0)
+        processor = platform[plan.stages[stage].processor]
+        assert not any(processor.excludes(platform[plan.stages[r].processor]) for r in running)
+        queues[processor.name].pop(0)
         running.append(stage)
         assert all(memory.holds(t) for t in borders[stage].inputs)
         for tensor in borders[stage].outputs:

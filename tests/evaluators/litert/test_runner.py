@@ -115,7 +115,7 @@ def test_wrong_inputs_are_one_line(runner: PlanRunner, inputs: Any, statement: s
     assert "\n" not in str(caught.value)
 
 
-def test_it_goes_on_after_a_lane_died(folder: Path) -> None:
+def test_it_goes_on_after_a_worker_died(folder: Path) -> None:
     with PlanRunner(folder) as runner:
         runner.run_seeded()
         os.kill(next(iter(runner._workers._running.values())).pid, 9)

@@ -1,10 +1,10 @@
-"""Plans run by LiteRT on this machine's cores: what they compute, when, where, and what happens when a lane dies."""
+"""Plans run by LiteRT on this machine's cores: what they compute, when, where, and what a dead worker does."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from evaluators.base import Evaluator
 from evaluators.contract import check_timeline
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.litert.workers import Workers
+from evaluators.measurement.foreground import Foreground
 from evaluators.testing import EvaluatorContract
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage
@@ -22,12 +23,12 @@ from search_spaces.core.platform import Platform
 from search_spaces.models import load
 from search_spaces.spaces.chain import chain_plan
 from tests.support import strategies
-from tests.support.models.litert_loading import agrees, loaded, pid_of, single_cores, three_lanes
+from tests.support.models.litert_loading import agrees, loaded, pid_of, single_cores, three_processors
 
 pytestmark = pytest.mark.litert
 
-PLATFORM = three_lanes()
-LANES = [p.name for p in PLATFORM.processors]
+PLATFORM = three_processors()
+PROCESSORS = [p.name for p in PLATFORM.processors]
 SINGLES = single_cores(PLATFORM)
 two_cores = pytest.mark.skipif(len(SINGLES) < 2, reason="needs two cores")
 
@@ -54,7 +55,7 @@ class TestLitert(EvaluatorContract):
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_any_plan_on_any_lanes_computes_what_the_whole_model_computes(
+def test_any_plan_on_any_processors_computes_what_the_whole_model_computes(
     data: st.DataObject, session: LitertSession, squeezenet: Graph, mobilenet: Graph
 ) -> None:
     graph = data.draw(st.sampled_from([squeezenet, mobilenet]))
@@ -71,8 +72,27 @@ def test_any_plan_on_any_lanes_computes_what_the_whole_model_computes(
         assert agreement.identical
 
 
+def test_runs_hold_their_cores_and_come_first_once_one_has_ended(
+    session: LitertSession, squeezenet: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[set[str], bool]] = []
+    original = Foreground.holding
+
+    def holding(self: Foreground, resources: Iterable[str], *, first: bool = True) -> AbstractContextManager[None]:
+        names = set(resources)
+        found.append((names, first))
+        return original(self, names, first=first)
+
+    monkeypatch.setattr(Foreground, "holding", holding)
+    name = PROCESSORS[0]
+    with closing(session.load(squeezenet, chain_plan(squeezenet, (), [name]), fresh=True)) as candidate:
+        candidate.run(1)
+        candidate.run(2)
+    assert found == [(set(PLATFORM[name].resources), False), (set(PLATFORM[name].resources), True)]
+
+
 def test_a_plan_whose_outputs_are_wrong_is_noticed(session: LitertSession, squeezenet: Graph) -> None:
-    plan = chain_plan(squeezenet, [5], [LANES[-1]] * 2)
+    plan = chain_plan(squeezenet, [5], [PROCESSORS[-1]] * 2)
     with closing(loaded(session, squeezenet, plan)) as candidate:
         candidate.run(1)
         output = squeezenet.outputs[0]
@@ -84,7 +104,7 @@ def test_a_plan_whose_outputs_are_wrong_is_noticed(session: LitertSession, squee
 
 
 def branches(graph: Graph, first: str, second: str) -> Plan:
-    """Run the two largest operators that read one tensor at the same time, as far as the lanes allow."""
+    """Run the two largest operators that read one tensor at the same time, as far as the processors allow."""
     pair = max(
         (readers for readers in graph.consumers.values() if len(readers) == 2),
         key=lambda readers: sum(graph.tensors[t].nbytes for o in readers for t in graph.operators[o].outputs),
@@ -93,7 +113,7 @@ def branches(graph: Graph, first: str, second: str) -> Plan:
     before, after = range(pair[0]), range(pair[1] + 1, count)
     assert pair[1] == pair[0] + 1
     stages = ((tuple(before), first), ((pair[0],), first), ((pair[1],), second), (tuple(after), first))
-    return Plan(graph.digest, tuple(Stage(operators, lane) for operators, lane in stages))
+    return Plan(graph.digest, tuple(Stage(operators, processor) for operators, processor in stages))
 
 
 def overlap_s(session: LitertSession, graph: Graph, plan: Plan) -> list[float]:
@@ -119,13 +139,13 @@ def test_independent_branches_on_two_cores_run_at_the_same_time(session: LitertS
 
 
 @two_cores
-def test_lanes_that_share_a_core_take_turns(session: LitertSession, squeezenet: Graph) -> None:
-    together, alone = LANES[0], SINGLES[0]
+def test_processors_that_share_a_core_take_turns(session: LitertSession, squeezenet: Graph) -> None:
+    together, alone = PROCESSORS[0], SINGLES[0]
     for pair in ((together, alone), (alone, together)):
         assert max(overlap_s(session, squeezenet, branches(squeezenet, *pair))) <= 0
 
 
-def test_every_thread_of_a_lane_stays_on_its_cores_and_threads_share_none(
+def test_every_thread_of_a_processor_stays_on_its_cores_and_threads_share_none(
     session: LitertSession, squeezenet: Graph
 ) -> None:
     for processor in PLATFORM.processors:
@@ -143,15 +163,15 @@ def test_every_thread_of_a_lane_stays_on_its_cores_and_threads_share_none(
 @two_cores
 def test_a_plan_that_meets_at_hundreds_of_edges(session: LitertSession, mobilenet: Graph) -> None:
     count = len(mobilenet.operators)
-    lanes = [SINGLES[i % 2] for i in range(count)]
-    agrees(session, mobilenet, chain_plan(mobilenet, range(1, count), lanes))
+    processors = [SINGLES[i % 2] for i in range(count)]
+    agrees(session, mobilenet, chain_plan(mobilenet, range(1, count), processors))
 
 
 def test_stages_are_shared_and_the_least_recently_used_go_first(squeezenet: Graph) -> None:
     limit_nbytes = 4_000_000
-    lanes = Workers(PLATFORM)
-    lane = SINGLES[0]
-    session = LitertSession(PLATFORM, lanes, limit_nbytes)
+    processors = Workers(PLATFORM)
+    processor = SINGLES[0]
+    session = LitertSession(PLATFORM, processors, limit_nbytes)
     try:
         entries = session._stages._entries
 
@@ -161,11 +181,11 @@ def test_stages_are_shared_and_the_least_recently_used_go_first(squeezenet: Grap
         def used() -> list[int]:
             return [e.number for e in entries.values() if e.users and not e.owner]
 
-        first = chain_plan(squeezenet, [10], [lane] * 2)
+        first = chain_plan(squeezenet, [10], [processor] * 2)
         held = session.load(squeezenet, first)
         kept = used()
         for cut in (3, 12, 20, 28, 35):
-            with closing(session.load(squeezenet, chain_plan(squeezenet, [cut], [lane] * 2))) as candidate:
+            with closing(session.load(squeezenet, chain_plan(squeezenet, [cut], [processor] * 2))) as candidate:
                 candidate.run(1)
                 assert set(used()) >= set(kept)  # in use: never thrown out
             assert unused() <= limit_nbytes
@@ -181,14 +201,14 @@ def test_stages_are_shared_and_the_least_recently_used_go_first(squeezenet: Grap
         assert all(e.users == 0 for e in entries.values())
     finally:
         session.close()
-        lanes.close()
+        processors.close()
 
 
-@pytest.mark.parametrize("lanes", [[SINGLES[0]] * 4, SINGLES[:2] * 2 if len(SINGLES) > 1 else [SINGLES[0]] * 4])
+@pytest.mark.parametrize("processors", [[SINGLES[0]] * 4, SINGLES[:2] * 2 if len(SINGLES) > 1 else [SINGLES[0]] * 4])
 def test_an_inference_over_its_limit_is_broken_off_and_the_next_one_is_whole(
-    squeezenet: Graph, lanes: list[str]
+    squeezenet: Graph, processors: list[str]
 ) -> None:
-    plan = chain_plan(squeezenet, (10, 20, 30), lanes)
+    plan = chain_plan(squeezenet, (10, 20, 30), processors)
     with LitertEvaluator().prepare(PLATFORM) as session, closing(session.load(squeezenet, plan)) as candidate:
         whole = candidate.run(3)
         limit_s = float(whole.stage_s[:, 0].max()) * 1e-3

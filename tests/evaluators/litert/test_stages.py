@@ -61,7 +61,7 @@ def identical(a: Arrays, b: Arrays) -> bool:
     )
 
 
-LANE = Platform("one", (strategies.one_core(0),))
+PROCESSOR = Platform("one", (strategies.one_core(0),))
 
 
 @pytest.mark.parametrize("name", ["squeezenet", "mobilenet"])
@@ -72,7 +72,7 @@ def test_files_stage_after_stage_compute_what_the_model_computes(
     inputs, wanted = whole(graph)
 
     @settings(max_examples=8)
-    @given(st.one_of(strategies.placements(graph, LANE), strategies.chains(graph, LANE)))
+    @given(st.one_of(strategies.placements(graph, PROCESSOR), strategies.chains(graph, PROCESSOR)))
     def check(plan: Any) -> None:
         stages = []
         for stage in plan.stages:
@@ -98,7 +98,7 @@ def test_a_header_before_the_whole_file_is_the_stage(data: st.DataObject, squeez
     graph = squeezenet
     assert graph.source is not None
     inputs, wanted = whole(graph)
-    plan = data.draw(strategies.placements(graph, LANE))
+    plan = data.draw(strategies.placements(graph, PROCESSOR))
     content = graph.source.path.read_bytes()
     stages = []
     for stage in plan.stages:

@@ -1,4 +1,4 @@
-"""A lane's steps in stretches: none is lost, lanes still meet where they must, and times are written down."""
+"""Uninterrupted runs of stages: none is lost, processors still meet where they must, and times are written down."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_times_are_written_down_and_what_takes_too_long_is_broken_off() -> None:
         on_cpu([steps[0], Step(1, Handle, 7, (), (), (), ())], log)(1, NO_LIMIT_NS)  # type: ignore[arg-type]
 
 
-def test_a_lane_without_a_limit_writes_times_down_before_it_waits_and_at_the_end() -> None:
+def test_a_processor_without_a_limit_writes_times_down_before_it_waits_and_at_the_end() -> None:
     class Handle:
         handle = None
         failing = -1
@@ -65,7 +65,7 @@ def test_a_lane_without_a_limit_writes_times_down_before_it_waits_and_at_the_end
             return int(signature == cls.failing)
 
     class Meeting:
-        """A meeting that the other lane comes to late, or has been at."""
+        """A meeting that the other processor comes to late, or has been at."""
 
         def __init__(self, *, late: bool) -> None:
             self.late, self.seen = late, [0]

@@ -60,8 +60,8 @@ def test_software_adapters_do_not_sleep() -> None:
     hard = Processor("gpu", "gpu", {}, "H200:f16", {"adapter": "H200"})
     soft = Processor("soft", "gpu", {}, "Soft:f32", {"adapter": "Soft", "software": True})
     core = Processor("cpu0", "cpu", {}, "core", {"cores": (0,), "threads": 1})
-    assert waking.sleepers([core, soft]) == ()
-    assert waking.sleepers([hard, core, hard]) == ("H200",)
+    assert waking.throttled_adapters([core, soft]) == ()
+    assert waking.throttled_adapters([hard, core, hard]) == ("H200",)
 
 
 def test_accelerators_are_what_is_no_cpu() -> None:

@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from evaluators.litert.session import LitertEvaluator, LitertSession
@@ -18,13 +19,13 @@ from evaluators.litert.workers import Workers
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.spaces.chain import chain_plan
-from tests.support.models.litert_loading import agrees, pid_of, signalled, single_cores, three_lanes
+from tests.support.models.litert_loading import agrees, pid_of, signalled, single_cores, three_processors
 from tests.support.sentences import fails
 
 pytestmark = pytest.mark.litert
 
-PLATFORM = three_lanes()
-LANES = [p.name for p in PLATFORM.processors]
+PLATFORM = three_processors()
+PROCESSORS = [p.name for p in PLATFORM.processors]
 SINGLES = single_cores(PLATFORM)
 
 
@@ -43,22 +44,22 @@ def alive(pid: int) -> bool:
 
 
 def works(session: LitertSession, graph: Graph) -> None:
-    agrees(session, graph, chain_plan(graph, [5, 20], [SINGLES[0], SINGLES[-1], LANES[0]]))
+    agrees(session, graph, chain_plan(graph, [5, 20], [SINGLES[0], SINGLES[-1], PROCESSORS[0]]))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=lambda n: signal.Signals(n).name)
 @pytest.mark.parametrize("which", [0, -1], ids=["leader", "other"])
-def test_a_lane_that_dies_in_the_middle_is_named_and_the_session_goes_on(
+def test_a_worker_that_dies_in_the_middle_is_named_and_the_session_goes_on(
     session: LitertSession, squeezenet: Graph, number: int, which: int
 ) -> None:
     plan = chain_plan(squeezenet, [5], [SINGLES[0], SINGLES[-1]])
-    lane = plan.stages[which].processor
+    processor = plan.stages[which].processor
     candidate = session.load(squeezenet, plan)
     candidate.run(1)
-    pid = pid_of(session, lane)
+    pid = pid_of(session, processor)
     with signalled(pid, number), pytest.raises(UnavailableError) as caught:
         candidate.run(2000)
-    assert lane in str(caught.value)
+    assert processor in str(caught.value)
     assert signal.Signals(number).name in str(caught.value)
     with fails(UnavailableError):
         candidate.run(1)
@@ -69,7 +70,7 @@ def test_a_lane_that_dies_in_the_middle_is_named_and_the_session_goes_on(
 
 
 @pytest.mark.parametrize("which", [0, -1], ids=["leader", "other"])
-def test_a_lane_that_stops_answering_is_given_up(
+def test_a_worker_that_stops_answering_is_given_up(
     session: LitertSession, squeezenet: Graph, which: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = chain_plan(squeezenet, [5], [SINGLES[0], SINGLES[-1]])
@@ -80,7 +81,7 @@ def test_a_lane_that_stops_answering_is_given_up(
         patch.setattr(Workers, "ask_all", lambda self, requests, _, *more: asked(self, requests, 0.5, *more))
         with signalled(pid, signal.SIGSTOP), fails(UnavailableError) as caught:
             candidate.run(2000)
-    assert any(lane in str(caught.value) for lane in SINGLES[:2])
+    assert any(processor in str(caught.value) for processor in SINGLES[:2])
     candidate.close()
     works(session, squeezenet)
     assert not alive(pid)
@@ -100,12 +101,12 @@ def test_the_fork_server_may_die_too(session: LitertSession, squeezenet: Graph) 
 
 def test_an_interrupt_in_the_middle_leaves_nothing_to_wait_for(session: LitertSession, squeezenet: Graph) -> None:
     candidate = session.load(squeezenet, chain_plan(squeezenet, [5], [SINGLES[0], SINGLES[-1]]))
-    candidate.run(1)
+    one_s = float(np.median(candidate.run(5).latency_s))
     begin_s = time.monotonic()
     with signalled(os.getpid(), signal.SIGINT), pytest.raises(KeyboardInterrupt):
-        candidate.run(2000)
+        candidate.run(100_000)
     candidate.close()
-    assert time.monotonic() - begin_s < 2.0
+    assert time.monotonic() - begin_s < 50_000 * one_s
     works(session, squeezenet)
 
 
@@ -145,16 +146,16 @@ def test_a_closed_session_leaves_no_process_no_file_and_no_memory(squeezenet: Gr
         with pytest.raises(UnavailableError), signalled(pid_of(session, SINGLES[0]), signal.SIGKILL):
             session.load(squeezenet, chain_plan(squeezenet, (), [SINGLES[0]])).run(5000)
         works(session, squeezenet)
-        lanes = [pid_of(session, name) for name in session._workers._running]
+        processors = [pid_of(session, name) for name in session._workers._running]
         assert children() - processes
     del session, opened, candidate
     gc.collect()
     assert open_files() == files
     assert children() == processes
-    assert not any(alive(pid) for pid in lanes)
+    assert not any(alive(pid) for pid in processors)
 
 
-def test_many_plans_do_not_pile_up_files_in_parent_or_lanes(session: LitertSession, squeezenet: Graph) -> None:
+def test_many_plans_do_not_pile_up_files_in_parent_or_processors(session: LitertSession, squeezenet: Graph) -> None:
     def count() -> list[int]:
         folders = [Path("/proc/self/fd"), *(Path(f"/proc/{pid_of(session, name)}/fd") for name in SINGLES[:2])]
         return [len(list(folder.iterdir())) for folder in folders]
@@ -171,8 +172,8 @@ def test_many_plans_do_not_pile_up_files_in_parent_or_lanes(session: LitertSessi
     for fresh in (False, True) * 4:
         cycle(fresh)
     gc.collect()
-    parent, *lanes = (now - then for now, then in zip(count(), before, strict=True))
-    assert not any(lanes)
+    parent, *processors = (now - then for now, then in zip(count(), before, strict=True))
+    assert not any(processors)
     assert parent < 8  # one each time would be 8; what earlier tests left in the background may open or close some
 
 
@@ -185,10 +186,10 @@ def test_a_load_that_fails_leaves_nothing_behind(
     before = open_files()
     asked = Workers.ask
 
-    def refuse(self: Workers, lane: str, request: Any, limit_s: float) -> dict[str, Any]:
-        if request.head["op"] == "compile" and lane == SINGLES[-1]:
+    def refuse(self: Workers, processor: str, request: Any, limit_s: float) -> dict[str, Any]:
+        if request.head["op"] == "compile" and processor == SINGLES[-1]:
             raise UnavailableError("refused for a test")
-        return asked(self, lane, request, limit_s)
+        return asked(self, processor, request, limit_s)
 
     for fresh in (False, True):
         with monkeypatch.context() as patch:

@@ -15,7 +15,7 @@ from evaluators.litert.processors import local_platform, make_processor
 from evaluators.litert.runner import WorkloadRunner
 from evaluators.litert.session import LitertEvaluator
 from evaluators.litert.workload import LitertWorkload
-from optimizer.workload.baselines import baseline_lanes, workload_baselines
+from optimizer.workload.baselines import baseline_processors, workload_baselines
 from search_spaces.core.errors import PlanError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import merge
@@ -29,7 +29,7 @@ from tests.support.sentences import fails
 pytestmark = pytest.mark.litert
 
 
-def lanes(run_s: float = 60.0) -> Platform:
+def processors(run_s: float = 60.0) -> Platform:
     found = local_platform()
     names = [p.name for p in found.processors if p.kind == "cpu"][:3]
     return replace(found, processors=tuple(make_processor(n) for n in names), limits=Limits(run_s=run_s))
@@ -42,8 +42,8 @@ def opened(
     """Open a session of one instance a graph, and return its space."""
     workload = Workload("test", clients)
     joined = merge("test", [(i.name, g) for i, g in zip(workload.instances, graphs, strict=True)])
-    space = WorkloadSpace(workload, joined, with_pools(lanes(run_s)), 3)
-    platform = baseline_lanes(space, threads=True)
+    space = WorkloadSpace(workload, joined, with_pools(processors(run_s)), 3)
+    platform = baseline_processors(space, threads=True)
     with LitertEvaluator().host(workload, joined, platform, "mean") as session:
         yield session, space
 

@@ -142,7 +142,7 @@ def test_disturbances_survive_a_file_and_add_up(a: float, b: float, c: int, d: f
     assert (found + found).lost_s == pytest.approx(2.0 * found.lost_s)
 
 
-def test_what_disturbed_is_told_and_what_did_not_is_not() -> None:
+def test_what_disturbed_is_reported_and_what_did_not_is_not() -> None:
     assert in_words(Disturbance(12.0, 8.16, 400), 3, 2) == [
         "other processes held the cores for 8.2 s in 12 s (34 %); 3 disturbed runs were repeated"
     ]

@@ -25,11 +25,12 @@ from optimizer.model.baselines import baselines
 from optimizer.study.drift_monitor import DriftMonitor
 from optimizer.study.history import History
 from optimizer.study.log import TrialLog
-from optimizer.study.loop import Loop, in_space
+from optimizer.study.loop import Loop
 from optimizer.study.verdict import FinalSettings, decide, finalists
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.spaces.chain import ChainSpace
+from search_spaces.spaces.space import in_space
 
 GRAPH = example_graph(6)
 NOISE = Noise(run=0.01, spike_share=0.03)
@@ -165,7 +166,7 @@ def test_a_probe_settles_first() -> None:
 class Study:
     loop: Loop
     machine: Machine
-    told: list[str]
+    messages: list[str]
 
     @property
     def history(self) -> History:
@@ -178,7 +179,7 @@ class Study:
 
 
 def study(folder: Path, machine: Machine, budget: int = 40, seed: int = 0) -> Study:
-    told: list[str] = []
+    messages: list[str] = []
     folder.mkdir(exist_ok=True)
     log, contents = TrialLog.open(folder / "trials.jsonl")
     with log, EVALUATOR.prepare(PLATFORM) as inner:
@@ -200,10 +201,10 @@ def study(folder: Path, machine: Machine, budget: int = 40, seed: int = 0) -> St
             predict=lambda plan: EVALUATOR.true_latency_s(GRAPH, plan),
             notify=lambda trial: monitor.after(trial),  # noqa: PLW0108 - it is made below
         )
-        monitor = DriftMonitor(session, GRAPH, history, log, RunFilter(), told.append)
+        monitor = DriftMonitor(session, GRAPH, history, log, RunFilter(), messages.append)
         monitor.restore(contents.records)
         loop.run()
-    return Study(loop, machine, told)
+    return Study(loop, machine, messages)
 
 
 def true_s(plan: Plan) -> float:
@@ -221,7 +222,7 @@ def test_a_steady_machine_is_probed_and_left_alone(tmp_path: Path) -> None:
     found = study(tmp_path, Machine())
     probes = found.records("speed")
     assert len(probes) >= 3
-    assert not found.told
+    assert not found.messages
     assert sum(each["spent_s"] for each in probes[1:]) <= SHARE * found.machine.spent_s
     assert probes[-1]["found"]["conditions"] == {"machine": "steady"}
     assert all(t.measurement is None or t.measurement.latency_s.conditions for t in found.history.trials)
@@ -234,7 +235,7 @@ def test_a_lasting_change_is_allowed_for(
 ) -> None:
     begin_s = begins * total_s(tmp_path_factory.mktemp("steady"))
     found = study(tmp_path_factory.mktemp("run"), Machine(lambda spent_s: factor if spent_s > begin_s else 1.0))
-    assert found.told
+    assert found.messages
     assert found.history.speed == pytest.approx(factor, rel=0.05)
     finalists_s = [true_s(t.plan) for t in finalists(found.history, {}, [], lambda _: True)[0]]
     # Whenever it was measured, the best that was tried is among those that are measured again.

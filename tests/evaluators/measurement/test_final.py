@@ -249,6 +249,40 @@ def test_a_machine_that_is_always_busy_still_gives_figures() -> None:
     assert found.ratio(1, 0).significant
 
 
+def test_rounds_in_a_burst_count_until_there_are_enough_without() -> None:
+    """Every other round falls into a burst in which one of two equal plans takes longer, now this one, now that."""
+    rng, shared, opened, rounds = np.random.default_rng(0), Shared(), [0], [0, 0]
+
+    class InABurst(Throttling):
+        def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+            batch = super().run(n, stop_above_s)
+            shared.runs += n
+            if self.open[0] % 2 == 0:
+                return batch
+            shared.waited_ns += n * 10**10
+            slow = 1.0 + 0.2 * rng.random()
+            return Batch(batch.latency_s * slow, batch.stage_s * slow)
+
+    def load(which: int) -> Load:
+        def made() -> Candidate:
+            opened[0] += 1
+            rounds[which] += 1
+            return InABurst(0.02 * math.exp(0.002 * rng.standard_normal()), [rounds[which] - 1])
+
+        return made
+
+    def counters() -> Counters:
+        return Counters(0.02 * shared.runs, {1: shared.waited_ns})
+
+    policy = replace(POLICY, min_rounds=24, max_rounds=24, max_s=1e3)
+    found = run_final([load(0), load(1)], policy, rng, counters=counters, watched=lambda f: f.measured)
+    counted = [sum(level is not None for level in standing.levels) for standing in found.standings]
+    assert counted == [12, 12], "the rounds in between"
+    ratio = found.ratio(0, 1)
+    assert ratio.high - ratio.low < 0.01
+    assert Final.from_json(found.to_json()).ratio(0, 1) == ratio
+
+
 @pytest.mark.parametrize("when", ["load", "run"])
 def test_a_plan_that_fails_leaves_the_others(when: str) -> None:
     rng, opened = np.random.default_rng(0), [0]

@@ -197,8 +197,8 @@ def test_names_that_lead_elsewhere_are_not_taken(
     with pytest.raises(UnavailableError):
         ours.call("Load", {**client, "model": name, "name": "m", "plan": plan}, 10.0)
     request = wire.packed({**client, "name": name})
-    (told,) = ours._channel.unary_stream(f"/{wire.SERVICE}/Fetch")(request, timeout=10.0)
-    assert told.startswith(b"E")
+    (reported,) = ours._channel.unary_stream(f"/{wire.SERVICE}/Fetch")(request, timeout=10.0)
+    assert reported.startswith(b"E")
     with pytest.raises(UnavailableError):  # nor by a client, whatever a device says
         ours.fetch(tmp_path, client["client"], {"name": name, "sha256": "a" * 64, "nbytes": 5})
     assert not list(tmp_path.iterdir())
@@ -225,8 +225,8 @@ class _Bomb:
 def test_code_is_not_run(agent: tuple[Agent, Served]) -> None:
     ours = connection(agent[1].address)
     for method in (*agent[0].methods, "Renew", "Has"):
-        told = ours._channel.unary_unary(f"/{wire.SERVICE}/{method}")(pickle.dumps(_Bomb()), timeout=10.0)
-        assert "JSON" in wire.unpacked(told)["error"]["what"]
+        reported = ours._channel.unary_unary(f"/{wire.SERVICE}/{method}")(pickle.dumps(_Bomb()), timeout=10.0)
+        assert "JSON" in wire.unpacked(reported)["error"]["what"]
     for module in sorted((Path(wire.__file__).parent).glob("*.py")):
         source = module.read_text()
         assert not any(word in source for word in ("pickle.", "import pickle", "eval(", "exec(", "yaml.load(")), module

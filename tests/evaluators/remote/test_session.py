@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ai_edge_litert import schema_py_generated as schema
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluators.base import Agreement, Batch, Candidate, Evaluator
+from evaluators.base import Agreement, Batch, Candidate, Evaluator, OutputError
 from evaluators.contract import EvaluatorContract
 from evaluators.litert.session import LitertEvaluator
 from evaluators.remote import wire
@@ -36,6 +37,7 @@ from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.workload_space import WorkloadSpace
+from tests.support.models.tflite_models import TYPES, Net
 from tests.support.remote_agents import agent_here, agent_process
 from tests.support.sentences import fails
 
@@ -70,8 +72,8 @@ def test_what_an_agent_measures_and_deploys_is_what_its_machine_does(tmp_path: P
         remote, here = evaluator_at(address), LitertEvaluator()
         platform = remote.platform()
         assert platform.processors == here.platform().processors
-        lanes = [remote.processor("cpu0"), remote.processor("cpu0:builtin")]
-        platform = replace(platform, processors=tuple(lanes))
+        processors = [remote.processor("cpu0"), remote.processor("cpu0:builtin")]
+        platform = replace(platform, processors=tuple(processors))
         plan = chain_plan(small, [5], ["cpu0", "cpu0:builtin"])
         with remote.prepare(platform) as session:
             with closing(session.load(small, plan)) as candidate:
@@ -93,14 +95,30 @@ def test_what_an_agent_measures_and_deploys_is_what_its_machine_does(tmp_path: P
 
 
 @pytest.mark.litert
+def test_inputs_that_fit_come_along_with_the_stage_files(tmp_path: Path) -> None:
+    net = Net()
+    x, count = net.input((1, 20)), net.input((), TYPES.INT32)
+    best = [net.tensor((1, 3)), net.tensor((1, 3), TYPES.INT32)]
+    net.op("TOPK_V2", [x, count], best, schema.TopKV2OptionsT())
+    graph = load(str(net.outputs(*best).write(tmp_path / "m.tflite")))
+    folder = tmp_path / "best"
+    folder.mkdir()
+    with agent_process(tmp_path / "device", "litert") as (_, address):
+        remote = evaluator_at(address)
+        with remote.prepare(replace(remote.platform(), processors=(remote.processor("cpu0"),))) as session:
+            assert session.deploy(folder, graph, chain_plan(graph, (), ["cpu0"])).accepted
+    assert main(["execute", str(folder / "plan.json"), "--json"]) == 0
+
+
+@pytest.mark.litert
 def test_several_models_are_hosted_on_a_device(tmp_path: Path) -> None:
     workload = Workload("w", (Client("a", "a", count=2), Client("b", "b", arrival=Arrival("closed", 2))))
     graphs = [load(name) for name in ("squeezenet1_1@0.25/64", "mobilenet_v1@0.25/32")]
     joined = merge("w", [(each.name, graphs[each.client]) for each in workload.instances])
     with agent_process(tmp_path / "device", "litert") as (_, address):
         remote = evaluator_at(address)
-        lanes = tuple(remote.processor(name) for name in ("cpu0", "cpu0:builtin"))
-        platform = with_pools(Platform("two", lanes))
+        processors = tuple(remote.processor(name) for name in ("cpu0", "cpu0:builtin"))
+        platform = with_pools(Platform("two", processors))
         space = WorkloadSpace(workload, joined, platform, 2)
         plan = space.plan_at(space.cardinality() // 2)
         with remote.host(workload, joined, platform, "mean") as session:
@@ -274,11 +292,11 @@ def test_batches_come_over_the_wire(latency_s: list[float], stages: int, errors:
 
 @given(st.floats(allow_nan=True), st.floats(min_value=0, allow_infinity=True))
 def test_agreements_come_over_the_wire(error: float, tolerance: float) -> None:
-    told = Agreement(False, error, error, tolerance, error, "y")
-    found = wire.agreement_from_json(wire.unpacked(wire.packed({"a": wire.agreement_to_json(told)}))["a"])
+    output = Agreement(False, error, error, tolerance, (OutputError("y", error, error),), (3, 100))
+    found = wire.agreement_from_json(wire.unpacked(wire.packed({"a": wire.agreement_to_json(output)}))["a"])
     assert found is not None
-    assert found.output == "y"
-    assert found.accepted == told.accepted or tolerance == float("inf")
+    assert (found.outputs[0].name, found.top1) == ("y", (3, 100))
+    assert found.accepted == output.accepted or tolerance == float("inf")
 
 
 def test_a_candidate_is_a_candidate(tmp_path: Path, small: Graph) -> None:

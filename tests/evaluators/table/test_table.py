@@ -49,6 +49,20 @@ networks:
 """
 
 
+STREAM = """
+name: stream
+unit: ms
+objective: latency
+devices: [{kind: cpu}, {kind: gpu}]
+transfers: [{from: cpu, to: gpu, takes: 1.0}]
+networks:
+  - name: net
+    operators:
+      - {name: first, times: {cpu: 2.0, gpu: 5.0}}
+      - {name: second, times: {cpu: 9.0, gpu: 3.0}}
+"""
+
+
 def _easy() -> Table:
     """Return a table in which every device takes every layer."""
     with TemporaryDirectory() as folder:
@@ -96,21 +110,23 @@ Several = tuple[ChainCosts, list[range], int | None, list[list[int]]]
 
 @st.composite
 def several(draw: st.DrawFn) -> Several:
-    """Draw costs of one or two networks on three lanes, of which two may exclude each other."""
+    """Draw costs of one or two networks on three processors, of which two may exclude each other."""
     lengths = draw(st.lists(st.integers(1, 3), min_size=1, max_size=2))
     networks = [range(sum(lengths[:i]), sum(lengths[: i + 1])) for i in range(len(lengths))]
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     shared = draw(st.booleans())
-    lanes = tuple(Processor(f"p{i}", "cpu", {"x": 1.0} if shared and i else {f"x{i}": 1.0}, f"p{i}") for i in range(3))
+    processors = tuple(
+        Processor(f"p{i}", "cpu", {"x": 1.0} if shared and i else {f"x{i}": 1.0}, f"p{i}") for i in range(3)
+    )
     count = sum(lengths)
     operator_s = np.asarray(rng.integers(1, 9, (3, count)) * 1e-3, dtype=np.float64)
-    hand_over_s = np.asarray(rng.integers(0, 5, (count, 3, 3)) * 1e-3 * (1 - np.eye(3)), dtype=np.float64)
+    transfer_s = np.asarray(rng.integers(0, 5, (count, 3, 3)) * 1e-3 * (1 - np.eye(3)), dtype=np.float64)
     memory = draw(st.sampled_from((None, 4.0, 100.0)))
     costs = ChainCosts(
-        Platform("p", lanes),
+        Platform("p", processors),
         operator_s,
         np.asarray(rng.integers(0, 3, 3) * 1e-3, dtype=np.float64),
-        hand_over_s,
+        transfer_s,
         rng.integers(0, 4, count).astype(float) if memory else None,
         np.full(3, memory) if memory else None,
     )
@@ -129,17 +145,17 @@ def _period_s(case: Several, word: tuple[int, ...]) -> float:
     for network in networks:
         parts, moved = 0, set()
         for operator in network:
-            lane = word[operator]
-            load[lane] += costs.operator_s[lane, operator]
-            kept[lane] += costs.operator_nbytes[operator] if costs.operator_nbytes is not None else 0.0
-            if all(word[e] != lane for e in reads[operator]):
+            processor = word[operator]
+            load[processor] += costs.operator_s[processor, operator]
+            kept[processor] += costs.operator_nbytes[operator] if costs.operator_nbytes is not None else 0.0
+            if all(word[e] != processor for e in reads[operator]):
                 parts += 1
-                load[lane] += costs.overhead_s[lane]
-            moved |= {(e, lane) for e in reads[operator] if word[e] != lane}
+                load[processor] += costs.overhead_s[processor]
+            moved |= {(e, processor) for e in reads[operator] if word[e] != processor}
         if most is not None and parts > most:
             return float("inf")
-        for written, lane in moved:
-            load[lane] += costs.hand_over_s[written + 1, word[written], lane]
+        for written, processor in moved:
+            load[processor] += costs.transfer_s[written + 1, word[written], processor]
     if costs.memory_bytes is not None and (kept > costs.memory_bytes).any():
         return float("inf")
     shared = costs.platform.processors[1].excludes(costs.platform.processors[2])
@@ -285,7 +301,9 @@ def test_a_model_that_fits_nowhere_whole_is_cut(tmp_path: Path, capsys: pytest.C
         ("networks:", "network:"),
     ],
 )
-def test_wrong_tables_are_told_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str) -> None:
+def test_wrong_tables_are_reported_by_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str
+) -> None:
     assert old in SMALL
     path = _written(tmp_path, SMALL.replace(old, new, 1))
     assert main(["solve", str(path)]) == 2
@@ -294,7 +312,7 @@ def test_wrong_tables_are_told_by_line(tmp_path: Path, capsys: pytest.CaptureFix
     says(error)
 
 
-def test_what_cannot_be_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tight = SMALL.replace("overhead: 0.1", "memory_bytes: 10")
     assert main(["solve", str(_written(tmp_path, tight))]) == 3
     says(capsys.readouterr().err)
@@ -326,11 +344,22 @@ def test_the_solver_is_an_extra(
     says(capsys.readouterr().err)
 
 
+def test_stages_of_a_stream_overlap(tmp_path: Path) -> None:
+    evaluator = TableEvaluator()
+    graph = evaluator.graph_of(str(_written(tmp_path, STREAM)))
+    with evaluator.prepare(evaluator.platform()) as session:
+        apart = session.load(graph, chain_plan(graph, (1,), ["cpu", "gpu"]))
+        assert apart.run(1).latency_s[0] == pytest.approx(6e-3)
+        assert apart.stream(2).latency_s.tolist() == pytest.approx([4e-3, 4e-3])  # the busier one: 3 ms and a transfer
+        whole = session.load(graph, chain_plan(graph, (), ["cpu"]))
+        assert whole.stream(1).latency_s[0] == pytest.approx(whole.run(1).latency_s[0])
+
+
 def test_costs_of_a_table_are_its_numbers(tmp_path: Path) -> None:
     table = read_table(_written(tmp_path))
     costs = table_costs(table, table.platform())
     assert costs.operator_s[:, 0].tolist() == pytest.approx([1e-3, 1e-3, 3e-3])
-    assert costs.hand_over_s[1, 0].tolist() == pytest.approx([0.0, 5e-4, 2.5e-4 + 5e-4])
+    assert costs.transfer_s[1, 0].tolist() == pytest.approx([0.0, 5e-4, 2.5e-4 + 5e-4])
 
 
 @settings(max_examples=25, deadline=None)
@@ -340,13 +369,13 @@ def test_one_part_for_each_device_is_what_brute_force_finds(
 ) -> None:
     rng = np.random.default_rng(seed)
     likes = ("big", "big", "little", "little")
-    lanes = tuple(Processor(f"{like}{i}", "cpu", {f"{like}{i}": 1.0}, like) for i, like in enumerate(likes))
+    processors = tuple(Processor(f"{like}{i}", "cpu", {f"{like}{i}": 1.0}, like) for i, like in enumerate(likes))
     kind = np.array([0, 0, 1, 1])
     own = rng.integers(1, 9, (2, count)) * 1e-3
     own[rng.random((2, count)) < 0.15] = np.inf
     between = rng.integers(0, 5, (count, 2, 2)) * 1e-3
     costs = ChainCosts(
-        Platform("p", lanes),
+        Platform("p", processors),
         np.asarray(own[kind], dtype=np.float64),
         np.asarray((rng.integers(0, 3, 2) * 1e-3)[kind], dtype=np.float64),
         np.asarray(between[:, kind][:, :, kind] * (1 - np.eye(4)), dtype=np.float64),
@@ -358,7 +387,7 @@ def test_one_part_for_each_device_is_what_brute_force_finds(
     for parts in range(1, min(most, count) + 1):
         for cuts in combinations(range(1, count), parts - 1):
             for word in permutations(range(4), parts):
-                plan = chain_plan(graph, cuts, [lanes[i].name for i in word])
+                plan = chain_plan(graph, cuts, [processors[i].name for i in word])
                 sizes = [costs.operator_nbytes[list(s.operators)].sum() for s in plan.stages]  # type: ignore[index]
                 if max(sizes) <= 6.0:
                     best = min(best, chain_cost(costs, plan, objective))

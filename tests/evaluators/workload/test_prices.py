@@ -15,7 +15,7 @@ from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Outcome, Request
 from evaluators.workload.prices import PriceTable, with_triples
 from evaluators.workload.setting import Setting
-from search_spaces.core.arrangement import RankSet
+from search_spaces.core.decoded_plan import RankSet
 from search_spaces.core.errors import RunFolderError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import merge
@@ -26,7 +26,7 @@ from search_spaces.models import load
 from tests.support.sentences import fails
 
 MODEL = "vgg11@0.25/32"
-LANES = [Processor(name, "cpu", {name: 1.0}, name) for name in ("good", "bad")]
+PROCESSORS = [Processor(name, "cpu", {name: 1.0}, name) for name in ("good", "bad")]
 TABLE = PriceTable(
     {"m": {"good": 2.0}},
     {"m": {"good": (1.0, 0.5)}},
@@ -37,13 +37,13 @@ TABLE = PriceTable(
 
 
 def alone(found: Setting, parts: Sequence[tuple[Graph, Sequence[int]]], runs: int) -> list[Outcome]:
-    """Run a model on lanes of which one has no memory left; every job takes a millisecond."""
-    lane = found.processors[found.clients[0].processors[0][0]]
-    if lane == "bad":
+    """Run a model on processors of which one has no memory left; every job takes a millisecond."""
+    processor = found.processors[found.clients[0].processors[0][0]]
+    if processor == "bad":
         raise UnavailableError("no memory is left")
     ((_, cuts),) = parts
     jobs = len(cuts) + 1
-    events = tuple(Event(i, lane, i * 1e-3, (i + 1) * 1e-3) for i in range(jobs))
+    events = tuple(Event(i, processor, i * 1e-3, (i + 1) * 1e-3) for i in range(jobs))
     request = Request(0.0, jobs * 1e-3, rejected=False, missed=False)
     return [Outcome(((request,),), jobs * 1e-3, Timeline(events))] * runs
 
@@ -52,32 +52,32 @@ def never(found: Setting, parts: Sequence[tuple[Graph, Sequence[int]]], runs: in
     pytest.fail("timed again")
 
 
-def test_a_lane_that_does_not_run_a_decomposed_model_is_told_and_the_others_are_timed() -> None:
+def test_a_processor_that_does_not_run_a_decomposed_model_is_reported_and_the_others_are_timed() -> None:
     graph = load(MODEL)
     workload = workload_of(MODEL)
-    lowerings = Lowerings(merge("one", [(workload.instances[0].name, graph)]), Platform("two", tuple(LANES)))
+    lowerings = Lowerings(merge("one", [(workload.instances[0].name, graph)]), Platform("two", tuple(PROCESSORS)))
     layers = [i for i, o in enumerate(graph.operators[1:], 1) if o.kind == "CONV_2D"][:2]
     first: RankSet = (LayerRanks(layers[0], 8, 8),)
     second: RankSet = (LayerRanks(layers[1], 8, 8),)
-    told: list[str] = []
+    messages: list[str] = []
     forgotten: list[Graph] = []
 
     def extended(table: PriceTable, sets: list[RankSet], timed: Any = alone) -> PriceTable:
-        told.clear()
+        messages.clear()
         forgotten.clear()
         grids = {graph.digest: sets}
-        return with_triples(table, [graph], grids, lowerings, LANES, timed, told.append, forgotten.append)
+        return with_triples(table, [graph], grids, lowerings, PROCESSORS, timed, messages.append, forgotten.append)
 
     empty = replace(TABLE, triple_s={})
     found = extended(empty, [first])
     assert {kind: set(times) for kind, times in found.triple_s[graph.digest].items()} == {"good": {str(first[0])}}
-    assert told[-1] == f"bad does not run choice 1 of {MODEL}: no memory is left"
+    assert messages[-1] == f"bad does not run choice 1 of {MODEL}: no memory is left"
     assert [g.digest for g in forgotten] == [lowerings.whole(graph, first)[0].digest]
     assert extended(found, [first], never) == found
-    assert told == []
+    assert messages == []
     more = extended(found, [first, second])
     assert set(more.triple_s[graph.digest]["good"]) == {str(first[0]), str(second[0])}
-    assert [text for text in told if text.startswith("timing")] == [
+    assert [text for text in messages if text.startswith("timing")] == [
         f"timing 1 convolutions of {MODEL} as triples, choice 2"
     ]
     assert lowerings.origin(lowerings.whole(graph, second)[0]) is graph
@@ -91,13 +91,13 @@ def test_prices_survive_their_log() -> None:
 
 @pytest.mark.parametrize("value", [5, None, [], "soon", {"m": None}, {"m": {"good": "soon"}}])
 @pytest.mark.parametrize("name", ["whole_s", "operator_s", "slowed", "triple_s"])
-def test_prices_that_are_not_nested_as_they_should_be_are_told(name: str, value: Any) -> None:
+def test_prices_that_are_not_nested_as_they_should_be_are_reported(name: str, value: Any) -> None:
     with fails(RunFolderError):
         PriceTable.from_json({**TABLE.to_json(), name: value})
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, None, "1", True, 10**400])
-def test_prices_that_are_no_times_are_told(value: Any) -> None:
+def test_prices_that_are_no_times_are_reported(value: Any) -> None:
     damaged: list[dict[str, Any]] = [
         {"whole_s": {"m": {"good": value}}},
         {"operator_s": {"m": {"good": [1.0, value]}}},

@@ -1,4 +1,4 @@
-"""Laws of the scheduler: lanes, exclusion, bounded queues, no starvation; and of what is simulated with it."""
+"""Laws of the scheduler: processors, exclusion, bounded queues, no starvation; and of what is simulated with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from search_spaces.core.platform import Platform, Processor
 from tests.support.sentences import fails
 
 NS = 1_000_000
-LANES = ("cpu", "cpu0", "cpu1")
+PROCESSORS = ("cpu", "cpu0", "cpu1")
 EXCLUDED = (0b111, 0b011, 0b101)  # cpu takes both cores
 PLATFORM = Platform(
     "two cores",
@@ -34,13 +34,13 @@ jobs = st.lists(st.sampled_from(((0,), (1,), (2,), (1, 2), (2, 1))), min_size=1,
 
 @st.composite
 def clients(draw: st.DrawFn) -> QueueClient:
-    lanes = draw(jobs)
+    processors = draw(jobs)
     requests = draw(st.integers(1, 4))
     closed = draw(st.booleans())
     releases = sorted(draw(st.lists(st.integers(0, 40), min_size=requests, max_size=requests)))
-    after = tuple(draw(st.integers(0, (1 << job) - 1)) for job in range(len(lanes)))
+    after = tuple(draw(st.integers(0, (1 << job) - 1)) for job in range(len(processors)))
     return QueueClient(
-        lanes,
+        processors,
         tuple(t * NS for t in (releases[:1] if closed else releases)),
         requests,
         closed=closed,
@@ -58,10 +58,13 @@ def runs(draw: st.DrawFn) -> tuple[Setting, Dispatch, list[list[dict[int, JobCos
     for client in found:
         stages.append(tuple(range(first, first + len(client.processors))))
         first += len(client.processors)
-    made = Setting(tuple(found), tuple(range(len(found))), tuple(stages), LANES, EXCLUDED)
+    made = Setting(tuple(found), tuple(range(len(found))), tuple(stages), PROCESSORS, EXCLUDED)
     slowed = draw(st.sampled_from(((), (1.0, 1.2, 1.2))))
     costs = [
-        [{lane: JobCost(draw(st.integers(1, 9)) * 1e-3, slowed) for lane in lanes} for lanes in client.processors]
+        [
+            {processor: JobCost(draw(st.integers(1, 9)) * 1e-3, slowed) for processor in processors}
+            for processors in client.processors
+        ]
         for client in found
     ]
     return made, draw(st.sampled_from(("fifo", "priority", "edf"))), costs
@@ -73,19 +76,19 @@ def run(drawn: tuple[Setting, Dispatch, list[list[dict[int, JobCost]]]]) -> Outc
 
 @settings(max_examples=150)
 @given(runs())
-def test_lanes_never_overlap_and_those_that_exclude_each_other_take_turns(
+def test_processors_never_overlap_and_those_that_exclude_each_other_take_turns(
     drawn: tuple[Setting, Dispatch, list[list[dict[int, JobCost]]]],
 ) -> None:
     events = run(drawn).timeline.events
     for a in events:
         for b in events:
-            if a is not b and EXCLUDED[LANES.index(a.lane)] >> LANES.index(b.lane) & 1:
+            if a is not b and EXCLUDED[PROCESSORS.index(a.lane)] >> PROCESSORS.index(b.lane) & 1:
                 assert a.end_s <= b.start_s + 1e-9 or b.end_s <= a.start_s + 1e-9
 
 
 @settings(max_examples=150)
 @given(runs())
-def test_every_request_ends_or_is_turned_away_and_its_jobs_wait_for_what_they_need_on_lanes_that_may(
+def test_every_request_ends_or_is_turned_away_and_its_jobs_wait_for_what_they_need_on_processors_that_may(
     drawn: tuple[Setting, Dispatch, list[list[dict[int, JobCost]]]],
 ) -> None:
     found, _, _ = drawn
@@ -93,10 +96,10 @@ def test_every_request_ends_or_is_turned_away_and_its_jobs_wait_for_what_they_ne
     assert done.answered + sum(r.rejected for each in done.requests for r in each) == done.count
     for client, requests, stages in zip(found.clients, done.requests, found.stages, strict=True):
         answered = sum(r.latency_s is not None for r in requests)
-        for stage, lanes in zip(stages, client.processors, strict=True):
+        for stage, processors in zip(stages, client.processors, strict=True):
             mine = [e for e in done.timeline.events if e.stage == stage]
             assert len(mine) == answered
-            assert {e.lane for e in mine} <= {LANES[lane] for lane in lanes}
+            assert {e.lane for e in mine} <= {PROCESSORS[processor] for processor in processors}
         ran = [[e for e in done.timeline.events if e.stage == stage] for stage in stages]
         for job, events in enumerate(ran):
             for number, event in enumerate(events):
@@ -150,7 +153,7 @@ def test_values_of_all_objectives_are_times(drawn: tuple[Setting, Dispatch, list
 
 
 def alone(client: QueueClient, cost_s: float) -> Outcome:
-    made = Setting((client,), (0,), ((0,),), LANES, EXCLUDED)
+    made = Setting((client,), (0,), ((0,),), PROCESSORS, EXCLUDED)
     return simulate(made, "fifo", [[{1: JobCost(cost_s)}]], Crowd(PLATFORM))
 
 
@@ -169,34 +172,34 @@ def test_a_closed_loop_asks_when_it_was_answered() -> None:
 
 def test_a_burst_of_alike_models_on_two_cores_is_served_two_by_two() -> None:
     one = QueueClient(((1, 2),), (0,), 1)
-    made = Setting((one,) * 4, (0, 1, 2, 3), ((0,), (1,), (2,), (3,)), LANES, EXCLUDED)
+    made = Setting((one,) * 4, (0, 1, 2, 3), ((0,), (1,), (2,), (3,)), PROCESSORS, EXCLUDED)
     costs = [[{1: JobCost(0.01), 2: JobCost(0.01)}]] * 4
     found = simulate(made, "fifo", costs, Crowd(PLATFORM))
     assert found.latencies_s == pytest.approx((0.01, 0.01, 0.02, 0.02))
 
 
-def test_lanes_that_the_system_slices_share_their_cores() -> None:
-    lanes = tuple(
+def test_processors_that_the_system_slices_share_their_cores() -> None:
+    processors = tuple(
         Processor(f"process {i}", "cpu", {}, "core", {SLICED: {"core0": 0.5, "core1": 0.5}}) for i in range(4)
     )
-    seats_ = tuple(QueueClient(((i,),), (0,), 1) for i in range(4))
-    made = Setting(seats_, (0, 1, 2, 3), ((0,), (1,), (2,), (3,)), tuple(p.name for p in lanes), (1, 2, 4, 8))
+    each = tuple(QueueClient(((i,),), (0,), 1) for i in range(4))
+    made = Setting(each, (0, 1, 2, 3), ((0,), (1,), (2,), (3,)), tuple(p.name for p in processors), (1, 2, 4, 8))
     costs = [[{i: JobCost(0.01)}] for i in range(4)]
-    found = simulate(made, "fifo", costs, Crowd(Platform("cores", lanes)))
+    found = simulate(made, "fifo", costs, Crowd(Platform("cores", processors)))
     assert found.latencies_s == pytest.approx((0.02,) * 4)
 
 
 def test_the_order_of_the_queue_follows_priority_and_deadline() -> None:
     plain = QueueClient(((1,),), (0,), 1)
     urgent = replace(plain, priority=1, deadline_ns=5 * NS)
-    made = Setting((plain, urgent), (0, 1), ((0,), (1,)), LANES, EXCLUDED)
+    made = Setting((plain, urgent), (0, 1), ((0,), (1,)), PROCESSORS, EXCLUDED)
     costs = [[{1: JobCost(0.01)}]] * 2
     orders: tuple[Dispatch, ...] = ("fifo", "priority", "edf")
     found = {d: [e.stage for e in simulate(made, d, costs, Crowd(PLATFORM)).timeline.events] for d in orders}
     assert found == {"fifo": [0, 1], "priority": [1, 0], "edf": [1, 0]}
 
 
-def test_a_model_that_fails_leaves_its_lane_to_the_others() -> None:
+def test_a_model_that_fails_leaves_its_processor_to_the_others() -> None:
     one = QueueClient(((1,), (1,)), (0, 0), 2)
     scheduler = Scheduler((one, one), EXCLUDED, "fifo")
     scheduler.begin(1)
@@ -208,14 +211,14 @@ def test_a_model_that_fails_leaves_its_lane_to_the_others() -> None:
     assert [ended for _, ended in scheduler.requests(0)] == [FAILED, FAILED]
     now = 1
     while not scheduler.over:
-        ((job, lane),) = scheduler.start(now)
-        assert (scheduler.whose(job)[0], lane) == (1, 1)
+        ((job, processor),) = scheduler.start(now)
+        assert (scheduler.whose(job)[0], processor) == (1, 1)
         now += 10
         scheduler.finish(1, now)
     assert [ended for _, ended in scheduler.requests(1)] == [21, 41]
     assert REJECTED not in [ended for _, ended in scheduler.requests(1)]
 
 
-def test_a_time_that_is_none_is_told() -> None:
+def test_a_time_that_is_none_is_reported() -> None:
     with fails(UnavailableError):
         alone(QueueClient(((1,),), (0,), 1), float("inf"))

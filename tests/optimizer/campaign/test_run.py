@@ -19,6 +19,7 @@ matrix:
   model: {MODEL}
   evaluator: synthetic
   sampler: [random, tpe]
+  allow: cuts
   budget: 12
   seed: [0, 1]
 expect:
@@ -113,7 +114,7 @@ def test_folders_of_others_are_left_alone(tmp_path: Path, capsys: pytest.Capture
     says(capsys.readouterr().err)
 
 
-def test_what_explains_latency_is_told(tmp_path: Path) -> None:
+def test_what_explains_latency_is_reported(tmp_path: Path) -> None:
     models = ", ".join(f"mobilenet_v1@{width}/64" for width in (0.25, 0.5, 0.75, 1.0))
     text = f"""
 name: x

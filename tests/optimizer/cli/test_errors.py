@@ -85,6 +85,7 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int 
         ["--model", "squeezenet1_1", "--processors", "cpu99"],
         ["--model", "squeezenet1_1", "--processors", "cpu0,cpu0"],
         ["--model", "squeezenet1_1", "--processors", ""],
+        ["--model", "squeezenet1_1", "--allow", "cuts,cuts"],
         ["--model", "squeezenet1_1", "--out", ""],
         ["inspec"],
         ["execute"],
@@ -178,14 +179,14 @@ def test_devices_are_listed(
 )
 def test_a_shell_completes(line: str, wanted: set[str], unwanted: set[str], tmp_path: Path) -> None:
     pytest.importorskip("argcomplete")
-    told = tmp_path / "told"
+    completions = tmp_path / "completions"
     environment = os.environ | {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": " ", "COMP_LINE": line} | {
-        "COMP_POINT": str(len(line)), "_ARGCOMPLETE_STDOUT_FILENAME": str(told), "COMP_TYPE": "9"
+        "COMP_POINT": str(len(line)), "_ARGCOMPLETE_STDOUT_FILENAME": str(completions), "COMP_TYPE": "9"
     }  # fmt: skip
     command = 'exec 8>"$1" 9>/dev/null; shift; exec "$@"'
-    words = ["bash", "-c", command, "bash", str(told), sys.executable, "-m", "optimizer.cli"]
+    words = ["bash", "-c", command, "bash", str(completions), sys.executable, "-m", "optimizer.cli"]
     subprocess.run(words, env=environment, check=True, timeout=60, cwd=ROOT)
-    found = {word.strip() for word in told.read_text().split()}
+    found = {word.strip() for word in completions.read_text().split()}
     assert wanted <= found
     assert not unwanted & found
 

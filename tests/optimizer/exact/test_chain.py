@@ -28,23 +28,25 @@ def _platform(*names: str) -> Platform:
 
 def _loads(costs: ChainCosts, plan: Plan) -> dict[str, float]:
     """Cost a plan in the model, stage by stage: what each processor does."""
-    lane = {p.name: i for i, p in enumerate(costs.platform.processors)}
-    loads = dict.fromkeys(lane, 0.0)
+    processor = {p.name: i for i, p in enumerate(costs.platform.processors)}
+    loads = dict.fromkeys(processor, 0.0)
     for index, stage in enumerate(plan.stages):
-        on = lane[stage.processor]
+        on = processor[stage.processor]
         if index:
-            loads[stage.processor] += costs.hand_over_s[stage.operators[0], lane[plan.stages[index - 1].processor], on]
+            loads[stage.processor] += costs.transfer_s[
+                stage.operators[0], processor[plan.stages[index - 1].processor], on
+            ]
         loads[stage.processor] += costs.overhead_s[on] + sum(costs.operator_s[on, o] for o in stage.operators)
     return loads
 
 
 def _cost(costs: ChainCosts, plan: Plan, objective: Objective = "latency") -> float:
-    """Return the latency; or the period, where each lane counts with each single lane that it excludes."""
+    """Return the latency; or the period, where each processor counts with each single processor that it excludes."""
     loads = _loads(costs, plan)
     if objective == "latency":
         return sum(loads.values())
-    lanes = costs.platform.processors
-    sets = [s for n in range(1, len(lanes) + 1) for s in combinations(lanes, n)]
+    processors = costs.platform.processors
+    sets = [s for n in range(1, len(processors) + 1) for s in combinations(processors, n)]
     exclusive = [s for s in sets if all(a.excludes(b) for a, b in combinations(s, 2))]
     return max(sum(loads[p.name] for p in group) for group in exclusive)
 
@@ -54,8 +56,8 @@ def _fits(costs: ChainCosts, plan: Plan) -> bool:
         return True
     kept = np.zeros(len(costs.platform.processors))
     for stage in plan.stages:
-        lane = next(i for i, p in enumerate(costs.platform.processors) if p.name == stage.processor)
-        kept[lane] += costs.operator_nbytes[list(stage.operators)].sum()
+        processor = next(i for i, p in enumerate(costs.platform.processors) if p.name == stage.processor)
+        kept[processor] += costs.operator_nbytes[list(stage.operators)].sum()
     return bool((kept <= costs.memory_bytes).all())
 
 
@@ -118,7 +120,7 @@ def test_no_plan_goes_below_the_bound(graph: Graph, platform: Platform, data: st
 
 
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=4))
-def test_an_operator_that_can_be_split_takes_what_all_lanes_take_together(seconds: list[float]) -> None:
+def test_an_operator_that_can_be_split_takes_what_all_processors_take_together(seconds: list[float]) -> None:
     costs = ChainCosts(
         _platform(*(f"p{i}" for i in range(len(seconds)))),
         np.array([[s] for s in seconds]),
@@ -131,7 +133,7 @@ def test_an_operator_that_can_be_split_takes_what_all_lanes_take_together(second
     assert relax(chain_graph(1), costs).critical_path_s == min(seconds)
 
 
-def test_lanes_that_exclude_each_other_do_not_share_an_operator() -> None:
+def test_processors_that_exclude_each_other_do_not_share_an_operator() -> None:
     platform = Platform("p", tuple(Processor(n, "cpu", {"core": 1.0}, n) for n in ("a", "b")))
     costs = ChainCosts(platform, np.array([[2.0], [3.0]]), np.zeros(2), np.zeros((1, 2, 2)))
     assert lower_bound(chain_graph(1), costs, [0]) == pytest.approx(2.0)
@@ -144,14 +146,14 @@ def test_a_plan_below_the_bound_tells_how_wrong_the_model_is() -> None:
 
 def test_a_cut_is_made_where_it_pays_and_not_where_it_does_not() -> None:
     operator_s = np.array([[1.0, 1.0, 9.0, 9.0], [5.0, 5.0, 1.0, 1.0]])
-    hand_over_s = np.zeros((4, 2, 2))
-    hand_over_s[:, 0, 1] = hand_over_s[:, 1, 0] = 2.0
-    costs = ChainCosts(_platform("cpu", "gpu"), operator_s, np.array([0.1, 0.2]), hand_over_s)
+    transfer_s = np.zeros((4, 2, 2))
+    transfer_s[:, 0, 1] = transfer_s[:, 1, 0] = 2.0
+    costs = ChainCosts(_platform("cpu", "gpu"), operator_s, np.array([0.1, 0.2]), transfer_s)
     best = best_chains(costs, 4)[0]
     assert (best.cuts, best.processors) == ((2,), ("cpu", "gpu"))
     assert best.cost_s == pytest.approx(1 + 1 + 0.1 + 2 + 0.2 + 1 + 1)
     assert lower_bound(chain_graph(4), costs) == pytest.approx(4.1)
-    dear = ChainCosts(costs.platform, operator_s, costs.overhead_s, 10 * hand_over_s)
+    dear = ChainCosts(costs.platform, operator_s, costs.overhead_s, 10 * transfer_s)
     assert (best_chains(dear, 4)[0].cuts, best_chains(dear, 4)[0].processors) == ((), ("gpu",))
 
 
@@ -190,7 +192,7 @@ def test_a_refused_operator_goes_where_it_runs() -> None:
     assert [(v.demand, v.bound, v.gap, v.unit) for v in error.value.violations] == [(2, 1, 1, "stages")]
 
 
-def test_a_model_that_is_too_large_is_told_with_what_is_missing() -> None:
+def test_a_model_that_is_too_large_is_reported_with_what_is_missing() -> None:
     costs = ChainCosts(
         _platform("a", "b"),
         np.ones((2, 3)),
@@ -216,9 +218,9 @@ def test_the_busiest_processor_decides_the_period() -> None:
     assert (best.cuts, best.processors, best.cost_s) == ((2,), ("a", "b"), 2.5)
 
 
-def test_alike_lanes_are_one_choice() -> None:
-    lanes = tuple(Processor(f"c{i}", "cpu", {}, "cpu") for i in range(8))
-    costs = ChainCosts(Platform("p", lanes), np.ones((8, 3)), np.zeros(8), np.zeros((3, 8, 8)))
+def test_alike_processors_are_one_choice() -> None:
+    processors = tuple(Processor(f"c{i}", "cpu", {}, "cpu") for i in range(8))
+    costs = ChainCosts(Platform("p", processors), np.ones((8, 3)), np.zeros(8), np.zeros((3, 8, 8)))
     found = best_chains(costs, 3, k=1000)
     assert len(found) == 1 + 2 * 2 + 5
     assert [c.processors for c in found if len(c.cuts) == 1] == [("c0", "c0"), ("c0", "c1")] * 2
@@ -227,9 +229,9 @@ def test_alike_lanes_are_one_choice() -> None:
 
 def test_wrong_shapes_and_numbers_are_refused() -> None:
     def costs(
-        *, operator_s: object = ((1.0, 1.0),), overhead_s: object = (0.0,), hand_over_s: object = ((0,), (0,))
+        *, operator_s: object = ((1.0, 1.0),), overhead_s: object = (0.0,), transfer_s: object = ((0,), (0,))
     ) -> None:
-        arrays = [np.asarray(a, dtype=float) for a in (operator_s, overhead_s, hand_over_s)]
+        arrays = [np.asarray(a, dtype=float) for a in (operator_s, overhead_s, transfer_s)]
         ChainCosts(_platform("cpu"), arrays[0], arrays[1], arrays[2].reshape(-1, 1, 1))
 
     costs()
@@ -240,7 +242,7 @@ def test_wrong_shapes_and_numbers_are_refused() -> None:
     with fails(ValueError):
         costs(overhead_s=(1, 1))
     with fails(ValueError):
-        costs(hand_over_s=(1, 1, 1))
+        costs(transfer_s=(1, 1, 1))
     with fails(ValueError):
         costs(operator_s=((np.nan, 1.0),))
     fine = ChainCosts(_platform(*_UNITS), np.ones((3, 2)), np.zeros(3), np.zeros((2, 3, 3)))

@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 
 from evaluators.objectives import peak_nbytes
 from evaluators.testing import SyntheticEvaluator
+from optimizer.exact import chain as chain_search
 from optimizer.exact.chain_costs import ChainCosts, chain_cost
 from optimizer.exact.front import best_within, busiest, memory, pareto_chains, summed, undominated
-from optimizer.exact.weighed import weighed
+from optimizer.exact.weighed import least_plan, weighed
 from search_spaces.core.errors import InfeasibleError
 from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan, Stage
 from search_spaces.spaces.chain import chain_plan
 from tests.support.sentences import fails
+from tests.support.strategies import chain_graph
 
 PLATFORM = SyntheticEvaluator().platform()
 NAMES = [p.name for p in PLATFORM.processors]
@@ -27,8 +30,8 @@ def costs_of(seed: int, count: int) -> ChainCosts:
     rng = np.random.default_rng(seed)
     one = rng.uniform(1.0, 5.0, count)
     operator_s = np.stack([one * rng.uniform(0.5, 0.9), one, one])
-    hand_over = np.full((count, 3, 3), 0.3) * (1.0 - np.eye(3))
-    return ChainCosts(PLATFORM, operator_s, np.array([0.5, 0.2, 0.2]), hand_over)
+    transfer = np.full((count, 3, 3), 0.3) * (1.0 - np.eye(3))
+    return ChainCosts(PLATFORM, operator_s, np.array([0.5, 0.2, 0.2]), transfer)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 3))
@@ -44,8 +47,6 @@ def test_the_front_is_that_of_all_chains(seed: int, count: int, most: int) -> No
         for cuts in combinations(range(1, count), parts - 1):
             borders = [0, *cuts, count]
             for names in product(NAMES, repeat=parts):
-                from search_spaces.core.plan import Plan, Stage
-
                 stages = tuple(
                     Stage(tuple(range(a, b)), n) for a, b, n in zip(borders[:-1], borders[1:], names, strict=True)
                 )
@@ -80,3 +81,17 @@ def test_nothing_fits() -> None:
     costs.operator_s[:, 1] = np.inf
     with fails(InfeasibleError):
         pareto_chains([summed("latency", costs)], PLATFORM, 2)
+
+
+def test_where_time_is_up_the_best_whole_plan_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain_search, "_LOOK", 1)
+    costs = costs_of(3, 5)
+    graph = chain_graph(5)
+
+    def price(plan: Plan) -> float:
+        return chain_cost(costs, plan, "period")
+
+    least = least_plan(graph, costs, price, 3, "period", stop_s=0.0)
+    assert len(least.plan.stages) == 1
+    assert least.value == min(price(chain_plan(graph, (), [name])) for name in NAMES)
+    assert least.bound <= least.value

@@ -31,8 +31,8 @@ from tests.support.strategies import chain_graph, graphs, platforms, shared_plat
 def simulators(draw: st.DrawFn) -> PlanSimulator:
     graph = draw(graphs())
     platform = draw(st.one_of(platforms(max_processors=3), shared_platforms()))
-    lanes = tuple(replace(p, like=p.name) for p in tell_apart(platform.processors)[:3])
-    apart = Platform(platform.name, lanes)
+    processors = tuple(replace(p, like=p.name) for p in tell_apart(platform.processors)[:3])
+    apart = Platform(platform.name, processors)
     return PlanSimulator(graph, apart, draw(priced(graph, apart)))
 
 
@@ -41,7 +41,7 @@ def fastest_of_all_s(simulator: PlanSimulator, most: int) -> float:
     space = ChainSpace(simulator.graph, simulator.platform, min(most, len(simulator.graph.operators)))
     found = math.inf
     for index in range(space.cardinality()):
-        with suppress(UnavailableError):  # a lane refuses an operator
+        with suppress(UnavailableError):  # a processor refuses an operator
             found = min(found, simulator.latency_s(space.plan_at(index)))
     return found
 
@@ -99,7 +99,7 @@ def test_large_parts_that_slow_down_are_cut() -> None:
         replace(costs, beyond_s=beyond[:, 1:])
 
 
-def test_what_runs_nowhere_is_told() -> None:
+def test_what_runs_nowhere_is_reported() -> None:
     platform = Platform("p", (Processor("a", "cpu", {}, "a"),))
     tables = ChainCosts(platform, np.full((1, 3), np.inf), np.zeros(1), np.zeros((3, 1, 1)))
     with fails(InfeasibleError):

@@ -63,10 +63,10 @@ def test_openvino_runs_every_node_where_the_plan_says(run: Path, tmp_path: Path)
     inputs = np.random.default_rng(0).standard_normal((1, 64, 64, 3)).astype(np.float32)
     request = network.create_infer_request()
     (found,) = request.infer({0: inputs}).values()
-    told = [each.node_name.split(": ") for each in request.get_profiling_info()]
-    told = [(where, name) for where, name in told if name.startswith("stage_") and name in placed]
-    assert len(told) > 30
-    assert all(where == f"subgraph{name[6]}" for where, name in told)  # OpenVINO's own words
+    output = [each.node_name.split(": ") for each in request.get_profiling_info()]
+    output = [(where, name) for where, name in output if name.startswith("stage_") and name in placed]
+    assert len(output) > 30
+    assert all(where == f"subgraph{name[6]}" for where, name in output)  # OpenVINO's own words
     (wanted,) = core.compile_model(str(load(MODEL).source.path), "CPU", exact)({0: inputs}).values()  # type: ignore[union-attr]
     np.testing.assert_allclose(found, wanted, atol=1e-4 * float(np.abs(wanted).max()))
 
@@ -113,9 +113,9 @@ def test_onnx_runtime_has_every_node_where_the_plan_says(tmp_path_factory: pytes
     path = tmp_path_factory.mktemp("onnx") / "net.onnx"
     onnx.save(model, path)
     session = onnx_plan.session_of(path, setting)
-    told = {n.name: part.ep_name for part in session.get_provider_graph_assignment_info() for n in part.get_nodes()}
-    assert set(told) <= {f"t{i}" for i in range(len(kinds))}
-    assert set(told.values()) == {"CPUExecutionProvider"}
+    output = {n.name: part.ep_name for part in session.get_provider_graph_assignment_info() for n in part.get_nodes()}
+    assert set(output) <= {f"t{i}" for i in range(len(kinds))}
+    assert set(output.values()) == {"CPUExecutionProvider"}
 
 
 def test_a_model_of_another_plan_is_one_line(
@@ -129,5 +129,72 @@ def test_a_model_of_another_plan_is_one_line(
     monkeypatch.setattr("sys.argv", words)
     capsys.readouterr()
     assert onnx_plan.main() == 4
-    told = capsys.readouterr().err
-    assert told == "onnx_plan: the model has no tensor of the plan: give the ONNX model that was converted\n"
+    output = capsys.readouterr().err
+    assert output == "onnx_plan: the model has no tensor of the plan: give the ONNX model that was converted\n"
+
+
+GOOD = {"tensors": {"t0": 0, "t1": 1}, "stages": [{"processor": "a", "kind": "cpu"}, {"processor": "b", "kind": "cpu"}]}
+HOSTILE: dict[str, Any] = {
+    "stage 9": GOOD | {"tensors": {"t0": 9}},
+    "a word": GOOD | {"tensors": {"t0": "x"}},
+    "no stages": {"tensors": {"t0": 0}},
+    "no kind": GOOD | {"stages": [{"processor": "a"}] * 2},
+    "rules": GOOD | {"stages": [{"processor": "a", "kind": ")("}, {"processor": "b", "kind": "cpu(=x);gpu"}]},
+    "a list": [1, 2],
+}
+
+
+def _with_weights_elsewhere(model: Any) -> bytes:
+    weights = model.graph.initializer.add(name="w", data_type=1, dims=[4], data_location=1)
+    weights.external_data.add(key="location", value="../../../../../../etc/passwd")
+    return bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, "nested", "noise", "a cycle", "unknown kind", "weights elsewhere"])
+def test_hostile_placements_and_models_are_one_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    model = chain(["Evil" if name == "unknown kind" else "Relu", "Neg"])
+    if name == "a cycle":
+        model.graph.node[0].input[0] = "t1"
+    content = _with_weights_elsewhere(model) if name == "weights elsewhere" else model.SerializeToString()
+    (tmp_path / "net.onnx").write_bytes(bytes(range(256)) if name == "noise" else content)
+    (tmp_path / "placement.json").write_text("[" * 100_000 if name == "nested" else json.dumps(HOSTILE.get(name, GOOD)))
+    monkeypatch.setattr("sys.argv", ["onnx_plan.py", str(tmp_path / "net.onnx"), "--folder", str(tmp_path)])
+    assert onnx_plan.main() == 4
+    output = capsys.readouterr().err
+    assert output.startswith("onnx_plan: ")
+    assert output.count("\n") == 1
+
+
+@pytest.mark.openvino
+@pytest.mark.parametrize("name", ["files", "platform", "noise", "device"])
+def test_hostile_folders_are_one_line(
+    name: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("openvino")
+    out = tmp_path / "out"
+    assert main(["export", str(run), "--target", "openvino", "--out", str(out)]) == 0
+    document = json.loads((out / "plan.json").read_text())
+    if name == "noise":
+        (out / "stage_0.tflite").write_bytes(bytes(range(256)))
+    document.pop(name, None)
+    (out / "plan.json").write_text(json.dumps(document))
+    monkeypatch.setattr("sys.argv", ["openvino_plan.py", str(out), "--device", "cpu1=NOWHERE"])
+    capsys.readouterr()
+    assert openvino_plan.main() == 4
+    output = capsys.readouterr().err
+    assert output.startswith("openvino_plan: ")
+    assert len(output) > len("openvino_plan: \n")
+    assert output.count("\n") == 1
+
+
+@pytest.mark.parametrize("runner", [onnx_plan, openvino_plan])
+def test_a_device_is_a_pair(runner: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["runner", "folder", "--device", "gpu"])
+    with pytest.raises(SystemExit) as ended:
+        runner.main()
+    assert ended.value.code == 2
+    assert "is no PROCESSOR=DEVICE" in capsys.readouterr().err

@@ -52,7 +52,7 @@ def test_the_model_is_right_about_what_was_run_in_turns(recipe: Recipe) -> None:
                 for operator in run:
                     names[operator] = CORES.processors[number % 2].name
         plan = space.plan(space.placed(names))
-        join_s = found.hand_over_s[f"{like}|{like}"]
+        join_s = found.transfer_s[f"{like}|{like}"]
         if 0.0 < join_s < found.whole_s[like]:
             assert price(plan) / price(whole) == pytest.approx(took_s(session, space, plan) / whole_s, rel=1e-4)
 

@@ -38,11 +38,11 @@ def test_the_cost_of_a_plan_is_what_the_solver_says_it_is() -> None:
 
 def test_a_model_of_one_operator_has_a_profile() -> None:
     found = made(1)
-    assert found.hand_over_s == dict.fromkeys(found.hand_over_s, 0.0)
+    assert found.transfer_s == dict.fromkeys(found.transfer_s, 0.0)
     assert found.fastest(PLATFORM) == "cpu"
 
 
-def test_a_profile_survives_the_log_and_a_damaged_one_is_told() -> None:
+def test_a_profile_survives_the_log_and_a_damaged_one_is_reported() -> None:
     found = made()
     assert Profile.from_json(found.to_json()) == found
     for damaged in (None, {}, {**found.to_json(), "whole_s": 3}, {**found.to_json(), "operator_s": {"cpu": ["x"]}}):

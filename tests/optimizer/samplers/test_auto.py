@@ -28,7 +28,7 @@ from search_spaces.spaces.chain import ChainSpace, chain_plan
 from tests.benchmarks.instances import COUNT, Instance, instance
 
 CHAIN, BRANCHING = instance(0), instance(2)
-FOUR_LANES = instance(24)
+FOUR_PROCESSORS = instance(24)
 
 
 class AnyPlan:
@@ -99,14 +99,14 @@ def test_the_known_optimum_is_the_best_of_all_plans(of: Instance) -> None:
     assert best == pytest.approx(small.optimum_s)
 
 
-@pytest.mark.parametrize("of", [CHAIN, FOUR_LANES], ids=["two lanes", "four lanes"])
+@pytest.mark.parametrize("of", [CHAIN, FOUR_PROCESSORS], ids=["two processors", "four processors"])
 def test_the_first_proposal_is_the_optimum_of_the_model(of: Instance) -> None:
     first = AutoProposer(problem(of), 0).propose()
     assert first is not None
     assert chain_cost(of.model, first) == pytest.approx(best_chains(of.model, of.max_stages)[0].cost_s)
 
 
-@pytest.mark.parametrize("of", [CHAIN, BRANCHING, FOUR_LANES], ids=["chain", "branches", "four lanes"])
+@pytest.mark.parametrize("of", [CHAIN, BRANCHING, FOUR_PROCESSORS], ids=["chain", "branches", "four processors"])
 def test_proposals_are_different_plans_of_the_space(of: Instance) -> None:
     plans = study(AutoProposer(problem(of), 3), of, 40)
     assert len({p.digest for p in plans}) == 40
@@ -144,8 +144,8 @@ def test_operators_that_a_processor_refuses_stay_off_it() -> None:
 def test_a_space_that_is_used_up_ends_in_none() -> None:
     graph, platform = example_graph(4), CHAIN.model.platform
     space = ChainSpace(graph, platform, 2)
-    lanes = len(platform.processors)
-    model = ChainCosts(platform, np.ones((lanes, 4)), np.zeros(lanes), np.zeros((4, lanes, lanes)))
+    processors = len(platform.processors)
+    model = ChainCosts(platform, np.ones((processors, 4)), np.zeros(processors), np.zeros((4, processors, processors)))
     proposer = AutoProposer(Problem(graph, platform, space, model), 0)
     seen = set()
     while (plan := proposer.propose()) is not None:
@@ -197,7 +197,7 @@ def draws(of: Instance, count: int = 3) -> Draws:
     return Correction(of.model).draw(count, np.random.default_rng(0))
 
 
-@pytest.mark.parametrize("of", [CHAIN, BRANCHING, FOUR_LANES], ids=["chain", "branches", "four lanes"])
+@pytest.mark.parametrize("of", [CHAIN, BRANCHING, FOUR_PROCESSORS], ids=["chain", "branches", "four processors"])
 def test_many_chains_are_priced_as_one_plan_is(of: Instance) -> None:
     rng = np.random.default_rng(0)
     plans = [of.space.plan_at(int(rng.random() * of.space.cardinality())) for _ in range(40)]
@@ -209,16 +209,16 @@ def test_many_chains_are_priced_as_one_plan_is(of: Instance) -> None:
 
 
 def test_the_cheapest_chains_are_those_of_the_exact_solver() -> None:
-    of = FOUR_LANES
+    of = FOUR_PROCESSORS
     mean = Correction(of.model).draw(0, np.random.default_rng(0))
     (found,) = cheapest_chains(mean, of.max_stages)
     exact = best_chains(of.model, of.max_stages)[0]
     names = [p.name for p in of.model.platform.processors]
-    plan = chain_plan(of.graph, found[0], [names[lane] for lane in found[1]])
+    plan = chain_plan(of.graph, found[0], [names[processor] for processor in found[1]])
     assert chain_cost(of.model, plan) == pytest.approx(exact.cost_s, rel=1e-3)
 
 
-@given(st.integers(0, 2**32), st.sampled_from([CHAIN, FOUR_LANES]))
+@given(st.integers(0, 2**32), st.sampled_from([CHAIN, FOUR_PROCESSORS]))
 @settings(max_examples=30)
 def test_neighbours_are_chains_of_the_space(seed: int, of: Instance) -> None:
     rng = np.random.default_rng(seed)
@@ -256,8 +256,8 @@ def test_what_was_measured_draws_the_posterior_to_it() -> None:
     correction, platform = Correction(of.model), of.model.platform
     timing = Timing(of.graph, platform)
     plan = of.space.plan_at(of.space.cardinality() // 3)
-    believed = timing.stage_s(plan.stages, correction.draw(0, np.random.default_rng(0)))
-    took = [float(s[0]) * 1.3 for s in believed]
+    estimate = timing.stage_s(plan.stages, correction.draw(0, np.random.default_rng(0)))
+    took = [float(s[0]) * 1.3 for s in estimate]
     before = correction.draw(200, np.random.default_rng(1))
     for _ in range(3):
         correction.observe(plan.stages, took)
@@ -270,8 +270,8 @@ def test_what_was_measured_draws_the_posterior_to_it() -> None:
 
 
 def test_a_lost_race_teaches_only_that_it_was_lost() -> None:
-    def believed(*outcomes: Callable[[Plan], Measurement]) -> float:
-        """Return what the second of two plans is believed to take."""
+    def estimate(*outcomes: Callable[[Plan], Measurement]) -> float:
+        """Return what the second of two plans takes by the estimate."""
         proposer = AutoProposer(problem(CHAIN), 0)
         best, worse = CHAIN.space.plan_at(0), CHAIN.space.plan_at(1)
         for plan, out in zip((best, worse), outcomes, strict=True):
@@ -287,7 +287,7 @@ def test_a_lost_race_teaches_only_that_it_was_lost() -> None:
     def broken_off(plan: Plan) -> Measurement:
         return measured(1e-3, tuple(1e-3 if i == 0 else 0.0 for i in range(len(plan.stages))), 1, raced=True)
 
-    assert believed(usual, broken_off) > 1.1 * believed(usual, nothing)
+    assert estimate(usual, broken_off) > 1.1 * estimate(usual, nothing)
 
 
 def test_parts_that_took_no_time_at_all_do_not_end_a_study() -> None:

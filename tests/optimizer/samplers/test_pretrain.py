@@ -13,7 +13,7 @@ import pytest
 
 from optimizer.cli import main
 from optimizer.samplers.policy.network import Weights, draw
-from optimizer.samplers.policy.pretrain import lesson_of
+from optimizer.samplers.policy.pretrain import training_task
 from tests.support.sentences import says
 
 TRAIN = ["pretrain", "--model", "squeezenet1_1", "--platform", "snapdragon855", "--max-stages", "3"]
@@ -24,10 +24,10 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A policy of 60 batches, and what the command told of it."""
-    policy, told = tmp_path_factory.mktemp("trained") / "policy.npz", io.StringIO()
-    with contextlib.redirect_stdout(told):
+    policy, output = tmp_path_factory.mktemp("trained") / "policy.npz", io.StringIO()
+    with contextlib.redirect_stdout(output):
         assert main([*TRAIN, "--out", str(policy), "--batches", "60", "--json"]) == 0
-    return policy, json.loads(told.getvalue())
+    return policy, json.loads(output.getvalue())
 
 
 def test_a_policy_is_trained_kept_and_used(
@@ -54,7 +54,7 @@ def test_the_same_seed_gives_the_same_policy(tmp_path: Path) -> None:
 def test_what_was_trained_draws_better_plans_on_an_unseen_model_and_device(
     trained: tuple[Path, dict[str, Any]],
 ) -> None:
-    unseen, drawn = lesson_of("mobilenet_v1", Path("kirin990"), 3), []
+    unseen, drawn = training_task("mobilenet_v1", Path("kirin990"), 3), []
     choices = unseen.choices
     for weights in (Weights.new(0), Weights.load(trained[0])):
         logits = choices.prior + weights.scores(choices.features)

@@ -54,7 +54,7 @@ def test_choices_are_those_of_the_parameters_and_draws_are_plans_of_the_space() 
         assert len({plan.digest for plan in plans}) > 10
 
 
-def test_what_changes_nothing_is_told_and_what_takes_longer_is_less_likely() -> None:
+def test_what_changes_nothing_is_reported_and_what_takes_longer_is_less_likely() -> None:
     choices = Choices(task_of(problem(SMALL)))
     assert not choices.longer[choices.idle].any()
     assert choices.longer.min() >= -1e-9  # from the optimum of chains
@@ -118,7 +118,7 @@ def test_it_places_any_space_and_follows_from_seed_number_and_trials(allow: str)
         platform=platform,
         operator_s=rng.uniform(1e-4, 1e-3, (2, count)),
         overhead_s=np.full(2, 1e-5),
-        hand_over_s=np.full((count, 2, 2), 1e-5),
+        transfer_s=np.full((count, 2, 2), 1e-5),
     )
     seconds = {}
     for run in range(2):

@@ -206,7 +206,7 @@ class Needy(optuna.samplers.RandomSampler):
         "tests.optimizer.samplers.test_samplers:Needy",
     ],
 )
-def test_what_a_sampler_from_elsewhere_raises_is_told(path: str) -> None:
+def test_what_a_sampler_from_elsewhere_raises_is_reported(path: str) -> None:
     study = optuna.create_study(sampler=make_sampler(path, 0, 0))
     with fails(UsageError):
         study.ask({"x": FloatDistribution(0, 1)})
@@ -266,7 +266,7 @@ def test_cma_es_generations_are_those_of_optunas_own() -> None:
     ours = _rebuilt(theirs.trials)
     ours.sampler = make_sampler("cmaes", 0, 40)
     ours.ask(space)
-    _, mine = cma_es._told[ours]
+    _, mine = cma_es._optimizers[ours]
     sampler: Any = theirs.sampler
     kept = sampler._restore_optimizer(theirs.trials)
     assert mine.generation == kept.generation == 39 // mine.population_size - 1 + (39 % mine.population_size > 0)
@@ -274,9 +274,9 @@ def test_cma_es_generations_are_those_of_optunas_own() -> None:
 
 
 def test_parameters_without_a_choice_are_no_trouble() -> None:
-    one_lane = Platform("p", (Processor("cpu", "cpu", {}, "cpu"),))
+    one_processor = Platform("p", (Processor("cpu", "cpu", {}, "cpu"),))
     for max_stages in (1, 2):
-        distributions = dict(ChainSpace(chain_graph(2), one_lane, max_stages).distributions())
+        distributions = dict(ChainSpace(chain_graph(2), one_processor, max_stages).distributions())
         for name in _RESUMING:
             study = _new_study()
             for number in range(45):

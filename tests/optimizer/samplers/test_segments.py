@@ -35,15 +35,17 @@ class Case:
         costs = ChainCosts(platform, np.full((2, count), 1e-3), np.full(2, 1e-6), np.zeros((count, 2, 2)))
         self.space = SegmentSpace(graph, platform)
         self.model = SegmentModel(self.space, costs)
-        self.proposer = SegmentProposer(Problem(graph, platform, self.space, costs), self.space)
+        self.proposer = SegmentProposer(Problem(graph, platform, self.space, costs), self.space, 0)
         self.slow = slow
 
     def axes(self, plan: Plan) -> set[str]:
         return {str(part.axis) for part in self.space.parts(plan)}
 
     def measured(self, plan: Plan) -> Measurement:
-        factor = 1.5 if self.slow in self.axes(plan) else 1.0
-        seconds = tuple(1e-3 * factor for _ in plan.stages)
+        shared = self.axes(plan) - {"None"}
+        factor = 1.5 if self.slow in shared else 3.0 if shared and self.slow == "both" else 1.0
+        each_s = 5e-4 * factor if shared else 1e-3
+        seconds = tuple(each_s * len(stage.operators) for stage in plan.stages)
         return Measurement(Samples((factor * self.model.price(plan),)), seconds, (), "limit")
 
     def proposed(self, most: int) -> list[Plan]:
@@ -57,7 +59,7 @@ class Case:
 @pytest.mark.parametrize("slow", ["height", "channels"])
 def test_the_other_axis_is_looked_at_second(slow: str) -> None:
     case = Case(slow)
-    first, second = case.proposed(2)
+    first, _, second = case.proposed(3)  # cuts alone have every other turn
     assert case.axes(first) | case.axes(second) == {"height", "channels"}
     best = min((first, second), key=lambda plan: case.measured(plan).latency_s.median)
     assert case.axes(best) == {"height", "channels"} - {slow}
@@ -93,3 +95,12 @@ def test_a_plan_that_failed_along_the_other_axis_is_not_tried_again() -> None:
     third = case.proposer.propose()
     assert third is not None
     assert third.digest not in {first.digest, second.digest}
+
+
+def test_cuts_alone_are_proposed_as_well_and_mostly_where_sharing_has_not_won() -> None:
+    for slow, most_shared in (("none", 0.7), ("both", 0.4)):
+        case = Case(slow, operators=8)
+        plans = case.proposed(48)
+        late = [case.axes(plan) != {"None"} for plan in plans[32:]]
+        assert 0.0 < sum(late) / len(late) <= most_shared
+        assert not all(plan.is_split for plan in plans[:4])

@@ -126,7 +126,7 @@ def test_urls_are_checked(tmp_path: Path) -> None:
         open_storage("postgresql://nobody@127.0.0.1:9/d", 1, patience_s=0.2)
 
 
-def test_a_file_that_sqlite_cannot_use_is_told_at_once(tmp_path: Path) -> None:
+def test_a_file_that_sqlite_cannot_use_is_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no database, but words. " * 99)
     for wrong in ("missing/x.db", "text", "."):
         with fails(UnavailableError):

@@ -15,13 +15,17 @@ from hypothesis import strategies as st
 
 from optimizer.model.baselines import baselines
 from optimizer.samplers import SAMPLERS, quiet_optuna, study_sampler
-from optimizer.samplers.study import ExhaustedError
+from optimizer.samplers.study import ExhaustedError, PlanSampler, StudySampler
+from optimizer.study.config import StudyConfig
+from optimizer.study.course import run_study
 from optimizer.study.folder import RunFolder
 from optimizer.study.history import OPTIMUM, UNSEEN, History, Trial
-from optimizer.study.loop import Loop, in_space
+from optimizer.study.loop import Loop
 from search_spaces.core.allowed_code import allow
 from search_spaces.core.errors import UsageError
+from search_spaces.core.plan import Plan
 from search_spaces.spaces.chain import ChainSpace
+from search_spaces.spaces.space import in_space
 from tests.optimizer.study.test_loop import GRAPH, PLATFORM, a_loop
 from tests.support.sentences import fails
 from tests.support.short_studies import Quiet, go, tried
@@ -126,6 +130,14 @@ def test_the_models_optimum_is_what_auto_proposes_first(tmp_path: Path) -> None:
     assert optima[0].median_s <= min(t.median_s for t in watcher.history.known.values()) * (1 + 1e-9)
 
 
+def test_half_of_the_budget_is_left_for_proposals_where_processors_can_share_work(tmp_path: Path) -> None:
+    values = {"model": "squeezenet1_1", "evaluator": "cost-model", "platform": "pixel4", "out": tmp_path / "run"}
+    values |= {"processors": ("gpu", "1large", "1med", "1small"), "budget": 12}
+    result = run_study(StudyConfig.model_validate(values), Quiet(), ["optimize"])
+    origins = [trial[2] for trial in tried(tmp_path / "run")]
+    assert [origin in result.baselines for origin in origins] == [True] * 6 + [False] * 6
+
+
 def test_two_samplers_try_other_plans(tmp_path: Path) -> None:
     found = {}
     for sampler in ("auto", "random"):
@@ -147,7 +159,23 @@ def test_a_sampler_that_repeats_itself_or_has_nothing_left_gets_unseen_plans(
         known.add(trial.plan.digest)
 
 
-def test_what_a_trial_was_told_is_final(tmp_path: Path) -> None:
+def test_where_nothing_keeps_a_limit_few_plans_are_predicted() -> None:
+    predicted: list[Plan] = []
+
+    def allowed(plan: Plan) -> bool:
+        predicted.append(plan)
+        return False
+
+    knows_nothing = PlanSampler("nothing", SPACE, None)
+    sampler = StudySampler("nothing", SPACE, 0, lambda _: optuna.samplers.RandomSampler(), knows_nothing, allowed)
+    sampler.begin(0)
+    asked = optuna.create_study(sampler=sampler).ask(dict(SPACE.distributions()))
+    assert sampler.origin == UNSEEN
+    assert SPACE.decode(asked.params) == predicted[-1]
+    assert len(predicted) == 50
+
+
+def test_what_was_reported_of_a_trial_is_final(tmp_path: Path) -> None:
     seen: list[list[Any]] = []
 
     def look(trial: Trial) -> None:

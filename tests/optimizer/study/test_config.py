@@ -60,8 +60,9 @@ def test_defaults() -> None:
     config = parse_config({"model": "vgg16", "budget": "200", "seed": None})
     assert config == StudyConfig(model="vgg16", budget=200)
     assert (config.max_stages, config.sampler, config.evaluator, config.seed) == (4, "auto", "litert", 0)
-    assert [most_stages(config, operators) for operators in (1, 3, 9)] == [1, 3, 4]
-    assert most_stages(parse_config({"model": "m", "budget": 1, "max_stages": 4}), 1) == 4
+    cuts = config.model_copy(update={"allow": "cuts"})
+    assert [most_stages(cuts, operators) for operators in (1, 3, 9)] == [1, 3, 4]
+    assert most_stages(parse_config({"model": "m", "budget": 1, "max_stages": 4, "allow": "cuts"}), 1) == 4
     assert command_line(config) == "optimize --model vgg16 --budget 200"
     assert option("max_stages") == "--max-stages"
     with pytest.raises(ValidationError):

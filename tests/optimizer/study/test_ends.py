@@ -159,7 +159,7 @@ def test_stage_times_are_of_the_runs_that_the_latency_is_of(tmp_path: Path) -> N
     )
 
 
-def test_a_machine_that_was_faster_at_the_end_is_told(tmp_path: Path) -> None:
+def test_a_machine_that_was_faster_at_the_end_is_reported(tmp_path: Path) -> None:
     result = go(tmp_path)
     assert result.verdict is not None
     changed = replace(result, verdict=replace(result.verdict, scale=0.5))

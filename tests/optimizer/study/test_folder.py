@@ -225,19 +225,19 @@ def test_a_damaged_manifest_is_one_line() -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_another_model_or_other_processors_are_told_in_words() -> None:
+def test_another_model_or_other_processors_are_reported_in_words() -> None:
     first = ["cpu (cores:1)", "cpu0 (core:1)"]
     RunFolder.create_or_resume(
         CONFIG, model_digest=DIGEST, fingerprint=FINGERPRINT, command=["optimize"], processors=first
     ).close()
-    for digest, lanes in (
+    for digest, processors in (
         ("cd" * 32, first),
         (DIGEST, ["cpu0 (core:1)"]),
         (DIGEST, ["cpu (cores:2)", "cpu0 (core:1)"]),
     ):
         with fails(RunFolderError):
             RunFolder.create_or_resume(
-                CONFIG, model_digest=digest, fingerprint=FINGERPRINT, command=["optimize"], processors=lanes
+                CONFIG, model_digest=digest, fingerprint=FINGERPRINT, command=["optimize"], processors=processors
             )
 
 

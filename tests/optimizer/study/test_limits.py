@@ -31,7 +31,7 @@ def test_the_fastest_plan_within_the_energy(capsys: pytest.CaptureFixture[str]) 
     assert slow_ms > fast_ms
 
 
-def test_energy_that_no_plan_keeps_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_energy_that_no_plan_keeps_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*STUDY, *POWERS, "--max-energy", "0.01"]) == 3
     says(capsys.readouterr().err)
 

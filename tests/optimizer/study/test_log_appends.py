@@ -186,7 +186,7 @@ for i in range(10000):
             lines = [other.stdout.readline() for _ in range(20)]
             other.kill()
             lines += other.stdout.readlines()
-        told = max(int(line) for line in lines if line.endswith(b"\n"))
+        reported = max(int(line) for line in lines if line.endswith(b"\n"))
         contents = read_log(path)
-        assert told <= len(contents.records) <= told + 1
+        assert reported <= len(contents.records) <= reported + 1
         assert [r.n for r in contents.records] == list(range(1, len(contents.records) + 1))

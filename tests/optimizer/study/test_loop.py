@@ -30,12 +30,13 @@ from optimizer.samplers.study import MOST_REPEATS
 from optimizer.study.feasibility import violations
 from optimizer.study.history import UNSEEN, History, Trial
 from optimizer.study.log import TrialLog
-from optimizer.study.loop import INFEASIBLE, Loop, in_space
+from optimizer.study.loop import INFEASIBLE, Loop
 from search_spaces.core.allowed_code import allow
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.spaces.chain import ChainSpace, chain_plan
+from search_spaces.spaces.space import in_space
 from tests.support.sentences import fails
 
 GRAPH = example_graph(6)
@@ -114,14 +115,16 @@ def a_loop(
 
 
 def law_of(graph: Graph, refused: frozenset[int]) -> ChainCosts:
-    """Return the law of the synthetic evaluator as an additive model; the first lane refuses some operators."""
-    lanes, count = PLATFORM.processors, len(graph.operators)
-    operator_s = np.empty((len(lanes), count))
-    for row, lane in enumerate(lanes):
-        apart = chain_plan(graph, range(1, count), [lane.name] * count)
+    """Return the law of the synthetic evaluator as an additive model; the first processor refuses some operators."""
+    processors, count = PLATFORM.processors, len(graph.operators)
+    operator_s = np.empty((len(processors), count))
+    for row, processor in enumerate(processors):
+        apart = chain_plan(graph, range(1, count), [processor.name] * count)
         operator_s[row] = [e.end_s - e.start_s for e in schedule(graph, apart, PLATFORM).events]
     operator_s[0, sorted(refused)] = np.inf
-    return ChainCosts(PLATFORM, operator_s, np.zeros(len(lanes)), np.full((count, len(lanes), len(lanes)), 3e-6))
+    return ChainCosts(
+        PLATFORM, operator_s, np.zeros(len(processors)), np.full((count, len(processors), len(processors)), 3e-6)
+    )
 
 
 def sequence(loop: Loop) -> list[tuple[int, str, str, float]]:
@@ -137,8 +140,8 @@ def sequence(loop: Loop) -> list[tuple[int, str, str, float]]:
 def test_budget_is_what_distinct_plans_cost(
     tmp_path_factory: pytest.TempPathFactory, seed: int, sampler: str, budget: int
 ) -> None:
-    told: list[Trial] = []
-    with a_loop(tmp_path_factory.mktemp("run"), seed=seed, sampler=sampler, budget=budget, notify=told.append) as (
+    reported: list[Trial] = []
+    with a_loop(tmp_path_factory.mktemp("run"), seed=seed, sampler=sampler, budget=budget, notify=reported.append) as (
         loop,
         session,
     ):
@@ -147,7 +150,7 @@ def test_budget_is_what_distinct_plans_cost(
         first = [t for t in trials if t.repeat_of is None]
         assert len(first) == len({t.plan.digest for t in first}) == loop.history.measured == budget
         assert dict(session.loads) == {t.plan.digest: 1 for t in first}
-        assert told == trials
+        assert reported == trials
         assert [t.number for t in trials] == list(range(len(trials)))
         for trial in trials:
             if trial.repeat_of is not None:
@@ -314,9 +317,9 @@ def test_plans_are_proposed_without_repeats(tmp_path: Path, sampler: str) -> Non
         assert loop.history.repeats == 0
         assert [t.origin for t in loop.history.trials] == [sampler] * 40
         assert all(count == 1 for count in session.loads.values())
-        told = loop.history.study.trials
-        assert [t.value for t in told] == [t.median_s for t in loop.history.trials]
-        assert [t.params for t in told] == [t.params for t in loop.history.trials]
+        reported = loop.history.study.trials
+        assert [t.value for t in reported] == [t.median_s for t in loop.history.trials]
+        assert [t.params for t in reported] == [t.params for t in loop.history.trials]
 
 
 @pytest.mark.parametrize("sampler", ["auto", "reinforce", "brute-force"])

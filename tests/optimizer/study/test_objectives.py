@@ -80,12 +80,12 @@ def test_the_table_is_in_the_objectives_unit(capsys: pytest.CaptureFixture[str])
     assert " mJ [" in out
 
 
-def test_without_powers_that_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_powers_that_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*STUDY, "--objective", "energy"]) == 2
     says(capsys.readouterr().err)
 
 
-def test_an_unknown_objective_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_objective_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*STUDY, "--objective", "enrgy"]) == 2
     says(capsys.readouterr().err)
     with pytest.raises(UsageError):
@@ -134,20 +134,22 @@ def test_the_order_of_objectives_does_not_matter(capsys: pytest.CaptureFixture[s
 def test_prices_are_of_the_plan_that_runs(squeezenet: Graph) -> None:
     evaluator = SyntheticEvaluator(noise=Noise(run=0.0, cold=0.0))
     platform = evaluator.platform()
-    told = Platform("told", tuple(replace(p, options={**p.options, "power_w": 2.0}) for p in platform.processors))
+    stated = Platform("told", tuple(replace(p, options={**p.options, "power_w": 2.0}) for p in platform.processors))
     plan = chain_plan(squeezenet, (20,), ("cpu", "cpu0"))
-    with evaluator.prepare(told) as session:
+    with evaluator.prepare(stated) as session:
         took = session.load(squeezenet, plan).run(1).stage_s[0]
         for name, wanted in (("energy", 2.0 * took.sum()), ("occupancy", 2.0 * took[0] + took[1])):
-            priced = PricedSession(session, [pricing(OBJECTIVES[name], told, session)])
+            priced = PricedSession(session, [pricing(OBJECTIVES[name], stated, session)])
             batch = priced.load(squeezenet, plan).run(2)
             assert batch.latency_s == pytest.approx([wanted, wanted])
             assert batch.stage_s.sum(axis=1) == pytest.approx(batch.latency_s)
-        both = PricedSession(session, [pricing(OBJECTIVES[n], told, session) for n in ("latency", "energy", "memory")])
+        both = PricedSession(
+            session, [pricing(OBJECTIVES[n], stated, session) for n in ("latency", "energy", "memory")]
+        )
         figures = both.load(squeezenet, plan).figures()
         assert set(figures) == {"energy", "memory"}
-        tail = PricedSession(session, [pricing(OBJECTIVES["latency-p99"], told, session)])
+        tail = PricedSession(session, [pricing(OBJECTIVES["latency-p99"], stated, session)])
         assert tail.load(squeezenet, plan).run(1).latency_s[0] == pytest.approx(took.sum(), rel=1e-6)
         with fails(UnavailableError):
-            pricing(OBJECTIVES["throughput"], told, session)
+            pricing(OBJECTIVES["throughput"], stated, session)
     assert LATENCY.shown == "ms"

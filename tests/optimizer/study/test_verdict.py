@@ -143,7 +143,7 @@ def test_figures_of_the_search_are_scaled_to_the_state_of_the_final() -> None:
     assert samples.median == pytest.approx(1.0, rel=0.05)
 
 
-def test_too_noisy_to_decide_is_told_and_the_best_known_plan_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_noisy_to_decide_is_reported_and_the_best_known_plan_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evaluators.measurement.final.UNDECIDED", 0.02)
     whole = NAMED["whole on cpu"]
     how = replace(HOW, policy=FinalPolicy(min_rounds=3, max_rounds=3))

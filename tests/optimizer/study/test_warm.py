@@ -87,8 +87,8 @@ def synthetic(capsys: pytest.CaptureFixture[str], out: str, *words: str) -> str:
     options = ["--model", "squeezenet1_1@0.25/64", "--evaluator", "synthetic", "--max-stages", "2", "--budget", "8"]
     capsys.readouterr()
     assert main([*options, "--out", out, *words]) == 0
-    told = capsys.readouterr().err
-    return next((line for line in told.splitlines() if "taken over from" in line or "carried over" in line), "")
+    output = capsys.readouterr().err
+    return next((line for line in output.splitlines() if "taken over from" in line or "carried over" in line), "")
 
 
 def test_not_one_operator_is_timed_again(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def test_not_one_operator_is_timed_again(capsys: pytest.CaptureFixture[str], mon
     assert {len(plan.stages) for plan in loaded} == {2}
 
 
-def test_what_is_known_of_a_lane_is_known_whatever_the_others_are(
+def test_what_is_known_of_a_processor_is_known_whatever_the_others_are(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = measured(monkeypatch)
@@ -153,7 +153,7 @@ def test_workers_share_what_one_of_them_brings(
     assert tried("joined") == tried("begun")
 
 
-def test_a_folder_without_a_study_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_study_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", "squeezenet1_1", *STUDY, "--warm-start", "nowhere"]) == 2
     says(capsys.readouterr().err)
 
@@ -167,7 +167,7 @@ def test_a_warm_start_that_failed_is_made_up_for(capsys: pytest.CaptureFixture[s
     assert not tried("first") & tried("second")
 
 
-def test_times_that_are_missing_or_of_another_model_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_times_that_are_missing_or_of_another_model_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     synthetic(capsys, "first")
     log = Path("first/trials.jsonl")
     kept = [(r.kind, dict(r.data)) for r in read_log(log).records]

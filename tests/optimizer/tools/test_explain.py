@@ -27,42 +27,47 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def told(run: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def explained(run: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     assert main(["explain", str(run), "--json"]) == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
     return document
 
 
-def test_what_is_predicted_is_not_called_measured(told: dict[str, Any]) -> None:
-    both = [m for c in told["cuts"] for m in (c["left"], c["right"])]
-    both += [m for p in told["parts"] for m in p["elsewhere"].values()] + [told["best"], *told["baselines"].values()]
+def test_what_is_predicted_is_not_called_measured(explained: dict[str, Any]) -> None:
+    both = [m for c in explained["cuts"] for m in (c["left"], c["right"])]
+    both += [m for p in explained["parts"] for m in p["elsewhere"].values()] + [
+        explained["best"],
+        *explained["baselines"].values(),
+    ]
     assert all(m["measured_ms"] is None for m in both)
     both = [m for m in both if m["predicted_ms"] is not None]
     assert len(both) > 6
-    assert told["predicted_by"] == "the evaluator's own costs"
+    assert explained["predicted_by"] == "the evaluator's own costs"
     for one in both:
         assert one["predicted_more_ms"] >= -1e-9  # the plan is the best one
 
 
-def test_the_best_of_every_k_is_no_better_than_the_best(told: dict[str, Any]) -> None:
-    assert [k["stages"] for k in told["by_stages"]] == [1, 2, 3, 4]
-    for entry in told["by_stages"][:3]:
+def test_the_best_of_every_k_is_no_better_than_the_best(explained: dict[str, Any]) -> None:
+    assert [k["stages"] for k in explained["by_stages"]] == [1, 2, 3, 4]
+    for entry in explained["by_stages"][:3]:
         assert entry["measured_ms"] is None
         assert len(Plan.from_json(entry["predicted"]).stages) == entry["stages"]
-    assert min(k["predicted_ms"] for k in told["by_stages"][:3]) == pytest.approx(told["best"]["predicted_ms"])
+    assert min(k["predicted_ms"] for k in explained["by_stages"][:3]) == pytest.approx(
+        explained["best"]["predicted_ms"]
+    )
 
 
-def test_limits_tell_what_binds(told: dict[str, Any]) -> None:
-    limits = {limit["what"]: limit for limit in told["limits"]}
+def test_limits_tell_what_binds(explained: dict[str, Any]) -> None:
+    limits = {limit["what"]: limit for limit in explained["limits"]}
     assert limits["at most 3 stages (--max-stages)"]["saves_ms"] >= 0.0
     memory = limits["memory of the processors"]
     assert memory["binds"] == (memory["saves_ms"] > 0.0)
     assert limits["transfers take time"]["binds"]
     assert not limits["use of cpu"]["binds"]
     assert any(what.startswith("1 operator not supported on npu") for what in limits)
-    refused = [m["why_not"] for p in told["parts"] for m in p["elsewhere"].values() if m["why_not"]]
+    refused = [m["why_not"] for p in explained["parts"] for m in p["elsewhere"].values() if m["why_not"]]
     assert all("not supported" in why or "does not fit" in why for why in refused)
-    assert told["no_plan_below"]["predicted_ms"] <= told["best"]["predicted_ms"] * (1 + 1e-9)
+    assert explained["no_plan_below"]["predicted_ms"] <= explained["best"]["predicted_ms"] * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("allow", ["splits", "ranks", "branches,splits,ranks"])
@@ -106,7 +111,7 @@ def test_a_measured_study_is_explained_by_its_profile(tmp_path: Path) -> None:
     assert len(found["cuts"]) == len(found["plan"]["stages"]) - 1
 
 
-def test_what_cannot_be_explained_is_told(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_explained_is_reported(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(tmp_path)]) == 2
     says(capsys.readouterr().err)
     copy = tmp_path / "copy"
@@ -152,20 +157,20 @@ def test_a_plan_is_explained_by_what_it_was_chosen_by(
     assert main([*words, "--json"]) == 0
     objective, found = OBJECTIVES[name], json.loads(capsys.readouterr().out)
     assert main(["explain", str(tmp_path / "run"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["objective"], told["unit"]) == (name, objective.shown)
-    assert told["best"]["predicted_ms"] == pytest.approx(found["best"][objective.key]["median"])
+    explained = json.loads(capsys.readouterr().out)
+    assert (explained["objective"], explained["unit"]) == (name, objective.shown)
+    assert explained["best"]["predicted_ms"] == pytest.approx(found["best"][objective.key]["median"])
     assert main(["explain", str(tmp_path / "run")]) == 0
     assert f"predicted, {objective.shown}" in capsys.readouterr().out or name == "memory"
 
 
-def test_sides_of_a_split_are_told_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sides_of_a_split_are_reported_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*SEARCH, "--processors", "1large,3med", "--out", str(tmp_path / "run"), "--allow", "cuts,branches,splits"]
     assert main([*words, "--json"]) == 0
     best = json.loads(capsys.readouterr().out)["best"]["plan"]
     assert main(["explain", str(tmp_path / "run"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert len(told["parts"]) == len(best["stages"])
-    split = [p for p, s in zip(told["parts"], best["stages"], strict=True) if "share" in s]
+    explained = json.loads(capsys.readouterr().out)
+    assert len(explained["parts"]) == len(best["stages"])
+    split = [p for p, s in zip(explained["parts"], best["stages"], strict=True) if "share" in s]
     assert all("share of a split" in p["elsewhere"]["–"]["why_not"] for p in split)
-    assert not any("--max-stages" in limit["what"] for limit in told["limits"])
+    assert not any("--max-stages" in limit["what"] for limit in explained["limits"])

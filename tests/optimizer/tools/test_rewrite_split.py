@@ -57,7 +57,7 @@ def test_the_new_file_computes_the_same(tmp_path: Path, capsys: pytest.CaptureFi
         "0-1:channels:0.5",
     ],
 )
-def test_what_is_no_split_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], split: str) -> None:
+def test_what_is_no_split_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str], split: str) -> None:
     _, path = model(tmp_path)
     assert main(["rewrite", str(path), "--split", split, "--out", str(tmp_path / "x.tflite")]) == 2
     says(capsys.readouterr().err)

@@ -26,7 +26,7 @@ def document(out: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict
     return found
 
 
-def test_the_file_is_what_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_file_is_what_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.tflite"
     found = document(out, capsys, "--tucker", "ratio:0.5", MODEL, "--rank", "fire2/expand3x3=5x6")
     written = read_model(out)
@@ -40,7 +40,7 @@ def test_the_file_is_what_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert found["predicted"] is None
 
 
-def test_a_person_is_told_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_person_is_reported_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rewrite(tmp_path / "out.tflite", "--tucker", "energy:0.9", MODEL, "--platform", "pixel4") == 0
     text = capsys.readouterr().out
     assert "fewer" in text
@@ -96,7 +96,7 @@ def test_int8_is_made_of_the_decomposed_float_model(tmp_path: Path, capsys: pyte
         [MODEL],
     ],
 )
-def test_what_cannot_be_is_told_in_one_line(
+def test_what_cannot_be_is_reported_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     assert rewrite(tmp_path / "out.tflite", *words) == 2

@@ -25,7 +25,7 @@ from optimizer.workload.memory import Memory
 from optimizer.workload.problem import read_problem
 from optimizer.workload.ranks import grids_of
 from optimizer.workload.variants import find_variants
-from search_spaces.core.arrangement import RankSet
+from search_spaces.core.decoded_plan import RankSet
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import merge
 from search_spaces.core.plan import LayerRanks
@@ -49,15 +49,15 @@ def simulator_of(both: Row, core: Row, fixed: Row, deadline_s: float | None = No
     """Return what prices a chain: milliseconds of each operator on all cores and on one, and of a job for itself."""
     workload = Workload("w", (Client("m", "m", deadline_s=deadline_s),))
 
-    def price(model: Graph, lowered: Lowered, lane: int, operators: tuple[int, ...]) -> JobCost:
-        kind = min(lane, 1)
+    def price(model: Graph, lowered: Lowered, processor: int, operators: tuple[int, ...]) -> JobCost:
+        kind = min(processor, 1)
         return JobCost((fixed[kind] + sum((both, core)[kind][o] for o in operators)) / 1e3)
 
     return WorkloadSimulator(workload, merge("w", [("m", chain_graph(len(both)))]), two_cores(), price)
 
 
 def best_s(both: Row, core: Row, fixed: Row) -> float:
-    """Return the least time of all plans, by trying every first job's end and lane, then that of what is left."""
+    """Return the least time of all plans, by trying every first job's end and processor, then that of what is left."""
     best = [0.0]
     for end in range(1, len(both) + 1):
         jobs = product(range(end), zip((both, core), fixed, strict=True))
@@ -82,7 +82,7 @@ def test_no_plan_is_quicker_than_the_bound_and_one_reaches_it(
 
 
 def test_what_a_job_costs_for_itself_is_not_taken_for_each_operator() -> None:
-    """One lane is quick and refuses an operator; the sum of jobs of one operator is 24 ms, the quickest plan 14."""
+    """One processor is quick and refuses an operator; jobs of one operator take 24 ms in all, the quickest plan 14."""
     both, core = [0.13] * 50 + [math.inf] + [0.13] * 49, [1.0] * 100
     quickest_s = best_s(both, core, (0.1, 0.1))
     assert quickest_s < 0.0145
@@ -148,8 +148,8 @@ def memory_of(errors: Sequence[float]) -> tuple[Memory, Sequence[Sequence[RankSe
     evaluator = CostModelEvaluator()
     problem = read_problem(parse_config({**values, "processors": "1large,3med,gpu"}), evaluator)
     with evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective) as session:
-        grids, lanes = grids_of(problem.workload, problem.choices), problem.space.platform
-        arguments = session, problem.workload, problem.joined, lanes, problem.choices, grids, lambda _: None
+        grids, processors = grids_of(problem.workload, problem.choices), problem.space.platform
+        arguments = session, problem.workload, problem.joined, processors, problem.choices, grids, lambda _: None
         return Memory(problem.workload, problem.joined), find_variants(*arguments).sets
 
 
@@ -159,15 +159,15 @@ def sparing_nbytes(memory: Memory, sets: Sequence[Sequence[RankSet]]) -> int:
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_a_limit_that_no_choice_keeps_is_told_before_anything_is_tried(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_limit_that_no_choice_keeps_is_reported_before_anything_is_tried(capsys: pytest.CaptureFixture[str]) -> None:
     """Each model for itself would keep it with ranks that the other must not have."""
     memory, sets = memory_of((0.4, 0.15))
     bound, fewest = memory.bound_nbytes(sets), sparing_nbytes(memory, sets)
     assert bound < fewest
     words = ("--workload", two_clients((0.4, 0.15), (bound + fewest) / 2), "--budget", "8")
-    told = run(capsys, *words, code=3)
-    assert "memory of the workload" in told
-    assert "raise memory_limit_mb" in told
+    output = run(capsys, *words, code=3)
+    assert "memory of the workload" in output
+    assert "raise memory_limit_mb" in output
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_limit_that_no_choice_keeps_is_told_before_anything_is_tried(capsys: p
     ],
 )
 @pytest.mark.usefixtures("elsewhere")
-def test_requests_that_are_due_before_all_lanes_could_have_answered(
+def test_requests_that_are_due_before_all_processors_could_have_answered(
     tmp_path: Path, client: str, due: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "w.yaml"
@@ -195,6 +195,7 @@ def test_requests_that_are_due_before_all_lanes_could_have_answered(
 def test_no_plan_of_several_models_is_below_the_bound(capsys: pytest.CaptureFixture[str], objective: str) -> None:
     words = ["--model", "squeezenet1_1@0.25/64,mobilenet_v1@0.25/128", "--evaluator", "cost-model", "--budget", "20"]
     words += ["--platform", "pixel4", "--processors", "1large,1small,gpu", "--objective", objective, "-q", "--json"]
+    words += ["--allow", "cuts"]
     assert main([*words, "--out", "run"]) == 0
     found = json.loads(capsys.readouterr().out)
     trials = [Trial.from_json(r.data) for r in read_log(Path("run", "trials.jsonl")).records if r.kind == "trial"]

@@ -72,9 +72,9 @@ def test_a_study_whose_workload_was_changed_is_not_run_again(capsys: pytest.Capt
     says(printed([], capsys, "execute", "run", code=2))
     for damaged in ("{", "[]", '{"clients": [{}]}', json.dumps({**document, "seed": None, "clients": []})):
         path.write_text(damaged)
-        told = printed([], capsys, "execute", "run", code=2)
-        assert "workload.json: cannot be read" in told
-        assert told.count("\n") == 1
+        output = printed([], capsys, "execute", "run", code=2)
+        assert "workload.json: cannot be read" in output
+        assert output.count("\n") == 1
 
 
 def test_outputs_that_are_not_what_they_should_be_have_an_exit_code(

@@ -67,7 +67,7 @@ def test_canonical_is_idempotent_and_does_the_same(graph: Graph, platform: Platf
 
 
 @given(graphs(), platforms(), st.data())
-def test_renaming_alike_lanes_and_reordering_stages_leaves_the_canonical_plan(
+def test_renaming_alike_processors_and_reordering_stages_leaves_the_canonical_plan(
     graph: Graph, platform: Platform, data: st.DataObject
 ) -> None:
     plan = data.draw(chains(graph, platform))

@@ -1,4 +1,4 @@
-"""Names of lanes, platform files, and which processors a study gets."""
+"""Names of processors, platform files, and which processors a study gets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CORES = usable_cores()
 
 
 @given(st.text(max_size=30))
-def test_any_text_is_a_lane_or_one_line(text: str) -> None:
+def test_any_text_is_a_processor_or_one_line(text: str) -> None:
     problem = ""
     try:
         parse_processor(text)
@@ -65,7 +65,7 @@ def test_cores_are_read_however_they_are_grouped(cores: set[int]) -> None:
         ("npu+cpu:/opt/sdk", ProcessorName("npu", folder="/opt/sdk", fallback=True)),
     ],
 )
-def test_names_of_lanes(text: str, wanted: ProcessorName) -> None:
+def test_names_of_processors(text: str, wanted: ProcessorName) -> None:
     assert parse_processor(text) == wanted
 
 
@@ -99,14 +99,14 @@ def test_names_that_are_wrong(text: str) -> None:
         parse_processor(text)
 
 
-def test_a_lane_of_cores() -> None:
-    lane = make_processor(f"cpu{CORES[0]}:builtin")
-    assert lane.resources == {f"core{CORES[0]}": 1.0}
-    assert lane.options == {"cores": (CORES[0],), "threads": 1, "kernels": "builtin"}
+def test_a_processor_of_cores() -> None:
+    processor = make_processor(f"cpu{CORES[0]}:builtin")
+    assert processor.resources == {f"core{CORES[0]}": 1.0}
+    assert processor.options == {"cores": (CORES[0],), "threads": 1, "kernels": "builtin"}
     everything = make_processor("cpu")
     assert everything.options["cores"] == tuple(CORES)
-    assert everything.excludes(lane)
-    assert lane.like != make_processor(f"cpu{CORES[0]}").like
+    assert everything.excludes(processor)
+    assert processor.like != make_processor(f"cpu{CORES[0]}").like
 
 
 def test_cores_that_are_not_there_or_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_cores_that_are_not_there_or_not_ours(monkeypatch: pytest.MonkeyPatch) -
     assert other.value.exit_code == 4
 
 
-def lane(name: str, like: str, *resources: str) -> Processor:
+def processor(name: str, like: str, *resources: str) -> Processor:
     return Processor(name, "cpu", dict.fromkeys(resources, 1.0), like)
 
 
@@ -127,17 +127,21 @@ def likes(*processors: Processor) -> list[str]:
     return [p.like for p in tell_apart(processors)]
 
 
-def test_lanes_are_alike_only_if_they_exclude_the_same_lanes() -> None:
-    a, b, c = lane("a", "x", "0"), lane("b", "x", "1"), lane("c", "x", "2")
+def test_processors_are_alike_only_if_they_exclude_the_same_processors() -> None:
+    a, b, c = processor("a", "x", "0"), processor("b", "x", "1"), processor("c", "x", "2")
     assert len(set(likes(a, b, c))) == 1
-    assert len(set(likes(a, b, c, lane("all", "y", "0", "1", "2")))) == 2
-    found = likes(a, b, c, lane("pair", "y", "0", "1"))
+    assert len(set(likes(a, b, c, processor("all", "y", "0", "1", "2")))) == 2
+    found = likes(a, b, c, processor("pair", "y", "0", "1"))
     assert found[0] == found[1] != found[2]
-    chain = likes(lane("a", "x", "0", "1"), lane("b", "x", "1", "2"), lane("c", "x", "2", "3"))
+    chain = likes(processor("a", "x", "0", "1"), processor("b", "x", "1", "2"), processor("c", "x", "2", "3"))
     assert len(set(chain)) == 3
 
 
-@given(st.permutations([lane("a", "x", "0"), lane("b", "x", "1"), lane("p", "y", "0", "9"), lane("q", "y", "8")]))
+@given(
+    st.permutations(
+        [processor("a", "x", "0"), processor("b", "x", "1"), processor("p", "y", "0", "9"), processor("q", "y", "8")]
+    )
+)
 def test_telling_apart_changes_nothing_else(processors: list[Processor]) -> None:
     found = tell_apart(processors)
     assert [(p.name, p.resources) for p in found] == [(p.name, p.resources) for p in processors]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
-from search_spaces.core.arrangement import arrangement, jobs_of
+from search_spaces.core.decoded_plan import decoded_plan, jobs_of
 from search_spaces.core.errors import PlanError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import merge
 from search_spaces.core.plan import Plan, Stage
 from search_spaces.core.platform import Platform, Processor
-from search_spaces.core.pools import lanes_of, members, with_pools
+from search_spaces.core.pools import members, single_processors, with_pools
 from search_spaces.core.workload import Arrival, Client, Workload, counted, is_workload, workload_of
 from search_spaces.core.workload_file import read_workload
 from search_spaces.models import load
@@ -87,7 +88,7 @@ def test_decoding_is_total_and_what_it_returns_is_canonical(space: WorkloadSpace
     plan = space.decode(params)
     plan.validate(space.joined.graph, space.platform)
     assert space.decode(space.encode(plan)) == plan
-    assert space.plan(arrangement(plan, space.joined)) == plan
+    assert space.plan(decoded_plan(plan, space.joined)) == plan
     assert Plan.from_json(plan.to_json()) == plan
 
 
@@ -113,14 +114,14 @@ def test_plans_have_numbers_and_each_is_there_once(space: WorkloadSpace) -> None
         space.plan_at(len(plans))
 
 
-def test_instances_of_one_client_stand_for_each_other_and_so_do_alike_lanes() -> None:
+def test_instances_of_one_client_stand_for_each_other_and_so_do_alike_processors() -> None:
     space = space_of((2, 2), jobs=1)
     one = {"dispatch": "fifo", "jobs_1": 1, "first_1": 1, "first_2": 2, "on_1_1": "cpu1", "on_2_1": "cpu"}
     other = one | {"first_1": 2, "first_2": 1, "on_1_1": "cpu", "on_2_1": "cpu0"}
     assert space.decode(one) == space.decode(other)
 
 
-def test_what_is_no_plan_of_a_workload_is_told() -> None:
+def test_what_is_no_plan_of_a_workload_is_reported() -> None:
     space = space_of((2, 1), (2, 1))
     digest, joined = space.joined.graph.digest, space.joined
     mixed = Plan(digest, (Stage((0, 2), "cpu"), Stage((1, 3), "cpu")), "fifo")
@@ -130,17 +131,17 @@ def test_what_is_no_plan_of_a_workload_is_told() -> None:
     with fails(PlanError):
         jobs_of(torn, joined)
     with fails(PlanError):
-        arrangement(Plan(digest, (Stage((0, 1), "cpu"), Stage((2, 3), "cpu"))), joined)
+        decoded_plan(Plan(digest, (Stage((0, 1), "cpu"), Stage((2, 3), "cpu"))), joined)
     with fails(PlanError):
         space.encode(Plan(digest, (Stage((0, 1), "cpu"), Stage((2, 3), "cpu")), "edf"))
 
 
-def test_a_pool_is_made_of_alike_lanes_that_can_run_at_once() -> None:
+def test_a_pool_is_made_of_alike_processors_that_can_run_at_once() -> None:
     platform = two_cores()
     assert [p.name for p in platform.processors] == ["cpu", "cpu0", "cpu1", "cpu0|cpu1"]
     assert members(platform["cpu0|cpu1"]) == ("cpu0", "cpu1")
     assert members(platform["cpu"]) == ("cpu",)
-    assert [p.name for p in lanes_of(platform)] == ["cpu", "cpu0", "cpu1"]
+    assert [p.name for p in single_processors(platform)] == ["cpu", "cpu0", "cpu1"]
 
 
 @pytest.mark.parametrize(
@@ -231,7 +232,7 @@ def test_a_workload_is_read_from_a_file(tmp_path: Path) -> None:
         ("  - model: squeezenet1_1", "  - count: 1", 9),
     ],
 )
-def test_what_is_wrong_in_a_file_is_told_with_its_line(tmp_path: Path, old: str, new: str, line: int) -> None:
+def test_what_is_wrong_in_a_file_is_reported_with_its_line(tmp_path: Path, old: str, new: str, line: int) -> None:
     path = tmp_path / "robot.yaml"
     path.write_text(GOOD.replace(old, new))
     with pytest.raises(UsageError) as caught:
@@ -240,12 +241,14 @@ def test_what_is_wrong_in_a_file_is_told_with_its_line(tmp_path: Path, old: str,
     says(str(caught.value))
 
 
-def shared(model: str, *counts: int, branches: bool = True) -> SharedWorkloadSpace:
+def shared(model: str, *counts: int, branches: bool = True, cores: int = 2) -> SharedWorkloadSpace:
     graph = load(model)
     clients = tuple(Client(f"m{i}", model, count) for i, count in enumerate(counts))
     workload = Workload("drawn", clients)
     joined = merge("drawn", [(i.name, graph) for i in workload.instances])
-    return SharedWorkloadSpace(workload, joined, two_cores(), branches=branches)
+    unlike = tuple(replace(one_core(i), like=f"core{i}") for i in range(cores))
+    platform = two_cores() if cores == 2 else Platform("unlike cores", unlike)
+    return SharedWorkloadSpace(workload, joined, platform, branches=branches)
 
 
 SHARED = (
@@ -253,10 +256,11 @@ SHARED = (
     shared("googlenet@0.25/64", 3),
     shared("mobilenet_v1@0.25/64", 2, 1, branches=False),
 )
+NAMES = ["squeezenet", "googlenet", "mobilenet"]
 
 
-@pytest.mark.parametrize("space", SHARED, ids=["squeezenet", "googlenet", "mobilenet"])
-def test_models_that_are_shared_by_lanes_are_plans_of_a_space(space: SharedWorkloadSpace) -> None:
+@pytest.mark.parametrize("space", SHARED, ids=NAMES)
+def test_models_that_are_shared_by_processors_are_plans_of_a_space(space: SharedWorkloadSpace) -> None:
     rng = np.random.default_rng(7)
     kinds = set()
     for _ in range(6):
@@ -271,7 +275,7 @@ def test_models_that_are_shared_by_lanes_are_plans_of_a_space(space: SharedWorkl
     assert {"whole", "height", "channels"} <= kinds
 
 
-@pytest.mark.parametrize("space", SHARED, ids=["squeezenet", "googlenet", "mobilenet"])
+@pytest.mark.parametrize("space", SHARED, ids=NAMES)
 def test_any_parameters_stand_for_a_plan_of_shared_models(space: SharedWorkloadSpace) -> None:
     rng = np.random.default_rng(3)
     found = space.distributions()
@@ -279,6 +283,19 @@ def test_any_parameters_stand_for_a_plan_of_shared_models(space: SharedWorkloadS
         params = {
             name: distribution.to_external_repr(_drawn(distribution, rng)) for name, distribution in found.items()
         }
+        plan = space.decode(params)
+        assert space.decode(space.encode(plan)) == plan
+
+
+def test_instances_have_one_word_for_branches_that_they_place_alike() -> None:
+    space = shared("squeezenet1_1@0.25/64", 2, cores=4)
+    alone = space.models[0]
+    segment = next(s for s in alone.segments if len(s.runs) == 2)
+    base, at = alone.base(segment), segment.first
+    for code in range(1, base**2):
+        params = space.encode(space.plan_at(0)) | {f"cut_1_{at}": 1, f"way_1_{at}": "branches", f"share_1_{at}": code}
+        for instance, (on, other) in enumerate((("cpu0", "cpu1"), ("cpu1", "cpu3")), 1):
+            params |= {f"on_{instance}_{at}": on, f"with_{instance}_{at}": other}
         plan = space.decode(params)
         assert space.decode(space.encode(plan)) == plan
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -54,10 +55,10 @@ def test_without_a_converter_the_line_tells_how_to_convert(
         assert capsys.readouterr().err == f"optimize: there is no file {source!r}; give the path of a model\n"
         Path(source).write_bytes(b"anything")
     assert main(["inspect", source]) == 4
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert "or convert it yourself: " in told
-    assert (source if ":" not in source else repr("resnet18")) in told
+    output = capsys.readouterr().err
+    assert output.count("\n") == 1
+    assert "or convert it yourself: " in output
+    assert (source if ":" not in source else repr("resnet18")) in output
 
 
 def converter(body: str, path: Path) -> None:
@@ -67,25 +68,48 @@ def converter(body: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "output", "limit_s"),
     [
-        ("sys.exit('convert: no kernel')", "cannot be converted: no kernel"),
-        ("os.abort()", "cannot be converted: the converter ended with -6"),
-        ("time.sleep(60)", "was not converted within 1 s"),
-        ("open(out, 'wb').write(b'no model')", "is not a .tflite"),
+        ("sys.exit('convert: no kernel')", "cannot be converted: no kernel", 120),
+        ("os.abort()", "cannot be converted: the converter ended with -6", 120),
+        ("time.sleep(600)", "was not converted within 1 s", 1),
+        ("open(out, 'wb').write(b'no model')", "is not a .tflite", 120),
     ],
 )
 def test_a_converter_that_fails_is_one_line(
-    body: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    body: str,
+    output: str,
+    limit_s: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "net.onnx").write_bytes(told.encode())
+    (tmp_path / "net.onnx").write_bytes(output.encode())
     converter(body, tmp_path / "python")
     monkeypatch.setattr(convert, "_environment", lambda _: (str(tmp_path / "python"), "1"))
-    monkeypatch.setattr(convert, "LIMIT_S", 1)
+    monkeypatch.setattr(convert, "LIMIT_S", limit_s)
     assert main(["inspect", str(tmp_path / "net.onnx")]) in {2, 4}
     message = capsys.readouterr().err
-    assert told in message
+    assert output in message
     assert message.count("\n") == 1
+
+
+def test_a_converter_sees_this_package_and_nothing_that_is_installed_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = tmp_path / "site-packages"
+    shutil.copytree(Path(convert.__file__).parents[1], site / "search_spaces")
+    (site / "numpy.py").write_text("raise ImportError('of another Python')")
+    (tmp_path / "net.onnx").write_bytes(b"anything")
+    body = (
+        "import search_spaces.models.convert as found; path = os.environ['PYTHONPATH']\n"
+        "sys.exit('convert: ' + ' '.join(os.listdir(path)) + str(found.__file__.startswith(path)))"
+    )
+    converter(body, tmp_path / "python")
+    monkeypatch.setattr(convert, "__file__", str(site / "search_spaces" / "models" / "convert.py"))
+    monkeypatch.setattr(convert, "_environment", lambda _: (str(tmp_path / "python"), "1"))
+    assert main(["inspect", str(tmp_path / "net.onnx")]) == 2
+    assert "cannot be converted: search_spacesTrue" in capsys.readouterr().err
 
 
 def test_what_was_converted_is_kept_until_its_source_changes(
@@ -98,16 +122,27 @@ def test_what_was_converted_is_kept_until_its_source_changes(
     monkeypatch.setattr(convert, "_environment", lambda _: (str(tmp_path / "p"), "1"))
     digests = [load(str(source)).digest for _ in range(2)]
     assert count.read_text() == "."
-    source.write_bytes(b"two")
+    source.write_bytes(b"two, with weights in net.onnx.data")
     assert [load(str(source)).digest] * 2 == digests
     assert count.read_text() == ".."
+    for weights in (b"w", b"v"):
+        (tmp_path / "net.onnx.data").write_bytes(weights)
+        (tmp_path / "other").write_bytes(weights)
+        for _ in range(2):
+            load(str(source))
+    assert count.read_text() == "...."
 
 
-def test_a_pt2_that_a_file_names_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "net.pt2").write_bytes(b"anything")
+@pytest.mark.parametrize("name", ["net.pt2", "folder"])
+def test_what_is_code_is_refused_where_a_file_names_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder").mkdir()
+    for file in ("net.pt2", "folder/saved_model.pb"):
+        (tmp_path / file).write_bytes(b"anything")
     monkeypatch.setattr(convert, "_environment", lambda _: (sys.executable, "1"))
     with pytest.raises(ModelError, match="a file or a shared study names it"):
-        load(str(tmp_path / "net.pt2"))
+        load(str(tmp_path / name))
 
 
 def test_a_converter_has_no_network_and_little_memory() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import subprocess
 import zipfile
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,21 @@ from evaluators.litert import PlanRunner
 from evaluators.litert.processors import make_processor
 from evaluators.litert.session import LitertEvaluator
 from optimizer.cli import main
+from optimizer.export.run_plan import CUSTOM_OPS, StartError
+from optimizer.export.run_plan import Plan as RunPlan
 from search_spaces.core.allowed_code import allow
 from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.graph import Graph, Tensor
+from search_spaces.core.plan import Plan, Share, Stage
 from search_spaces.core.platform import Platform
 from search_spaces.models import load
 from search_spaces.models.inputs import drawn_inputs, read_inputs
+from search_spaces.rewrites.lower import Lowering
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.cuts import every_layer
 from tests.benchmarks.operators import interpreted
+from tests.support.commands import SEARCHED
+from tests.support.models.custom_operator import kernels
 from tests.support.models.litert_loading import loaded
 from tests.support.models.tflite_models import SHAPE, TYPES, Array, Net, quantized
 from tests.support.sentences import fails, says
@@ -66,7 +72,7 @@ def test_inputs_are_read_by_name_or_by_position(tmp_path: Path) -> None:
     assert same(read_inputs(tmp_path / "c.npy", PORTS[:1]), [ARRAYS["image"]])
 
 
-def test_inputs_that_do_not_fit_are_told_in_one_line(tmp_path: Path) -> None:
+def test_inputs_that_do_not_fit_are_reported_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
     for arrays, word in (
         ({"image": ARRAYS["image"]}, "holds 'image'"),
@@ -226,52 +232,82 @@ def test_a_signature_is_chosen_by_its_name(tmp_path: Path, capsys: pytest.Captur
     says(capsys.readouterr().err)
 
 
-LIBRARY = r"""
-#include <stddef.h>
-#include <stdint.h>
-struct Layout { uint32_t bits; int32_t dimensions[8]; uint32_t strides[8]; };
-int LiteRtLockTensorBuffer(void*, void**, int);
-int LiteRtUnlockTensorBuffer(void*);
-int LiteRtGetTensorBufferSize(void*, size_t*);
-static int init(void* data, const void* options, size_t n) { return 0; }
-static int layouts(void* data, size_t n, const struct Layout* in, size_t m, struct Layout* out) {
-  for (size_t i = 0; i < m; ++i) out[i] = in[0];
-  return 0;
-}
-static int run(void* data, size_t n, void* const* in, size_t m, void** out) {
-  size_t nbytes;
-  void *from, *to;
-  if (LiteRtGetTensorBufferSize(out[0], &nbytes)) return 1;
-  if (LiteRtLockTensorBuffer(in[0], &from, 0) || LiteRtLockTensorBuffer(out[0], &to, 1)) return 1;
-  for (size_t i = 0; i < nbytes / sizeof(float); ++i) ((float*)to)[i] = 2 * ((float*)from)[i];
-  return LiteRtUnlockTensorBuffer(in[0]) || LiteRtUnlockTensorBuffer(out[0]);
-}
-static int destroy(void* data) { return 0; }
-struct { void *init, *layouts, *run, *destroy; } litert_custom_op_Twice = {init, layouts, run, destroy};
-"""
-
-
 @pytest.mark.litert
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler")
 def test_kernels_of_custom_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "ops.c").write_text(LIBRARY)
-    library = tmp_path / "libops.so"
-    subprocess.run(["gcc", "-w", "-shared", "-fPIC", "-o", library, tmp_path / "ops.c"], check=True)
+    library = kernels(tmp_path)
     net = Net()
     x = net.input()
     path = net.outputs(net.op("RELU", [net.op("Twice", [net.op("RELU", [x])])])).write(tmp_path / "m.tflite")
     with fails(UsageError):
         load(str(path), custom_ops=library)
     out = tmp_path / "run"
-    command = ["--model", str(path), "--processors", "cpu0", "--budget", "3", "-q", "--out", str(out)]
-    assert main([*command, "--custom-ops", str(library)]) == 0
+    command = ["--model", str(path), "--processors", "cpu0,cpu1:builtin", "--budget", "3", "-q", "--out", str(out)]
+    assert main([*command, "--custom-ops", str(library)]) in SEARCHED
+    values = np.linspace(-1, 1, 32, dtype=np.float32).reshape(SHAPE)
+    wanted = 2 * np.maximum(values, 0)
     with PlanRunner(out / "best", custom_ops=library) as runner:
-        values = np.linspace(-1, 1, 32, dtype=np.float32).reshape(SHAPE)
-        assert same(list(runner.run(values).values()), [2 * np.maximum(values, 0)])
+        assert same(list(runner.run(values).values()), [wanted])
     assert main(["execute", str(out), "--custom-ops", str(library)]) == 0
+    assert main(["export", str(out)]) == 0
+    assert "the kernels of Twice beside the stage files" in (out / "export" / "README.md").read_text()
+    assert " custom=Twice:1" in (out / "export" / "plan.txt").read_text()
+    with fails(StartError):
+        RunPlan(out / "export")
+    shutil.copy(library, out / "export" / CUSTOM_OPS)
+    with RunPlan(out / "export") as plan:
+        assert same(list(plan.run(values).values()), [wanted])
     capsys.readouterr()
     assert main(["execute", str(out)]) == 4
     says(capsys.readouterr().err)
     allow(str(tmp_path / "ops.c"))
     with fails(UnavailableError):
         run_alone(load(str(path), custom_ops=tmp_path / "ops.c"))
+
+
+def test_rewritten_models_keep_inputs_and_kernels(tmp_path: Path) -> None:
+    graph = load("squeezenet1_1@0.25/64")
+    assert graph.source is not None
+    given, library = (np.ones(graph.tensors[graph.inputs[0]].shape, np.float32),), tmp_path / "libops.so"
+    graph = replace(graph, source=replace(graph.source, given=given, custom_ops=library))
+    sides = (Share("height", 0, 15), Share("height", 15, 31))
+    stages = [Stage((0,), lane, share) for lane, share in zip(("cpu0", "cpu1"), sides, strict=True)]
+    plan = Plan(graph.digest, (*stages, Stage(tuple(range(1, len(graph.operators))), "cpu0")))
+    lowered = Lowering(graph).lower(plan).graph.source
+    assert lowered is not None
+    assert lowered.rewritten
+    assert (lowered.given, lowered.custom_ops) == (given, library)
+
+
+@pytest.mark.litert
+def test_given_inputs_that_do_not_fit_name_the_operator(tmp_path: Path) -> None:
+    net = Net()
+    x, k = net.input((1, 20)), net.input((), TYPES.INT32)
+    values, indices = net.tensor((1, 3)), net.tensor((1, 3), TYPES.INT32)
+    net.op("TOPK_V2", [net.op("NEG", [x], net.tensor((1, 20))), k], [values, indices], schema.TopKV2OptionsT())
+    path = net.outputs(values, indices).write(tmp_path / "m.tflite")
+    np.savez(tmp_path / "x.npz", t0=np.zeros((1, 20), np.float32), t1=np.array(1 << 30, np.int32))
+    with pytest.raises(UnavailableError) as caught:
+        run_alone(load(str(path), inputs=tmp_path / "x.npz"))
+    assert str(caught.value).startswith("operator 1 (TOPK_V2) cannot be run")
+    assert caught.value.hint == "give inputs that fit: --input FILE.npz"
+
+
+@pytest.mark.litert
+def test_operators_of_tensorflow_are_told_as_such(tmp_path: Path) -> None:
+    net = Net()
+    net.outputs(net.op("RELU", [net.op("FlexErf", [net.input()])]))
+    with pytest.raises(UnavailableError) as caught:
+        run_alone(load(str(net.write(tmp_path / "m.tflite"))))
+    assert str(caught.value).startswith("operator 0 (FlexErf) is an operator of TensorFlow")
+
+
+@pytest.mark.litert
+def test_a_signature_of_another_rank_is_not_looked_at(tmp_path: Path) -> None:
+    net = Net()
+    net.outputs(net.op("NEG", [net.input((1, 8), shapeSignature=[-1, -1, -1])], net.tensor((1, 8))))
+    path = net.write(tmp_path / "m.tflite")
+    graph = load(str(path))
+    expected = interpreted(path, drawn_inputs(graph, 0))
+    assert not isinstance(expected, str)
+    assert same(run_alone(graph), expected)

@@ -20,7 +20,7 @@ from search_spaces.core.errors import ModelError
 from search_spaces.core.graph import Graph
 from search_spaces.models.flatbuffer import IDENTIFIER, write_model
 from search_spaces.models.litert import read_model
-from tests.support.models.tflite_models import single, tiny
+from tests.support.models.tflite_models import Net, single, tiny
 from tests.support.sentences import fails
 
 
@@ -112,6 +112,30 @@ def bomb(tables: int, name: bytes) -> bytes:
 @pytest.mark.parametrize(("tables", "name"), [(20_000, b"t"), (300, b"t"), (20, b"t" * 1_000_000)])
 def test_a_file_that_repeats_itself_is_refused_before_it_unfolds(scratch: Path, tables: int, name: bytes) -> None:
     assert read_or_refuse(scratch, bomb(tables, name)) is None
+
+
+class _SharedBuffer(schema.BufferT):  # type: ignore[misc]
+    """Writes one table however often it is referred to."""
+
+    place = 0
+
+    def Pack(self, builder: Any) -> int:  # noqa: N802 - the schema's name
+        self.place = self.place or super().Pack(builder)
+        return self.place
+
+
+def test_empty_buffers_may_be_one_table(scratch: Path) -> None:
+    net, count = Net(), 3000  # as the LiteRT converter writes them
+    x = net.input(buffer=1)
+    for i in range(count):
+        x = net.op("NEG", [x], net.tensor(buffer=2 + i))
+    net.outputs(x)
+    net.model.buffers = [schema.BufferT(), *([_SharedBuffer()] * (count + 1))]
+    builder = flatbuffers.Builder(1024)
+    builder.Finish(net.model.Pack(builder), IDENTIFIER)
+    graph = read_or_refuse(scratch, bytes(builder.Output()))
+    assert graph is not None
+    assert len(graph.operators) == count
 
 
 def test_a_sparse_file_costs_nothing(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tests.support.models.stage_models import apart, calling, counter, same
 from tests.support.models.tflite_models import SHAPE, Net, nets, variable
 from tests.support.sentences import fails
 
-LANE = Platform("one", (Processor("cpu", "cpu", {}, "cpu"),))
+PROCESSOR = Platform("one", (Processor("cpu", "cpu", {}, "cpu"),))
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def partitions(draw: st.DrawFn, graph: Graph) -> Plan:
     quotient.add_edges_from((labels[b], labels[o]) for o in range(len(labels)) for b in graph.predecessors(o))
     joined = list(nx.strongly_connected_components(quotient))
     stages = tuple(Stage(tuple(o for o, label in enumerate(labels) if label in group), "cpu") for group in joined)
-    return canonical(Plan(graph.digest, stages), graph, LANE)
+    return canonical(Plan(graph.digest, stages), graph, PROCESSOR)
 
 
 # The law
@@ -58,10 +58,10 @@ def test_every_acyclic_partition_computes_what_the_whole_computes(folder: Path, 
 @settings(max_examples=60, deadline=None)
 def test_no_decoded_plan_has_a_circle(folder: Path, net: Net, data: st.DataObject) -> None:
     graph = read_model(net.write(folder / "m.tflite"))
-    space = ChainSpace(graph, LANE, data.draw(st.integers(1, len(graph.operators))))
+    space = ChainSpace(graph, PROCESSOR, data.draw(st.integers(1, len(graph.operators))))
     plan = space.plan_at(data.draw(st.integers(0, space.cardinality() - 1)))
-    plan.validate(graph, LANE)
-    assert canonical(plan, graph, LANE) == plan == space.decode(space.encode(plan))
+    plan.validate(graph, PROCESSOR)
+    assert canonical(plan, graph, PROCESSOR) == plan == space.decode(space.encode(plan))
 
 
 # Constants that operators compute

@@ -141,7 +141,7 @@ def test_building_int8_again_gives_the_same_bytes(tmp_path: Path) -> None:
     assert read_model(tmp_path / "0.tflite").digest == load("mobilenet_v3_large@0.25/64:int8").digest
 
 
-def test_a_runtime_that_fails_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_runtime_that_fails_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "m.tflite").write_bytes(b"no model")
     with fails(UnavailableError):
         calibration.calibrated(tmp_path / "m.tflite")

@@ -101,8 +101,8 @@ def test_triples_in_split_chains_run_and_are_predicted(tmp_path: Path, axis: str
     predictor = CostModelEvaluator()
     described = predictor.described("pixel4")
     assert described is not None
-    lanes = [p.name for p in described.processors][:2]
-    moved = replace(plan, stages=tuple(replace(s, processor=lanes[int(s.processor[-1])]) for s in plan.stages))
+    processors = [p.name for p in described.processors][:2]
+    moved = replace(plan, stages=tuple(replace(s, processor=processors[int(s.processor[-1])]) for s in plan.stages))
     with predictor.prepare(described) as model, closing(model.load(graph, moved)) as candidate:
         assert candidate.run(1).latency_s[0] > 0.0
         assert candidate.stream(1).latency_s[0] > 0.0

@@ -98,7 +98,7 @@ def test_vgg16_on_three_processors_has_5313_chains_of_up_to_three_parts() -> Non
     assert ChainSpace(chain_graph(21), platform, 3).cardinality() == 5313
 
 
-def test_alike_lanes_collapse() -> None:
+def test_alike_processors_collapse() -> None:
     platform = Platform("p", tuple(Processor(f"c{i}", "cpu", {}, "cpu") for i in range(8)))
     space = ChainSpace(chain_graph(9), platform, 4)
     assert space.distributions()["processor_1"] == CategoricalDistribution(["c0", "c1", "c2", "c3"])

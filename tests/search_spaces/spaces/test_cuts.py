@@ -34,7 +34,7 @@ def test_every_criterion_gives_cuts_of_the_parts_asked_for(graph: Graph, data: s
 
 
 @given(graphs(max_operators=8), st.data())
-def test_parameter_count_is_the_most_equal_then_the_cheapest_to_hand_over(graph: Graph, data: st.DataObject) -> None:
+def test_parameter_count_is_the_most_equal_then_the_cheapest_to_transfer(graph: Graph, data: st.DataObject) -> None:
     count = len(graph.operators)
     parts = data.draw(st.integers(1, min(4, count)))
     weights = [c.parameters for c in operator_costs(graph)]

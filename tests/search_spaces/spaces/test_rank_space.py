@@ -101,7 +101,7 @@ def test_choices_are_multiples_of_fewer_macs() -> None:
 
 @given(st.data())
 @settings(max_examples=20)
-def test_filters_are_off_by_no_more_than_is_told(data: st.DataObject) -> None:
+def test_filters_are_off_by_no_more_than_is_reported(data: st.DataObject) -> None:
     operator = data.draw(st.sampled_from(sorted(space().options)))
     ranks = data.draw(st.sampled_from(space().options[operator]))
     (kernel,) = read_filters(small(), space().layers[operator])
@@ -153,7 +153,7 @@ def test_one_share_for_all_keeps_the_limit_and_is_never_slower(model: RankCosts,
     assert rank_violations(model, most_error, plan) == ()
 
 
-def test_what_ranks_break_is_told() -> None:
+def test_what_ranks_break_is_reported() -> None:
     model = RankCosts(
         space(),
         ChainCosts(MIXED, np.ones((3, len(small().operators))), np.zeros(3), np.zeros((len(small().operators), 3, 3))),
@@ -177,15 +177,15 @@ def test_a_plan_with_ranks_costs_what_the_decomposed_model_costs() -> None:
     assert platform is not None
     found = RankSpace(graph, ChainSpace(graph, platform, 3))
     ranks = {o: options[0] for o, options in found.options.items()}
-    lanes = [p.name for p in platform.processors]
+    processors = [p.name for p in platform.processors]
     cut = sorted(ranks)[2]
-    plan = found.with_ranks(chain_plan(graph, (cut,), lanes[:2]), ranks)
+    plan = found.with_ranks(chain_plan(graph, (cut,), processors[:2]), ranks)
     made = outline(graph, ranks)
     before = cut + 2 * sum(o < cut for o in ranks)
     with evaluator.prepare(platform) as session:
         mine = session.load(graph, plan).run(2)
-        theirs = session.load(made, chain_plan(made, (before,), lanes[:2])).run(2)
-        whole = session.load(graph, chain_plan(graph, (cut,), lanes[:2])).run(1)
+        theirs = session.load(made, chain_plan(made, (before,), processors[:2])).run(2)
+        whole = session.load(graph, chain_plan(graph, (cut,), processors[:2])).run(1)
     np.testing.assert_allclose(mine.latency_s, theirs.latency_s)
     np.testing.assert_allclose(mine.stage_s, theirs.stage_s)
     assert mine.errors is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from evaluators.cost_model.session import CostModelEvaluator
@@ -44,12 +44,12 @@ def read(drawn: Layers) -> Graph:
 
 def costs(graph: Graph, seed: int, platform: Platform = TWO) -> ChainCosts:
     rng = np.random.default_rng(seed)
-    lanes, count = len(platform.processors), len(graph.operators)
-    operator_s = np.tile(rng.integers(1, 9, count) * 1e-3, (lanes, 1))
+    processors, count = len(platform.processors), len(graph.operators)
+    operator_s = np.tile(rng.integers(1, 9, count) * 1e-3, (processors, 1))
     operator_s[1] *= rng.choice([1.0, 3.0])
-    between = np.full((count, lanes, lanes), float(rng.choice([0.0, 1e-4, 3e-3])))
-    between[:, np.arange(lanes), np.arange(lanes)] = 0.0
-    return ChainCosts(platform, operator_s, np.full(lanes, 1e-5), between)
+    between = np.full((count, processors, processors), float(rng.choice([0.0, 1e-4, 3e-3])))
+    between[:, np.arange(processors), np.arange(processors)] = 0.0
+    return ChainCosts(platform, operator_s, np.full(processors, 1e-5), between)
 
 
 def small() -> Layers:
@@ -143,6 +143,7 @@ def test_branches_side_by_side_are_parts(recipe: Recipe, data: st.DataObject) ->
 
 @quick
 @given(recipe=recipes(), seed=st.integers(0, 99))
+@example(recipe=[".", [["."], ["."] * 3], ".", [["."] * 2, ["."] * 3], "."], seed=28)  # ends on the other core
 def test_no_plan_of_branches_is_below_the_optimum(recipe: Recipe, seed: int) -> None:
     graph, _ = built(recipe)
     space = SegmentSpace(graph, TWO)
@@ -159,8 +160,8 @@ def test_what_cannot_be_shared_runs_whole() -> None:
     graph = network(("in", "x"), ("x", "a"), ("x", "b"), ("a", "y"), ("b", "y"), ("y", "out"))
     space = SegmentSpace(graph, TWO)
     assert [segment.runs for segment in space.branching] == [((1,), (2,))]
-    told = {"cut_1": 1, "way_1": "branches", "share_1": 2, "on_1": "cpu0", "with_1": "cpu1"}
-    params = space.encode(space.plan([Part(0, 4, ("cpu0",))])) | told
+    reported = {"cut_1": 1, "way_1": "branches", "share_1": 2, "on_1": "cpu0", "with_1": "cpu1"}
+    params = space.encode(space.plan([Part(0, 4, ("cpu0",))])) | reported
     found = space.parts(space.decode(params))
     assert found == (Part(0, 1, ("cpu0",)), Part(1, 3, ("cpu0", "cpu1"), "branches"), Part(3, 4, ("cpu0",)))
     for other in ({"cut_1": 2}, {"with_1": "cpu0"}, {"share_1": 4}, {"way_1": "height"}):
@@ -175,7 +176,8 @@ def test_uneven_processors_get_uneven_shares() -> None:
     found = SegmentModel(SegmentSpace(graph, two_kinds), uneven).best()
     (split,) = [p for p in found.parts if p.first == 0]
     assert split.axis == "height"
-    assert split.cut / extent(graph, split.first, split.last, "height") == pytest.approx(5 / 6, abs=0.1)
+    first = split.cut / extent(graph, split.first, split.last, "height")
+    assert (first if split.on[0] == "cpu0" else 1 - first) == pytest.approx(5 / 6, abs=0.1)
 
 
 def test_cuts_between_channels_lie_between_tiles_of_the_kernels() -> None:
@@ -206,7 +208,7 @@ def test_what_lies_where_it_belongs_is_not_copied(part: Part, left: list[str]) -
     assert [o.kind for o in viewed.graph.operators if o.kind in ("SLICE", "CONCATENATION")] == left
 
 
-def test_of_very_many_plans_only_the_digits_are_told() -> None:
+def test_of_very_many_plans_only_the_digits_are_reported() -> None:
     assert [many(n) for n in (7, 12_345, 10**15, 98 * 10**70)] == ["7", "12,345", "about 10^15", "about 10^71"]
 
 
@@ -221,8 +223,8 @@ def test_what_a_part_costs_is_read_off_the_clock(tmp_path: Path) -> None:
         found = split_profile(session, graph, platform, space, known, lambda _: None)
     (like,) = found.operator_s
     assert sum(found.operator_s[like]) + found.overhead_s[like] == pytest.approx(found.whole_s[like])
-    assert 0 < found.overhead_s[like] < 0.05
-    assert 0 <= found.hand_over_s[f"{like}|{like}"] < 0.05
+    assert 0 < found.overhead_s[like] < found.whole_s[like]
+    assert 0 <= found.transfer_s[f"{like}|{like}"] < 5.0
 
 
 def test_one_processor_is_refused() -> None:
@@ -281,8 +283,8 @@ def test_split_plans_run_and_are_deployed(tmp_path: Path) -> None:
         assert agreement.accepted
         assert batch.stage_s.shape == (3, len(plan.stages))
         assert batch.timeline is not None
-        lanes = {e.stage: e.lane for e in batch.timeline.events}
-        assert {lanes[0], lanes[1]} == {"cpu0", "cpu1"}
+        processors = {e.stage: e.lane for e in batch.timeline.events}
+        assert {processors[0], processors[1]} == {"cpu0", "cpu1"}
         deployed = session.deploy(tmp_path / "best", graph, plan)
     assert deployed.accepted
 
@@ -317,10 +319,10 @@ def test_the_cost_model_prices_sides_that_run_at_once(tmp_path: Path) -> None:
     evaluator = CostModelEvaluator()
     platform = evaluator.described("snapdragon855")
     assert platform is not None
-    lanes = [p.name for p in platform.processors][:2]
-    restricted = platform.restrict(lanes)
+    processors = [p.name for p in platform.processors][:2]
+    restricted = platform.restrict(processors)
     space = SegmentSpace(graph, restricted)
-    plan = space.plan([Part(0, 3, (lanes[0], lanes[1]), "height", 8), Part(3, 5, (lanes[0],))])
+    plan = space.plan([Part(0, 3, (processors[0], processors[1]), "height", 8), Part(3, 5, (processors[0],))])
     with evaluator.prepare(restricted) as session, closing(session.load(graph, plan)) as candidate:
         batch = candidate.run(2)
     assert batch.timeline is not None

@@ -40,11 +40,11 @@ def spaces(draw: st.DrawFn) -> tuple[SegmentSpace, list[str]]:
 
 def seconds(graph: Graph, plan: Plan, platform: Platform, operator_s: list[float]) -> float:
     """Return when the last stage of a plan ends, where only operators take time."""
-    lane = {p.name: i for i, p in enumerate(platform.processors)}
+    processor = {p.name: i for i, p in enumerate(platform.processors)}
     place = {o: i for i, stage in enumerate(plan.stages) for o in stage.operators}
     tasks = [
         Task(
-            lane[stage.processor],
+            processor[stage.processor],
             sum(operator_s[o] for o in stage.operators),
             tuple((i, 0.0) for i in {place[b] for o in stage.operators for b in graph.predecessors(o)} - {index}),
         )
@@ -195,7 +195,7 @@ def test_what_is_no_plan_of_the_space() -> None:
     ],
     ids=["no branches", "one processor", "one at a time"],
 )
-def test_what_cannot_be_a_space_is_told(graph: Graph, platform: Platform) -> None:
+def test_what_cannot_be_a_space_is_reported(graph: Graph, platform: Platform) -> None:
     with fails(UsageError):
         SegmentSpace(graph, platform, splits=False)
 

@@ -25,7 +25,7 @@ from tests.support.models.split_models import Layers, layers
 from tests.support.sentences import fails
 
 AXES: tuple[Axis, ...] = ("height", "channels")
-LANES = Platform(
+PROCESSORS = Platform(
     "mixed",
     (
         Processor("gpu", "gpu", {"gpu": 1.0}, "gpu"),
@@ -46,22 +46,24 @@ def deep(count: int) -> Graph:
 
 
 def model_of(space: SegmentSpace, seed: int) -> SegmentModel:
-    """Return a model with hand-overs that differ, copies that cost or not, a lane that refuses, and corrections."""
+    """Return a model with transfers that differ, copies that cost or not, an unsupported operator, and corrections."""
     rng = np.random.default_rng(seed)
-    lanes, count = len(space.platform.processors), len(space.graph.operators)
-    operator_s = rng.uniform(0.1, 1.0, (lanes, count)) * rng.choice([1.0, 3.0], (lanes, 1))
+    processors, count = len(space.platform.processors), len(space.graph.operators)
+    operator_s = rng.uniform(0.1, 1.0, (processors, count)) * rng.choice([1.0, 3.0], (processors, 1))
     operator_s[0, rng.integers(count)] = math.inf
-    hand_over_s = rng.uniform(0.0, 0.2, (count, lanes, lanes))
-    costs = ChainCosts(space.platform, operator_s, rng.uniform(0.0, 0.1, lanes), hand_over_s)
+    transfer_s = rng.uniform(0.0, 0.2, (count, processors, processors))
+    costs = ChainCosts(space.platform, operator_s, rng.uniform(0.0, 0.1, processors), transfer_s)
     model = SegmentModel(space, costs, copy_s_per_byte=float(rng.choice([0.0, 1e-5])))
     model.usual |= {"whole": 1.1, "height": 0.9, "channels": 1.3, "branches": 1.2}
-    for first, last, how, lane in (
-        (int(first), int(rng.integers(first + 1, count + 1)), str(how), str(lane))
+    for first, last, how, processor in (
+        (int(first), int(rng.integers(first + 1, count + 1)), str(how), str(processor))
         for first in rng.integers(count, size=8)
         for how in rng.choice(["whole", "height", "channels", "branches"], 1)
-        for lane in rng.choice([p.name for p in space.platform.processors], 1)
+        for processor in rng.choice([p.name for p in space.platform.processors], 1)
     ):
-        model.corrections[first, last, how, lane] = sorted((s, float(rng.uniform(0.5, 2.0))) for s in (0.2, 0.5, 1.5))
+        model.corrections[first, last, how, processor] = sorted(
+            (s, float(rng.uniform(0.5, 2.0))) for s in (0.2, 0.5, 1.5)
+        )
     if rng.integers(2):
         model.join_s_per_byte = 2e-5
     return model
@@ -71,13 +73,13 @@ def least_s(model: SegmentModel, *, most: int = LONGEST, branches: bool = True) 
     """Return what the best blocks take, each priced by itself."""
     space = model.space
     count = len(space.graph.operators)
-    rest_s: list[dict[str | None, float]] = [{} for _ in range(count)] + [dict.fromkeys(space.lanes, 0.0)]
+    rest_s: list[dict[str | None, float]] = [{} for _ in range(count)] + [dict.fromkeys(space.processors, 0.0)]
     for first in reversed(range(count)):
         lasts = [last for last in range(first + 1, count + 1) if space.may_follow(first, last)]
         ways = [space.mode_at(first, last, i) for last in lasts for i in range(space.count(first, last))]
         ways = [w for w in ways if w.way not in AXES or w.last - w.first <= most]
         ways = [w for w in ways if (branches or w.way != "branches") and (most or not w.way.startswith("each"))]
-        for before in space.lanes if first else (None,):
+        for before in space.processors if first else (None,):
             rest_s[first][before] = min(model.block_s(w, before) + rest_s[w.last][w.on] for w in ways)
     return rest_s[0][None]
 
@@ -85,7 +87,7 @@ def least_s(model: SegmentModel, *, most: int = LONGEST, branches: bool = True) 
 @settings(max_examples=25, deadline=None)
 @given(drawn=layers(most=4), seed=st.integers(0, 2**16))
 def test_the_optimum_is_that_of_parts_priced_one_by_one(drawn: Layers, seed: int) -> None:
-    model = model_of(SegmentSpace(read(drawn), LANES), seed)
+    model = model_of(SegmentSpace(read(drawn), PROCESSORS), seed)
     for found, least in (
         (model.best(), least_s(model)),
         (model.best(chains=False), least_s(model, most=1)),
@@ -100,7 +102,7 @@ def test_the_optimum_is_that_of_parts_priced_one_by_one(drawn: Layers, seed: int
 @given(recipe=recipes(), seed=st.integers(0, 2**16))
 def test_the_optimum_with_branches_is_that_of_parts_priced_one_by_one(recipe: Recipe, seed: int) -> None:
     graph, _ = built(recipe)
-    space = SegmentSpace(graph, LANES)
+    space = SegmentSpace(graph, PROCESSORS)
     assume(all(4 ** len(segment.runs) <= 64 for segment in space.branching))  # all ways are tried one by one
     model = model_of(space, seed)
     assert model.best().cost_s == pytest.approx(least_s(model))
@@ -144,7 +146,7 @@ def check_sides(graph: Graph, parts: SharedParts, split: Split, k: int) -> None:
 
 def test_chains_have_an_end() -> None:
     graph = deep(LONGEST + 2)
-    space = SegmentSpace(graph, LANES)
+    space = SegmentSpace(graph, PROCESSORS)
     assert space.cuts(1, 1 + LONGEST, "height")
     assert not space.cuts(0, 1 + LONGEST, "height")
     assert extent(graph, 0, 1 + LONGEST, "height") == 64

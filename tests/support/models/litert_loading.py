@@ -19,19 +19,19 @@ from search_spaces.spaces.chain import chain_plan
 
 
 def single_cores(platform: Platform) -> list[str]:
-    """Return the lanes that have one core each."""
+    """Return the processors that have one core each."""
     return [p.name for p in platform.processors if len(p.options["cores"]) == 1]
 
 
-def litert_lanes() -> Platform:
+def litert_processors() -> Platform:
     """Return what this machine offers to LiteRT, whichever other runtimes are installed."""
     found = local_platform()
     return found.restrict([p.name for p in found.processors if "runtime" not in p.options])
 
 
-def three_lanes() -> Platform:
+def three_processors() -> Platform:
     """All cores together and the first two of them alone, however many this machine has."""
-    found = litert_lanes()
+    found = litert_processors()
     alone = single_cores(found)
     together = [p.name for p in found.processors if p.name not in alone]
     return found.restrict([*together, *alone[:2]])
@@ -53,9 +53,9 @@ def agrees(session: LitertSession, graph: Graph, plan: Plan, runs: int = 3) -> N
     assert agreement.identical
 
 
-def pid_of(session: LitertSession, lane: str) -> int:
-    """Return the process of a lane."""
-    return session._workers._running[lane].pid
+def pid_of(session: LitertSession, processor: str) -> int:
+    """Return the process of a processor."""
+    return session._workers._running[processor].pid
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def signalled(pid: int, number: int, after_s: float = 0.05) -> Iterator[None]:
 
 
 def three_stages(folder: Path, graph: Graph, platform: Platform) -> Path:
-    """Write the files of a plan of three stages on two lanes."""
+    """Write the files of a plan of three stages on two processors."""
     alone = single_cores(platform)
     plan = chain_plan(graph, [11, 25], [alone[0], alone[-1], alone[0]])
     assert graph.source is not None

@@ -49,6 +49,8 @@ def test_from_a_phone_to_a_plan_that_runs_there(
             f". 20 .:{os.environ.get('LD_LIBRARY_PATH', '')}",
             str(len(result["best"]["plan"]["stages"])),
         ]
-    lanes = {p["name"]: p["options"] for p in json.loads((plan / "plan.json").read_text())["platform"]["processors"]}
-    assert lanes.get("big", {"cores": [4, 5, 6, 7]})["cores"] == [4, 5, 6, 7]  # its mask is f0
-    assert lanes.get("gpu", {"precision": "f16"})["precision"] == "f16"
+    processors = {
+        p["name"]: p["options"] for p in json.loads((plan / "plan.json").read_text())["platform"]["processors"]
+    }
+    assert processors.get("big", {"cores": [4, 5, 6, 7]})["cores"] == [4, 5, 6, 7]  # its mask is f0
+    assert processors.get("gpu", {"precision": "f16"})["precision"] == "f16"

@@ -106,7 +106,7 @@ def test_any_plan_on_unlike_processors_computes_what_the_model_computes(
 
 @pytest.mark.parametrize("first", [XNNPACK, BUILTIN, GPU])
 @pytest.mark.parametrize("second", [XNNPACK, BUILTIN, GPU])
-def test_hand_over_in_every_direction(session: LitertSession, small: Graph, first: str, second: str) -> None:
+def test_transfers_in_every_direction(session: LitertSession, small: Graph, first: str, second: str) -> None:
     with closing(session.load(small, chain_plan(small, [17], [first, second]))) as candidate:
         batch = candidate.run(2)
         agreement = candidate.verify()
@@ -164,8 +164,8 @@ def test_what_is_queued_does_not_run_into_what_excludes_it(
     assert three[GPU].excludes(three[XNNPACK])  # a software adapter computes on the cores
     pair = max(readers for readers in small.consumers.values() if len(readers) == 2)
     parts = [range(pair[0]), [pair[0]], [pair[1]], range(pair[1] + 1, len(small.operators))]
-    lanes = [GPU, GPU, XNNPACK, XNNPACK]
-    plan = Plan(small.digest, tuple(Stage(tuple(p), lane) for p, lane in zip(parts, lanes, strict=True)))
+    processors = [GPU, GPU, XNNPACK, XNNPACK]
+    plan = Plan(small.digest, tuple(Stage(tuple(p), processor) for p, processor in zip(parts, processors, strict=True)))
     with closing(session.load(small, plan)) as candidate:
         for _ in range(5):
             timeline = candidate.run(1).timeline
@@ -177,10 +177,10 @@ def test_refused_operators_are_named_and_known_the_next_time(session: LitertSess
     assert session.unsupported_operators(odd, GPU) == [2]
     assert session.unsupported_operators(odd, BUILTIN) == []
     count = len(odd.operators)
-    for cuts, lanes in (((), [GPU]), ((2,), [XNNPACK, GPU]), ((3,), [GPU, XNNPACK])):
+    for cuts, processors in (((), [GPU]), ((2,), [XNNPACK, GPU]), ((3,), [GPU, XNNPACK])):
         begin_s = time.perf_counter()
         with fails(UnavailableError):
-            session.load(odd, chain_plan(odd, cuts, lanes))
+            session.load(odd, chain_plan(odd, cuts, processors))
         assert time.perf_counter() - begin_s < 0.1
     plan = chain_plan(odd, (2, 3), [GPU, XNNPACK, GPU])
     with closing(session.load(odd, plan)) as candidate:
@@ -199,10 +199,10 @@ def test_litert_places_a_network_itself_by_name_only_and_tells(odd: Graph) -> No
                 agreement = candidate.verify()
             assert agreement is not None
             assert agreement.accepted
-        told = session.placements(odd)[OWN]
-    assert "2 (CAST)" in told
-    assert "INT64" in told
-    assert "1 partition" in told or "2 partitions" in told
+        reported = session.placements(odd)[OWN]
+    assert "2 (CAST)" in reported
+    assert "INT64" in reported
+    assert "1 partition" in reported or "2 partitions" in reported
 
 
 @pytest.mark.parametrize("name", ["mobilenet_v1@0.25/64:f16", "squeezenet1_1@0.25/64:f16", "mobilenet_v2@0.35/64:f16"])
@@ -299,7 +299,7 @@ def works(session: LitertSession, graph: Graph) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "lane", "statement"),
+    ("number", "processor", "statement"),
     [
         (signal.SIGSEGV, GPU, "died of SIGSEGV in stage 1 (operators 10 to 19)"),
         (signal.SIGABRT, GPU, "died of SIGABRT in stage 1 (operators 10 to 19)"),
@@ -309,12 +309,12 @@ def works(session: LitertSession, graph: Graph) -> None:
     ],
 )
 def test_a_driver_that_crashes_or_hangs_ends_its_trial_alone(
-    session: LitertSession, small: Graph, number: int, lane: str, statement: str
+    session: LitertSession, small: Graph, number: int, processor: str, statement: str
 ) -> None:
     candidate = session.load(small, chain_plan(small, [10, 20], [XNNPACK, GPU, BUILTIN]))
-    with signalled(pid_of(session, lane), number, 0.1), pytest.raises(UnavailableError) as caught:
+    with signalled(pid_of(session, processor), number, 0.1), pytest.raises(UnavailableError) as caught:
         candidate.run(2000)
-    assert str(caught.value) == f"processor {lane!r} {statement}"
+    assert str(caught.value) == f"processor {processor!r} {statement}"
     candidate.close()
     works(session, small)
 
@@ -333,7 +333,7 @@ def test_a_driver_that_crashes_while_it_compiles(session: LitertSession, small: 
     works(session, small)
 
 
-def test_a_dead_lane_is_replaced_within_50_ms(session: LitertSession, small: Graph) -> None:
+def test_a_dead_worker_is_replaced_within_50_ms(session: LitertSession, small: Graph) -> None:
     ping = Request({"op": "arena", "id": -1, "nbytes": 0})
     times = []
     for _ in range(3):
@@ -358,7 +358,7 @@ def test_an_adapter_that_vanishes_during_a_study(session: LitertSession, small: 
 
 
 def test_float16_is_checked_against_the_cpu(small: Graph) -> None:
-    with LitertEvaluator().prepare(platform("gpu:swiftshader")) as session:  # no CPU among the lanes
+    with LitertEvaluator().prepare(platform("gpu:swiftshader")) as session:  # no CPU among the processors
         with closing(session.load(small, chain_plan(small, [], ["gpu:swiftshader"]))) as candidate:
             candidate.run(1)
             agreement = candidate.verify()

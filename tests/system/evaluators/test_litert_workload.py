@@ -25,14 +25,14 @@ from search_spaces.core.pools import with_pools
 from search_spaces.core.workload import Arrival, Client, workload_of
 from search_spaces.models import load
 from search_spaces.spaces.shared_workload_space import SharedWorkloadSpace
-from tests.evaluators.litert.test_workload import lanes, opened, plan_of, two
+from tests.evaluators.litert.test_workload import opened, plan_of, processors, two
 from tests.support.sentences import fails
 
 pytestmark = pytest.mark.litert
 
 
-def process_of(candidate_lane: str, session: LitertWorkload) -> int:
-    number = session.process(candidate_lane)
+def process_of(candidate_processor: str, session: LitertWorkload) -> int:
+    number = session.process(candidate_processor)
     assert number is not None
     return number
 
@@ -51,7 +51,7 @@ def test_a_model_that_crashes_or_hangs_does_not_stop_the_others(
         Client("a", "squeezenet1_1", 1, Arrival("closed", 40)),
         Client("b", "mobilenet_v1", 1, Arrival("closed", 60)),
     )
-    names = [p.name for p in lanes().processors]
+    names = [p.name for p in processors().processors]
     if len(names) < 3:
         pytest.skip("needs two cores")
     with opened([squeezenet, mobilenet], *clients, run_s=5.0) as (session, space):
@@ -71,7 +71,7 @@ def test_a_model_that_crashes_or_hangs_does_not_stop_the_others(
             assert all(r.latency_s is not None for r in again.requests[0])
             with fails(UnavailableError):
                 candidate.run(1)
-        with closing(session.load(space.joined.graph, plan)) as candidate:  # the lane is there again
+        with closing(session.load(space.joined.graph, plan)) as candidate:  # the processor is there again
             candidate.run(1)
             assert candidate.outcome.answered == 100
 

@@ -23,8 +23,8 @@ def test_a_study_finds_a_pipeline_that_runs(
     assert found["best"]["period_ms"]["median"] > 0
     assert found["best"]["identical"] is not False
     assert main(["execute", "run", "--stream"]) == 0
-    told = capsys.readouterr().out
-    assert "a result every" in told
-    assert "in flight" in told
+    output = capsys.readouterr().out
+    assert "a result every" in output
+    assert "in flight" in output
     assert main(["execute", "run", "--stream", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["in_flight"] > 1

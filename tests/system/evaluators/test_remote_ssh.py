@@ -160,10 +160,10 @@ def test_the_documented_commands_measure_on_a_board(board: Board, tmp_path: Path
     done = subprocess.run(["bash", "-c", install], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     where = "agent/bin/python -c 'import optimizer; print(optimizer.__file__)'"
-    told = subprocess.run(
+    reported = subprocess.run(
         ["bash", "-c", board.command(f"ssh pi@board {shlex.quote(where)}")], capture_output=True, text=True, check=True
     )
-    assert told.stdout.startswith(str(board.home / "agent")), told.stdout  # not this checkout
+    assert reported.stdout.startswith(str(board.home / "agent")), reported.stdout  # not this checkout
     here, there = free_port(), free_port()
     start = board.command(documented("start")).replace("7450:127.0.0.1:7450", f"{here}:127.0.0.1:{there}")
     start = f"exec {start} --listen 127.0.0.1:{there} --evaluator synthetic"

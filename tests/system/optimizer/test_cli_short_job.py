@@ -15,8 +15,8 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 
 @pytest.mark.litert
 def test_a_short_job_and_its_plan(tmp_path: Path) -> None:
-    lanes = ["--processors", "cpu,cpu0"]  # both of LiteRT, whichever other runtimes are installed
-    words = ["--model", "squeezenet1_1", *lanes, "--budget", "4", "--max-stages", "2"]
+    processors = ["--processors", "cpu,cpu0"]  # both of LiteRT, whichever other runtimes are installed
+    words = ["--model", "squeezenet1_1", *processors, "--budget", "4", "--max-stages", "2"]
     run = command([*words, "--json", "-q", "--out", "run"])
     remarks = [line for line in run.stderr.splitlines() if not line.startswith("optimize: the machine ")]
     assert run.returncode in SEARCHED

@@ -38,11 +38,11 @@ def cluster(workers: int, options: tuple[str, ...] = (), scheduler: tuple[str, .
     with ExitStack() as stack:
         command = [sys.executable, "-m", "dask", "scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard"]
         first = _started(stack, [*command, *scheduler])
-        address = _told(first, "Scheduler at:").split("Scheduler at:")[1].strip()
+        address = _reported(first, "Scheduler at:").split("Scheduler at:")[1].strip()
         command = [sys.executable, "-m", "dask", "worker", address, "--nthreads", "1", "--no-nanny", "--no-dashboard"]
         others = [_started(stack, [*command, "--host", "127.0.0.1", *options]) for _ in range(workers)]
         for other in others:
-            _told(other, "Registered to:")
+            _reported(other, "Registered to:")
         yield address, others
 
 
@@ -53,7 +53,7 @@ def _started(stack: ExitStack, command: list[str]) -> subprocess.Popen[str]:
     return process
 
 
-def _told(process: subprocess.Popen[str], what: str) -> str:
+def _reported(process: subprocess.Popen[str], what: str) -> str:
     """Wait until a process tells something, and go on reading, so that it never has to wait for us."""
     assert process.stderr is not None
     for line in process.stderr:
@@ -138,13 +138,13 @@ def test_run_folders_travel_without_stage_files_and_stay_where_they_belong(tmp_p
 
 
 @pytest.mark.parametrize("address", ["host", "tcp://host", "ssh://host:1", "tcp://:8786"])
-def test_what_is_no_scheduler_is_told(address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_scheduler_is_reported(address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, CAMPAIGN)
     assert main(["run", str(path), "--out", str(tmp_path / "o"), "-q", "--scheduler", address]) == 2
     says(capsys.readouterr().err)
 
 
-def test_a_scheduler_that_does_not_answer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_that_does_not_answer_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("optimizer.campaign.cluster._CONNECT_S", 1.0)
     begin_s = time.monotonic()
     path = written(tmp_path, CAMPAIGN)

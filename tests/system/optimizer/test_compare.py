@@ -23,11 +23,11 @@ pytestmark = pytest.mark.litert
 def runs(squeezenet: Graph, mobilenet: Graph, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Run folders with nothing but a best plan: a model whole and in parts, and another model."""
     platform = LitertEvaluator().platform()
-    lane = platform.processors[-1].name
+    processor = platform.processors[-1].name
     plans = {
-        "whole": (squeezenet, chain_plan(squeezenet, (), [lane])),
-        "parts": (squeezenet, chain_plan(squeezenet, (10, 20), [lane] * 3)),
-        "other": (mobilenet, chain_plan(mobilenet, (), [lane])),
+        "whole": (squeezenet, chain_plan(squeezenet, (), [processor])),
+        "parts": (squeezenet, chain_plan(squeezenet, (10, 20), [processor] * 3)),
+        "other": (mobilenet, chain_plan(mobilenet, (), [processor])),
     }
     found = {}
     for name, (graph, plan) in plans.items():
@@ -80,3 +80,20 @@ def test_a_damaged_plan_of_several_models_is_one_line(
     (tmp_path / "plan.json").write_text(json.dumps({"kind": KIND}))
     assert main(["compare", str(tmp_path / "plan.json"), str(runs["whole"])]) == 2
     says(capsys.readouterr().err)
+
+
+def test_predictions_are_compared_on_one_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Profiles of some processors of a device have fewer terms that may be wrong than the profile of all."""
+    for name, words in {
+        "one": ["--platform", "pixel4", "--processors", "gpu"],
+        "two": ["--platform", "pixel4", "--processors", "gpu,1large"],
+        "other": ["--platform", "xavier"],
+    }.items():
+        out = str(tmp_path / name)
+        study = ["squeezenet1_1@0.25/64", "--budget", "1", "--evaluator", "cost-model", "--out", out, "-q", *words]
+        assert main(study) == 0
+    capsys.readouterr()
+    assert main(["compare", str(tmp_path / "one"), str(tmp_path / "two"), "-q"]) == 0
+    assert "predicted" in capsys.readouterr().out
+    assert main(["compare", str(tmp_path / "one"), str(tmp_path / "other"), "-q"]) == 2
+    says(capsys.readouterr().err.strip().splitlines()[-1])

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ai_edge_litert import schema_py_generated as schema
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -27,6 +28,7 @@ from search_spaces.core.plan import Plan, Share, Stage
 from search_spaces.models import load
 from search_spaces.spaces.chain import chain_plan
 from tests.support.commands import SEARCHED
+from tests.support.models.tflite_models import TYPES, Net
 from tests.support.sentences import fails
 
 pytestmark = pytest.mark.litert
@@ -83,8 +85,8 @@ def test_it_imports_only_the_runtime_and_numpy(exported: Path) -> None:
     run = subprocess.run([sys.executable, "-I", "-c", code], cwd=exported, capture_output=True, text=True, check=True)
     assert run.stdout == "[]\n"
     command = [sys.executable, "-I", str(exported / "run_plan.py"), "--runs", "5"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "ms an inference, expected were" in told
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "ms an inference, expected were" in output
 
 
 def exported_with(run: Path, cuts: tuple[int, ...], processors: tuple[str, ...], *more: str) -> Path:
@@ -112,7 +114,7 @@ def test_a_plan_of_split_operators_computes_what_the_product_computes(tmp_path: 
     exported_with(run, (20,), ("cpu0", "cpu1"))
     graph = load(MODEL)
     sides = (Share("height", 0, 6), Share("height", 6, 15))
-    stages = [Stage((0, 1), lane, share) for lane, share in zip(("cpu0", "cpu1"), sides, strict=True)]
+    stages = [Stage((0, 1), processor, share) for processor, share in zip(("cpu0", "cpu1"), sides, strict=True)]
     plan = Plan(graph.digest, (*stages, Stage(tuple(range(2, len(graph.operators))), "cpu1")))
     evaluator = LitertEvaluator()
     with evaluator.prepare(choose_platform(evaluator, ("cpu0", "cpu1"))) as session:
@@ -130,6 +132,87 @@ def test_a_plan_of_split_operators_computes_what_the_product_computes(tmp_path: 
         assert [{k: v.tobytes() for k, v in each.items()} for each in mine.stream(samples)] == wanted
 
 
+@pytest.mark.parametrize("name", ["files", "platform", "a list", "nested", "a type"])
+def test_damaged_folders_are_one_line(exported: Path, name: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(exported, tmp_path / "copy")
+    document = json.loads((folder / "plan.json").read_text())
+    document.pop(name, None)
+    if name == "a type":
+        document["tensors"][0]["dtype"] = "object,O"
+    text = {"a list": "[]", "nested": "[" * 100_000}.get(name, json.dumps(document))
+    (folder / "plan.json").write_text(text)
+    command = [sys.executable, "-I", str(folder / "run_plan.py"), "--runs", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 4
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"run_plan: {folder}: ")
+
+
+@pytest.fixture
+def sized_at_run_time(tmp_path: Path) -> Path:
+    """An exported plan of a model that zeros do not fit: its input is the shape of its output."""
+    net = Net()
+    shape, value = net.input((2,), TYPES.INT32), net.input(())
+    filled = net.op("FILL", [shape, value], net.tensor((2, 3)), schema.FillOptionsT())
+    path = net.outputs(net.op("NEG", [filled], net.tensor((2, 3)))).write(tmp_path / "m.tflite")
+    run = tmp_path / "run"
+    words = [str(path), "--processors", "cpu0", "--max-stages", "1", "--budget", "1", "-q", "--out", str(run)]
+    assert main(words) in SEARCHED
+    assert main(["export", str(run)]) == 0
+    return run / "export"
+
+
+def test_outputs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    net = Net()
+    first = net.op("NEG", [net.input()], net.tensor(name="o"))
+    second = net.op("RELU", [first], net.tensor(name="o"))
+    path, run = net.outputs(first, second, first).write(tmp_path / "m.tflite"), tmp_path / "run"
+    words = [str(path), "--processors", "cpu0", "--max-stages", "1", "--budget", "1", "-q", "--out", str(run)]
+    assert main(words) in SEARCHED
+    assert main(["export", str(run)]) == 0
+    with PlanRunner(run / "best") as runner, RunPlan(run / "export") as plan:
+        wanted, found = runner.run(random_inputs(plan)), plan.run(random_inputs(plan))
+    assert list(found) == list(wanted) == ["o", "o:1", "o:2"]
+    assert all(found[name].tobytes() == value.tobytes() for name, value in wanted.items())
+
+
+@pytest.mark.parametrize("kind", ["BFLOAT16", "INT4"])
+def test_types_that_numpy_lacks_cross_stages(exported: Path, kind: str, tmp_path: Path) -> None:
+    net = Net()
+    if kind == "INT4":
+        scale = schema.QuantizationParametersT(scale=[0.2], zeroPoint=[0])
+        middle = net.input(dtype=TYPES.INT4, quantization=scale)
+        last = net.op("DEQUANTIZE", [middle], options=schema.DequantizeOptionsT())
+        last = net.op("NEG", [last])
+    else:
+        to = schema.CastOptionsT(inDataType=TYPES.FLOAT32, outDataType=TYPES.BFLOAT16)
+        middle = net.op("CAST", [net.input()], net.tensor(dtype=TYPES.BFLOAT16), to)
+        back = schema.CastOptionsT(inDataType=TYPES.BFLOAT16, outDataType=TYPES.FLOAT32)
+        last = net.op("CAST", [middle], options=back)
+    graph = load(str(net.outputs(last).write(tmp_path / "m.tflite")))
+    run = shutil.copytree(exported.parent, tmp_path / "run")
+    shutil.rmtree(run / "best")
+    shutil.rmtree(run / "export")
+    (run / "best").mkdir()
+    evaluator = LitertEvaluator()
+    with evaluator.prepare(choose_platform(evaluator, ("cpu0", "cpu1:builtin"))) as session:
+        session.deploy(run / "best", graph, chain_plan(graph, (1,), ("cpu0", "cpu1:builtin")))
+    assert main(["export", str(run)]) == 0
+    with PlanRunner(run / "best") as runner, RunPlan(run / "export") as plan:
+        assert plan.inputs == runner.inputs
+        given = random_inputs(plan)
+        wanted, found = runner.run(given), plan.run(given)
+    assert all(found[name].tobytes() == value.tobytes() for name, value in wanted.items())
+
+
+def test_a_folder_is_timed_on_what_it_was_measured_with(sized_at_run_time: Path) -> None:
+    (shape,) = [np.frombuffer((sized_at_run_time / "inputs.bin").read_bytes()[:8], np.int32)]
+    assert shape.tolist() == [2, 3]
+    command = [sys.executable, "-I", str(sized_at_run_time / "run_plan.py"), "--runs", "2"]
+    assert "ms an inference" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert " engine=interpreter" in (sized_at_run_time / "plan.txt").read_text()
+
+
 def edited(folder: Path, copy: Path, **changes: Any) -> Path:
     """Copy an exported folder and change its plan.json."""
     shutil.copytree(folder, copy)
@@ -145,7 +228,7 @@ def random_inputs(plan: RunPlan) -> dict[str, np.ndarray[Any, Any]]:
     return {name: rng.standard_normal(shape).astype(dtype) for name, (shape, dtype) in plan.inputs.items()}
 
 
-def test_drift_is_told(exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_drift_is_reported(exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def expect_less(expected: dict[str, Any]) -> None:
         expected["latency_ms"] /= 10
         expected["stage_ms"] = [ms / 10 for ms in expected["stage_ms"]]
@@ -179,14 +262,14 @@ def test_a_fallback_is_used_only_on_request(many_stages: Path, capsys: pytest.Ca
         assert not plan.fallen_back
     assert not capsys.readouterr().err
     with RunPlan(many_stages, fallback=True) as plan:
-        told = capsys.readouterr().err
+        output = capsys.readouterr().err
         assert plan.fallen_back
         found = plan.comparison
         assert found is not None
         assert found.ratio > 1
         assert found.p_value < ALPHA
         assert MIN_PAIRS <= len(found.plan_s) == len(found.fallback_s) <= MAX_PAIRS
-        assert told == f"run_plan: {plan.advice()}\n"
+        assert output == f"run_plan: {plan.advice()}\n"
         for outputs_of in (plan.run, lambda one: next(plan.stream([one]))):
             assert {k: v.tobytes() for k, v in outputs_of(inputs).items()} == {
                 k: v.tobytes() for k, v in outputs[0].items()
@@ -278,9 +361,9 @@ def in_cpp(program: Path, folder: Path, inputs: bytes) -> tuple[bytes, str]:
     """Run an exported plan by the runner in C++; return the bytes of its outputs, or what it says is wrong."""
     (folder / "inputs").write_bytes(inputs)
     command = list(map(str, (program, folder, 5, folder / "inputs", folder / "outputs")))
-    told = subprocess.run(command, capture_output=True, text=True, check=False)
-    if told.returncode:
-        return b"", told.stderr.splitlines()[-1]
+    output = subprocess.run(command, capture_output=True, text=True, check=False)
+    if output.returncode:
+        return b"", output.stderr.splitlines()[-1]
     return (folder / "outputs").read_bytes(), ""
 
 
@@ -291,7 +374,7 @@ def test_the_runner_in_cpp_computes_what_the_one_in_python_computes(runner_in_cp
     graph = load(MODEL)
     rest = tuple(range(2, len(graph.operators)))
     sides = (Share("height", 0, 6), Share("height", 6, 15))
-    split = [Stage((0, 1), lane, share) for lane, share in zip(("cpu0", "cpu1:builtin"), sides, strict=True)]
+    split = [Stage((0, 1), processor, share) for processor, share in zip(("cpu0", "cpu1:builtin"), sides, strict=True)]
     plans = [chain_plan(graph, (20,), ("cpu0", "cpu1:builtin")), Plan(graph.digest, (*split, Stage(rest, "cpu0")))]
     evaluator = LitertEvaluator()
     for plan in plans:
@@ -307,6 +390,15 @@ def test_the_runner_in_cpp_computes_what_the_one_in_python_computes(runner_in_cp
     text = (run / "export" / "plan.txt").read_text()
     (run / "export" / "plan.txt").write_text(text.replace(" threads=1 ", " runtime=openvino threads=1 ", 1))
     assert "runtime=openvino, which only run_plan.py can do" in in_cpp(runner_in_cpp, run / "export", given)[1]
+
+
+@pytest.mark.timeout(900)
+def test_the_runner_in_cpp_refuses_what_compiled_models_leave_undone(
+    runner_in_cpp: Path, sized_at_run_time: Path
+) -> None:
+    assert "which only run_plan.py can do" in in_cpp(runner_in_cpp, sized_at_run_time, bytes(12))[1]
+    (sized_at_run_time / "plan.txt").write_text("tensor 0 4\n")
+    assert in_cpp(runner_in_cpp, sized_at_run_time, bytes(12))[1].startswith("run_plan: ")
 
 
 @pytest.mark.timeout(900)

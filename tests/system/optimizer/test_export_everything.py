@@ -103,9 +103,9 @@ def test_files_for_another_device_compute_what_files_for_this_one_do(
     assert main(["execute", "there"]) == 0
     study = read_study(Path("there"))
     assert study.graph is not None
-    lanes = dict(zip(dict.fromkeys(s.processor for s in study.best.stages), HERE, strict=False))
-    mapped = replace(study.best, stages=tuple(replace(s, processor=lanes[s.processor]) for s in study.best.stages))
-    assert len(lanes) <= 2
+    processors = dict(zip(dict.fromkeys(s.processor for s in study.best.stages), HERE, strict=False))
+    mapped = replace(study.best, stages=tuple(replace(s, processor=processors[s.processor]) for s in study.best.stages))
+    assert len(processors) <= 2
     here.deploy(tmp_path, study.graph, mapped)
     with PlanRunner(tmp_path) as runner, RunPlan("there/export") as mine:
         inputs = _seeded(runner)
@@ -160,8 +160,8 @@ def test_several_models_compute_what_execute_computes(words: list[str]) -> None:
                 wanted = b"".join(value.tobytes() for value in one.run(arrays).values())
         assert found[name] == wanted
     program = [sys.executable, "-I", "several/export/run_plan.py", "--runs", "2"]
-    told = subprocess.run(program, capture_output=True, text=True, check=True).stdout
-    assert told.count(" ms, expected were ") == 2
+    output = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    assert output.count(" ms, expected were ") == 2
 
 
 def _alone(folder: Path) -> Path:

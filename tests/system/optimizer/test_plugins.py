@@ -272,7 +272,7 @@ def test_plug_ins_can_do_what_built_ins_can(
 
 
 @installed
-def test_a_model_whose_function_writes_nothing_is_told() -> None:
+def test_a_model_whose_function_writes_nothing_is_reported() -> None:
     with fails(UnavailableError):
         load("void")
 

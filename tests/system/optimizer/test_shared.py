@@ -68,9 +68,9 @@ def test_through_a_server_workers_share_and_the_dead_are_found(url: str, tmp_pat
     with subprocess.Popen(command, stderr=subprocess.PIPE, cwd=ROOT) as process:
         try:
             assert process.stderr is not None
-            told = re.search(rb"grpc://127\.0\.0\.1:\d+", process.stderr.readline())
-            assert told
-            through = told[0].decode()
+            reported = re.search(rb"grpc://127\.0\.0\.1:\d+", process.stderr.readline())
+            assert reported
+            through = reported[0].decode()
             dead, other = joined(through, "dead"), joined(through, "other")
             assert dead.claim("plan", "trial", {}, {}) is not None
             assert other.claim("plan", "trial", {}, {}) is None

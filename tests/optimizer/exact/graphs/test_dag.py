@@ -32,20 +32,20 @@ from tests.support.strategies import chain_graph, graphs, one_core, placements, 
 
 @st.composite
 def graph_costs(draw: st.DrawFn, graph: Graph, platform: Platform, *, refusals: bool = True) -> GraphCosts:
-    """Costs with ties; alike lanes cost alike, and every operator runs somewhere."""
-    lanes, count = len(platform.processors), len(graph.operators)
+    """Costs with ties; alike processors cost alike, and every operator runs somewhere."""
+    processors, count = len(platform.processors), len(graph.operators)
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     scale = draw(st.sampled_from((1, 3, 1000)))
     leader = [next(i for i, q in enumerate(platform.processors) if q.like == p.like) for p in platform.processors]
-    operator_s = rng.integers(0, scale, (lanes, count), endpoint=True)[leader] * 1e-3
+    operator_s = rng.integers(0, scale, (processors, count), endpoint=True)[leader] * 1e-3
     if refusals:
-        refused = rng.random((lanes, count))[leader] < draw(st.sampled_from((0.0, 0.3)))
+        refused = rng.random((processors, count))[leader] < draw(st.sampled_from((0.0, 0.3)))
         operator_s[refused & ~refused.all(axis=0)] = np.inf
-    overhead_s = rng.integers(0, scale, lanes, endpoint=True)[leader] * 1e-4
+    overhead_s = rng.integers(0, scale, processors, endpoint=True)[leader] * 1e-4
     tensors = len(graph.tensors)
-    between = rng.integers(0, scale, (tensors, lanes, lanes), endpoint=True)[:, leader][:, :, leader] * 3e-4
-    within = rng.integers(0, scale, (tensors, lanes), endpoint=True)[:, leader] * 1e-4
-    between[:, np.arange(lanes), np.arange(lanes)] = within
+    between = rng.integers(0, scale, (tensors, processors, processors), endpoint=True)[:, leader][:, :, leader] * 3e-4
+    within = rng.integers(0, scale, (tensors, processors), endpoint=True)[:, leader] * 1e-4
+    between[:, np.arange(processors), np.arange(processors)] = within
     return GraphCosts(platform, *(np.asarray(a, dtype=np.float64) for a in (operator_s, overhead_s, between)))
 
 
@@ -61,14 +61,14 @@ def _partitions(items: list[int]) -> Iterator[list[list[int]]]:
 
 
 def _every_plan(graph: Graph, platform: Platform) -> Iterator[Plan]:
-    """Yield every way to form stages, in every order in which they can be dispatched, on all lanes."""
+    """Yield every way to form stages, in every order in which they can be dispatched, on all processors."""
     names = [p.name for p in platform.processors]
     for partition in _partitions(list(range(len(graph.operators)))):
         for order in permutations(partition):
             place = {o: i for i, part in enumerate(order) for o in part}
             if all(place[b] <= place[o] for o in place for b in graph.predecessors(o)):
-                for lanes in product(names, repeat=len(order)):
-                    yield Plan(graph.digest, tuple(Stage(tuple(p), n) for p, n in zip(order, lanes, strict=True)))
+                for processors in product(names, repeat=len(order)):
+                    yield Plan(graph.digest, tuple(Stage(tuple(p), n) for p, n in zip(order, processors, strict=True)))
 
 
 @settings(max_examples=40, deadline=None)
@@ -103,7 +103,7 @@ def test_the_solver_proves_what_the_search_finds(graph: Graph, platform: Platfor
     parts = segments(graph)
     segment = max(parts, key=lambda s: len(s.operators))
     entry = 0 if segment.entry is not None else None
-    answer = solve_segment(graph, costs, segment, entry, None, 20.0)
+    answer = solve_segment(graph, costs, segment, entry, None, 600.0)  # however slow the machine is
     assert answer is not None
     seconds = segment_cost(graph, costs, segment, entry, answer.stages, continued=answer.continued)
     known = list_schedule(graph, costs, segment, entry, None)
@@ -130,8 +130,8 @@ def test_segments_hold_every_operator_once_and_gates_divide_the_graph(graph: Gra
 def test_the_best_plan_of_a_chain_is_the_best_chain() -> None:
     platform = Platform("p", tuple(Processor(f"p{i}", "cpu", {}, f"p{i}") for i in range(3)))
     rng = np.random.default_rng(3)
-    hand_over = np.broadcast_to(rng.gamma(1.0, 1e-3, (3, 3)) * (1 - np.eye(3)), (30, 3, 3))
-    costs = ChainCosts(platform, rng.gamma(1.0, 5e-3, (3, 30)), np.full(3, 1e-4), hand_over)
+    transfer = np.broadcast_to(rng.gamma(1.0, 1e-3, (3, 3)) * (1 - np.eye(3)), (30, 3, 3))
+    costs = ChainCosts(platform, rng.gamma(1.0, 5e-3, (3, 30)), np.full(3, 1e-4), transfer)
     graph = chain_graph(30)
     found = best_plan(graph, GraphCosts.of_chain(graph, costs))
     assert found.makespan_s == pytest.approx(best_chains(costs, 30)[0].cost_s)
@@ -163,16 +163,16 @@ def test_branches_run_side_by_side() -> None:
         Platform("p", (Processor("a", "cpu", {"x": 1.0}, "a"), Processor("b", "cpu", {"x": 1.0}, "b"))),
         costs.operator_s,
         costs.overhead_s,
-        costs.hand_over_s,
+        costs.transfer_s,
     )
     assert best_plan(graph, together).makespan_s == pytest.approx(1 + 4 + 4 + 1 + 0.1 * 3)
 
 
-def test_wrong_input_is_told() -> None:
+def test_wrong_input_is_reported() -> None:
     graph, costs = _two_branches()
     with fails(UsageError):
         best_plan(graph, costs, 0.0)
-    refused = GraphCosts(costs.platform, costs.operator_s.copy(), costs.overhead_s, costs.hand_over_s)
+    refused = GraphCosts(costs.platform, costs.operator_s.copy(), costs.overhead_s, costs.transfer_s)
     refused.operator_s[:, 2] = np.inf
     with fails(InfeasibleError):
         best_plan(graph, refused)
@@ -180,9 +180,9 @@ def test_wrong_input_is_told() -> None:
         simulate(chain_graph(3), costs, best_plan(graph, costs).plan)
     for wrong in (-1.0, np.nan):
         with fails(ValueError):
-            GraphCosts(costs.platform, costs.operator_s * wrong, costs.overhead_s, costs.hand_over_s)
+            GraphCosts(costs.platform, costs.operator_s * wrong, costs.overhead_s, costs.transfer_s)
     with fails(ValueError):
-        GraphCosts(costs.platform, costs.operator_s, costs.overhead_s, costs.hand_over_s[0])
+        GraphCosts(costs.platform, costs.operator_s, costs.overhead_s, costs.transfer_s[0])
 
 
 def test_a_reader_that_has_run_is_no_longer_waited_for() -> None:

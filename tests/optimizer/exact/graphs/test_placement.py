@@ -159,14 +159,14 @@ def test_a_chain_is_cut_in_the_middle(tmp_path: Path, capsys: pytest.CaptureFixt
         _instance(nodes=[_instance()["nodes"][0]] * 2),
     ],
 )
-def test_wrong_instances_are_told(tmp_path: Path, data: Any) -> None:
+def test_wrong_instances_are_reported(tmp_path: Path, data: Any) -> None:
     path = _file(tmp_path, data)
     with fails(UsageError) as error:
         read_placement(path)
     says(str(error.value))
 
 
-def test_wrong_commands_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_commands_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = _file(tmp_path, _instance(maxCPUs=0, maxSizePerFPGA=1.0))
     for words, code in (
         ([str(path)], 3),

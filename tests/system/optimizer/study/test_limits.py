@@ -26,10 +26,10 @@ def test_precision_is_chosen_stage_by_stage(capsys: pytest.CaptureFixture[str]) 
     words = ["--model", "mobilenet_v1@0.25/128", "--processors", "cpu0,cpu0:f16", "--max-stages", "2"]
     words += ["--budget", "6", "-q", "--json", "--max-error"]
     code = main([*words, "0.05", "--out", "loose"])
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     if code == 4:
-        pytest.skip(f"this processor has no float16: {told.err}")
-    tried = json.loads(told.out)["baselines"]
+        pytest.skip(f"this processor has no float16: {output.err}")
+    tried = json.loads(output.out)["baselines"]
     assert tried["whole on cpu0:f16"]["identical"] is False
     assert main([*words, "1e-9", "--out", "exact"]) == 0
     best = json.loads(capsys.readouterr().out)["best"]

@@ -7,7 +7,7 @@ import numpy as np
 from optimizer.samplers.policy.features import Choices
 from optimizer.samplers.policy.network import Weights, draw
 from optimizer.samplers.policy.reinforce import task_of
-from optimizer.samplers.policy.training import Lesson, pretrain
+from optimizer.samplers.policy.training import TrainingTask, pretrain
 from tests.benchmarks.instances import instance
 from tests.optimizer.samplers.test_reinforce import OTHER, problem
 
@@ -16,8 +16,8 @@ UNSEEN = (OTHER, instance(25), instance(28), instance(31))
 
 def test_what_was_learned_on_other_models_helps_on_unseen_ones() -> None:
     of = [instance(n) for n in (1, 10, 12, 4, 7, 13, 16, 19)]
-    lessons = [Lesson(Choices(task_of(problem(each))), each.true_s) for each in of]
-    learned, again = (pretrain(Weights.new(0), lessons, 240, 0) for _ in range(2))
+    tasks = [TrainingTask(Choices(task_of(problem(each))), each.true_s) for each in of]
+    learned, again = (pretrain(Weights.new(0), tasks, 240, 0) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(learned.arrays(), again.arrays(), strict=True))
     for each in UNSEEN:
         choices, took = Choices(task_of(problem(each))), []

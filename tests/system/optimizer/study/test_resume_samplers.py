@@ -57,7 +57,7 @@ def test_so_does_a_policy_from_a_file(tmp_path: Path) -> None:
     same_when_killed(f"reinforce@{policy}", tmp_path)
 
 
-def test_a_policy_that_cannot_be_read_is_told_before_anything_is_made(tmp_path: Path) -> None:
+def test_a_policy_that_cannot_be_read_is_reported_before_anything_is_made(tmp_path: Path) -> None:
     with fails(UsageError):
         go(tmp_path / "run", sampler=f"reinforce@{tmp_path / 'nothing.npz'}")
     assert not (tmp_path / "run").exists()

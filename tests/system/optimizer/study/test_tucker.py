@@ -135,7 +135,7 @@ def test_the_command_tells_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ["--model", MODEL, "--max-error", "-1"],
     ],
 )
-def test_what_cannot_be_is_told_in_one_line(
+def test_what_cannot_be_is_reported_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     common = ["--allow", "ranks", "--evaluator", "cost-model", "--platform", "pixel4", "--budget", "2", "-q"]

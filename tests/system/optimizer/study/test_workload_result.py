@@ -14,13 +14,15 @@ from tests.optimizer.workload.test_result import ALLOWED, VGG, run
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
-def test_an_error_is_told_as_what_it_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_reported_as_what_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ("--model", f"{VGG}×2,mobilebert/8", *ALLOWED, "--budget", "8")
 
-    def told(out: str) -> str:
+    def output(out: str) -> str:
         return " ".join(run(capsys, *words, "--out", out).split())
 
-    assert "outputs expected to be off by" in (text := told("run"))
+    assert "outputs expected to be off by" in (text := output("run"))
     assert "mobilebert/8: as it is, it cannot be decomposed" in text
     assert "no way to decompose it" not in text
     tucker = json.loads(Path("run/result.json").read_text())["workload"]["tucker"]
@@ -29,5 +31,5 @@ def test_an_error_is_told_as_what_it_is(capsys: pytest.CaptureFixture[str], monk
     assert main(["report", "run"]) == 0
     assert "expected from its filters" in Path("run/report.md").read_text()
     monkeypatch.setattr(PredictedSession, "decomposed_error", lambda *_: 0.05)
-    assert "outputs off by 0.05" in told("measured")
+    assert "outputs off by 0.05" in output("measured")
     assert json.loads(Path("measured/result.json").read_text())["workload"]["tucker"][VGG]["error_measured"] is True

@@ -23,6 +23,8 @@ from optimizer.workload.variants import Variants, find_variants
 from search_spaces.core.errors import EXIT_INTERRUPTED
 from search_spaces.core.plan import Plan
 from tests.support.commands import rewrite_log, studied, tried
+from tests.support.short_studies import Killed, go, killed_at
+from tests.support.short_studies import tried as trials
 
 MODELS = "vgg11@0.25/32+spectrum×2"
 ON = ["--evaluator", "cost-model", "--platform", "pixel4", "--processors", "1large,gpu", "--max-stages", "2", "-q"]
@@ -158,6 +160,44 @@ def test_what_is_proposed_follows_from_the_trials_alone() -> None:
         assert plan == resumed.propose()
         trials.append((plan, Measurement(Samples((predict(plan),) * 5, {}), (0.1,), (), "limit", None, None)))
         going.observe(*trials[-1])
+
+
+def test_what_another_worker_measures_is_not_proposed() -> None:
+    values = {"model": "squeezenet1_1@0.5/64×2", "budget": "1", "evaluator": "cost-model", "platform": "snapdragon855"}
+    problem = read_problem(parse_config({**values, "max_stages": "2"}), CostModelEvaluator())
+    annealed = WorkloadProposer(problem.space, lambda plan: 1.0 / len(plan.stages), [problem.space.plan_at(0)], 0, 20)
+    pending: set[str] = set()
+    proposer = annealed.anew(1, None, lambda plan: plan.digest not in pending)
+    for _ in range(4):
+        plan = proposer.propose()
+        assert plan is not None
+        assert plan.digest not in pending
+        pending.add(plan.digest)
+
+
+@pytest.mark.parametrize("sampler", ["auto", "brute-force", "reinforce"])
+@pytest.mark.parametrize("allow", ["cuts", "cuts,branches"])
+def test_killed_at_any_moment_it_proposes_what_it_would_have(tmp_path: Path, sampler: str, allow: str) -> None:
+    values: dict[str, Any] = {
+        "evaluator": "cost-model",
+        "platform": "pixel4",
+        "processors": ("1large", "gpu"),
+        "budget": 14,
+    }
+
+    def run(folder: Path) -> None:
+        go(folder, model="squeezenet1_1@0.25/64*2,squeezenet1_1@0.5/64", allow=allow, sampler=sampler, **values)
+
+    run(tmp_path / "whole")
+    wanted = trials(tmp_path / "whole")
+    assert sum(origin == sampler for _, _, origin, *_ in wanted) > 5
+    for append in (9, 5, 1):
+        with pytest.MonkeyPatch.context() as patch:
+            killed_at(patch, append, after=append == 5)
+            with pytest.raises(Killed):
+                run(tmp_path / "killed")
+    run(tmp_path / "killed")
+    assert trials(tmp_path / "killed") == wanted
 
 
 def test_prices_that_were_completed_are_written_down(

@@ -27,7 +27,7 @@ from optimizer.workload.memory import Memory
 from optimizer.workload.problem import Problem, read_problem
 from optimizer.workload.ranks import PLAIN, grids_of
 from optimizer.workload.variants import Variants, find_variants
-from search_spaces.core.arrangement import arrangement, component_plan, jobs_of, ranks_by_component
+from search_spaces.core.decoded_plan import component_plan, decoded_plan, jobs_of, ranks_by_component
 from search_spaces.core.errors import PlanError, RunFolderError
 from search_spaces.core.plan import LayerRanks
 from search_spaces.models.cache import ENVIRONMENT
@@ -79,7 +79,7 @@ def test_ranks_are_numbered_with_the_plans_and_each_is_there_once() -> None:
 @given(st.integers(0, SPACE.cardinality() - 1), st.integers(0, 2**31))
 def test_ranks_survive_being_taken_apart_and_put_together(index: int, seed: int) -> None:
     plan = SPACE.plan_at(index)
-    found = arrangement(plan, SPACE.joined)
+    found = decoded_plan(plan, SPACE.joined)
     assert SPACE.plan(found) == plan
     rng = np.random.default_rng(seed)
     assert SPACE.plan(replace(found, ranks=SPACE.ranks.neighbour(found, rng))).ranks != plan.ranks
@@ -91,8 +91,8 @@ def test_ranks_survive_being_taken_apart_and_put_together(index: int, seed: int)
         assert own.ranks == (found.ranks[component] if found.ranks else ())
 
 
-def test_ranks_that_are_none_of_the_space_are_told() -> None:
-    found = arrangement(SPACE.plan_at(0), SPACE.joined)
+def test_ranks_that_are_none_of_the_space_are_reported() -> None:
+    found = decoded_plan(SPACE.plan_at(0), SPACE.joined)
     with fails(PlanError):
         SPACE.ranks.which(replace(found, ranks=(SETS[0][0], (), ())))
     with fails(PlanError):
@@ -112,10 +112,12 @@ def found() -> Iterator[tuple[Problem, Variants, Any]]:
     problem, evaluator = problem_of(processors="1large,3med,gpu")
     with evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective) as session:
         grids = grids_of(problem.workload, problem.choices)
-        lanes = problem.space.platform
+        processors = problem.space.platform
         yield (
             problem,
-            find_variants(session, problem.workload, problem.joined, lanes, problem.choices, grids, lambda _: None),
+            find_variants(
+                session, problem.workload, problem.joined, processors, problem.choices, grids, lambda _: None
+            ),
             session.simulator,
         )
 
@@ -124,7 +126,7 @@ def test_variants_keep_their_error_and_each_triple_is_quicker_where_it_is_for(
     found: tuple[Problem, Variants, Any],
 ) -> None:
     problem, variants, simulator = found
-    lanes = [p for p in problem.platform.processors if p.resources]
+    processors = [p for p in problem.platform.processors if p.resources]
     assert [len({v.ranks for v in each}) for each in variants.of] == [len(each) for each in variants.of]
     assert all(variants.of)
     for c, each in enumerate(variants.of):
@@ -132,7 +134,7 @@ def test_variants_keep_their_error_and_each_triple_is_quicker_where_it_is_for(
         grids = grids_of(problem.workload, {c: choices})[choices.graph.digest]
         for variant in each:
             assert variant.error <= 0.2
-            number = next((i for i, p in enumerate(lanes) if p.like == variant.made_for), None)
+            number = next((i for i, p in enumerate(processors) if p.like == variant.made_for), None)
             for layer in variant.ranks if number is not None else ():
                 grid = next(g for g in grids if layer in g)
                 triple = simulator.part_s(choices.graph, number, (layer.operator,), grid)
@@ -145,7 +147,7 @@ def test_a_job_with_ranks_costs_what_its_decomposed_operators_do(found: tuple[Pr
     space = WorkloadSpace(problem.workload, problem.joined, problem.space.platform, 2, variants.sets)
     plain = space.plan_at(0)
     strongest = next(variants.strongest())
-    made = space.plan(replace(arrangement(plain, space.joined), ranks=space.ranks.chosen(strongest)))
+    made = space.plan(replace(decoded_plan(plain, space.joined), ranks=space.ranks.chosen(strongest)))
     assert made.ranks
     assert simulator.run(made).makespan_s != simulator.run(plain).makespan_s
     memory = Memory(problem.workload, problem.joined)
@@ -155,7 +157,7 @@ def test_a_job_with_ranks_costs_what_its_decomposed_operators_do(found: tuple[Pr
     assert math.isfinite(float((errors[0] ** 2).sum()))
 
 
-def test_ranks_are_searched_with_lanes_and_the_result_tells_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_are_searched_with_processors_and_the_result_tells_them(capsys: pytest.CaptureFixture[str]) -> None:
     result = study(capsys, "--model", MODELS, *ALLOWED, "--budget", "25", "--out", "run")
     tucker, outcomes = result["workload"]["tucker"], result["workload"]["outcomes"]
     assert set(tucker) == {VGG, SQUEEZENET}
@@ -204,10 +206,10 @@ def test_a_study_with_ranks_that_goes_on_tries_what_an_uninterrupted_one_tries(
     study(capsys, *words, "--budget", "9", "--out", "whole")
 
     assert tried("parts") == tried("whole")
-    told = run(
+    output = run(
         capsys, "--model", MODELS, "--allow", "ranks", "--max-error", "0.1", "--budget", "9", "--out", "parts", code=2
     )
-    assert "holds another study" in told
+    assert "holds another study" in output
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
@@ -221,8 +223,8 @@ def test_other_samplers_choose_ranks_too(capsys: pytest.CaptureFixture[str], sam
 def test_a_file_says_which_models_may_be_decomposed(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [f"  - {{model: '{VGG}', name: a, tucker: {{max_error: 0.15}}}}", f"  - {{model: '{VGG}', name: b}}"]
     Path("w.yaml").write_text("models:\n" + "\n".join(lines) + "\n")
-    told = study(capsys, "--workload", "w.yaml", "--budget", "12")["workload"]["tucker"]
-    assert {name: entry["max_error"] for name, entry in told.items()} == {"a": 0.15}
+    output = study(capsys, "--workload", "w.yaml", "--budget", "12")["workload"]["tucker"]
+    assert {name: entry["max_error"] for name, entry in output.items()} == {"a": 0.15}
     lines[1] = lines[1].replace("name: b", "name: b, tucker: false")
     Path("w.yaml").write_text("models:\n" + "\n".join(lines) + "\n")
     assert set(study(capsys, "--workload", "w.yaml", "--allow", "ranks", "--budget", "12")["workload"]["tucker"]) == {
@@ -265,10 +267,10 @@ def test_what_cannot_be_is_one_line(capsys: pytest.CaptureFixture[str], words: l
     Path("wrong.yaml").write_text(f"{one}often}}\n")
     Path("below.yaml").write_text(f"{one}{{max_error: -0.1}}}}\n")
     Path("key.yaml").write_text(f"{one}{{error: 0.1}}}}\n")
-    told = run(capsys, *words, "--budget", "3", code=2)
-    assert told.startswith("optimize: ")
-    assert told.count("\n") == 1
-    says(told)
+    output = run(capsys, *words, "--budget", "3", code=2)
+    assert output.startswith("optimize: ")
+    assert output.count("\n") == 1
+    says(output)
 
 
 def test_models_that_cannot_be_decomposed_stay_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -279,7 +281,7 @@ def test_models_that_cannot_be_decomposed_stay_as_they_are(capsys: pytest.Captur
     assert json.loads(out)["workload"]["tucker"]["mobilebert/8"]["variants"] == 0
 
 
-def test_an_error_that_nothing_keeps_is_told_and_the_study_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_that_nothing_keeps_is_reported_and_the_study_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--model", "vgg11@0.25/32×2", "--allow", "ranks", "--max-error", "0.01", "--budget", "5", "--json"]
     assert main([*words, *ON]) == 0
     out, err = capsys.readouterr()
@@ -299,16 +301,16 @@ def test_decomposed_models_are_measured_and_their_files_compute_what_they_should
     evaluator = LitertEvaluator()
     problem = read_problem(parse_config(values), evaluator)
     grids = grids_of(problem.workload, problem.choices)
-    lanes = problem.space.platform
+    processors = problem.space.platform
     with evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective) as session:
         ((_, (_, ranks, *_)),) = grids.items()
         grids = {digest: [ranks] for digest in grids}
         prices = json.loads(json.dumps(session.price(None, lambda _: None, grids)))
         table = prices["triple_s"][problem.joined.components[0].graph.digest]
-        assert set(table) == {lanes.processors[0].like}
+        assert set(table) == {processors.processors[0].like}
         assert all(took_s > 0.0 for each in table.values() for took_s in each.values())
         session.price(prices, lambda _: pytest.fail("measured again"), grids)
-        arguments = problem.workload, problem.joined, lanes, problem.choices, grids, lambda _: None
+        arguments = problem.workload, problem.joined, processors, problem.choices, grids, lambda _: None
         for variant in find_variants(session, *arguments).of[0]:  # none where the machine was busy
             assert 0.0 < variant.error <= 0.3
         error = session.decomposed_error(problem.joined.components[0].graph, ranks)
@@ -316,7 +318,7 @@ def test_decomposed_models_are_measured_and_their_files_compute_what_they_should
         monkeypatch.setattr("evaluators.litert.packed._KEEP_NBYTES", 0)
         packed_weights("ab" * 32, lambda path: path.touch())
         assert packed.exists()
-        space = WorkloadSpace(problem.workload, problem.joined, lanes, 2, [[ranks]])
+        space = WorkloadSpace(problem.workload, problem.joined, processors, 2, [[ranks]])
         plan = space.plan_at(space.cardinality() - 1)
         assert len(plan.stages) == 4
         assert len(plan.ranks) == 2 * len(ranks)

@@ -1,7 +1,7 @@
-"""Words of lanes in which lanes that are alike stand for each other: counted, and found by number.
+"""Counts and numbers sequences of processors, where processors that are alike are interchangeable.
 
-A word gives each part of a plan a lane. Of the words that differ only in the names of alike lanes one is canonical: in
-it, the lanes of a class appear in the order of the class.
+A word gives each stage of a plan a processor. Of words that differ only in the names of alike processors, the canonical
+one uses the processors of each class in the order of the class.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Classes = Sequence[Sequence[str]]
 
 
 def count_words(length: int, classes: Classes) -> int:
-    """Return how many canonical words of ``length`` lanes there are, given the lanes of each class."""
+    """Return how many canonical words of ``length`` processors there are, given the processors of each class."""
     sizes = tuple(len(c) for c in classes)
     return _counts(length, sizes)[-1][tuple(0 for _ in sizes)]
 
@@ -25,10 +25,10 @@ def word_at(rank: int, length: int, classes: Classes) -> list[str]:
     used = tuple(0 for _ in sizes)
     word: list[str] = []
     for left in range(length - 1, -1, -1):
-        for which, lane, after in _next(used, sizes):
+        for which, place, after in _next(used, sizes):
             count = counts[left][after]
             if rank < count:
-                word.append(classes[which][lane])
+                word.append(classes[which][place])
                 used = after
                 break
             rank -= count
@@ -36,17 +36,17 @@ def word_at(rank: int, length: int, classes: Classes) -> list[str]:
 
 
 def _next(used: tuple[int, ...], sizes: tuple[int, ...]) -> list[tuple[int, int, tuple[int, ...]]]:
-    """Return the lanes that may follow, as class and place in it, and how many of each class are then in use."""
+    """Return the processors that may follow, as class and place in it, and how many of each class are then in use."""
     return [
-        (which, lane, tuple(max(u, lane + 1) if i == which else u for i, u in enumerate(used)))
+        (which, place, tuple(max(u, place + 1) if i == which else u for i, u in enumerate(used)))
         for which, size in enumerate(sizes)
-        for lane in range(min(used[which] + 1, size))
+        for place in range(min(used[which] + 1, size))
     ]
 
 
 @cache
 def _counts(length: int, sizes: tuple[int, ...]) -> list[dict[tuple[int, ...], int]]:
-    """Return for 0 … ``length`` lanes to come, and each number of lanes of each class in use, how many words go on."""
+    """Return the number of words for 0 … ``length`` processors to come and each number in use of each class."""
     states: list[tuple[int, ...]] = [()]
     for size in sizes:
         states = [(*state, used) for state in states for used in range(size + 1)]

@@ -1,4 +1,4 @@
-"""A plan for a workload, taken apart: how jobs are taken, which instance comes first, cuts, lanes and ranks of each."""
+"""A decoded plan of a workload: dispatch, order of the instances, and the cuts, processors and ranks of each."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ RankSet = tuple[LayerRanks, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Arrangement:
+class DecodedPlan:
     """What a plan says of the components of a joined graph.
 
     Attributes:
-        dispatch: which of the jobs that are ready a free lane takes: the one that became ready first (``fifo``), that
-            of the highest priority, or that of the earliest deadline (``edf``). Among equals the one whose request
+        dispatch: which of the jobs that are ready a free processor takes: the one that became ready first (``fifo``),
+            that of the highest priority, or that of the earliest deadline (``edf``). Among equals the one whose request
             came first, then the one whose component comes first in ``order``.
         order: the components, the first one first.
-        stages: of each component, by its own operators, on lanes or pools.
+        stages: of each component, by its own operators, on processors or pools.
         ranks: of each component those of its own operators, ascending; () where no component has any.
     """
 
@@ -41,10 +41,11 @@ class Arrangement:
             stages += [replace(s, operators=tuple(o + first for o in s.operators)) for s in self.stages[index]]
         return Plan(joined.graph.digest, tuple(stages), self.dispatch, joined_ranks(self.ranks, joined))
 
-    def canonical(self, clients: Sequence[int], platform: Platform) -> Arrangement:
-        """Return the one arrangement that stands for all that do the same.
+    def canonical(self, clients: Sequence[int], platform: Platform) -> DecodedPlan:
+        """Return the one decoded plan that stands for all that do the same.
 
-        Instances of one client are numbered by their order, and lanes that are alike by their first use. Idempotent.
+        Instances of one client are numbered by their order, and processors that are alike by their first use.
+        Idempotent.
 
         Args:
             clients: of each component; ranks are the same within one.
@@ -53,14 +54,14 @@ class Arrangement:
         waiting = {c: iter([i for i, other in enumerate(clients) if other == c]) for c in set(clients)}
         for index in self.order:
             found[index] = next(waiting[clients[index]])
-        groups = {like: iter(lanes) for like, lanes in platform.classes().items()}
+        groups = {like: iter(processors) for like, processors in platform.classes().items()}
         renamed: dict[str, str] = {}
-        for lane in (stage.processor for index in self.order for stage in self.stages[index]):
-            if lane not in renamed:
-                renamed[lane] = next(groups[platform[lane].like]).name
+        for processor in (stage.processor for index in self.order for stage in self.stages[index]):
+            if processor not in renamed:
+                renamed[processor] = next(groups[platform[processor].like]).name
         back = {new: old for old, new in found.items()}
         rows = (self.stages[back[i]] for i in range(len(back)))
-        return Arrangement(
+        return DecodedPlan(
             self.dispatch,
             tuple(found[i] for i in self.order),
             tuple(tuple(replace(stage, processor=renamed[stage.processor]) for stage in row) for row in rows),
@@ -68,10 +69,13 @@ class Arrangement:
         )
 
 
-def in_runs(operators: int, cuts: Sequence[int], lanes: Sequence[str]) -> tuple[Stage, ...]:
+def in_runs(operators: int, cuts: Sequence[int], processors: Sequence[str]) -> tuple[Stage, ...]:
     """Return the stages of a model of so many operators that is cut before some of them."""
     borders = pairwise((0, *cuts, operators))
-    return tuple(Stage(tuple(range(first, last)), lane) for (first, last), lane in zip(borders, lanes, strict=True))
+    return tuple(
+        Stage(tuple(range(first, last)), processor)
+        for (first, last), processor in zip(borders, processors, strict=True)
+    )
 
 
 def jobs_of(plan: Plan, joined: JoinedGraph) -> dict[int, list[int]]:
@@ -94,7 +98,7 @@ def jobs_of(plan: Plan, joined: JoinedGraph) -> dict[int, list[int]]:
     return found
 
 
-def arrangement(plan: Plan, joined: JoinedGraph) -> Arrangement:
+def decoded_plan(plan: Plan, joined: JoinedGraph) -> DecodedPlan:
     """Return what a plan says, which must be valid.
 
     Raises:
@@ -109,7 +113,7 @@ def arrangement(plan: Plan, joined: JoinedGraph) -> Arrangement:
         for index, stages in jobs_of(plan, joined).items()
     }
     ranks = ranks_by_component(plan, joined)
-    return Arrangement(plan.dispatch, tuple(rows), tuple(rows[i] for i in range(len(joined.components))), ranks)
+    return DecodedPlan(plan.dispatch, tuple(rows), tuple(rows[i] for i in range(len(joined.components))), ranks)
 
 
 def joined_ranks(each: Sequence[RankSet], joined: JoinedGraph) -> RankSet:

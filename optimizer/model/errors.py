@@ -1,0 +1,157 @@
+"""How far outputs are off where processors of less precision compute parts of a network: measured, and a model of it.
+
+Rounding errors of different operators are nearly independent, so their squares add up. The whole network is run on each
+kind of processor; where that is beyond what is allowed, groups of its operators are run there one by one, with all
+others on the most exact kind. Squares are additive, as seconds are: with a multiplier that turns them into seconds,
+dynamic programming finds the fastest chains for an error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from evaluators.base import Evaluator, Session
+from evaluators.sampling import SamplingPolicy, measure
+from optimizer.exact.chain import best_chains, chain_cost
+from optimizer.exact.chain_costs import ChainCosts
+from optimizer.model.profile import Profile
+from search_spaces.core.errors import InfeasibleError, RunFolderError, UnavailableError, damage
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.spaces.chain import chain_plan
+
+GROUPS = 8
+"""Consecutive groups of operators, of about equal time, whose errors are measured one by one."""
+
+TOLERANCES = (0.01, 0.05)
+_POLICY = SamplingPolicy(precision=0.02, max_s=0.3, min_runs=2, max_runs=30)
+_MULTIPLIERS = np.geomspace(2.0**-8, 2.0**8, 33)
+_MOST_SCALE = 4.0  # of the groups' squares, so that they add up to the whole network's
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorProfile:
+    """What each operator adds to the squared error of the outputs, relative, on each kind of processor.
+
+    Attributes:
+        squares: like → one value for each operator.
+    """
+
+    squares: Mapping[str, tuple[float, ...]]
+
+    def expected(self, platform: Platform, plan: Plan) -> float:
+        """Return by how much the outputs of a plan are expected to be off, relative."""
+        on = ((self.squares.get(platform[stage.processor].like, ()), stage.operators) for stage in plan.stages)
+        return math.sqrt(sum(squares[o] for squares, operators in on if squares for o in operators))
+
+    def optima(self, graph: Graph, costs: ChainCosts, most_error: float, most_stages: int) -> list[Plan]:
+        """Return the fastest chains by the model whose expected error is allowed, the best first, with few others."""
+        rows = np.array([self.squares.get(p.like, (0.0,) * len(graph.operators)) for p in costs.platform.processors])
+        if rows.sum(axis=1).max() <= most_error**2:
+            return []
+        whole_s = float(np.min(costs.operator_s.sum(axis=1)))
+        found: dict[str, tuple[float, Plan]] = {}
+        for multiplier in _MULTIPLIERS:
+            priced = replace(costs, operator_s=costs.operator_s + multiplier * whole_s / most_error**2 * rows)
+            try:
+                chain = best_chains(priced, most_stages)[0]
+            except InfeasibleError:
+                return []
+            plan = chain_plan(graph, chain.cuts, chain.processors)
+            if self.expected(costs.platform, plan) <= most_error:
+                found[plan.digest] = chain_cost(costs, plan), plan
+        return [plan for _, plan in sorted(found.values(), key=lambda each: each[0])]
+
+    @classmethod
+    def from_json(cls, data: object) -> ErrorProfile:
+        """Build it from its field as plain values.
+
+        Raises:
+            RunFolderError: the field is missing or has the wrong type.
+        """
+        try:
+            content: Mapping[str, list[float]] = data["squares"]  # type: ignore[index]
+            return cls({str(like): tuple(map(float, values)) for like, values in content.items()})
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RunFolderError(f"the errors of the operators are damaged: {damage(error)}") from error
+
+
+def error_profile(
+    session: Session,
+    graph: Graph,
+    platform: Platform,
+    profiled: Profile,
+    most_error: float,
+    tell: Callable[[str], None] = lambda _: None,
+) -> ErrorProfile:
+    """Measure the errors of the kinds of processors that take the whole network."""
+    count = len(graph.operators)
+    names = {like: members[0].name for like, members in platform.classes().items()}
+    whole = {like: error_of(session, graph, [name] * count) for like, name in names.items()}
+    known = {like: error for like, error in whole.items() if error is not None}
+    squares = {like: (error**2 / count,) * count for like, error in known.items()}
+    exact = min(known, key=lambda like: known[like], default=None)
+    for like, error in known.items():
+        if exact is None or error <= most_error:
+            continue
+        tell(f"measuring the errors of {names[like]}")
+        each = np.zeros(count)
+        for begin, end in _groups(profiled.operator_s[like]):
+            processors = [names[like] if begin <= o < end else names[exact] for o in range(count)]
+            found = error_of(session, graph, processors)
+            each[begin:end] = (error if found is None else found) ** 2 / (end - begin)
+        scale = np.clip(error**2 / max(each.sum(), 1e-30), 1.0 / _MOST_SCALE, _MOST_SCALE)
+        squares[like] = tuple((each * scale).tolist())
+    return ErrorProfile(squares)
+
+
+def error_of(session: Session, graph: Graph, processors: list[str]) -> float | None:
+    """Return by how much outputs are off where each operator runs on a processor; None where that cannot be run."""
+    cuts = [o for o in range(1, len(processors)) if processors[o] != processors[o - 1]]
+    try:
+        with closing(session.load(graph, chain_plan(graph, cuts, [processors[o] for o in (0, *cuts)]))) as candidate:
+            agreement = candidate.verify()
+    except UnavailableError:
+        return None
+    return agreement.max_rel_error if agreement is not None and math.isfinite(agreement.max_rel_error) else None
+
+
+def tolerance_line(evaluator: Evaluator, graph: Graph, processors: Sequence[Processor]) -> str:
+    """Return in a sentence which processors of less precision some tolerances would allow, as the whole model shows."""
+    measured: list[tuple[float, str, float]] = []
+    with evaluator.prepare(Platform("of less precision", tuple(processors))) as session:
+        for processor in processors:
+            try:
+                with closing(session.load(graph, chain_plan(graph, (), [processor.name]))) as candidate:
+                    seconds = measure(candidate, _POLICY).latency_s.median
+                    agreement = candidate.verify()
+            except UnavailableError:
+                continue
+            if agreement is not None:
+                measured.append((agreement.max_rel_error, processor.name, seconds))
+    if not measured:
+        return ""
+    notes, before = [], 0.0
+    for most in TOLERANCES:
+        allowed = [f"{name} (whole {s * 1e3:.3g} ms, off by {e:.1e})" for e, name, s in measured if before <= e <= most]
+        notes.append(f"{most:g} would allow {', '.join(allowed) or 'no other processor'}")
+        before = most
+    beyond = [f"{name} is off by {error:.1e}" for error, name, _ in measured if not error <= before]
+    return f"float32 alone is used; --max-error {'; '.join(notes + beyond)}"
+
+
+def _groups(operator_s: tuple[float, ...]) -> Iterator[tuple[int, int]]:
+    """Yield where groups of about equal time begin and end."""
+    ends = np.cumsum(operator_s)
+    if not np.isfinite(ends[-1]):
+        ends = np.arange(1.0, len(operator_s) + 1)
+    cuts = sorted({0, len(operator_s), *(np.searchsorted(ends, ends[-1] * np.arange(1, GROUPS) / GROUPS) + 1).tolist()})
+    cuts = [cut for cut in cuts if cut <= len(operator_s)]
+    yield from pairwise(cuts)
