@@ -100,7 +100,7 @@ class SharedStudy:
         self._heartbeat_s = heartbeat_s
         self._objectives = objectives
         self._id = self._patiently(lambda: self._study_id(name, [StudyDirection.MINIMIZE] * objectives))
-        self._study = Study(study_name=name, storage=storage)
+        self._study = self._patiently(lambda: Study(study_name=name, storage=storage))  # which asks the storage
         self._seen: set[int] = set()
         self._first_seen: dict[int, float] = {}
         self._mine: int | None = None

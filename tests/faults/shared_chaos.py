@@ -78,10 +78,10 @@ def run(
     begin = ["--model", MODEL, "--budget", str(trials), "--evaluator", "synthetic", "--sampler", "brute-force"]
     begun_s = time.monotonic()
     alive = [worker(url, folder, 0, [*begin, "--max-stages", "3"])]
-    _begun(storage, alive[0])
-    alive += [worker(url, folder, n, []) for n in range(1, workers)]
     number, killed, out = workers, 0, 0
     try:
+        _begun(storage, alive[0])
+        alive += [worker(url, folder, n, []) for n in range(1, workers)]
         while any(process.poll() is None for process in alive):
             done = _finished(storage)
             if killed < kills and done > trials * (killed + 1) // (kills + 1):
@@ -94,15 +94,13 @@ def run(
                 outage()
                 out += 1
             time.sleep(0.1)
+        problems = [p.returncode for p in alive if p.returncode]
+        assert not problems, [path.read_text()[-500:] for path in sorted(folder.glob("*.err")) if path.stat().st_size]
+        return _seen(storage, trials, killed, out, time.monotonic() - begun_s)
     finally:
         for process in alive:
             process.kill()
             process.wait()
-    problems = [p.returncode for p in alive if p.returncode]
-    assert not problems, [path.read_text()[-500:] for path in sorted(folder.glob("*.err")) if path.stat().st_size]
-    try:
-        return _seen(storage, trials, killed, out, time.monotonic() - begun_s)
-    finally:
         close_storage(storage)
 
 

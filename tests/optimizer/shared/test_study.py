@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from optuna.exceptions import StorageInternalError
+from optuna.storages import BaseStorage, InMemoryStorage
 
 from optimizer.cli import main
 from optimizer.shared.storage import check_url, close_storage, open_storage
@@ -64,6 +68,40 @@ def test_the_budget_is_kept_to_the_trial(url: str) -> None:
     ]
     assert [claim is not None for claim in claims] == [True, True, True, False]
     assert first.claim("a baseline", "baseline", {}, {}) is not None  # costs none
+
+
+def test_a_server_that_goes_away_at_any_question_costs_nothing() -> None:
+    """Every call to the storage fails now and then, as often with the question carried out as before it."""
+    rng, kept = random.Random(0), InMemoryStorage()
+    away = Counter[str]()
+
+    def forwarding(name: str) -> Callable[..., Any]:
+        def call(_: BaseStorage, *args: Any, **options: Any) -> Any:
+            drawn = rng.random()
+            if drawn < 0.3 and name != "remove_session":
+                away[name] += 1
+                if drawn < 0.15:
+                    getattr(kept, name)(*args, **options)
+                raise StorageInternalError("the server was killed")
+            return getattr(kept, name)(*args, **options)
+
+        return call
+
+    names = [name for name in BaseStorage.__dict__ if not name.startswith("_")]
+    flaky: BaseStorage = type("Flaky", (BaseStorage,), {name: forwarding(name) for name in names})()
+    for worker in range(8):
+        study = SharedStudy(flaky, "s", f"worker {worker}", 60)
+        study.fact("profile", lambda: {"a": 1})
+        claim = study.claim(f"plan {worker}", "trial", {}, {})
+        assert claim is not None
+        given_up = study.claim(f"other {worker}", "trial", {}, {})
+        assert given_up is not None
+        study.give_up(given_up)
+        study.finish(claim, record(claim.digest))
+        assert [data["digest"] for _, data in study.look()] == [f"plan {n}" for n in range(worker + 1)]
+        study.close()
+    asked = {"create_new_study", "get_study_id_from_name", "get_study_directions", "create_new_trial", "get_all_trials"}
+    assert asked <= set(away)
 
 
 def test_facts_are_everybodys(url: str) -> None:
