@@ -14,9 +14,10 @@ from types import FrameType
 
 from optimizer.cli import study
 from optimizer.cli.campaigns import pretrain, run, schema, solve
+from optimizer.cli.completion import completed_line, skip_command
 from optimizer.cli.machines import calibrate, devices, doctor, plugins
 from optimizer.cli.models import inspect, models, rewrite
-from optimizer.cli.parsing import Parser, Work, completed_line, skip_command, tell
+from optimizer.cli.parsing import Parser, Work, tell
 from optimizer.cli.plans import compare, dashboard, execute, explain, export, report
 from optimizer.cli.serving import agent, storage
 from search_spaces.core.errors import EXIT_INTERRUPTED, OptimizeError, UsageError, shown
@@ -61,15 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    if completed := completed_line():
-        if len(completed) == 1:
-            words = [name for name in (*COMMANDS, "help") if name.startswith(completed[0])]
-            if words:
-                os.write(8, os.environ.get("_ARGCOMPLETE_IFS", "\v").join(words).encode())
-                return 0
-        elif completed[0] in COMMANDS:
-            skip_command()
-            return COMMANDS[completed[0]][1]([])
+    if len(completed := completed_line()) > 1 and completed[0] in COMMANDS:
+        skip_command()
+        return COMMANDS[completed[0]][1]([])
     match arguments:
         case ["help"]:
             arguments = ["--help"]

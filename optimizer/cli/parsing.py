@@ -1,15 +1,15 @@
-"""What the parsers of all commands share: errors in one line, common options, completion in a shell."""
+"""What the parsers of all commands share: errors in one line, common options."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from optimizer.cli.completion import complete
 from search_spaces.core.errors import UsageError, printable, shown
 
 Add = Callable[..., object]
@@ -17,12 +17,13 @@ Work = Callable[["Parser", list[str]], int]
 """Does a command, given its parser and the words behind its name; its docstring is what its own help says."""
 
 _MOST_NUMBER = 2**31 - 1
-_COMPLETING = "_ARGCOMPLETE"
-"""What the shell sets while it asks for completions: how many words of the line, less one, belong to the program."""
 
 
 class Parser(argparse.ArgumentParser):
     """Tells what is wrong in one line, as all our errors, and completes words for a shell that asks."""
+
+    commands: Sequence[str] = ()
+    """What may stand in the place of a model."""
 
     def error(self, message: str) -> NoReturn:
         """Raise the error instead of printing the usage."""
@@ -36,10 +37,7 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Return the options, wherever they stand among the other words."""
-        if _COMPLETING in os.environ:
-            import argcomplete
-
-            argcomplete.autocomplete(self)
+        complete(self, self.commands)
         return self.parse_intermixed_args(arguments)
 
     def whole(self, option: str, text: str, least: int, most: int | None = None) -> int:
@@ -51,20 +49,6 @@ class Parser(argparse.ArgumentParser):
         if not text.isdecimal() or not least <= int(text) <= (most or _MOST_NUMBER):
             self.error(f"{option} {text}: must be a whole number from {least}{f' to {most}' if most else ''}")
         return int(text)
-
-
-def completed_line() -> list[str]:
-    """Return the words after the program that a shell asks to complete; empty where none does."""
-    if _COMPLETING not in os.environ:
-        return []
-    line = os.environ.get("COMP_LINE", "")[: int(os.environ.get("COMP_POINT", "0") or 0)]
-    words = line.split()
-    return [*words[1:], ""] if line.endswith(" ") else words[1:]
-
-
-def skip_command() -> None:
-    """Let the shell's words begin after the command."""
-    os.environ[_COMPLETING] = str(int(os.environ[_COMPLETING]) + 1)
 
 
 def add_common(add: Add, *, quiet: bool = False, as_json: bool = True) -> None:

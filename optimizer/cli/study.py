@@ -33,6 +33,7 @@ def optimize(arguments: list[str], commands: Collection[str], summaries: str) ->
         summaries: a line for each of them, for the help.
     """
     parser = make_parser(summaries)
+    parser.commands = [*commands, "help"]
     options = parser.read(arguments)
     if options.version:
         from importlib.metadata import version

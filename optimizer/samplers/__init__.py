@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from search_spaces.core.allowed_code import is_allowed
 from search_spaces.core.errors import UsageError, shown
-from search_spaces.core.plugins import entries, find_entry, load_entry, origin
+from search_spaces.core.plugins import entries, find_entry, is_ours, load_entry, origin
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
@@ -131,6 +131,11 @@ def resumes(name: str) -> bool:
         UsageError: see :func:`make_sampler`.
     """
     return _find(name).resumes
+
+
+def sampler_names() -> list[str]:
+    """Return the names of all samplers, those of plug-ins last."""
+    return [*SAMPLERS, *(entry.name for entry in entries("sampler") if not is_ours(entry))]
 
 
 def quiet_optuna() -> None:

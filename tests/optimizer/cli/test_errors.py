@@ -175,6 +175,11 @@ def test_devices_are_listed(
         ("optimize ins", {"inspect"}, {"run"}),
         ("optimize report --o", {"--out"}, {"--budget"}),
         ("optimize vgg16 --bud", {"--budget"}, {"--out"}),
+        ("optimize in", {"inspect", "inception_v3"}, {"run", "vgg16"}),
+        ("optimize inspect mob", {"mobilenet_v2"}, {"models"}),
+        ("optimize vgg16 --platform pix", {"pixel4"}, {"zcu102"}),
+        ("optimize vgg16 --sampler t", {"tpe"}, {"auto"}),
+        ("optimize vgg16 --evaluator c", {"cost-model", "cuda"}, {"litert"}),
     ],
 )
 def test_a_shell_completes(line: str, wanted: set[str], unwanted: set[str], tmp_path: Path) -> None:
