@@ -84,7 +84,7 @@ class LitertCandidate(Candidate):
         arena.introduce(workers, self._names)
         self._ends = workers.ends_of(self._names)
         programs = self._schedule.programs(self._bound)
-        with closing(Semaphores(len(self._schedule.all_edges()))) as semaphores:
+        with closing(Semaphores(self._schedule.semaphores)) as semaphores:
             bind_program(workers, number, arena, semaphores, programs)
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:

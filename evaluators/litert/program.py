@@ -51,14 +51,23 @@ class Schedule:
     sleeping: frozenset[str] = frozenset()
 
     def all_edges(self) -> list[Edge]:
-        """Return the plan's own edges, the leader's post to each other worker, and each worker's end to the leader.
+        """Return the plan's own edges, the leader's post to other workers, and each worker's end to the leader.
 
-        Stage -1 stands for the leader between two inferences.
+        Stage -1 stands for the leader between two inferences. A worker whose first stage waits for another one anyway
+        needs no such post: it would wake up beside a stage that has its core.
         """
         (leader, own), *others = self.stages.items()
-        starts = [Edge(-1, stages[0], self._spin_ns(name)) for name, stages in others]
+        starts = [Edge(-1, stages[0], self._spin_ns(name)) for name, stages in others if not self.before[stages[0]]]
         lasts = [stages[-1] for _, stages in others if not self.before[own[-1]] >> stages[-1] & 1]
         return [*self.edges, *starts, *(Edge(last, -1, self._spin_ns(leader)) for last in lasts)]
+
+    @property
+    def semaphores(self) -> int:
+        """How many the workers need: one an edge, and one for each worker but the leader, by which it says it is ready.
+
+        A worker that is still reading what it is asked would take a core from the first stage.
+        """
+        return len(self.all_edges()) + len(self.stages) - 1
 
     def _spin_ns(self, processor: str) -> int:
         return 0 if processor in self.sleeping else SPIN_NS
@@ -74,13 +83,23 @@ class Schedule:
         def posts(before: int) -> list[int]:
             return [i for i, e in edges if e.before == before]
 
+        go = {
+            name: [(i, min(e.spin_ns, self._spin_ns(name))) for i, e in edges if e.after == stages[0]]
+            for name, stages in self.stages.items()
+            if name != leader
+        }
+        ready = {name: len(edges) + i for i, name in enumerate(go)}
+        leads = {
+            "starts": posts(-1),
+            "ends": waits(-1),
+            "releases": [i for each in go.values() for i, _ in each],
+            "readies": [(i, 0) for i in ready.values()],
+        }
         return {
             name: {
                 **ONE_FRAME,
-                "steps": [bound.step(s, waits(s), posts(s)) for s in stages],
-                "go": [(i, e.spin_ns) for i, e in edges if e.before < 0 and e.after == stages[0]],
-                "starts": posts(-1) if name == leader else (),
-                "ends": waits(-1) if name == leader else (),
+                "steps": [bound.step(s, waits(s) if s != stages[0] else (), posts(s)) for s in stages],
+                **(leads if name == leader else {"go": go[name], "ready": [ready[name]]}),
             }
             for name, stages in self.stages.items()
         }
@@ -93,6 +112,9 @@ ONE_FRAME: Mapping[str, Any] = {
     "go": (),
     "starts": (),
     "ends": (),
+    "releases": (),
+    "ready": (),
+    "readies": (),
 }
 """What a worker receives of a program for one inference at a time that waits for no leader."""
 

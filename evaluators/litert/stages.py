@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ai_edge_litert import schema_py_generated as schema
 
@@ -66,6 +66,9 @@ _READERS = _WRITERS | {"PAD", "PADV2", "MEAN", "MUL", "SOFTMAX"}
 Group = tuple[tuple[int, ...], ...]
 """Stages that are compiled together on one worker, as their operators."""
 
+Key = tuple[str, str, str, Group, str]
+"""Worker, digests of the graph and of its weights, stages, and their owner."""
+
 
 @dataclass(slots=True)
 class Entry:
@@ -86,7 +89,7 @@ class Entry:
     nbytes: int
     owner: str
     ends: int
-    users: int = field(default=1)
+    users: int = 0
 
 
 @dataclass(slots=True)
@@ -119,7 +122,7 @@ class StageCache:
         self.platform = platform
         usual = min(max((available_nbytes() or 0) // _SHARE_OF_MEMORY, _LEAST_CACHE_NBYTES), _MOST_CACHE_NBYTES)
         self.limit_nbytes = usual if limit_nbytes is None else limit_nbytes
-        self._entries: OrderedDict[tuple[str, str, str, Group, str], Entry] = OrderedDict()
+        self._entries: OrderedDict[Key, Entry] = OrderedDict()
         self._cut: OrderedDict[tuple[str, str, tuple[int, ...]], StageModel] = OrderedDict()
         self._numbers = count(1)
         self._refusals = Refusals(workers, self._numbers)
@@ -151,22 +154,27 @@ class StageCache:
         Raises:
             UnavailableError: the runtime refuses a stage, or the worker died.
         """
-        worker = self.process(processor)
-        key = (worker, graph.digest, content_digest, group, owner)
+        key = (self.process(processor), graph.digest, content_digest, group, owner)
         entry = self._entries.get(key)
         if entry is not None and self._is_there(entry):
             self._entries.move_to_end(key)
             entry.users += 1
             return entry
-        found = replace(self.platform[processor], name=worker)
+        found = replace(self.platform[processor], name=self.process(processor))
         models = opened(graph, found, group, cut or [self.cut(graph, content_digest, o) for o in group])
         number = next(self._numbers)
         self._compile(graph, found, number, group, models, packed)
-        nbytes = sum(m.weight_nbytes + _inner_nbytes(graph, o) for m, o in zip(models, group, strict=True))
-        entry = Entry(worker, number, models, nbytes, owner, self.workers.ends[worker])
-        self._entries[key] = entry
+        entry = self._keep(key, number, graph, models)
+        entry.users = 1
         self._shrink()
         return entry
+
+    def _keep(self, key: Key, number: int, graph: Graph, models: tuple[StageModel, ...]) -> Entry:
+        """Return the entry of stages that have been compiled."""
+        worker, _, _, group, owner = key
+        nbytes = sum(m.weight_nbytes + _inner_nbytes(graph, o) for m, o in zip(models, group, strict=True))
+        self._entries[key] = Entry(worker, number, models, nbytes, owner, self.workers.ends[worker])
+        return self._entries[key]
 
     def take_plan(
         self,
@@ -186,9 +194,13 @@ class StageCache:
             packed: returns the packed weights that stages can use which are compiled together.
         """
         found = TakenStages()
+        groups = [
+            (processor, indices, tuple(operators[i] for i in indices), [stages[i] for i in indices])
+            for processor, indices in compiled_together(plan, self.platform, stages)
+        ]
+        self._compile_side_by_side(graph, content_digest, groups, packed, owner)
         try:
-            for processor, indices in compiled_together(plan, self.platform, stages):
-                group, cut = tuple(operators[i] for i in indices), [stages[i] for i in indices]
+            for processor, indices, group, cut in groups:
                 entry = self.take(graph, content_digest, processor, group, packed(group), owner=owner, cut=cut)
                 found.entries.append(entry)
                 for signature, (index, model) in enumerate(zip(indices, entry.models, strict=True)):
@@ -198,6 +210,39 @@ class StageCache:
             self.give_back(*found.entries)  # those that were taken before one was refused
             raise
         return found
+
+    def _compile_side_by_side(
+        self,
+        graph: Graph,
+        content_digest: str,
+        groups: Sequence[tuple[str, list[int], Group, list[StageModel]]],
+        packed: Callable[[Group], Path | None],
+        owner: str,
+    ) -> None:
+        """Have the workers of CPU processors compile at once what they do not have: packing weights takes long."""
+        made: dict[str, tuple[Key, int, tuple[StageModel, ...]]] = {}
+        with ExitStack() as stack:
+            requests: dict[str, Request] = {}
+            for name, _, group, cut in groups:
+                worker = self.process(name)
+                key = (worker, graph.digest, content_digest, group, owner)
+                entry, processor = self._entries.get(key), replace(self.platform[name], name=worker)
+                if worker in made or processor.kind != "cpu" or (entry is not None and self._is_there(entry)):
+                    continue
+                models = opened(graph, processor, group, cut)
+                if engine_of(processor, models) == LITERT:
+                    number = next(self._numbers)
+                    made[worker] = key, number, models
+                    requests[worker] = _compile_request(stack, processor, number, models, packed(group))
+            if len(requests) < 2:
+                return
+            try:
+                self.workers.ask_all(requests, self.platform.limits.load_s)
+            except WorkerError as error:
+                name, group = next((name, group) for name, _, group, _ in groups if self.process(name) == error.worker)
+                self._raise(error, graph, self.platform[name], sorted(o for stage in group for o in stage))
+        for key, number, models in made.values():
+            self._keep(key, number, graph, models)
 
     def unsupported(self, graph: Graph, processor: str) -> list[int]:
         """Return the operators that a processor does not take; LiteRT takes all on a CPU.
@@ -225,18 +270,27 @@ class StageCache:
             limit_s = self.platform.limits.load_s
             answer = compile_stages(self.workers, processor, number, models, packed, limit_s=limit_s)
         except WorkerError as error:
-            if graph.source is None:  # the stages come from files, and the model is not here
-                raise
-            where = f"while it compiled operators {operators[0]} to {operators[-1]}"
-            if processor.kind == "cpu" and not reads_files(processor):
-                raise failure(graph, operators, f"{error.what} {where}") from error
-            if error.fatal or not may_refuse(processor) or fallback:
-                raise UnavailableError(f"{error.what} {where}") from error
-            found = self._refusals.find(graph, processor, operators)
-            raise refusal(graph, processor, operators, found) from error
+            self._raise(error, graph, processor, operators)
         whole = fallback and graph.source is not None and len(operators) == len(graph.operators)
         if whole and (graph.digest, processor.name) not in self._placements:
             self._placements[graph.digest, processor.name] = self._placement(graph, processor, answer)
+
+    def _raise(self, error: WorkerError, graph: Graph, processor: Processor, operators: Sequence[int]) -> NoReturn:
+        """Raise the error that names the operator because of which a worker could not compile stages.
+
+        Raises:
+            UnavailableError: always.
+        """
+        if graph.source is None:  # the stages come from files, and the model is not here
+            raise error
+        where = f"while it compiled operators {operators[0]} to {operators[-1]}"
+        fallback = bool(processor.options.get("fallback"))
+        if processor.kind == "cpu" and not reads_files(processor):
+            raise failure(graph, operators, f"{error.what} {where}") from error
+        if error.fatal or not may_refuse(processor) or fallback:
+            raise UnavailableError(f"{error.what} {where}") from error
+        found = self._refusals.find(graph, processor, operators)
+        raise refusal(graph, processor, operators, found) from error
 
     def placements(self, graph: Graph) -> dict[str, str]:
         """Return processors on which LiteRT has placed a whole network itself, and what it did with it."""
@@ -342,24 +396,36 @@ def compile_stages(
     Raises:
         UnavailableError: the runtime refuses them, or a file that holds their weights is gone.
     """
+    with ExitStack() as stack:
+        request = _compile_request(stack, processor, number, stages, packed, strict=strict)
+        return workers.ask(processor.name, request, limit_s)
+
+
+def _compile_request(
+    stack: ExitStack,
+    processor: Processor,
+    number: int,
+    stages: Sequence[StageModel],
+    packed: Path | None,
+    *,
+    strict: bool = False,
+) -> Request:
+    """Return what a worker is asked to compile; the stack closes the files that go with it."""
     engine = engine_of(processor, stages)
     settings = compile_settings(processor, packed, engine, strict=strict)
     if not strict:  # an operator alone is only asked about
         settings |= cache_settings(processor)
     head = {"op": "compile", "id": number, "signatures": len(stages), "settings": settings, "engine": engine}
-    with ExitStack() as stack:
-        if engine != LITERT:
-            files = [_written(stack, join([stage])) for stage in stages]
-            return workers.ask(processor.name, Request(head, fds=files), limit_s)
-        joined = join(stages)
-        library = joined.sources[0].custom_ops
-        custom = custom_operators(joined.schema)
-        if library is not None and custom:
-            settings["custom_ops"] = {"library": str(library), "operators": custom}
-        if processor.kind == "gpu":
-            joined = replace(joined, schema=flattened(joined.schema))
-        files = _opened(stack, [source.path for source in joined.sources])
-        return workers.ask(processor.name, Request(head, joined.view(), files), limit_s)
+    if engine != LITERT:
+        return Request(head, fds=[_written(stack, join([stage])) for stage in stages])
+    joined = join(stages)
+    library = joined.sources[0].custom_ops
+    custom = custom_operators(joined.schema)
+    if library is not None and custom:
+        settings["custom_ops"] = {"library": str(library), "operators": custom}
+    if processor.kind == "gpu":
+        joined = replace(joined, schema=flattened(joined.schema))
+    return Request(head, joined.view(), _opened(stack, [source.path for source in joined.sources]))
 
 
 def custom_operators(model: Any) -> list[tuple[str, int]]:

@@ -2,9 +2,9 @@
 
 Several workers run one plan together. One that waits for another's stage polls its semaphore for a moment (``spin_ns``,
 0 where another stage may need its cores), then sleeps; where it slept the last time, it sleeps first, and polls when
-the post is due. Every inference begins when the leader (the worker of stage 0) posts to the others, and ends when the
-leader has seen every stage that nobody waits for. Between inferences the leader may end the batch by lowering the limit
-in the log.
+the post is due. Every inference begins when the leader (the worker of stage 0) posts to those whose first stage waits
+for no other, and ends when the leader has seen every stage that nobody waits for. Between inferences the leader may end
+the batch by lowering the limit in the log.
 
 The module's ``main`` is the fork server: it has loaded one runtime's library, so that a new worker starts in
 milliseconds. Started by :mod:`evaluators.litert.workers` with one end of a socket pair, and the runtime's name, it
@@ -60,6 +60,7 @@ _UNSUPPORTED = re.compile(r"not supported by \w+ delegate:\n(.{1,2000}?)\n(?:No|
 _MOST_HEARD = 1 << 20
 _CPU = 1  # litert_common.h: the CPU's bit among the accelerators
 _PR_SET_PDEATHSIG = 1
+_FALLING_ASLEEP_S = 1e-4  # from the post that says that a worker waits until it does; it may need the leader's core
 _OPERATIONS = ("compile", "release", "arena", "program", "drop", "run", "stream", "jobs")
 
 
@@ -89,8 +90,10 @@ class _Program:
 
     Attributes:
         frames: its steps, once for each inference in flight.
-        go: the leader's post; empty on the leader itself.
+        go: what the first stage waits for: other stages, or the leader's post; empty on the leader itself.
         starts: where the leader posts that an inference begins.
+        releases: where the leader posts that there is no other inference: what all others wait for first.
+        ready: where another worker posts, once, that it waits; ``readies`` is where the leader waits for these.
         ends: what the leader has seen before an inference is over.
         semaphores: their memory: address and size.
         unbind: give its tensors back.
@@ -100,6 +103,9 @@ class _Program:
     go: tuple[Semaphore, ...]
     starts: tuple[c_void_p, ...]
     ends: tuple[Semaphore, ...]
+    releases: tuple[c_void_p, ...]
+    ready: tuple[c_void_p, ...]
+    readies: tuple[Semaphore, ...]
     semaphores: tuple[int, int]
     unbind: tuple[Callable[[], None], ...]
 
@@ -174,8 +180,9 @@ class Worker:
             buffers: _Buffers = {}
             frames.append(tuple(step(entry, frame * head["frame_nbytes"], buffers) for entry in head["steps"]))
             unbind += [give_back for _, _, give_back in buffers.values()]
-        go, ends = waits(head["go"]), waits(head["ends"])
-        made = _Program(tuple(frames), go, tuple(map(place, head["starts"])), ends, memory, tuple(unbind))
+        go, ends, readies = (waits(head[which]) for which in ("go", "ends", "readies"))
+        starts, releases, ready = (tuple(map(place, head[which])) for which in ("starts", "releases", "ready"))
+        made = _Program(tuple(frames), go, starts, ends, releases, ready, readies, memory, tuple(unbind))
         self._programs[head["id"]] = made
         return {}
 
@@ -274,6 +281,12 @@ class Worker:
             prepare = self._preparing(log, copies, synchronised=head["synchronised"])
             infer = with_limit(uninterrupted_runs(steps, prepare, apart=head["apart"]), log, limit_ns)
         first_waits = program.go
+        for waits in program.ready:
+            post(waits)
+        for other in program.readies:
+            other.wait()
+        if program.readies:
+            time.sleep(_FALLING_ASLEEP_S)
         for inference in range(head["n"]):
             for wait in first_waits:
                 wait.wait()
@@ -290,8 +303,8 @@ class Worker:
                     times = log[at : at + 2 * stages]
                     if log[0] <= inference or max(times) - min(times) > stop_above_ns:
                         log[0] = inference
-                        for start in program.starts:
-                            post(start)
+                        for release in program.releases:
+                            post(release)
                         break
         return {"copies": [[stage, *times] for stage, times in copies.items()]}
 

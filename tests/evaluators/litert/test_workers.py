@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from evaluators.litert.session import LitertEvaluator, LitertSession
-from evaluators.litert.workers import Workers
+from evaluators.litert.workers import WorkerError, Workers
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.spaces.chain import chain_plan
@@ -184,16 +184,16 @@ def test_a_load_that_fails_leaves_nothing_behind(
     works(session, squeezenet)
     gc.collect()
     before = open_files()
-    asked = Workers.ask
+    asked = Workers.ask_all
 
-    def refuse(self: Workers, processor: str, request: Any, limit_s: float) -> dict[str, Any]:
-        if request.head["op"] == "compile" and processor == SINGLES[-1]:
-            raise UnavailableError("refused for a test")
-        return asked(self, processor, request, limit_s)
+    def refuse(self: Workers, requests: Mapping[str, Any], limit_s: float, *args: Any) -> dict[str, Any]:
+        if SINGLES[-1] in requests and requests[SINGLES[-1]].head["op"] == "compile":
+            raise WorkerError(SINGLES[-1], "refused for a test", fatal=False, reported=True)
+        return asked(self, requests, limit_s, *args)
 
     for fresh in (False, True):
         with monkeypatch.context() as patch:
-            patch.setattr(Workers, "ask", refuse)
+            patch.setattr(Workers, "ask_all", refuse)
             with fails(UnavailableError):
                 session.load(squeezenet, plan, fresh=fresh)
     gc.collect()
