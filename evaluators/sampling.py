@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.base import Candidate
-from evaluators.measurement.disturbance import QUIET, RunFilter
+from evaluators.measurement.disturbance import RunFilter
 from evaluators.samples import RUN_NOISE, Measurement, Samples, Stopped
 from evaluators.schedule import Timeline
 from search_spaces.core.errors import UnavailableError, UsageError
@@ -271,8 +271,8 @@ class _Record:
         if done_before:
             batch, _ = self.filter.run(lambda: self.candidate.run(runs, limit_s))
         else:  # a cold start cannot be repeated
-            batch, lost = self.filter.once(lambda: self.candidate.run(runs, limit_s))
-            self.disturbed = lost > QUIET
+            batch, _ = self.filter.once(lambda: self.candidate.run(runs, limit_s))
+            self.disturbed = not self.filter.quiet
         done = len(batch.latency_s)
         stages = self.stage_s[0].shape[1:] if self.stage_s else batch.stage_s.shape[1:2]
         if not 1 <= done <= runs or batch.stage_s.shape != (done, *stages) or batch.stage_s.ndim != 2:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -16,14 +16,20 @@ from typing import TypeVar
 from evaluators.machine import throttled_s
 from search_spaces.core.wording import percent
 
-_PROC = Path("/proc")
+_PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+_PER_CORE = ("cpuacct/cpuacct.usage_percpu", "cpu,cpuacct/cpuacct.usage_percpu")  # of the first version of groups
+_TOTALS = ("cpu.stat", "unified/cpu.stat")
+_WHOLE = 0.05  # relative difference up to which a group is the whole machine
 _STEAL = 7  # column of a cpu line in /proc/stat
 _TICKS = os.sysconf("SC_CLK_TCK")
 _SLOW_S = 1e-4  # /proc/stat of many cores takes longer to read, and is then read rarely
 _RARELY_S = 0.25
 
-QUIET = 0.01
-"""Runs that were without a core for a larger share of their time are repeated."""
+QUIET, CALM = 0.01, 0.03
+"""Runs that were without a core for a larger share of their time are repeated: short ones beyond the first, those of
+:data:`LONG_S` and more beyond the second. The system's own daemons take 2 to 4 ms of a core now and then: of a run of
+135 ms that is no more than it differs from the next one anyway, and every second one would be repeated."""
+LONG_S = 0.1
 
 _REPEATS = 3
 _PAYS = 0.2  # of the last repeats, at least this share must have found a quiet moment
@@ -45,6 +51,8 @@ class Counters:
     Attributes:
         at_s: when they were read (monotonic).
         waited_ns: thread → nanoseconds in which it was ready and had no core (``schedstat``).
+        ran_ns: thread → nanoseconds on a core; this process, which asks those that measure, is one of them.
+        busy_ns: nanoseconds in which the cores ran anything at all; None where the kernel does not tell.
         switches: thread → how often it was taken off its core.
         stolen_s: seconds that the machine below took from the cores, summed over them.
         throttled_s: seconds in which the control group had used up its quota.
@@ -53,6 +61,8 @@ class Counters:
 
     at_s: float
     waited_ns: Mapping[int, int] = field(default_factory=dict)
+    ran_ns: Mapping[int, int] = field(default_factory=dict)
+    busy_ns: int | None = None
     switches: Mapping[int, int] = field(default_factory=dict)
     stolen_s: float = 0.0
     throttled_s: float = 0.0
@@ -103,8 +113,15 @@ NOTHING = Disturbance()
 
 
 def between(before: Counters, after: Counters) -> Disturbance:
-    """Return what happened between two readings; threads that ended meanwhile are left out."""
+    """Return what happened between two readings; threads that ended meanwhile are left out.
+
+    The processes of one plan wait for each other, too: that is no disturbance, but how the plan runs. They have waited
+    for others at most as long as others ran.
+    """
     waited = sum(value - before.waited_ns.get(thread, 0) for thread, value in after.waited_ns.items())
+    if before.busy_ns is not None and after.busy_ns is not None:
+        ran = sum(value - before.ran_ns.get(thread, 0) for thread, value in after.ran_ns.items())
+        waited = min(waited, after.busy_ns - before.busy_ns - ran)
     switches = sum(value - before.switches.get(thread, 0) for thread, value in after.switches.items())
     return Disturbance(
         after.at_s - before.at_s,
@@ -122,7 +139,7 @@ class TaskCounters:
     Args:
         cores: those that measurements run on.
         processes: returns the processes that measure.
-        proc: where the kernel tells.
+        proc, groups: where the kernel tells.
         queued_s: returns how long measurements have waited for those of other studies.
     """
 
@@ -132,10 +149,13 @@ class TaskCounters:
         processes: Callable[[], Iterable[int]],
         proc: Path = _PROC,
         queued_s: Callable[[], float] = float,
+        groups: Path = _GROUPS,
     ) -> None:
-        self._cores = {f"cpu{core}" for core in cores}
+        numbers = sorted(set(cores))
+        self._cores = {f"cpu{core}" for core in numbers}
         self._processes = processes
         self._proc, self._queued_s = proc, queued_s
+        self._busy = _busy(numbers, proc, groups)
         self._stolen = (0.0, -1.0)  # seconds, and when to look again
 
     @property
@@ -146,16 +166,17 @@ class TaskCounters:
     def read(self) -> Counters:
         """Return the counters now; what the kernel does not tell stays 0."""
         waited: dict[int, int] = {}
+        ran = {os.getpid(): time.process_time_ns()}  # of this process all threads: it asks, and takes the answers
         switches: dict[int, int] = {}
         for process in self._processes():
             folder = f"{self._proc}/{process}/task"
             for thread in _listed(folder):
                 fields = _bytes(f"{folder}/{thread}/schedstat").split()
                 if len(fields) >= 2:
-                    waited[int(thread)] = int(fields[1])
+                    ran[int(thread)], waited[int(thread)] = int(fields[0]), int(fields[1])
                     switches[int(thread)] = _involuntary(_bytes(f"{folder}/{thread}/status"))
         now = time.monotonic()
-        return Counters(now, waited, switches, self._steal(now), throttled_s(), self._queued_s())
+        return Counters(now, waited, ran, self._busy(), switches, self._steal(now), throttled_s(), self._queued_s())
 
     def _steal(self, now: float) -> float:
         value, next_s = self._stolen
@@ -182,26 +203,30 @@ class RunFilter:
     Attributes:
         total: what happened during all runs.
         repeated: how many were repeated.
+        quiet: whether the last result need not be repeated.
     """
 
     def __init__(self, counters: Callable[[], Counters] | None = None) -> None:
         self._counters = counters
         self.total = Disturbance()
         self.repeated = 0
+        self.quiet = True
         self._useful = 1.0  # share of repeats that found a quiet moment, the last ones counting most
         self._skipped = 0
 
     def run(self, work: Callable[[], Result]) -> tuple[Result, float]:
         """Return the least disturbed result of a few tries, and the share of its time without a core."""
         best, lost = self.once(work)
+        quiet = self.quiet
         for _ in range(_REPEATS):
-            if lost <= QUIET or not self._worth_it():
+            if quiet or not self._worth_it():
                 break
             again, share = self.once(work)
             self.repeated += 1
-            self._useful = _MEMORY * self._useful + (1.0 - _MEMORY) * (share <= QUIET)
+            self._useful = _MEMORY * self._useful + (1.0 - _MEMORY) * self.quiet
             if share < lost:
-                best, lost = again, share
+                best, lost, quiet = again, share, self.quiet
+        self.quiet = quiet
         return best, lost
 
     def _worth_it(self) -> bool:
@@ -219,7 +244,9 @@ class RunFilter:
         happened = between(before, self._counters())
         self.total += happened
         ran_s = happened.lasted_s - happened.queued_s
-        return result, happened.lost_s / ran_s if ran_s > 0.0 else 0.0
+        share = happened.lost_s / ran_s if ran_s > 0.0 else 0.0
+        self.quiet = share <= (CALM if ran_s >= LONG_S else QUIET)
+        return result, share
 
 
 def in_words(found: Disturbance, rejected: int, cores: int) -> list[str]:
@@ -241,6 +268,45 @@ def in_words(found: Disturbance, rejected: int, cores: int) -> list[str]:
     if rejected and lines:
         lines[-1] += f"; {rejected} disturbed {'run was' if rejected == 1 else 'runs were'} repeated"
     return lines
+
+
+def _busy(cores: Sequence[int], proc: Path, groups: Path) -> Callable[[], int | None]:
+    """Return what reads how long some cores have run anything, or all of them (ns).
+
+    The counters of control groups are exact, but within a container they may be of its own group alone: one is taken
+    where it has seen as much as the whole machine by ``/proc/stat``, whose unit is too long for one run.
+    """
+    ticks = [
+        sum(map(int, numbers[:3]))  # user, nice, system
+        for name, *numbers in (line.split() for line in _bytes(f"{proc}/stat").decode("ascii", "replace").splitlines())
+        if name == "cpu" and all(map(str.isdigit, numbers))
+    ]
+    whole_ns = 1e9 * sum(ticks) / _TICKS
+
+    def of(path: str, read: Callable[[bytes], list[int]], wanted: Sequence[int] | None) -> Callable[[], int | None]:
+        def total() -> int | None:
+            found = read(_bytes(path))
+            try:
+                return sum(found) if wanted is None else sum(found[core] for core in wanted)
+            except IndexError:
+                return None
+
+        return total
+
+    def one_each(data: bytes) -> list[int]:
+        return [int(word) for word in data.split() if word.isdigit()]
+
+    def usage(data: bytes) -> list[int]:
+        _, _, rest = data.partition(b"usage_usec ")
+        return [1000 * int(word) for word in rest.split()[:1] if word.isdigit()]
+
+    for names, read, wanted in ((_PER_CORE, one_each, cores), (_TOTALS, usage, None)):
+        for name in names:
+            path = f"{groups}/{name}"
+            seen_ns = sum(read(_bytes(path)))
+            if whole_ns and abs(seen_ns / whole_ns - 1.0) <= _WHOLE:
+                return of(path, read, wanted)
+    return lambda: None
 
 
 def _listed(folder: str) -> list[str]:

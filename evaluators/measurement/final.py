@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.base import Batch, Candidate
-from evaluators.measurement.disturbance import NOTHING, QUIET, Counters, Disturbance, RunFilter
+from evaluators.measurement.disturbance import CALM, NOTHING, QUIET, Counters, Disturbance, RunFilter
 from evaluators.samples import Samples
 from search_spaces.core.errors import RunFolderError, UnavailableError, UsageError, damage
 from search_spaces.core.wording import plural
@@ -34,12 +34,9 @@ Load = Callable[[], Candidate]
 SETTLE_BELOW_S = 0.05
 """A turn of shorter runs begins with discarded ones, which restore caches and clocks. Longer runs do so themselves."""
 
-LEVELS = (QUIET, 0.03, 0.10, math.inf)
+LEVELS = (QUIET, CALM, 0.10, math.inf)
 """Share of a turn without a core from which on it counts as disturbed. Where too few turns keep a level, the next one
 counts: a machine that is busy all the time must not leave a plan without figures."""
-
-CALM = LEVELS[1]
-"""Rounds with more disturbed turns count until their plans have met in enough that are calmer."""
 
 _ALPHA = 0.025  # of the t interval of one pair: looking after each round costs as much again
 _EARLY_ROUNDS, _EARLY_ALPHA = 5, 0.005  # a few rounds agree by chance
@@ -427,9 +424,16 @@ class _Levels:
     table: Array
     numbers: NDArray[np.int64]
     exact: bool = False
+    _fits: list[_Fit] = field(default_factory=list, init=False, repr=False, compare=False)
     _found: dict[tuple[int, int], list[Array]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _effects: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
     _pooled: list[tuple[float, int]] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @property
+    def fit(self) -> _Fit:
+        """What plans take and what all share in a round."""
+        if not self._fits:
+            self._fits.append(_fitted(self.table, self.numbers))
+        return self._fits[0]
 
     def differences(self, plan: int, other: int) -> list[Array]:
         """Return the differences in the rounds of both, by the instances that met, outliers pulled in."""
@@ -451,28 +455,19 @@ class _Levels:
         return [_without_outliers(values[group]) if group.sum() > 2 else calm[group] for group in groups]
 
     def effect(self, plan: int, other: int) -> float:
-        """Return the mean difference of two plans, over other plans where they never met."""
+        """Return the difference of two plans, by the rounds of both and by those in which each met others."""
         if plan == other:
             return 0.0
-        if (plan, other) not in self._effects:
-            self._effects[plan, other] = self._effect(plan, other)
-        return self._effects[plan, other]
-
-    def _effect(self, plan: int, other: int) -> float:
-        if groups := self.differences(plan, other):
-            mean = _mean(groups)
-            return 0.0 if self.exact and abs(mean) < _EXACT else mean
-        met = np.isfinite(self.table)
-        via = [k for k in range(self.table.shape[1]) if (met[:, k] & met[:, plan]).any()]
-        via = [k for k in via if (met[:, k] & met[:, other]).any()]
-        if not via:
+        fit = self.fit
+        if fit.parts[plan] != fit.parts[other]:
             return float(np.nanmean(self.table[:, plan]) - np.nanmean(self.table[:, other]))
-        return float(np.mean([_mean(self.differences(plan, k)) + _mean(self.differences(k, other)) for k in via]))
+        found = float(fit.levels[plan] - fit.levels[other])
+        return 0.0 if self.exact and abs(found) < _EXACT else found
 
     def fastest(self, among: Sequence[int]) -> int:
-        """Return the plan that none of the others is faster than, by their mean differences."""
+        """Return the plan that none of the others is faster than."""
         best = among[0]
-        for plan in (*among[1:], *among):  # twice: plans that met in few rounds only may form no order
+        for plan in among[1:]:
             if self.effect(plan, best) < 0.0:
                 best = plan
         return best
@@ -483,11 +478,15 @@ class _Levels:
             return 0.0
         error, freedom = self.error(plan, other)
         pairs = max(1, int(np.isfinite(self.table).any(axis=0).sum()) - 1)
-        alpha = _ALPHA if self._met(plan, other) >= _EARLY_ROUNDS else _EARLY_ALPHA
+        alpha = _ALPHA if self._rounds(plan, other) >= _EARLY_ROUNDS - 0.5 else _EARLY_ALPHA
         return _student(1.0 - alpha / pairs, freedom) * error
 
-    def _met(self, plan: int, other: int) -> int:
-        return int(np.isfinite(self.table[:, plan] - self.table[:, other]).sum())
+    def _rounds(self, plan: int, other: int) -> float:
+        """Return of how many rounds of both the difference is worth: those with others in between count in part."""
+        fit = self.fit
+        if fit.parts[plan] != fit.parts[other]:
+            return 1.0
+        return 2.0 / max(float(fit.spread[plan, plan] + fit.spread[other, other] - 2.0 * fit.spread[plan, other]), 1e-9)
 
     def error(self, plan: int, other: int) -> tuple[float, float]:
         """Return the standard error of a difference and its degrees of freedom.
@@ -497,8 +496,7 @@ class _Levels:
         """
         if self.exact or plan == other:
             return 0.0, math.inf
-        groups = self.differences(plan, other)
-        count = max(1, self._met(plan, other))
+        groups, count = self.differences(plan, other), self._rounds(plan, other)
         inside = sum(len(group) - 1 for group in groups)
         own = sum(float(((group - group.mean()) ** 2).sum()) for group in groups) / inside if inside else 0.0
         if not self._pooled:
@@ -508,7 +506,7 @@ class _Levels:
         if others:
             prior = others
         else:  # a plan that left after one round was slower by far more than rounds ever differ
-            prior, common = (1 if count > 1 else _PRIOR_ROUNDS + 1), max(common, ROUND_NOISE**2)
+            prior, common = (1 if inside else _PRIOR_ROUNDS + 1), max(common, ROUND_NOISE**2)
         freedom = prior + inside
         variance = (prior * max(common, ROUND_NOISE**2 / 4) + inside * own) / freedom
         return math.sqrt(variance / count), freedom
@@ -532,6 +530,53 @@ class _Levels:
         spread = max(1.4826 * float(np.median(np.abs(values))), ROUND_NOISE)
         kept = np.clip(values, -_OUTLIER * spread, _OUTLIER * spread)
         return 2.0 * float((kept**2).sum()) / freedom, freedom
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """The levels of plans, without what all plans of a round share.
+
+    Attributes:
+        levels: of each plan, log seconds; comparable within a part.
+        spread: covariance of two plans' levels, in units of the variance of one of a round's levels.
+        parts: of each plan, a number that is the same for plans that met, also through others; -1 without a round.
+    """
+
+    levels: Array
+    spread: Array
+    parts: NDArray[np.int64]
+
+
+def _fitted(table: Array, numbers: NDArray[np.int64]) -> _Fit:
+    """Return the least-squares fit of log seconds by instance and round; of a plan each instance counts alike.
+
+    Means of pairs alone would contradict each other: two plans that met in bad rounds, and a third in good ones.
+    """
+    plans = table.shape[1]
+    table = _without_odd_rounds(table, numbers)
+    rows, columns = np.nonzero(np.isfinite(table))
+    keys, which = np.unique(np.stack([columns, numbers[rows, columns]], axis=1), axis=0, return_inverse=True)
+    which = which.reshape(-1)
+    met = np.zeros((len(keys), len(table)))
+    met[which, rows] = 1.0
+    count = np.maximum(met.sum(axis=0), 1.0)
+    normal = np.diag(met.sum(axis=1)) - (met / count) @ met.T
+    inverse = np.linalg.pinv(normal, hermitian=True)
+    values = table[rows, columns]
+    shared = np.bincount(rows, values, len(table)) / count
+    levels = inverse @ np.bincount(which, values - shared[rows], len(keys))
+    mean = np.zeros((plans, len(keys)))
+    mean[keys[:, 0], np.arange(len(keys))] = 1.0
+    mean /= np.maximum(mean.sum(axis=1, keepdims=True), 1.0)
+    parts = np.full(plans, -1)
+    joined = (mean > 0.0) @ (normal != 0.0) @ (mean > 0.0).T
+    for plan in np.flatnonzero(mean.sum(axis=1)):
+        if parts[plan] < 0:
+            reached, found = np.zeros(plans, bool), np.arange(plans) == plan
+            while (found != reached).any():
+                reached, found = found, found | (joined @ found)
+            parts[found] = plan
+    return _Fit(mean @ levels, mean @ inverse @ mean.T, parts)
 
 
 def _levels_of(
@@ -682,7 +727,7 @@ class _Runner:
             made = self._group(group)
             if any(made.values()):
                 level, turned, lost = _levels_of(made)
-                calm = calm and lost <= CALM
+                calm = calm and lost <= CALM  # else it counts until its plans have met in enough that are calmer
                 shift = levels[hub] - level[hub] if hub in levels and hub in level else 0.0
                 levels |= {i: value + shift for i, value in level.items() if i not in levels}
                 turns |= {i: value + shift for i, value in turned.items() if i not in turns}
@@ -707,7 +752,7 @@ class _Runner:
                 if (candidate := self._build(plan, built)) is not None:
                     built[plan] = candidate
                     if candidate in (kept := self._kept.get(plan, [])):
-                        self._used[-1][plan] = kept.index(candidate)
+                        self._used[-1][plan] = self._instances[plan] - len(kept) + kept.index(candidate)
             self._blocks(built, turns)
         finally:
             for plan, candidate in built.items():
@@ -748,7 +793,7 @@ class _Runner:
         self._spent_s += max(self._counted_s(begin), took_s + first_s)
         if slow or took_s > self._policy.slow_load_s or self._has_room():
             self._kept.setdefault(plan, []).append(candidate)
-            self._instances[plan] = len(self._kept[plan])
+            self._instances[plan] = self._instances.get(plan, 0) + 1
         return candidate
 
     def _counted_s(self, begin: float) -> float:
@@ -806,7 +851,9 @@ class _Runner:
         # Of slow networks a round is one block: rebuilt instances tell more than more turns of the same ones.
         slow = all(self._typical_s[i] >= SETTLE_BELOW_S for i in built)
         count, begin_s = 1 if slow else policy.min_blocks, self._spent_s
-        loading_s = sum(self._load_s.get(i, 0.0) for i in built) + ready_s
+        building_s = sum(self._load_s.get(i, 0.0) for i in built) + ready_s
+        if self._levels:  # in the first round many plans matter more than how well each is known
+            building_s = 2.0 * (building_s + sum(self._typical_s[i] for i in built))
         done = 0
         while built and done < count and (done == 0 or self._spent_s < self._policy.max_s):
             for plan in map(int, self._rng.permutation(sorted(built))):
@@ -823,8 +870,8 @@ class _Runner:
                         with suppress(UnavailableError):
                             lost.close()
             done += 1
-            # A round that measures for less time than it loads wastes it.
-            if done == count and self._spent_s - begin_s < max(_ROUND_S, 0.0 if self._computed else 0.5 * loading_s):
+            # A round that measures for less time than it builds wastes it.
+            if done == count and self._spent_s - begin_s < max(_ROUND_S, 0.0 if self._computed else 0.5 * building_s):
                 count = min(count + 1, policy.max_blocks)
 
     def _turn(self, plan: int, candidate: Candidate) -> tuple[float, float]:
@@ -835,7 +882,7 @@ class _Runner:
         finally:
             self._spent_s -= self._filter.total.queued_s - queued_s
         self._turns_made += 1
-        self._disturbed += lost > QUIET
+        self._disturbed += not self._filter.quiet
         return log_s, lost
 
     def _try(self, plan: int, candidate: Candidate) -> float:
@@ -998,6 +1045,34 @@ class _Runner:
         return Final(tuple(standings), racing, self._filter.total, self._filter.repeated, table.exact)
 
 
+def _without_odd_rounds(table: Array, numbers: NDArray[np.int64]) -> Array:
+    """Return levels, those pulled in that are far from what their plan and their round have in common elsewhere.
+
+    Instances of a plan are apart where each has three rounds: two do not tell which of them is the outlier.
+    """
+    present = np.isfinite(table)
+    if not present.any():
+        return table
+    rows, columns = np.nonzero(present)
+    keys = np.stack([columns, numbers[rows, columns]], axis=1)
+    _, which, count = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+    keys[count[which.reshape(-1)] < 3, 1] = -2
+    _, which = np.unique(keys, axis=0, return_inverse=True)
+    which = which.reshape(-1)
+    wide = np.full((len(table), int(which.max()) + 1), np.nan)
+    wide[rows, which] = table[rows, columns]
+    shared, rest = np.zeros(len(table)), wide
+    for _ in range(5):  # median polish
+        middle = _median_of_rows((wide - shared[:, None]).T)
+        shared = _median_of_rows(wide - middle)
+        rest = wide - middle - shared[:, None]
+    off = rest[rows, which]
+    limit = _OUTLIER * max(1.4826 * float(np.median(np.abs(off))), ROUND_NOISE)
+    found: Array = table.copy()
+    found[rows, columns] += np.clip(off, -limit, limit) - off
+    return found
+
+
 def _without_outliers(values: Array) -> Array:
     """Return values, those far from their median pulled in."""
     if len(values) < 3:
@@ -1005,11 +1080,6 @@ def _without_outliers(values: Array) -> Array:
     middle = np.median(values)
     spread = max(1.4826 * float(np.median(np.abs(values - middle))), ROUND_NOISE)
     return np.clip(values, middle - _OUTLIER * spread, middle + _OUTLIER * spread)
-
-
-def _mean(groups: Sequence[Array]) -> float:
-    """Return the mean of groups, each of which counts once."""
-    return float(np.mean([group.mean() for group in groups]))
 
 
 def _checked(batch: Batch, runs: int) -> Array:

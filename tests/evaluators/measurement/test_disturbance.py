@@ -53,6 +53,47 @@ def test_processes_that_are_gone_and_files_that_are_no_counters(tmp_path: Path) 
     assert not TaskCounters([0], lambda: [41], tmp_path).works
 
 
+def grouped(proc: Path, groups: Path, ticks: int, name: str, text: str) -> Path:
+    """Write how long cores were busy: the whole machine in ticks, a control group in a text of its own."""
+    stat = proc / "stat"
+    stat.write_text(f"cpu  {ticks} 0 0 900 0 0 0 0 0 0\ncpu0 {ticks} 0 0 900 0 0 0 0 0 0\nintr 1\n")
+    (groups / name).parent.mkdir(parents=True, exist_ok=True)
+    (groups / name).write_text(text)
+    return groups
+
+
+def since(reader: TaskCounters, proc: Path, groups: Path, name: str, text: str) -> Disturbance:
+    """Return what happened while thread 42 ran for 3 ms and waited for 5 ms."""
+    before = reader.read()
+    (proc / "41" / "task" / "42" / "schedstat").write_text("3001000 5000000 7\n")
+    (groups / name).write_text(text)
+    return between(before, reader.read())
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "end"),
+    [
+        ("cpuacct/cpuacct.usage_percpu", "70000000000 30000000000", "70005000000 99000000000"),
+        ("cpu.stat", "usage_usec 100000000\nuser_usec 1", "usage_usec 100005000\nuser_usec 1"),
+    ],
+)
+def test_plans_whose_processes_wait_for_each_other_are_not_disturbed(
+    name: str, begin: str, end: str, tmp_path: Path
+) -> None:
+    """The measured core was busy for 5 ms, 3 of them with the thread itself: nobody else had it for longer than 2."""
+    proc = fake_proc(tmp_path / "proc", 0, 0)
+    groups = grouped(proc, tmp_path / "groups", 100 * os.sysconf("SC_CLK_TCK"), name, begin)
+    reader = TaskCounters([0], lambda: [41], proc, groups=groups)
+    assert 0.0 <= since(reader, proc, groups, name, end).waited_s <= 0.002
+
+
+def test_the_group_of_a_container_says_nothing_of_others(tmp_path: Path) -> None:
+    proc, name = fake_proc(tmp_path / "proc", 0, 0), "cpu.stat"
+    groups = grouped(proc, tmp_path / "groups", 100 * os.sysconf("SC_CLK_TCK"), name, "usage_usec 2000000")
+    reader = TaskCounters([0], lambda: [41], proc, groups=groups)
+    assert since(reader, proc, groups, name, "usage_usec 2000000").waited_s == pytest.approx(0.005)
+
+
 def test_a_thread_that_waits_for_a_core_is_seen_here() -> None:
     """Two threads of one process on one core: each waits while the other runs, whatever else the machine does."""
     reader = TaskCounters(os.sched_getaffinity(0), lambda: [os.getpid()])

@@ -564,6 +564,51 @@ def test_a_final_goes_on_while_it_is_open_which_plan_is_the_fastest(
     assert short.rounds < long.rounds < FinalPolicy().max_rounds
 
 
+def finals(rng: np.random.Generator, noise: float) -> Final:
+    """Return a final of equal plans, some of which left early and came back, in rounds of very different speed."""
+    levels = 0.5 * rng.standard_normal((12, 1)) + noise * rng.standard_normal((12, 6))
+    present = rng.random((12, 6)) < np.where(np.arange(12)[:, None] < 2, 1.0, 0.4)
+    rows = [
+        [float(v) if there else None for v, there in zip(levels[:, i], present[:, i], strict=True)] for i in range(6)
+    ]
+    return Final(tuple(Standing(Samples((1.0,)), tuple(row)) for row in rows), tuple(range(6)))
+
+
+def test_effects_of_plans_do_not_contradict_each_other() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        final = finals(rng, 0.02)
+        for a, b, c in itertools.permutations(range(6), 3):
+            assert final.effect(a, c) == pytest.approx(final.effect(a, b) + final.effect(b, c), abs=1e-9)
+        assert all(final.effect(i, final.fastest) >= 0.0 for i in range(6))
+
+
+def test_equal_plans_that_met_others_more_often_than_each_other_are_rarely_called_different() -> None:
+    rng, wrong, count = np.random.default_rng(1), 0, 200
+    for _ in range(count):
+        final = finals(rng, 0.02)
+        wrong += any(final.ratio(i, 0).significant for i in range(1, 6))
+    assert wrong <= 0.06 * count
+
+
+def test_rounds_with_a_third_plan_help_to_tell_two_apart() -> None:
+    """Two plans that met twice, and each of them a third one ten times."""
+    rng = np.random.default_rng(2)
+    levels = 0.01 * rng.standard_normal((22, 3))
+    met = np.ones((22, 3), bool)
+    met[2:12, 0] = met[12:, 1] = False
+
+    def half(rounds: int) -> float:
+        rows = [
+            [float(v) if m else None for v, m in zip(levels[:rounds, i], met[:, i], strict=False)] for i in range(3)
+        ]
+        final = Final(tuple(Standing(Samples((1.0,)), tuple(row)) for row in rows), (0, 1, 2))
+        ratio = final.ratio(0, 1)
+        return math.log(ratio.high / ratio.low)
+
+    assert half(22) < 0.7 * half(2)
+
+
 def test_one_odd_round_of_kept_instances_counts_little() -> None:
     """Four rounds of two instances each, so that every pair of instances has met once."""
     levels = ((-4.6, -4.6, -4.6, -4.6), (-4.5, -4.51, -4.0, -4.49))
