@@ -150,13 +150,14 @@ class _Ranked:
 
     Attributes:
         best, sure: the fastest plan, and the fastest of those that were run a few times.
-        ratios: how many times longer the first run of each took than the later ones, ascending.
+        ratios: how many times longer the first run of each took than the later ones, ascending; of plans on one
+            processor, and of those on several, whose weights are packed for each of them.
     """
 
     def __init__(self) -> None:
         self.best: Trial | None = None
         self.sure: Trial | None = None
-        self.ratios: list[float] = []
+        self.ratios: dict[bool, list[float]] = {False: [], True: []}
 
     def add(self, trial: Trial) -> None:
         """Add a trial."""
@@ -164,11 +165,15 @@ class _Ranked:
             return
         samples, warmup_s = trial.measurement.latency_s, trial.measurement.warmup_s
         if warmup_s and not trial.measurement.promised:  # chosen for a fast first run, so biased
-            insort(self.ratios, warmup_s[0] / samples.median)
+            insort(self.ratios[_on_several(trial.plan)], warmup_s[0] / samples.median)
         if self.best is None or trial.median_s < self.best.median_s:
             self.best = trial
         if len(samples.values_s) >= _SURE_RUNS and (self.sure is None or trial.median_s < self.sure.median_s):
             self.sure = trial
+
+
+def _on_several(plan: Plan) -> bool:
+    return len(plan.by_processor()) > 1
 
 
 class History:
@@ -392,10 +397,9 @@ class History:
         """Return all measured plans, the fastest median first."""
         return sorted((t for t in self.known.values() if t.measurement), key=lambda trial: trial.median_s)
 
-    @property
-    def cold(self) -> ColdStart:
-        """The ratio of first runs to later ones."""
-        ratios = self._ranked.ratios
+    def cold(self, plan: Plan) -> ColdStart:
+        """Return the ratio of first runs to later ones, of plans like this one."""
+        ratios = self._ranked.ratios[_on_several(plan)]
         if len(ratios) < _SURE_PLANS:
             return ColdStart()
         return ColdStart(ratios[len(ratios) // 2], ratios[len(ratios) * 9 // 10])

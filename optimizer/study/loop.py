@@ -247,7 +247,7 @@ def measure_plan(loop: Loop, plan: Plan, *, race: bool, single_run: bool = False
         if race:
             incumbent = loop.history.incumbent
             predicted_slow = incumbent is not None and loop.predict(plan) > _PREDICTED_SLOW * incumbent.median
-            cold = loop.history.cold
+            cold = loop.history.cold(plan)
             found = measure(
                 candidate,
                 loop.policy,
