@@ -198,7 +198,7 @@ class StageCache:
             (processor, indices, tuple(operators[i] for i in indices), [stages[i] for i in indices])
             for processor, indices in compiled_together(plan, self.platform, stages)
         ]
-        self._compile_side_by_side(graph, content_digest, groups, packed, owner)
+        held = self._compile_side_by_side(graph, content_digest, groups, packed, owner)
         try:
             for processor, indices, group, cut in groups:
                 entry = self.take(graph, content_digest, processor, group, packed(group), owner=owner, cut=cut)
@@ -209,6 +209,9 @@ class StageCache:
         except BaseException:
             self.give_back(*found.entries)  # those that were taken before one was refused
             raise
+        finally:
+            for entry in held:
+                entry.users -= 1
         return found
 
     def _compile_side_by_side(
@@ -218,31 +221,37 @@ class StageCache:
         groups: Sequence[tuple[str, list[int], Group, list[StageModel]]],
         packed: Callable[[Group], Path | None],
         owner: str,
-    ) -> None:
-        """Have the workers of CPU processors compile at once what they do not have: packing weights takes long."""
-        made: dict[str, tuple[Key, int, tuple[StageModel, ...]]] = {}
+    ) -> list[Entry]:
+        """Have the workers of CPU processors compile at once what they lack, and hold it: packing weights takes long.
+
+        Raises:
+            UnavailableError: as of :meth:`take`.
+        """
+        lacking: dict[str, tuple[Key, Processor, tuple[StageModel, ...]]] = {}
+        for name, _, group, cut in groups:
+            worker = self.process(name)
+            key = (worker, graph.digest, content_digest, group, owner)
+            entry, processor = self._entries.get(key), replace(self.platform[name], name=worker)
+            there = entry is not None and self._is_there(entry)
+            if worker in lacking or there or processor.kind != "cpu" or engine_of(processor, cut) != LITERT:
+                continue
+            lacking[worker] = key, processor, opened(graph, processor, group, cut)
+        if len(lacking) < 2:
+            return []
+        numbers = {worker: next(self._numbers) for worker in lacking}
         with ExitStack() as stack:
-            requests: dict[str, Request] = {}
-            for name, _, group, cut in groups:
-                worker = self.process(name)
-                key = (worker, graph.digest, content_digest, group, owner)
-                entry, processor = self._entries.get(key), replace(self.platform[name], name=worker)
-                if worker in made or processor.kind != "cpu" or (entry is not None and self._is_there(entry)):
-                    continue
-                models = opened(graph, processor, group, cut)
-                if engine_of(processor, models) == LITERT:
-                    number = next(self._numbers)
-                    made[worker] = key, number, models
-                    requests[worker] = _compile_request(stack, processor, number, models, packed(group))
-            if len(requests) < 2:
-                return
-            try:
-                self.workers.ask_all(requests, self.platform.limits.load_s)
-            except WorkerError as error:
-                name, group = next((name, group) for name, _, group, _ in groups if self.process(name) == error.worker)
-                self._raise(error, graph, self.platform[name], sorted(o for stage in group for o in stage))
-        for key, number, models in made.values():
-            self._keep(key, number, graph, models)
+            requests = {
+                worker: _compile_request(stack, processor, numbers[worker], models, packed(key[3]))
+                for worker, (key, processor, models) in lacking.items()
+            }
+            answers, errors = self.workers.ask_each(requests, self.platform.limits.load_s)
+        held = [self._keep(lacking[worker][0], numbers[worker], graph, lacking[worker][2]) for worker in answers]
+        for worker, error in errors.items():
+            key, processor, _ = lacking[worker]
+            self._raise(error, graph, processor, sorted(o for stage in key[3] for o in stage))
+        for entry in held:
+            entry.users = 1
+        return held
 
     def unsupported(self, graph: Graph, processor: str) -> list[int]:
         """Return the operators that a processor does not take; LiteRT takes all on a CPU.

@@ -222,6 +222,40 @@ class Workers:
                 answers[name] = answer
         return answers
 
+    def ask_each(
+        self, requests: Mapping[str, Request], limit_s: float
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, WorkerError]]:
+        """Ask several workers at once that do not wait for each other; return the answers, and the errors of others."""
+        answers: dict[str, dict[str, Any]] = {}
+        errors: dict[str, WorkerError] = {}
+        waiting: list[str] = []
+        deadline = time.monotonic() + limit_s
+        try:
+            for name, request in requests.items():
+                channel = self._process(name).channel
+                try:
+                    wire.send(channel, dict(request.head), request.payload, request.fds)
+                    waiting.append(name)
+                except OSError:
+                    errors[name] = WorkerError(name, self.end(name), fatal=True)
+            while waiting:
+                found = self.answers(waiting, deadline - time.monotonic())
+                for name in [] if found else waiting:
+                    self.end(name)
+                    errors[name] = WorkerError(name, f"gave no answer within {limit_s:.0f} s", fatal=True)
+                waiting = [name for name in waiting if found and name not in found]
+                for name, answer in found.items():
+                    if answer is None:
+                        errors[name] = WorkerError(name, self.end(name), fatal=True)
+                    elif "error" in answer:
+                        errors[name] = WorkerError(name, str(answer["error"]), fatal=False, reported=True)
+                    else:
+                        answers[name] = answer
+        except BaseException:  # answers are still to come
+            self._end_all(requests)
+            raise
+        return answers, errors
+
     def ends_of(self, names: Iterable[str]) -> dict[str, int]:
         """Return how often each of some workers has ended, for :meth:`check`, and for :func:`tell`."""
         return {name: self.ends[name] for name in names}

@@ -61,6 +61,9 @@ _ROUND_S = 0.4  # a round lasts at least this long, or its most blocks: disturba
 INSTANCE_NOISE = 0.004
 """Relative standard deviation between instances of a plan, before pairs of kept instances tell it."""
 _PRIOR_PAIRS, _PRIOR_FREEDOM = 1, 5  # how many pairs of instances this assumption is worth: as a figure, and how sure
+_ODD = 4.0  # a plan's level in a round that is off by more than this many robust standard deviations is pulled in to it
+_REWEIGHTED = 30  # least-squares fits from which the one of least absolute residuals comes
+_SAME_PLAN = 0.1  # of a round: what it tells about an instance that another one is of the same plan
 _UNDESCRIBED = 0.01  # relative standard deviation of the ratio of two predictions, at least
 _EXACT = 1e-9  # sums of the same prices in another order differ by less
 _NORMAL = 1.96  # standard deviations to either side hold 95 %
@@ -561,7 +564,10 @@ def _fitted(table: Array, numbers: NDArray[np.int64]) -> _Fit:
     met[which, rows] = 1.0
     count = np.maximum(met.sum(axis=0), 1.0)
     normal = np.diag(met.sum(axis=1)) - (met / count) @ met.T
-    inverse = np.linalg.pinv(normal, hermitian=True)
+    # Instances that rotate in step never meet: that they are of one plan ties what they take together.
+    same = (keys[:, :1] == keys[:, 0]).astype(float)
+    tied = normal + _SAME_PLAN * (np.diag(same.sum(axis=1)) - same)
+    inverse = np.linalg.pinv(tied, rcond=1e-10, hermitian=True)
     values = table[rows, columns]
     shared = np.bincount(rows, values, len(table)) / count
     levels = inverse @ np.bincount(which, values - shared[rows], len(keys))
@@ -1059,15 +1065,21 @@ def _without_odd_rounds(table: Array, numbers: NDArray[np.int64]) -> Array:
     keys[count[which.reshape(-1)] < 3, 1] = -2
     _, which = np.unique(keys, axis=0, return_inverse=True)
     which = which.reshape(-1)
-    wide = np.full((len(table), int(which.max()) + 1), np.nan)
-    wide[rows, which] = table[rows, columns]
-    shared, rest = np.zeros(len(table)), wide
-    for _ in range(5):  # median polish
-        middle = _median_of_rows((wide - shared[:, None]).T)
-        shared = _median_of_rows(wide - middle)
-        rest = wide - middle - shared[:, None]
-    off = rest[rows, which]
-    limit = _OUTLIER * max(1.4826 * float(np.median(np.abs(off))), ROUND_NOISE)
+    values = table[rows, columns]
+    weights, off = np.ones(len(values)), values
+    grid = np.zeros((int(which.max()) + 1, len(table)))
+    for _ in range(_REWEIGHTED):  # towards the least sum of absolute residuals
+        grid[which, rows] = weights
+        total = np.maximum(grid.sum(axis=0), 1e-12)
+        shared = np.bincount(rows, weights * values, len(table)) / total
+        normal = np.diag(grid.sum(axis=1)) - (grid / total) @ grid.T
+        right = np.bincount(which, weights * (values - shared[rows]), len(grid))
+        levels = np.linalg.solve(normal + 1e-9 * np.eye(len(grid)) * (1.0 + normal.max()), right)
+        own = np.bincount(rows, weights * (values - levels[which]), len(table)) / total
+        off = values - levels[which] - own[rows]
+        weights = 1.0 / np.maximum(np.abs(off), ROUND_NOISE / 10.0)
+        weights /= weights.max()
+    limit = _ODD * max(1.4826 * float(np.median(np.abs(off))), ROUND_NOISE)
     found: Array = table.copy()
     found[rows, columns] += np.clip(off, -limit, limit) - off
     return found

@@ -609,6 +609,25 @@ def test_rounds_with_a_third_plan_help_to_tell_two_apart() -> None:
     assert half(22) < 0.7 * half(2)
 
 
+def test_instances_that_rotate_in_step_are_of_one_plan() -> None:
+    """A plan that left after two rounds has met first and second instances of the others in one round each."""
+    rng = np.random.default_rng(3)
+    levels = np.array([0.0, 0.0, 0.4]) + 3.0 * rng.standard_normal((12, 1)) + 1e-4 * rng.standard_normal((12, 3))
+    for left in (1, 2, 3):
+        standings = [
+            Standing(
+                Samples((1.0,)),
+                tuple(float(v) if i < 2 or row < left else None for row, v in enumerate(levels[:, i])),
+                kept=2,
+                instances=tuple(row % 2 for row in range(12)),
+            )
+            for i in range(3)
+        ]
+        final = Final(tuple(standings), (0, 1))
+        assert final.effect(2, 0) == pytest.approx(0.4, abs=0.01)
+        assert final.effect(1, 0) == pytest.approx(0.0, abs=0.01)
+
+
 def test_one_odd_round_of_kept_instances_counts_little() -> None:
     """Four rounds of two instances each, so that every pair of instances has met once."""
     levels = ((-4.6, -4.6, -4.6, -4.6), (-4.5, -4.51, -4.0, -4.49))
