@@ -22,6 +22,7 @@ from search_spaces.core.platform import Platform, Processor
 from search_spaces.spaces.branch_runs import BranchRuns
 from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.segments import segments_of
+from search_spaces.spaces.space import in_space
 from tests.search_spaces.spaces.test_branches import Recipe, built, network, recipes
 from tests.search_spaces.spaces.test_segments import CORES
 from tests.support.sentences import fails
@@ -88,7 +89,8 @@ def test_the_joint_plan_is_no_worse_than_the_seeds_and_no_plan_is_below_the_boun
     price = segment_price(space, table)
     best_s = price(estimate.optima[0])
     for baseline in segment_baselines(graph, platform, space, table, platform.processors[0].name):
-        assert best_s <= price(baseline.plan) * (1 + 1e-9)
+        if in_space(space, baseline.plan):  # the best cuts are not where they cut a module twice
+            assert best_s <= price(baseline.plan) * (1 + 1e-9)
     assert estimate.bounds.space_s <= best_s * (1 + 1e-9)
     if space.cardinality() <= 256:
         least_s = min(price(space.plan_at(i)) for i in range(space.cardinality()))
