@@ -187,7 +187,7 @@ def run_cost(document: Document, options: argparse.Namespace) -> None:
     if section is None:
         return
     done = {(row["study"], row["seed"]) for row in section["rows"]}
-    names = [name for name in cost.STUDIES if name in options.cases]
+    names = [name for name in cost.STUDIES if name.split()[0] in options.cases]
     for seed, name in itertools.product(range(options.repetitions), names):
         if (name, seed) not in done:
             tell(f"cost: {name}, repetition {seed}")
