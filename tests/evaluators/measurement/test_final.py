@@ -356,7 +356,7 @@ def test_those_between_which_is_decided_are_built_anew_though_time_is_short() ->
         return again
 
     # Loading and two rounds take 0.7 of this; loading is 0.2 s of it.
-    policy = FinalPolicy(slow_load_s=0.01, max_s=1.3, disturbed_s=0.0, settle_s=0.0, turn_s=0.0, max_blocks=3)
+    policy = FinalPolicy(slow_load_s=0.01, max_s=1.0, disturbed_s=0.0, settle_s=0.0, turn_s=0.0, max_blocks=3)
     found = run_final([slow(i) for i in range(len(built))], policy, rng)
     assert built[:2] == [2, 2]
     assert [standing.kept for standing in found.standings] == built
