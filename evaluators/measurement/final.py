@@ -68,7 +68,8 @@ _UNDESCRIBED = 0.01  # relative standard deviation of the ratio of two predictio
 _EXACT = 1e-9  # sums of the same prices in another order differ by less
 _NORMAL = 1.96  # standard deviations to either side hold 95 %
 _WIDEST = math.log(1e6)  # of an interval's half: beyond it nothing is known anyway
-_LOADING_SHARE = 0.1  # of the final, for loading all plans once
+_LOADING_SHARE = 0.1  # of the final, for building all plans once
+_LEAST_INSTANCE_NBYTES = 16 << 20
 _NO_LOAD_S = 0.1  # where latencies are computed: quicker loading takes none of the final's time, on a busy machine too
 UNDECIDED = 0.02
 """Where another plan is expected to be faster than the recommended one by more than this, given all that it may be, the
@@ -95,8 +96,10 @@ class FinalPolicy:
         turn_s: how long a turn's measured runs take together, about; 0 for one run.
         settle_s: how long the discarded runs of a turn take at least, about; 0 for none.
         slow_load_s: where loading takes longer, at most two instances of a plan are built, and kept.
-        room: of how many plans there is memory to keep instances; those of so few are also kept where loading them all
-            takes more than a tenth of the final.
+        room: of how many plans there is memory to keep instances; those of so few are also kept where building them
+            all takes more than a tenth of the final.
+        keep_nbytes: memory that kept instances may take. Where it is known, what the first instances took tells
+            :attr:`room`; 0 where it is not.
         loaded: how many plans are loaded at once.
         least: how many plans take part in the first round however long that takes.
 
@@ -116,6 +119,7 @@ class FinalPolicy:
     settle_s: float = 0.01
     slow_load_s: float = 1.0
     room: int = 0
+    keep_nbytes: int = 0
     loaded: int = 8
     least: int = 10
 
@@ -630,6 +634,7 @@ def run_final(
     computed: bool = True,
     groups: Sequence[Hashable] = (),
     recommended: Callable[[Final], int] | None = None,
+    free_nbytes: Callable[[], int | None] = lambda: None,
 ) -> Final:
     """Measure plans against each other over rebuilt instances until one is left, the rest are equal, or time is up.
 
@@ -649,6 +654,7 @@ def run_final(
             345 MHz, and an inference of 1.2 ms took 1.6 ms. By default all plans are one group.
         recommended: returns the plan that is going to be recommended: a final goes on while it is open whether another
             one is faster. By default the fastest.
+        free_nbytes: returns the free memory where plans are loaded; None where that is not known.
 
     A plan that fails twice drops out with the reason; the others go on.
 
@@ -659,7 +665,9 @@ def run_final(
         raise UsageError("a final needs at least one plan")
     apart = list(groups) if groups and policy.settle_s > 0.0 else [None] * len(loads)
     runs = RunFilter(counters)
-    runner = _Runner(loads, reuse, policy, rng, runs, watched, progress, apart, recommended, computed=computed)
+    runner = _Runner(
+        loads, reuse, policy, rng, runs, watched, progress, apart, recommended, free_nbytes, computed=computed
+    )
     return runner.run(conditions)
 
 
@@ -677,12 +685,13 @@ class _Runner:
         progress: Callable[[str], None],
         groups: Sequence[Hashable],
         recommended: Callable[[Final], int] | None,
+        free_nbytes: Callable[[], int | None],
         *,
         computed: bool,
     ) -> None:
         self._loads, self._reuse, self._policy, self._rng = loads, reuse, policy, rng
         self._filter, self._watched, self._progress, self._computed = runs, watched, progress, computed
-        self._groups, self._recommended = groups, recommended
+        self._groups, self._recommended, self._free_nbytes = groups, recommended, free_nbytes
         self._racing = set(range(len(loads)))  # may still be the fastest
         self._running = list(range(len(loads)))  # are measured in the next round
         self._leaders: set[int] = set()  # between these is decided
@@ -699,6 +708,9 @@ class _Runner:
         self._instances: dict[int, int] = {}
         self._used: list[dict[int, int]] = []
         self._loaded = policy.loaded
+        self._room, self._instance_nbytes = policy.room, _LEAST_INSTANCE_NBYTES
+        self._met = len(loads)  # plans that had a turn in the first round
+        self._building_s = 0.0  # of the instances of a group that were built in this round
         self._spent_s, self._turns_made, self._disturbed = 0.0, 0, 0
 
     def run(self, conditions: Callable[[], Mapping[str, Any]]) -> Final:
@@ -741,6 +753,7 @@ class _Runner:
         if not done:
             self._racing -= set(rest)
             self._running = [i for i in self._running if i not in rest]
+            self._met = len(turns)
         self._levels.append(levels)
         self._calm.append(calm)
         self._turns.append(turns)
@@ -753,12 +766,14 @@ class _Runner:
         """Build some plans, run blocks of turns, and give them back; return the turns, none of a plan that fails."""
         turns: dict[int, list[tuple[float, float]]] = {i: [] for i in group}
         built: dict[int, Candidate] = {}
+        self._building_s, self._builds, free = 0.0, 0, self._free_nbytes()
         try:
             for plan in map(int, self._rng.permutation(list(group))):
                 if (candidate := self._build(plan, built)) is not None:
                     built[plan] = candidate
                     if candidate in (kept := self._kept.get(plan, [])):
                         self._used[-1][plan] = self._instances[plan] - len(kept) + kept.index(candidate)
+            self._learn_room(free)
             self._blocks(built, turns)
         finally:
             for plan, candidate in built.items():
@@ -787,6 +802,7 @@ class _Runner:
         took_s = self._counted_s(begin)
         if not (slow and not kept):  # a shared instance has no loading time
             self._load_s[plan] = min(took_s, self._load_s.get(plan, math.inf))
+            self._builds += 1
         try:
             settle = candidate.run(1)
         except UnavailableError as error:
@@ -796,7 +812,9 @@ class _Runner:
             return None
         first_s = float(settle.latency_s[0])
         self._typical_s.setdefault(plan, first_s)
-        self._spent_s += max(self._counted_s(begin), took_s + first_s)
+        built_s = max(self._counted_s(begin), took_s + first_s)
+        self._spent_s += built_s
+        self._building_s += built_s
         if slow or took_s > self._policy.slow_load_s or self._has_room():
             self._kept.setdefault(plan, []).append(candidate)
             self._instances[plan] = self._instances.get(plan, 0) + 1
@@ -810,8 +828,16 @@ class _Runner:
 
     def _has_room(self) -> bool:
         """Return whether instances are kept since loading all plans takes long, and memory has room for so few."""
-        loading_s = sum(self._load_s.get(plan, 0.0) for plan in self._running)
-        return len(self._running) <= self._policy.room and loading_s > _LOADING_SHARE * self._policy.max_s
+        building_s = sum(self._load_s.get(plan, 0.0) + self._typical_s.get(plan, 0.0) for plan in self._running)
+        return len(self._running) <= self._room and building_s > _LOADING_SHARE * self._policy.max_s
+
+    def _learn_room(self, free_nbytes: int | None) -> None:
+        """Note how much memory instances take that were built since so much was free; kept ones may share weights."""
+        left_nbytes = self._free_nbytes()
+        if not self._policy.keep_nbytes or not self._builds or free_nbytes is None or left_nbytes is None:
+            return
+        self._instance_nbytes = max(self._instance_nbytes, (free_nbytes - left_nbytes) // self._builds)
+        self._room = self._policy.keep_nbytes // (2 * self._instance_nbytes)
 
     def _affordable(self, plan: int) -> bool:
         """Return whether there is time for a second instance of a plan that loads slowly.
@@ -857,9 +883,9 @@ class _Runner:
         # Of slow networks a round is one block: rebuilt instances tell more than more turns of the same ones.
         slow = all(self._typical_s[i] >= SETTLE_BELOW_S for i in built)
         count, begin_s = 1 if slow else policy.min_blocks, self._spent_s
-        building_s = sum(self._load_s.get(i, 0.0) for i in built) + ready_s
+        building_s = self._building_s + ready_s
         if self._levels:  # in the first round many plans matter more than how well each is known
-            building_s = 2.0 * (building_s + sum(self._typical_s[i] for i in built))
+            building_s *= 2.0
         done = 0
         while built and done < count and (done == 0 or self._spent_s < self._policy.max_s):
             for plan in map(int, self._rng.permutation(sorted(built))):
@@ -987,7 +1013,7 @@ class _Runner:
         chosen = self._recommended(known) if self._recommended is not None else best
         self._leaders = {best, chosen, *ahead[:_LEADERS]}
         if self._spent_s < self._policy.max_s:
-            ahead = ahead[: max(_FOCUS, math.ceil(len(self._loads) * _KEPT_SHARE ** len(self._levels)))]
+            ahead = ahead[: max(_FOCUS, math.ceil(self._met * _KEPT_SHARE ** len(self._levels)))]
         elif len(self._levels) < 2:  # one round has taken all the time: the best two have another
             ahead = ahead[:2]
         else:  # in the time that disturbances add, those about which least is known

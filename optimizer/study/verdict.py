@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from evaluators.base import Agreement, Candidate, Session, conditions_of, counters_of, verified
+from evaluators.machine import available_nbytes
 from evaluators.measurement.disturbance import in_words
 from evaluators.measurement.final import Final, FinalPolicy, Ratio, Standing, run_final
 from evaluators.samples import Samples, read_agreement
@@ -304,7 +305,7 @@ def decide(
         return lambda: checked(session.load(how.graph, plan), plan)
 
     free_nbytes = conditions_of(session)().get("memory_free_nbytes")
-    policy = replace(how.policy, room=_room(how, free_nbytes))
+    policy = replace(how.policy, room=_room(how, free_nbytes), keep_nbytes=int(_MEMORY_SHARE * (free_nbytes or 0)))
     loads_s = [t.measurement.load_s if t.measurement else 0.0 for t in trials]
     least_s = policy.loads_slowly_s(loads_s)
     slow = [i for i, load_s in enumerate(loads_s) if load_s > least_s]
@@ -321,6 +322,7 @@ def decide(
         progress=how.progress,
         groups=[how.loaded_by(p) for p in plans],
         recommended=chosen,
+        free_nbytes=available_nbytes if counters_of(session) is not None else lambda: None,
     )
     _ = final.fastest  # raises with the reasons where all plans have failed
     best = chosen(final)

@@ -409,6 +409,43 @@ def test_instances_are_kept_once_there_is_room_for_those_that_are_left() -> None
     assert opened == [0]
 
 
+@pytest.mark.parametrize(("instance_nbytes", "kept"), [(100 << 20, True), (600 << 20, False)])
+def test_what_instances_take_tells_how_many_are_kept(instance_nbytes: int, kept: bool) -> None:
+    built, opened, memory = [0] * 4, [0], [8 << 30]
+    rng = np.random.default_rng(0)
+
+    class Large(Throttling):
+        def close(self) -> None:
+            super().close()
+            memory[0] += instance_nbytes
+
+        def run(self, n: int, stop_above_s: float = math.inf) -> Batch:  # noqa: ARG002
+            latency_s = self.latency_s * np.exp(0.05 * rng.standard_normal(n))
+            return Batch(latency_s, latency_s[:, None])
+
+    def large(which: int) -> Load:
+        def load() -> Candidate:
+            built[which] += 1
+            opened[0] += 1
+            memory[0] -= instance_nbytes
+            time.sleep(0.11)
+            return Large(0.002, opened)
+
+        return load
+
+    policy = FinalPolicy(
+        keep_nbytes=4 << 30, max_s=4.0, disturbed_s=0.0, min_rounds=6, max_rounds=6, turn_s=0.002, settle_s=0.0
+    )
+    loads = [large(i) for i in range(4)]
+    found = run_final(loads, policy, rng, watched=lambda _: range(4), free_nbytes=lambda: memory[0])
+    if kept:
+        assert max(built) <= 3  # anew in the first round, then two that are kept
+    else:
+        assert built == [found.rounds] * 4
+    assert opened == [0]
+    assert memory == [8 << 30]
+
+
 @dataclass
 class Predicted(Candidate):
     """A prediction: every run is the same, and says what it may be wrong about."""
