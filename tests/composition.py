@@ -8,6 +8,9 @@ A cell is freedoms × one model or two × objective × evaluator. It runs a shor
 that says of itself; or it is refused at the start, in one line, for a reason that stands in :data:`REASONS`.
 ``--pairs`` takes cells that hold every pair of these and of :data:`EXTRAS`, which go on with the study: a second worker
 on one storage, states of the platform, a warm start, limits, and the commands that read a finished study.
+
+Without ``--pairs`` the file is the record: cells that ran are not run again, those of other evaluators and the text
+before the table stay, and every cell is written as soon as it is known.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -26,7 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, product
 from pathlib import Path
@@ -86,7 +90,7 @@ POWERS: Mapping[str, Sequence[str]] = {
 }
 REASONS = (
     "it runs one model at a time",  # a table, a plug-in that says nothing else
-    "runs one inference at a time",  # a plug-in without streams
+    "runs one inference at a time",  # a plug-in that says nothing of streams
     "there is nothing to decompose",  # the operators of a table have no weights
     "has no file",  # the same: no stage can be cut from it
     "needs PyTorch",
@@ -177,6 +181,9 @@ def cells(evaluators: Sequence[str]) -> Iterator[Cell]:
     """Yield the base cells of some evaluators."""
     for evaluator, several, allow, aims in product(evaluators, (False, True), SUBSETS, AIMS):
         yield Cell(allow, several, aims, evaluator)
+
+
+_PLACES = {cell: place for place, cell in enumerate(cells(list(ON)))}
 
 
 def pairs(evaluators: Sequence[str], seed: int = 0) -> list[Cell]:
@@ -301,13 +308,17 @@ def _beaten(found: Mapping[str, Any]) -> str:
     return f"it is below the bound of {least}" if least is not None and least > best * (1 + 1e-6) else ""
 
 
+_ROW = re.compile(r"\| (?P<evaluator>\S+) \| (?P<models>one|two) \| (?P<allow>\S+) \| (?P<marks>.*) \|")
+_MARK = re.compile(r"(?P<how>runs|refused|wrong)(?: \((?P<note>\d+)\))?")
+
+
 def table(came: Sequence[Came]) -> str:
-    """Return a table for people."""
+    """Return a table for people; :func:`known` reads it."""
     lines = ["| evaluator | models | freedoms | " + " | ".join("+".join(a) for a in AIMS) + " |"]
     lines.append("|" + " --- |" * (3 + len(AIMS)))
     rows: dict[tuple[str, bool, str], dict[tuple[str, ...], str]] = {}
     notes: dict[str, int] = {}
-    for each in came:
+    for each in sorted(came, key=lambda c: _PLACES[c.cell]):
         cell = each.cell
         mark = "runs" if each.how == "runs" else f"{each.how} ({notes.setdefault(each.why, len(notes) + 1)})"
         rows.setdefault((cell.evaluator, cell.several, cell.allow), {})[cell.aims] = mark
@@ -320,15 +331,20 @@ def table(came: Sequence[Came]) -> str:
     counts = Counter((each.cell.evaluator, each.how) for each in came)
     lines += ["", *(f"- {evaluator}: {count} {how}" for (evaluator, how), count in sorted(counts.items()))]
     lines += ["", *(f"{number}. {why}" for why, number in notes.items())]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines).rstrip() + "\n"
 
 
-def _read(log: Path) -> list[Came]:
-    found = []
-    for each in json.loads(log.read_text()):
-        cell = each.pop("cell")
-        found.append(Came(Cell(**{**cell, "aims": tuple(cell["aims"])}), **each))
-    return found
+def known(text: str) -> tuple[str, dict[Cell, Came]]:
+    """Return what stands before the table of :func:`table`, and the cells in it."""
+    head, _, rest = text.partition("| evaluator |")
+    notes = dict(re.findall(r"^(\d+)\. (.*)$", rest, re.MULTILINE))
+    found = {}
+    for row in _ROW.finditer(rest):
+        for aims, word in zip(AIMS, row["marks"].split(" | "), strict=True):
+            if (mark := _MARK.fullmatch(word)) is not None:
+                cell = Cell(row["allow"], row["models"] == "two", aims, row["evaluator"])
+                found[cell] = Came(cell, mark["how"], notes.get(mark["note"], ""), 0.0)
+    return head, found
 
 
 def listed(came: Sequence[Came]) -> str:
@@ -372,27 +388,27 @@ def install_example(folder: Path) -> None:
 
 
 def main() -> None:
-    """Try cells, print each, write the table and what came as JSON; what ran before is not run again."""
+    """Try cells, print each, and write what came of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--evaluator", nargs="+", default=list(ON), choices=list(ON))
-    parser.add_argument("--every", type=int, default=1, help="try each Nth cell only")
     parser.add_argument("--jobs", type=int, default=1, help="cells at a time; their latencies mean less (default 1)")
     parser.add_argument("--pairs", action="store_true", help="cells that hold every pair, and go on with their studies")
     options = parser.parse_args()
-    log = options.file.with_suffix(".json")
-    known = {each.cell: each for each in (_read(log) if log.is_file() else ()) if each.how != "wrong"}
-    came: list[Came] = []
-    wanted = pairs(options.evaluator) if options.pairs else list(cells(options.evaluator))[:: options.every]
+    head, came = "", dict[Cell, Came]()
+    if options.file.is_file() and not options.pairs:
+        head, came = known(options.file.read_text())
+    made = pairs if options.pairs else cells
+    wanted = [cell for cell in made(options.evaluator) if cell not in came or came[cell].how != "runs"]
     with world(options.evaluator) as environment, ThreadPoolExecutor(options.jobs) as pool:
-        for last in pool.map(lambda cell: known.get(cell) or tried(cell, partial(started, environment)), wanted):
-            came.append(last)
+        for last in pool.map(lambda cell: tried(cell, partial(started, environment)), wanted):
+            came[last.cell] = last
             sys.stdout.write(
                 f"{last.how:8} {last.took_s:5.1f} s  {' '.join(last.cell.words)} {last.cell.extra}  {last.why}\n"
             )
             sys.stdout.flush()
-            log.write_text(json.dumps([asdict(each) for each in came], indent=1))
-    options.file.write_text(listed(came) if options.pairs else table(came))
+            found = list(came.values())
+            options.file.write_text(listed(found) if options.pairs else head + table(found))
 
 
 if __name__ == "__main__":

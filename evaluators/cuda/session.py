@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import count
@@ -19,7 +19,8 @@ from evaluators.cuda.devices import EXTRA, MAX_INSTANCES, check_streams, find_gp
 from evaluators.cuda.lowering import refused
 from evaluators.forwarding import LoweredCandidate
 from evaluators.litert import tensors
-from evaluators.schedule import Event, Timeline
+from evaluators.schedule import Event, Timeline, needs_of, rounds
+from evaluators.workload.host import worst
 from evaluators.workload.scheduler import QueueClient, Scheduler
 from evaluators.workload.setting import NumberedProcessors, Setting
 from search_spaces.core.errors import UnavailableError
@@ -68,6 +69,8 @@ class References:
 INPUT_SEED = 0
 _RANKED_TOLERANCE = 1.0  # relative: what is further off approximates nothing; how near is near enough, others say
 _AT_ONCE = 1000  # inferences requested in one message
+# An observation of the period is the mean over so many inferences of each instance, and over so long, at least.
+_LEAST_BLOCK, _BLOCK_S = 4, 0.1
 _BUSY = 4  # streams that compute at once while kernels are timed for several models
 _CPU = "cpu"
 
@@ -149,10 +152,11 @@ class CudaEvaluator(Evaluator):
 class CudaSession(Session):
     """A session on one GPU.
 
-    The stages of a plan run one after another, in the plan's order, each as one captured graph on its stream.
+    Each stage of a plan is one captured graph on its stream. A stream of inferences is run as instances of the plan
+    that share its weights, each in a closed loop.
     """
 
-    capabilities = Capabilities(rewrites=True, unsupported=True, outputs=True)
+    capabilities = Capabilities(rewrites=True, unsupported=True, outputs=True, stream=True)
 
     def __init__(self, platform: Platform, bench: Bench) -> None:
         self._platform, self._bench = platform, bench
@@ -180,24 +184,45 @@ class CudaSession(Session):
         allowed = _RANKED_TOLERANCE if lowered.keeps == "approximation" else allowed
         jobs = [(s.operators, self._platform[s.processor]) for s in lowered.plan.stages]
         inputs = tensors.model_inputs(graph, INPUT_SEED)
-        owner = f"fresh {next(self._numbers)}" if fresh else ""
-        loaded = self._bench.take(lowered.graph, jobs, owner, owner, inputs, needs(lowered.plan, lowered.graph))
+        weights = f"fresh {next(self._numbers)}" if fresh else ""
 
-        def compare() -> Agreement:
-            outputs = self._bench.outputs(loaded)
-            return tensors.agreement(graph, outputs, self._references.outputs(graph), allowed)
+        def take(owner: str) -> Loaded:
+            return self._bench.take(lowered.graph, jobs, owner, weights, inputs, needs(lowered.plan, lowered.graph))
 
-        candidate = CudaCandidate(self._bench, loaded, lowered.plan, self._platform, compare)
+        def compare(loaded: Loaded) -> Agreement:
+            return tensors.agreement(graph, self._bench.outputs(loaded), self._references.outputs(graph), allowed)
+
+        frames = rounds(lowered.plan, self._platform, needs_of(lowered.graph, lowered.plan)).frames
+        at_once = min(frames, MAX_INSTANCES // len(lowered.plan.by_processor()))
+        # Owners that are named one after another are captured on streams of their own.
+        owners = [f"{weights} frame {next(self._numbers)}" for _ in range(at_once)]
+        streamed = (take(owner) for owner in owners)
+        candidate = CudaCandidate(self._bench, take(weights), streamed, lowered.plan, self._platform, compare)
         return LoweredCandidate(candidate, len(plan.stages), lowered.stage_of) if lowered.rewritten else candidate
 
 
 class CudaCandidate(Candidate):
-    """A plan whose stages are CUDA graphs."""
+    """A plan whose stages are CUDA graphs.
 
-    def __init__(self, bench: Bench, loaded: Loaded, plan: Plan, platform: Platform, compare: Any) -> None:
+    Args:
+        streamed: the instances of a stream, which are loaded for the first one.
+        compare: returns how the outputs of an instance that has run compare with the whole model's.
+    """
+
+    def __init__(
+        self,
+        bench: Bench,
+        loaded: Loaded,
+        streamed: Iterable[Loaded],
+        plan: Plan,
+        platform: Platform,
+        compare: Callable[[Loaded], Agreement],
+    ) -> None:
         self._bench, self._loaded, self._plan, self._compare = bench, loaded, plan, compare
-        self._setting = _one_model(plan, platform, loaded.after)
+        self._streamed, self._frames = streamed, list[Loaded]()
+        self._law = NumberedProcessors.of(platform)
         self._ran = -1  # the process that the last run was made in
+        self._block = 0  # inferences of each instance that make an observation of the period
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
         """Run ``n`` inferences, fewer where one takes longer than ``stop_above_s``.
@@ -207,7 +232,8 @@ class CudaCandidate(Candidate):
         schedulers: list[Scheduler] = []
         while len(schedulers) < n:
             wanted = min(_AT_ONCE, n - len(schedulers))
-            schedulers += (found := self._bench.run(self._setting, "fifo", [self._loaded], wanted, stop_above_s))
+            found = self._bench.run(self._setting([self._loaded], 1), "fifo", [self._loaded], wanted, stop_above_s)
+            schedulers += found
             if len(found) < wanted:
                 break
         self._ran = self._bench.client.generation
@@ -227,24 +253,49 @@ class CudaCandidate(Candidate):
         ]
         return Timeline(tuple(events))
 
+    def stream(self, n: int) -> Batch:
+        """Return ``n`` observations of the period of a full pipeline.
+
+        The first and the last inference of each instance, while not all of them are busy, are left out.
+        """
+        if not self._frames:
+            self._frames += self._streamed
+        frames = len(self._frames)
+        if not self._block:
+            took_s = float(self._periods(1, _LEAST_BLOCK).latency_s[0]) * frames
+            self._block = max(_LEAST_BLOCK, math.ceil(_BLOCK_S / max(took_s, 1e-9)))
+        return self._periods(n, self._block)
+
+    def _periods(self, n: int, block: int) -> Batch:
+        """Return periods, each the mean over ``block`` inferences of every instance."""
+        frames, jobs = len(self._frames), len(self._plan.stages)
+        (scheduler,) = self._bench.run(self._setting(self._frames, n * block + 2), "fifo", self._frames)
+        self._ran = self._bench.client.generation
+        ends_ns = sorted(end for k in range(frames) for _, end in scheduler.requests(k))
+        marks = np.array(ends_ns[frames - 1 : -frames : block * frames]) * 1e-9
+        runs = np.array([run for k in range(frames) for row in scheduler.runs(k)[1:-1] for run in row], np.int64)
+        runs = runs.reshape(-1, jobs, 3)
+        runs = runs[np.argsort(runs[:, :, 1].max(axis=1))].reshape(n, -1, jobs, 3)
+        stage_s = (runs[..., 1] - runs[..., 0]).mean(axis=1) * 1e-9
+        return Batch(np.diff(marks) / (block * frames), stage_s)
+
+    def _setting(self, instances: Sequence[Loaded], requests: int) -> Setting:
+        """Return a setting in which instances of the plan are asked in closed loops."""
+        processors = tuple(self._law.members[s.processor] for s in self._plan.stages)
+        client = QueueClient(processors, (0,), requests, closed=True, after=self._loaded.after)
+        number, stages = len(instances), tuple(range(len(processors)))
+        return Setting((client,) * number, (0,) * number, (stages,) * number, self._law.names, self._law.excluded)
+
     def verify(self) -> Agreement | None:
         """Compare the outputs of the last run with the whole model's; runs once if none was made.
 
-        Against LiteRT on the CPU.
+        Against LiteRT on the CPU; of a stream the outputs of every instance.
         """
         if self._ran != self._bench.client.generation:
-            self.run(1)
-        found: Agreement = self._compare()
-        return found
+            _ = self._periods(1, 1) if self._frames else self.run(1)
+        return worst(self._compare(each) for each in self._frames or [self._loaded])
 
     def close(self) -> None:
         """Give back what only this candidate holds; nothing, where it holds nothing."""
-        self._bench.give_back(self._loaded)
-
-
-def _one_model(plan: Plan, platform: Platform, after: tuple[int, ...]) -> Setting:
-    """Return a setting in which one model is asked once."""
-    law = NumberedProcessors.of(platform)
-    processors: Sequence[tuple[int, ...]] = [law.members[s.processor] for s in plan.stages]
-    client = QueueClient(tuple(processors), (0,), 1, closed=True, after=after)
-    return Setting((client,), (0,), (tuple(range(len(processors))),), law.names, law.excluded)
+        for each in (self._loaded, *self._frames):
+            self._bench.give_back(each)

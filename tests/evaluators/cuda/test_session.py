@@ -34,6 +34,7 @@ from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.shared_parts import Part
 from search_spaces.spaces.workload_space import WorkloadSpace
+from tests.support.commands import SEARCHED
 from tests.support.sentences import fails, says
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
@@ -95,6 +96,40 @@ class TestContract(EvaluatorContract):
     def plans(self, graph: Graph, platform: Platform) -> list[Plan]:
         a, b = (p.name for p in platform.processors[:2])
         return [chain_plan(graph, (), [a]), chain_plan(graph, (7, 20), [a, b, a])]
+
+
+@needs_torch
+def test_inferences_of_a_stream_overlap_and_compute_what_the_model_does() -> None:
+    evaluator = CudaEvaluator("cpu")
+    graph = load("googlenet@0.25/64")
+    with evaluator.prepare(evaluator.platform()) as session:
+        plan = chain_plan(graph, (40,), ["stream0", "stream1"])
+        with closing(session.load(graph, plan)) as candidate:
+            found = candidate.stream(3)
+            assert found.latency_s.shape == (3,)
+            assert found.stage_s.shape == (3, 2)
+            # No processor does more than one stage at a time, and both are hardly ever idle.
+            assert (found.latency_s > 0.95 * found.stage_s.max(axis=1)).all()
+            assert (found.latency_s < found.stage_s.sum(axis=1)).all()
+            os.kill(session._bench.client.pid or 0, signal.SIGKILL)
+            with fails(UnavailableError):
+                candidate.stream(1)
+            agreement = candidate.verify()
+            assert agreement is not None
+            assert agreement.accepted
+
+
+@needs_torch
+@pytest.mark.parametrize("allow", ["cuts", "cuts,branches,splits,ranks"])
+def test_a_study_of_throughput(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allow: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("optimizer.study.course.make_evaluator", lambda _: CudaEvaluator("cpu"))
+    words = ["--model", f"{SMALL}+spectrum", "--evaluator", "cuda", "--processors", "stream0,stream1"]
+    words += ["--allow", allow, "--max-error", "0.5"] if "ranks" in allow else ["--allow", allow]
+    assert main([*words, "--objective", "throughput", "--budget", "4", "--out", "run", "-q"]) in SEARCHED
+    found = json.loads(Path("run/result.json").read_text())
+    assert found["objective"] == "throughput"
+    assert found["best"]["period_ms"]["median"] > 0.0
 
 
 @needs_torch
