@@ -44,7 +44,7 @@ from tests.support.remote_agents import ROOT, agent_process
 SUBSETS = [",".join(("cuts", *more)) for n in range(4) for more in combinations(FREEDOMS[1:], n)]
 AIMS = [(name,) for name in OBJECTIVES] + [("latency", "memory")]
 ONE = "squeezenet1_1@0.25/64+spectrum"
-SEVERAL = f"{ONE},googlenet@0.25/64+spectrum"
+OTHER = "googlenet@0.25/64+spectrum"
 TABLE = """
 name: branches
 unit: ms
@@ -89,7 +89,7 @@ POWERS: Mapping[str, Sequence[str]] = {
     "example": ("cpu=1", "dsp=1"),
 }
 REASONS = (
-    "it runs one model at a time",  # a table, a plug-in that says nothing else
+    "it runs one model at a time",  # a plug-in that says nothing else
     "runs one inference at a time",  # a plug-in that says nothing of streams
     "there is nothing to decompose",  # the operators of a table have no weights
     "has no file",  # the same: no stage can be cut from it
@@ -113,10 +113,16 @@ class Cell:
     extra: str = ""
 
     @property
+    def models(self) -> tuple[str, ...]:
+        """What is planned for."""
+        every = ("table.yaml", "other.yaml") if self.evaluator == "table" else (ONE, OTHER)
+        return every if self.several else every[:1]
+
+    @property
     def words(self) -> list[str]:
         """The command line of its study."""
-        model = SEVERAL if self.several else "table.yaml" if self.evaluator == "table" else ONE
-        if self.several and self.extra == "deadline" and self.evaluator != "table":
+        model = ",".join(self.models)
+        if self.several and self.extra == "deadline":
             model = "due.yaml"
         found = ["--model", model, "--allow", self.allow, "--budget", "4", *ON[self.evaluator]]
         found += [word for aim in self.aims for word in ("--objective", aim)]
@@ -215,8 +221,9 @@ def tried(cell: Cell, run: Run) -> Came:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "table.yaml").write_text(TABLE)
+        (folder / "other.yaml").write_text(TABLE.replace("name: net", "name: other").replace("6.0", "12.0"))
         (folder / "campaign.yaml").write_text(cell.campaign())
-        due = [f"  - {{model: '{model}', deadline_ms: 100000}}\n" for model in SEVERAL.split(",")]
+        due = [f"  - {{model: '{model}', deadline_ms: 100000}}\n" for model in cell.models]
         (folder / "due.yaml").write_text(f"models:\n{''.join(due)}")
         how, why = "runs", ""
         for number, words in enumerate(cell.steps):

@@ -203,7 +203,17 @@ def is_workload(text: str) -> bool:
     """Return whether a ``--model`` means several: a workload's file, a list, or a count."""
     if text.endswith(".tflite") and "," in text and Path(text).is_file():
         return False
-    return text.endswith(_FILES) or "," in text or counted(text)[1] is not None
+    return names_file(text) or names_several(text)
+
+
+def names_file(text: str) -> bool:
+    """Return whether a text is the name of one YAML file."""
+    return text.endswith(_FILES) and (not names_several(text) or Path(text).is_file())
+
+
+def names_several(text: str) -> bool:
+    """Return whether a text is a list, or has a count."""
+    return "," in text or counted(text)[1] is not None
 
 
 def counted(text: str) -> tuple[str, int | None]:
