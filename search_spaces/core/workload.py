@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from search_spaces.core.bounded import built
 from search_spaces.core.errors import UsageError
 
 ArrivalKind = Literal["burst", "closed", "periodic", "poisson"]
@@ -164,14 +165,7 @@ class Workload:
         Raises:
             UsageError: a field is missing, has the wrong type, or says what cannot be.
         """
-        from pydantic import TypeAdapter, ValidationError
-
-        try:
-            return TypeAdapter(cls).validate_python(data)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            raise UsageError(f"a workload is damaged: {where or 'it'}: {first['msg']}") from error
+        return built(cls, data, "a workload is", UsageError)
 
     @property
     def digest(self) -> str:

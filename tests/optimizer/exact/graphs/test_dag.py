@@ -130,10 +130,11 @@ def test_segments_hold_every_operator_once_and_gates_divide_the_graph(graph: Gra
 def test_the_best_plan_of_a_chain_is_the_best_chain() -> None:
     platform = Platform("p", tuple(Processor(f"p{i}", "cpu", {}, f"p{i}") for i in range(3)))
     rng = np.random.default_rng(3)
-    transfer = np.broadcast_to(rng.gamma(1.0, 1e-3, (3, 3)) * (1 - np.eye(3)), (30, 3, 3))
-    costs = ChainCosts(platform, rng.gamma(1.0, 5e-3, (3, 30)), np.full(3, 1e-4), transfer)
-    graph = chain_graph(30)
-    found = best_plan(graph, GraphCosts.of_chain(graph, costs))
+    between = rng.gamma(1.0, 1e-3, (3, 3)) * (1 - np.eye(3))
+    operator_s, overhead_s, graph = rng.gamma(1.0, 5e-3, (3, 30)), np.full(3, 1e-4), chain_graph(30)
+    costs = ChainCosts(platform, operator_s, overhead_s, np.broadcast_to(between, (30, 3, 3)))
+    tensors = np.broadcast_to(between, (len(graph.tensors), 3, 3))
+    found = best_plan(graph, GraphCosts(platform, operator_s, overhead_s, tensors))
     assert found.makespan_s == pytest.approx(best_chains(costs, 30)[0].cost_s)
     assert canonical(found.plan, graph, platform) == found.plan
     assert found.proven
