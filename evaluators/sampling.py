@@ -100,13 +100,6 @@ def prune_limit_s(runs: int, incumbent: Samples, cold: float = math.inf, *, pred
     return limit_s
 
 
-def pruned(
-    runs_s: Sequence[float], incumbent: Samples, cold: float = math.inf, *, predicted_slow: bool = False
-) -> bool:
-    """Return whether the first run or the first two, warm-up included, rule the candidate out; see above."""
-    return min(runs_s) > prune_limit_s(len(runs_s), incumbent, cold, predicted_slow=predicted_slow)
-
-
 def promising(first_s: float, incumbent: Samples, cold: ColdStart) -> bool:
     """Return whether a first run is fast enough for the candidate to be the new best, by more than noise."""
     return first_s / cold.usual < incumbent.median * (1.0 - noise(incumbent))

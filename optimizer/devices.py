@@ -14,7 +14,8 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.platform import Platform, Processor, tell_apart, with_cpu
 from search_spaces.core.platform_file import read_platform
 from search_spaces.core.platform_names import find_platform_file
-from search_spaces.core.workload import is_workload
+from search_spaces.core.workload import is_workload, names_several
+from search_spaces.core.workload_file import is_workload_file
 from search_spaces.spaces.registry import freedoms_of
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tupl
         UnavailableError: a processor cannot be used here.
     """
     from optimizer.study.config import parse_powers
-    from search_spaces.models import load
 
     go_to(evaluator, config)
     if not evaluator.capabilities.measures_here and (config.input or config.custom_ops):
@@ -39,7 +39,7 @@ def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tupl
         raise UsageError(
             f"{option}: evaluator {config.evaluator!r} does not run the model on this machine", "leave it out"
         )
-    brought = evaluator.graph_of(config.model) if evaluator.capabilities.graphs else None
+    brought = model_of(evaluator, config.model, config) if evaluator.capabilities.graphs else None
     platform = choose_platform(
         evaluator,
         config.processors,
@@ -48,12 +48,22 @@ def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tupl
         reduced=bool(config.max_error) and "ranks" not in freedoms_of(config.allow),  # which the error is then for
     )
     platform = with_powers(platform, parse_powers(config.power))
-    if brought is not None:
-        return brought, platform
-    graph = load(
-        config.model, config.input_shape, signature=config.signature, inputs=config.input, custom_ops=config.custom_ops
+    return brought or model_of(evaluator, config.model, config), platform
+
+
+def model_of(evaluator: Evaluator, source: str, config: StudyConfig) -> Graph:
+    """Return a model of a study, from the evaluator where it brings models.
+
+    Raises:
+        UsageError: a name or a file is wrong.
+    """
+    from search_spaces.models import load
+
+    if evaluator.capabilities.graphs:
+        return evaluator.graph_of(source)
+    return load(
+        source, config.input_shape, signature=config.signature, inputs=config.input, custom_ops=config.custom_ops
     )
-    return graph, platform
 
 
 def go_to(evaluator: Evaluator, config: StudyConfig) -> None:
@@ -78,9 +88,9 @@ def unused_precisions(evaluator: Evaluator, config: StudyConfig) -> Sequence[Pro
 
 def asks_for_several(evaluator: Evaluator, config: StudyConfig) -> bool:
     """Return whether a study is about several models; a file that an evaluator reads as its own is no workload."""
-    if evaluator.capabilities.graphs:
-        return "," in config.model and not Path(config.model).is_file()
-    return is_workload(config.model)
+    if evaluator.capabilities.graphs and Path(config.model).is_file():
+        return is_workload_file(Path(config.model))
+    return names_several(config.model) if evaluator.capabilities.graphs else is_workload(config.model)
 
 
 def with_powers(platform: Platform, powers: Mapping[str, float]) -> Platform:

@@ -44,7 +44,7 @@ from tests.support.remote_agents import ROOT, agent_process
 SUBSETS = [",".join(("cuts", *more)) for n in range(4) for more in combinations(FREEDOMS[1:], n)]
 AIMS = [(name,) for name in OBJECTIVES] + [("latency", "memory")]
 ONE = "squeezenet1_1@0.25/64+spectrum"
-SEVERAL = f"{ONE},googlenet@0.25/64+spectrum"
+OTHER = "googlenet@0.25/64+spectrum"
 TABLE = """
 name: branches
 unit: ms
@@ -65,12 +65,20 @@ networks:
       - {name: right, reads: [stem], times: {cpu: 8.0, gpu: 2.2, npu: 1.1}, output_bytes: 1.0e+5}
       - {name: join, reads: [left, right], times: {cpu: 0.4, gpu: 0.3, npu: 0.2}, output_bytes: 1.0e+5}
 """
+ABLE = """
+from evaluators.litert.session import LitertEvaluator
+
+
+class Able(LitertEvaluator):
+    name = "able"
+"""
+"""A plug-in that can do all that LiteRT's own evaluator can: whatever vanishes behind the guard is seen."""
 AGENT = "AGENT_ADDRESS"
 """Stands for the address of the agent that :func:`world` starts."""
 RUN_S = 300.0
 EXTRAS = ("", "storage", "states", "warm start", "deadline", "max error", "commands", "campaign")
 _SETTINGS = ("objective", "power", "state", "device")  # of a campaign, not of its matrix
-_SLOW = {"litert": 2.0, "remote": 3.0, "cuda": 2.0}
+_SLOW = {"litert": 2.0, "remote": 3.0, "cuda": 2.0, "able": 2.0}
 
 ON: Mapping[str, Sequence[str]] = {
     "litert": ("--processors", "cpu0,cpu1"),
@@ -79,6 +87,7 @@ ON: Mapping[str, Sequence[str]] = {
     "remote": ("--evaluator", "remote", "--device", AGENT, "--processors", "cpu0,cpu1"),
     "table": ("--evaluator", "table"),
     "example": ("--evaluator", "example"),
+    "able": ("--evaluator", "able", "--processors", "cpu0,cpu1"),
 }
 POWERS: Mapping[str, Sequence[str]] = {
     "litert": ("cpu0=1", "cpu1=1"),
@@ -87,9 +96,10 @@ POWERS: Mapping[str, Sequence[str]] = {
     "remote": ("cpu0=1", "cpu1=1"),
     "table": ("cpu=2", "gpu=5", "npu=1"),
     "example": ("cpu=1", "dsp=1"),
+    "able": ("cpu0=1", "cpu1=1"),
 }
 REASONS = (
-    "it runs one model at a time",  # a table, a plug-in that says nothing else
+    "it runs one model at a time",  # a plug-in that says nothing else
     "runs one inference at a time",  # a plug-in that says nothing of streams
     "there is nothing to decompose",  # the operators of a table have no weights
     "has no file",  # the same: no stage can be cut from it
@@ -113,10 +123,16 @@ class Cell:
     extra: str = ""
 
     @property
+    def models(self) -> tuple[str, ...]:
+        """What is planned for."""
+        every = ("table.yaml", "other.yaml") if self.evaluator == "table" else (ONE, OTHER)
+        return every if self.several else every[:1]
+
+    @property
     def words(self) -> list[str]:
         """The command line of its study."""
-        model = SEVERAL if self.several else "table.yaml" if self.evaluator == "table" else ONE
-        if self.several and self.extra == "deadline" and self.evaluator != "table":
+        model = ",".join(self.models)
+        if self.several and self.extra == "deadline":
             model = "due.yaml"
         found = ["--model", model, "--allow", self.allow, "--budget", "4", *ON[self.evaluator]]
         found += [word for aim in self.aims for word in ("--objective", aim)]
@@ -215,8 +231,9 @@ def tried(cell: Cell, run: Run) -> Came:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "table.yaml").write_text(TABLE)
+        (folder / "other.yaml").write_text(TABLE.replace("name: net", "name: other").replace("6.0", "12.0"))
         (folder / "campaign.yaml").write_text(cell.campaign())
-        due = [f"  - {{model: '{model}', deadline_ms: 100000}}\n" for model in SEVERAL.split(",")]
+        due = [f"  - {{model: '{model}', deadline_ms: 100000}}\n" for model in cell.models]
         (folder / "due.yaml").write_text(f"models:\n{''.join(due)}")
         how, why = "runs", ""
         for number, words in enumerate(cell.steps):
@@ -366,6 +383,9 @@ def world(evaluators: Sequence[str]) -> Iterator[dict[str, str]]:
         found = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         if "example" in evaluators:
             install_example(folder)
+        if "able" in evaluators:
+            (folder / "able.py").write_text(ABLE)
+            _install(folder, "able", {"partition_optimizer.evaluators": {"able": "able:Able"}})
         if "remote" in evaluators:
             _, address = stack.enter_context(agent_process(folder / "agent", "litert"))
             found[AGENT] = address
@@ -377,14 +397,17 @@ def install_example(folder: Path) -> None:
     source = ROOT / "experiments" / "example_evaluator"
     project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
     shutil.copytree(source / "example_evaluator", folder / "example_evaluator")
-    info = folder / f"example-{project['version']}.dist-info"
+    _install(folder, project["name"], project["entry-points"])
+
+
+def _install(folder: Path, name: str, entries: Mapping[str, Mapping[str, str]]) -> None:
+    info = folder / f"{name.replace('-', '_')}-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
-    entries = (
-        f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in each.items())
-        for group, each in project["entry-points"].items()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    lines = (
+        f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in each.items()) for group, each in entries.items()
     )
-    (info / "entry_points.txt").write_text("\n".join(entries))
+    (info / "entry_points.txt").write_text("\n".join(lines))
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ accesses are estimates from sizes, not counts of hardware counters, and are labe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,13 +16,6 @@ from evaluators.cost_model.features import OperatorFeatures, operator_features
 from search_spaces.core.errors import ProfileError
 from search_spaces.core.graph import Graph
 from search_spaces.core.intensity import parameter_total
-
-WIDTHS: Mapping[str, tuple[float, ...]] = {
-    "vgg16": tuple(0.125 * i for i in range(1, 9)),
-    "resnet50": tuple(0.125 * i for i in range(1, 13)),
-    "mobilenet_v1": tuple(0.25 * i for i in range(1, 13)),
-}
-"""The multipliers of the seed; its GoogLeNet has the one width."""
 
 _ROWS, _COLUMNS = 6, 16  # of a register tile: each element loaded is used so often
 _WORD = 4
@@ -44,17 +37,6 @@ class Indicators:
     parameters: float
     l1_accesses_estimate: float
     memory_accesses_estimate: float
-
-
-def width_names(family: str) -> tuple[str, ...]:
-    """Return the zoo's names of the seed's sweep of a family: ``vgg16@0.125`` … ``vgg16``.
-
-    Raises:
-        ProfileError: the seed does not sweep it.
-    """
-    if family not in WIDTHS:
-        raise ProfileError(f"seed 004 has no sweep of {family!r}", f"it has: {', '.join(WIDTHS)}")
-    return tuple(family if w == 1 else f"{family}@{w:g}" for w in WIDTHS[family])
 
 
 def indicators(graph: Graph, cache_bytes: int) -> Indicators:

@@ -13,7 +13,6 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ import numpy as np
 from evaluators.cost_model.correction import Process
 from evaluators.cost_model.features import Array, OperatorFeatures, columns, with_duties
 from evaluators.cost_model.kernels import KernelModel
-from search_spaces.core.bounded import parsed_json, read_bounded
+from search_spaces.core.bounded import built, parsed_json, read_bounded
 from search_spaces.core.errors import ProfileError, UsageError, shown
 from search_spaces.core.platform import Platform
 from search_spaces.core.wording import plural
@@ -384,7 +383,8 @@ def from_json(content: object) -> tuple[CostProfile, Platform]:
     version = content.get("schema_version")
     if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
         raise ProfileError(f"has schema_version {shown(version)}; this version reads 1 to {SCHEMA_VERSION}")
-    platform, profile = _build(Platform, content.get("platform")), _build(CostProfile, content.get("profile"))
+    platform = built(Platform, content.get("platform"), "the profile is", ProfileError)
+    profile = built(CostProfile, content.get("profile"), "the profile is", ProfileError)
     for processor in profile.processors.values():
         for key, kernel in processor.kernels.items():
             if isinstance(kernel.correction, Process) and not kernel.correction.fits():
@@ -394,24 +394,6 @@ def from_json(content: object) -> tuple[CostProfile, Platform]:
         if not (math.isfinite(number) and number >= 0.0):
             raise ProfileError(f"{where} is {number}, which is not a price", "calibrate the device again")
     return profile, platform
-
-
-def _build(kind: Any, content: object) -> Any:
-    from pydantic import ValidationError
-
-    try:
-        return _adapter(kind).validate_python(content)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or kind.__name__
-        raise ProfileError(f"the profile is damaged: {where}: {first['msg'].lower()}") from error
-
-
-@cache
-def _adapter(kind: Any) -> Any:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)
 
 
 def _numbers(value: Any, where: str) -> Iterator[tuple[str, float]]:

@@ -19,7 +19,7 @@ from evaluators.cost_model.transfers import Prices, prices, profile_key, slowed
 from evaluators.forwarding import ForwardingSession
 from evaluators.simulated import Prediction, SimulatedSession
 from evaluators.workload.outcome import Objective
-from evaluators.workload.predicted import PredictedSession, WorkloadSimulator
+from evaluators.workload.predicted import PredictedSession, WorkloadSimulator, hosted
 from evaluators.workload.simulate import JobCost
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
@@ -105,22 +105,15 @@ class CostModelEvaluator(Evaluator):
         """Open a session for one workload, as :meth:`prepare` does; errors are those of :meth:`prepare`."""
         with self.prepare(replace(platform, processors=single_processors(platform)), scratch) as session:
 
-            def made(of: CostModelSession) -> PredictedSession:
+            def simulator_of(of: CostModelSession) -> WorkloadSimulator:
                 def price(model: Graph, lowered: Lowered, processor: int, operators: tuple[int, ...]) -> JobCost:  # noqa: ARG001
                     work_s, _, slowed = of.simulator_of(lowered).stage(processor, operators)
                     return JobCost(work_s, slowed)
 
-                simulator = WorkloadSimulator(workload, joined, platform, price, of.errors)
-                facts, powers = session.fingerprint(), session.powers_w()
-                return PredictedSession(
-                    simulator, objective, facts, powers, lambda state: made(session.in_state(state))
-                )
+                return WorkloadSimulator(workload, joined, platform, price, of.errors)
 
-            usual = made(session)
-            try:
-                yield usual
-            finally:
-                usual.closed = True
+            with hosted(session, simulator_of, objective) as found:
+                yield found
 
 
 class CostModelSession(SimulatedSession):

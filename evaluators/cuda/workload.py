@@ -22,7 +22,7 @@ from evaluators.workload.host import HostedRun, MeasuredWorkload
 from evaluators.workload.outcome import Objective, Outcome, outcome
 from evaluators.workload.prices import Alone, PriceTable, kind_of, measure_prices
 from evaluators.workload.scheduler import QueueClient
-from evaluators.workload.setting import Setting, setting
+from evaluators.workload.setting import Setting, closed_loops, setting
 from search_spaces.core.decoded_plan import RankSet
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
@@ -63,7 +63,9 @@ def crowding(
         progress(f"timing {together} models at once on {kind}")
         chosen = [graphs[i * len(graphs) // together] for i in range(together)]
         alone_s = [whole_s[graph.digest][kind] for graph in chosen]
-        setting = _closed(numbers[:together], alone_s, processors)
+        wanted_s = max(_TIMED_S, _FEWEST * max(alone_s))  # all ask for about as long
+        counts = [int(np.clip(wanted_s / max(s, 1e-6) / together, _FEWEST, _MOST)) for s in alone_s]
+        setting = closed_loops(numbers[:together], counts, processors)
         outcome = alone(setting, [(graph, ()) for graph in chosen], 2)[-1]
         ratios: dict[str, list[float]] = {}
         for graph, requests, own_s in zip(chosen, outcome.requests, alone_s, strict=True):
@@ -78,22 +80,6 @@ def crowding(
                 if other == kind or slow > factors.get(key, 1.0):
                     factors |= {key: slow, back: slow}
     return found
-
-
-def _closed(on: Sequence[int], alone_s: Sequence[float], processors: Sequence[Processor]) -> Setting:
-    """Return a setting in which models ask in closed loops on processors of their own, all for about as long."""
-    wanted_s = max(_TIMED_S, _FEWEST * max(alone_s))
-    clients = tuple(
-        QueueClient(
-            ((processor,),), (0,), int(np.clip(wanted_s / max(own_s, 1e-6) / len(on), _FEWEST, _MOST)), closed=True
-        )
-        for processor, own_s in zip(on, alone_s, strict=True)
-    )
-    excluded = tuple(
-        sum(1 << j for j, b in enumerate(processors) if i == j or a.excludes(b)) for i, a in enumerate(processors)
-    )
-    stages = tuple((k,) for k in range(len(on)))
-    return Setting(clients, tuple(range(len(on))), stages, tuple(p.name for p in processors), excluded)
 
 
 _INPUT_SEED = 0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evaluators.base import (
     CONTRACT_VERSION,
@@ -23,10 +24,18 @@ from evaluators.base import (
 from evaluators.schedule import Law, Task, Timeline, needs_of, rounds, run_tasks, stream_period_s, timeline
 from evaluators.table.table import Table, read_table
 from evaluators.testing import Noise, SyntheticCandidate
+from evaluators.workload.outcome import Objective, Outcome
+from evaluators.workload.predicted import PredictedSession, WorkloadSimulator, hosted
+from evaluators.workload.simulate import JobCost
 from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.graph import Graph
+from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
+from search_spaces.core.pools import single_processors
+from search_spaces.core.states import State
+from search_spaces.core.workload import Workload
+from search_spaces.rewrites.lower import Lowered
 
 _EXACT = Noise(run=0.0, instance=0.0, spike_share=0.0, cold=0.0)
 _HINT = "give the table as the model: --model FILE.yaml --evaluator table"
@@ -41,10 +50,11 @@ class TableEvaluator(Evaluator):
     """
 
     name = "table"
-    capabilities = EvaluatorCapabilities(descriptions=True, graphs=True, measures_here=False)
+    capabilities = EvaluatorCapabilities(descriptions=True, graphs=True, workloads=True, measures_here=False)
 
     def __init__(self, table: Table | None = None) -> None:
         self._table = table
+        self._known: dict[str, Table] = {}  # by the digest of the graph
 
     def described(self, source: str | Path) -> Platform:
         """Read the table, and return its devices; see :class:`~evaluators.base.Evaluator`."""
@@ -77,18 +87,49 @@ class TableEvaluator(Evaluator):
     def graph_of(self, source: str) -> Graph:
         """Read the table, and return its operators as a graph; see :class:`~evaluators.base.Evaluator`."""
         self.described(source)
-        return self.table.graph()
+        graph = self.table.graph()
+        if self._known.setdefault(graph.digest, self.table).operators != self.table.operators:
+            raise UsageError(f"{source}: another table has operators of these names", "rename the network")
+        return graph
 
     @contextmanager
     def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[TableSession]:  # noqa: ARG002
         """Open a session on devices of the table; nothing is written to ``scratch``."""
-        kinds = {device.kind for device in self.table.devices}
+        with self._opened({self.table.graph().digest: self.table}, platform) as session:
+            yield session
+
+    @contextmanager
+    def host(
+        self,
+        workload: Workload,
+        joined: JoinedGraph,
+        platform: Platform,
+        objective: Objective,
+        scratch: Path | None = None,  # noqa: ARG002
+    ) -> Iterator[PredictedSession]:
+        """Open a session for one workload, as :meth:`prepare` does."""
+        tables = {c.graph.digest: self._known[c.graph.digest] for c in joined.components}
+        processors = replace(platform, processors=single_processors(platform))
+        with (
+            self._opened(tables, processors) as session,
+            hosted(session, lambda of: _Simulator(workload, joined, platform, of), objective) as found,
+        ):
+            yield found
+
+    @contextmanager
+    def _opened(self, tables: Mapping[str, Table], platform: Platform) -> Iterator[TableSession]:
+        devices = self.table.devices
+        if (other := next((t for t in tables.values() if t.devices != devices), None)) is not None:
+            raise UsageError(
+                f"tables {self.table.name!r} and {other.name!r} have different devices", "give both the same"
+            )
+        kinds = {device.kind for device in devices}
         strange = next((p.name for p in platform.processors if p.like not in kinds), None)
         if strange is not None:
             raise UnavailableError(
                 f"the table has no times for processor {strange!r}", f"it has {', '.join(sorted(kinds))}"
             )
-        session = TableSession(self.table, platform)
+        session = TableSession(tables, platform)
         try:
             yield session
         finally:
@@ -112,58 +153,74 @@ class TablePlan(SyntheticCandidate):
 
 
 class TableSession(Session):
-    """A session of :class:`TableEvaluator`; see :class:`~evaluators.base.Session`."""
+    """A session of :class:`TableEvaluator`; see :class:`~evaluators.base.Session`.
 
-    capabilities = Capabilities(unsupported=True, costs=True, stream=True)
+    Args:
+        tables: by the digest of their graphs; all have the same devices.
+        state: of the platform; None for its usual one.
+    """
 
-    def __init__(self, table: Table, platform: Platform) -> None:
-        self._table, self._platform, self._graph = table, platform, table.graph()
-        self._operator_s = table.operator_s(platform)
-        self._overhead_s = table.overhead_s(platform)
-        self._transfer_s = table.transfer_s(platform)
-        self._memory_bytes = table.memory_bytes(platform)
+    capabilities = Capabilities(unsupported=True, costs=True, powers=True, states=True, stream=True)
+
+    def __init__(self, tables: Mapping[str, Table], platform: Platform, state: State | None = None) -> None:
+        self._tables, self._platform = tables, platform
+        factor = np.array([state.factor(p.name) if state is not None else 1.0 for p in platform.processors])
+        self._operator_s = {digest: t.operator_s(platform) * factor[:, None] for digest, t in tables.items()}
+        self._transfer_s = {digest: t.transfer_s(platform) for digest, t in tables.items()}
+        one = next(iter(tables.values()))
+        self._overhead_s = one.overhead_s(platform) * factor
+        self._memory_bytes = one.memory_bytes(platform)
         self.closed = False
 
     def fingerprint(self) -> dict[str, Any]:
         """Return all that may change a number (machine, processors, versions, settings), as plain values.
 
-        All numbers of the table.
+        All numbers of the tables.
         """
         return {
             "evaluator": TableEvaluator.name,
             "contract_version": CONTRACT_VERSION,
             "platform": self._platform.to_json(),
-            "operator_s": [[s if math.isfinite(s) else None for s in row] for row in self._operator_s.tolist()],
+            "operator_s": {digest: _finite(each) for digest, each in self._operator_s.items()},
             "overhead_s": self._overhead_s.tolist(),
-            "transfer_s": self._transfer_s.tolist(),
-            "memory_bytes": [m if math.isfinite(m) else None for m in self._memory_bytes.tolist()],
+            "transfer_s": {digest: each.tolist() for digest, each in self._transfer_s.items()},
+            "memory_bytes": _finite(self._memory_bytes),
         }
+
+    def powers_w(self) -> dict[str, float]:
+        """Return the watts of processors while they run, of those that are known; a table knows none."""
+        return {}
+
+    def in_state(self, state: State) -> TableSession:
+        """Return a session on the platform in that state, whose transfers take as long as ever."""
+        return TableSession(self._tables, self._platform, state)
 
     def unsupported_operators(self, graph: Graph, processor: str) -> Sequence[int]:
         """Return the operators that a processor does not take, ascending; the operators with ``never``."""
-        self._check(graph)
+        self._table(graph)
         number = [p.name for p in self._platform.processors].index(self._platform[processor].name)
-        return np.flatnonzero(~np.isfinite(self._operator_s[number])).tolist()
+        return np.flatnonzero(~np.isfinite(self._operator_s[graph.digest][number])).tolist()
 
     def part_costs(self, graph: Graph) -> PartCosts:
         """Return the costs that latencies are computed from, on the session's platform."""
-        self._check(graph)
-        processors, count = self._operator_s.shape
+        table = self._table(graph)
+        operator_s, moved_s = self._operator_s[graph.digest], self._transfer_s[graph.digest]
+        processors, count = operator_s.shape
         transfer_s, least_s = np.zeros((2, count, processors, processors))
         last = [max((r for r in range(count) if o in graph.predecessors(r)), default=o) for o in range(count)]
         for first in range(1, count):
             # A cut moves what is read beyond it, as far as one cut can know; surely what the next operator reads.
-            transfer_s[first] = self._transfer_s[[o for o in range(first) if last[o] >= first]].sum(axis=0)
+            transfer_s[first] = moved_s[[o for o in range(first) if last[o] >= first]].sum(axis=0)
             if first - 1 in graph.predecessors(first):
-                least_s[first] = self._transfer_s[first - 1]
+                least_s[first] = moved_s[first - 1]
         limited = bool(np.isfinite(self._memory_bytes).any())
         return PartCosts(
-            operator_s=self._operator_s,
+            operator_s=operator_s,
             overhead_s=self._overhead_s,
             beyond_s=np.zeros((processors, count + 1, count + 1)),
             transfer_s=transfer_s,
             least_transfer_s=least_s,
-            operator_nbytes=np.array([o.memory_bytes for o in self._table.operators]) if limited else None,
+            operator_nbytes=np.array([o.memory_bytes for o in table.operators]) if limited else None,
             memory_bytes=self._memory_bytes if limited else None,
         )
 
@@ -178,38 +235,90 @@ class TableSession(Session):
         if self.closed:
             raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
         plan.validate(graph, self._platform)
-        self._check(graph)
-        processors = {p.name: i for i, p in enumerate(self._platform.processors)}
-        kept = np.zeros(len(processors))
-        for stage in plan.stages:
-            kept[processors[stage.processor]] += sum(self._table.operators[o].memory_bytes for o in stage.operators)
-        for name, processor in processors.items():
-            if kept[processor] > self._memory_bytes[processor]:
-                raise UnavailableError(
-                    f"{name!r} has {self._memory_bytes[processor]:g} B of memory, not {kept[processor]:g}"
-                )
-        tasks = self._tasks(graph, plan, processors)
+        numbers = {p.name: i for i, p in enumerate(self._platform.processors)}
+        on = [numbers[stage.processor] for stage in plan.stages]
+        self.check_memory((graph, stage.operators, (p,)) for stage, p in zip(plan.stages, on, strict=True))
+        tasks = self._tasks(graph, plan, on)
         law = Law.of(self._platform)
         ran = timeline(run_tasks(tasks, law), [stage.processor for stage in plan.stages])
         how = rounds(plan, self._platform, needs_of(graph, plan))
         return TablePlan(ran, lambda: stream_period_s(tasks, law, how))
 
-    def _tasks(self, graph: Graph, plan: Plan, processors: dict[str, int]) -> list[Task]:
-        """Return the stages; what a stage is handed takes its own processor's time."""
+    def check_memory(self, stages: Iterable[tuple[Graph, Sequence[int], Sequence[int]]]) -> None:
+        """Check that processors can keep what they run.
+
+        Args:
+            stages: graph, operators, and the processors of which each may run them.
+
+        Raises:
+            UnavailableError: one lacks memory.
+        """
+        kept = np.zeros(len(self._memory_bytes))
+        for graph, operators, processors in stages:
+            known = self._table(graph).operators
+            kept[list(processors)] += sum(known[o].memory_bytes for o in operators)
+        for processor, limit, needed in zip(self._platform.processors, self._memory_bytes, kept, strict=True):
+            if needed > limit:
+                raise UnavailableError(f"{processor.name!r} has {limit:g} B of memory, not {needed:g}")
+
+    def cost(self, graph: Graph, operators: Sequence[int], processor: int) -> JobCost:
+        """Return what operators cost as one stage; what a stage reads takes its own processor's time.
+
+        Raises:
+            UnavailableError: the processor does not take one.
+        """
+        self._table(graph)
+        work_s = float(self._overhead_s[processor] + self._operator_s[graph.digest][processor, list(operators)].sum())
+        if not math.isfinite(work_s):
+            raise UnavailableError(
+                f"{self._platform.processors[processor].name!r} cannot run {len(operators)} operators as a stage: the "
+                "table says `never`"
+            )
+        inside = set(operators)
+        writers = {b for o in operators for b in graph.predecessors(o)} - inside
+        moved_s = self._transfer_s[graph.digest]
+        return JobCost(work_s, transfer_s={w: moved_s[w, :, processor].tolist() for w in sorted(writers)})
+
+    def _tasks(self, graph: Graph, plan: Plan, on: Sequence[int]) -> list[Task]:
+        """Return the stages, each on a processor."""
         place = {operator: index for index, stage in enumerate(plan.stages) for operator in stage.operators}
         tasks = []
-        for index, stage in enumerate(plan.stages):
-            processor = processors[stage.processor]
-            work_s = float(self._overhead_s[processor] + self._operator_s[processor, list(stage.operators)].sum())
-            if not math.isfinite(work_s):
-                raise UnavailableError(f"{stage.processor!r} cannot run stage {index}: the table says `never`")
-            writers = {b for o in stage.operators for b in graph.predecessors(o)} - set(stage.operators)
-            for writer in writers:
-                work_s += float(self._transfer_s[writer, processors[plan.stages[place[writer]].processor], processor])
-            needs = tuple((before, 0.0) for before in sorted({place[w] for w in writers}))
+        for stage, processor in zip(plan.stages, on, strict=True):
+            cost = self.cost(graph, stage.operators, processor)
+            work_s = cost.work_s + sum(from_s[on[place[w]]] for w, from_s in cost.transfer_s.items())
+            needs = tuple((before, 0.0) for before in sorted({place[w] for w in cost.transfer_s}))
             tasks.append(Task(processor, max(work_s, _LEAST_S), needs))
         return tasks
 
-    def _check(self, graph: Graph) -> None:
-        if graph.digest != self._graph.digest:
+    def _table(self, graph: Graph) -> Table:
+        if graph.digest not in self._tables:
             raise UnavailableError(f"the table has no times for the model {graph.name!r}", _HINT)
+        return self._tables[graph.digest]
+
+
+class _Simulator(WorkloadSimulator):
+    """Simulates plans of tables that run at the same time."""
+
+    def __init__(self, workload: Workload, joined: JoinedGraph, platform: Platform, session: TableSession) -> None:
+        def price(model: Graph, lowered: Lowered, processor: int, operators: tuple[int, ...]) -> JobCost:  # noqa: ARG001
+            return session.cost(model, operators, processor)
+
+        super().__init__(workload, joined, platform, price)
+        self._session = session
+
+    def run(self, plan: Plan, *, known: bool = False) -> Outcome:
+        """Return what a plan is predicted to do; each processor that may run a job keeps what it needs."""
+        found = self.setting(plan, known=known)
+        self._session.check_memory(
+            (model.model, operators, processors)
+            for model, client in zip(found.models, found.clients, strict=True)
+            for operators, processors in zip(model.operators, client.processors, strict=True)
+        )
+        return super().run(plan, known=known)
+
+
+def _finite(table: NDArray[np.float64]) -> Any:
+    """Return a table as plain values, with None for what is infinite."""
+    found = table.astype(object)
+    found[~np.isfinite(table)] = None
+    return found.tolist()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,6 +132,32 @@ class WorkloadSimulator:
         lowered, inside = self.lowerings.of(model).lower(Plan(model.digest, (), ranks=ranks)), set(operators)
         members = tuple(i for i, (origin, _) in enumerate(lowered.origins) if origin in inside)
         return self.cost(model, lowered, processor, members).work_s
+
+
+Predicting = TypeVar("Predicting", bound=Session)
+
+
+@contextmanager
+def hosted(
+    session: Predicting, simulator_of: Callable[[Predicting], WorkloadSimulator], objective: Objective
+) -> Iterator[PredictedSession]:
+    """Open a session that predicts plans of a workload by a session that predicts those of one model.
+
+    Args:
+        simulator_of: returns what predicts by a session, which is that one in some state.
+    """
+
+    def made(of: Predicting) -> PredictedSession:
+        facts, powers = session.fingerprint(), session.powers_w()
+        return PredictedSession(
+            simulator_of(of), objective, facts, powers, lambda state: made(cast("Predicting", of.in_state(state)))
+        )
+
+    usual = made(session)
+    try:
+        yield usual
+    finally:
+        usual.closed = True
 
 
 class PredictedSession(Session):

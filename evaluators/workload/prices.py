@@ -7,10 +7,11 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise, permutations
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from evaluators.simulated import rewritten_s
 from evaluators.workload.lowered import Lowerings
@@ -18,8 +19,9 @@ from evaluators.workload.outcome import Outcome
 from evaluators.workload.predicted import Grids, Price
 from evaluators.workload.setting import HOST, SLICED, Setting, closed_loops, demand
 from evaluators.workload.simulate import JobCost
+from search_spaces.core.bounded import built
 from search_spaces.core.decoded_plan import RankSet
-from search_spaces.core.errors import RunFolderError, UnavailableError, damage
+from search_spaces.core.errors import RunFolderError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import LayerRanks
 from search_spaces.core.platform import Processor
@@ -30,6 +32,9 @@ _RUNS, _TIMED_S, _FEWEST, _MOST = 2, 0.12, 4, 60
 _LEAST_S = 1e-7
 _MOST_REWRITTEN = 256
 _PARTNERS = 2  # others that a model is timed beside; processors that the system slices are timed with the model itself
+
+Time = Annotated[float, Field(strict=True, ge=0.0, allow_inf_nan=False)]
+"""Seconds, or a factor."""
 
 Alone = Callable[[Setting, Sequence[tuple[Graph, Sequence[int]]], int], list[Outcome]]
 """Runs models, cut as told, on a setting some times."""
@@ -48,11 +53,11 @@ class PriceTable:
         triple_s: model → kind → convolution and ranks, as ``4: 16x24`` → the triple in its place, as ``operator_s``.
     """
 
-    whole_s: Mapping[str, Mapping[str, float]]
-    operator_s: Mapping[str, Mapping[str, Sequence[float]]]
-    job_s: Mapping[str, float]
-    slowed: Mapping[str, Mapping[str, float]]
-    triple_s: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    whole_s: Mapping[str, Mapping[str, Time]]
+    operator_s: Mapping[str, Mapping[str, Sequence[Time]]]
+    job_s: Mapping[str, Time]
+    slowed: Mapping[str, Mapping[str, Time]]
+    triple_s: Mapping[str, Mapping[str, Mapping[str, Time]]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the table as plain values."""
@@ -68,16 +73,7 @@ class PriceTable:
         Raises:
             RunFolderError: a field is missing, is not nested as it should be, or holds what is no time.
         """
-        try:
-            return cls(
-                _nested(data["whole_s"], 2),
-                _nested(data["operator_s"], 2, _row),
-                _nested(data["job_s"], 1),
-                _nested(data["slowed"], 2),
-                _nested(data.get("triple_s", {}), 3),
-            )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise RunFolderError(f"the prices in the trial log are damaged: {damage(error)}") from error
+        return built(cls, data, "the prices in the trial log are", RunFolderError)
 
     def price(self, processors: Sequence[Processor]) -> Price:
         """Return what tells the cost of a job on one of some processors."""
@@ -313,25 +309,3 @@ def _stages(found: Outcome, count: int) -> tuple[Any, float]:
     events = sorted(found.timeline.events, key=lambda e: e.start_s)
     gaps = [b.start_s - a.end_s for a, b in pairwise(events)]
     return np.array([statistics.median(t) for t in times]), statistics.median(gaps) if gaps else 0.0
-
-
-def _nested(value: Any, depth: int, leaf: Callable[[Any], Any] | None = None) -> Any:
-    """Return mappings of mappings, ``depth`` deep, of what is read by ``leaf``: seconds or a factor by default."""
-    if not depth:
-        return (leaf or _time)(value)
-    if not isinstance(value, Mapping):
-        raise TypeError(f"{value!r:.40} is no mapping")
-    return {name: _nested(each, depth - 1, leaf) for name, each in value.items()}
-
-
-def _row(value: Any) -> list[float]:
-    if not isinstance(value, list | tuple):
-        raise TypeError(f"{value!r:.40} is no list")
-    return [_time(each) for each in value]
-
-
-def _time(value: Any) -> float:
-    """Return seconds, or a factor."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < math.inf:
-        raise ValueError(f"{value!r:.40} is not a time")
-    return float(value)

@@ -233,6 +233,10 @@ class Scheduler:
         k = self._owner[n]
         return k, n - self._first[k]
 
+    def ran_on(self, n: int) -> int:
+        """Return the processor of a job that has started in its instance's present request."""
+        return self.store[self._run(n) + 2]
+
     def started_ns(self, n: int) -> int:
         """Return when a running job began."""
         return self.store[self._run(n)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -27,10 +27,12 @@ class JobCost:
     Attributes:
         work_s: while nothing slows it.
         slowed: for each processor the factor while that processor is busy; empty where nothing slows it.
+        transfer_s: operator of another job that it reads from → seconds from each processor, spent by this one.
     """
 
     work_s: float
     slowed: tuple[float, ...] = ()
+    transfer_s: Mapping[int, Sequence[float]] = field(default_factory=dict)
 
 
 Costs = Sequence[Sequence[Mapping[int, JobCost]]]
@@ -85,7 +87,8 @@ def simulate(found: Setting, dispatch: Dispatch, costs: Costs, crowd: Crowd) -> 
     while True:
         scheduler.arrive(round(now_ns))
         for job, processor in scheduler.start(round(now_ns)):
-            left[processor] = every[job][processor].work_s * 1e9
+            own = every[job][processor]
+            left[processor] = (own.work_s + _transfers_s(own, found, scheduler, job)) * 1e9
         if scheduler.over:
             return outcome(scheduler, found.stages, found.processors)
         busy = tuple(left)
@@ -104,6 +107,15 @@ def simulate(found: Setting, dispatch: Dispatch, costs: Costs, crowd: Crowd) -> 
             if left[processor] <= _ROUNDING_NS:
                 del left[processor]
                 scheduler.finish(processor, round(now_ns))
+
+
+def _transfers_s(cost: JobCost, found: Setting, scheduler: Scheduler, job: int) -> float:
+    """Return what a job that starts now spends on tensors of other jobs, from the processors that these ran on."""
+    if not cost.transfer_s:
+        return 0.0
+    client, own = scheduler.whose(job)
+    place = {o: job - own + other for other, each in enumerate(found.models[client].operators) for o in each}
+    return math.fsum(from_s[scheduler.ran_on(place[o])] for o, from_s in cost.transfer_s.items())
 
 
 def stage_means_s(found: Outcome, setting: Setting, stages: int) -> list[float]:

@@ -24,7 +24,7 @@ from optimizer.samplers import make_sampler
 from optimizer.study.config import StudyConfig, option, parse_config
 from search_spaces.core.errors import EXIT_INTERRUPTED, ModelError, UnavailableError, UnstableError, UsageError
 from search_spaces.core.plugins import find_entry
-from search_spaces.core.workload import is_workload, workload_of
+from search_spaces.core.workload import is_workload, names_file, workload_of
 from search_spaces.models.files import file_digest
 from search_spaces.models.plugin import model_names
 from search_spaces.models.zoo.names import is_name, nearest, parse_name
@@ -191,7 +191,7 @@ def _config(file: CampaignFile, axes: dict[str, Any], loc: Loc) -> StudyConfig:
 
 
 def _check_model(name: str) -> None:
-    if is_workload(name) and not name.endswith((".yaml", ".yml")):
+    if is_workload(name) and not names_file(name):
         for client in workload_of(name).clients:
             _check_model(client.model)
     elif is_name(name) and not name.endswith(".tflite"):

@@ -113,12 +113,6 @@ def pareto_chains(criteria: Sequence[Criterion], platform: Platform, max_stages:
     return _Search(criteria, platform, max_stages).front()
 
 
-def best_within(front: Sequence[FrontChain], objective: int, limits: Mapping[int, float]) -> FrontChain | None:
-    """Return the chain with the least value of one objective that keeps limits on others; None without one."""
-    kept = [c for c in front if all(c.values[i] <= limit for i, limit in limits.items())]
-    return min(kept, key=lambda chain: chain.values[objective], default=None)
-
-
 def undominated(values: NDArray[np.float64]) -> NDArray[np.intp]:
     """Return the rows that no other row beats or equals everywhere; of equal rows the first. Ascending."""
     if not len(values):

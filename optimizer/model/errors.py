@@ -21,7 +21,8 @@ from evaluators.sampling import SamplingPolicy, measure
 from optimizer.exact.chain import best_chains, chain_cost
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.model.profile import Profile
-from search_spaces.core.errors import InfeasibleError, RunFolderError, UnavailableError, damage
+from search_spaces.core.bounded import built
+from search_spaces.core.errors import InfeasibleError, RunFolderError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
@@ -76,11 +77,7 @@ class ErrorProfile:
         Raises:
             RunFolderError: the field is missing or has the wrong type.
         """
-        try:
-            content: Mapping[str, list[float]] = data["squares"]  # type: ignore[index]
-            return cls({str(like): tuple(map(float, values)) for like, values in content.items()})
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise RunFolderError(f"the errors of the operators are damaged: {damage(error)}") from error
+        return built(cls, data, "the errors of the operators are", RunFolderError)
 
 
 def error_profile(

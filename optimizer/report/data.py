@@ -349,28 +349,31 @@ def objective_of(result: Mapping[str, Any]) -> Objective:
 
 def _models(config: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[Graph | None, JoinedGraph | None, str]:
     """Return the model, or of several what joins them, where they are still what they were; else why there is none."""
-    from search_spaces.models import load
-
     if "model" not in config:
         return None, None, f"{CONFIG} is missing or damaged"
-    source, shapes = str(config["model"]), tuple(config.get("input_shape") or ())
-    joined = None
+    source, joined = str(config["model"]), None
     try:
         if workload := result.get("workload"):
-            graphs = [graph for c in workload["clients"] for graph in [load(str(c["model"]), shapes)] * int(c["count"])]
+            graphs = [graph for c in workload["clients"] for graph in [_model(config, c["model"])] * int(c["count"])]
             joined = merge(source, list(zip(map(str, workload["instances"]), graphs, strict=True)))
             found = joined.graph
         else:
-            brought = None
-            if source.endswith((".yaml", ".yml")):  # the evaluator may have brought the model
-                evaluator = make_evaluator(str(config.get("evaluator")))
-                brought = evaluator.graph_of(source) if evaluator.capabilities.graphs else None
-            found = brought or load(source, shapes, signature=config.get("signature"))
+            found = _model(config, source)
     except OptimizeError as error:
         return None, None, str(error)
     if found.digest != result["model"]["digest"]:
         return None, None, f"{source} is another model now"
     return (None, joined, "") if joined is not None else (found, None, "")
+
+
+def _model(config: Mapping[str, Any], source: str) -> Graph:
+    from search_spaces.models import load
+
+    if source.endswith((".yaml", ".yml")):
+        evaluator = make_evaluator(str(config.get("evaluator")))
+        if evaluator.capabilities.graphs:
+            return evaluator.graph_of(source)
+    return load(source, tuple(config.get("input_shape") or ()), signature=config.get("signature"))
 
 
 def recorded_platform(data: Mapping[str, Any]) -> Platform:

@@ -43,7 +43,7 @@ LOG = "trials.jsonl"
 RUNTIME_LOG = "runtime.log"
 RESULT = "result.json"
 # Settings that decide which plans are proposed and what their figures mean; they are constant within a study.
-_FIXED = ("seed", "sampler", "max_stages", "evaluator", "objective", "processors", "allow")
+_FIXED = ("seed", "sampler", "max_stages", "evaluator", "objective", "processors", "allow", "state", "robust", "power")
 _BEFORE = {"allow": "cuts"}  # the value in studies that lack the setting
 _MAX_MANIFEST_NBYTES = 16 << 20
 _SHOWN_CHARACTERS = 80

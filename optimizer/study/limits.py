@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from evaluators.objectives import OBJECTIVES
 from evaluators.samples import Measurement
 from optimizer.study.config import StudyConfig
 from optimizer.study.history import History, Trial
@@ -119,15 +118,3 @@ def unreachable_limit(limits: Sequence[Limit], least: Mapping[str, float]) -> In
         if limit.name in least and least[limit.name] > TRUST * limit.most:
             found += limit.violation(least[limit.name], "of the best plan in the model")
     return infeasible(found[0], *found[1:]) if found else None
-
-
-def shown_limits(limits: Sequence[Limit], measurement: Measurement, objective: str) -> list[str]:
-    """Return a line for each limit, with the plan's figure."""
-    found = []
-    for limit in limits:
-        value = figure(measurement, limit.name, objective)
-        if value is None:
-            continue
-        scale, unit = (1e3, OBJECTIVES[limit.name].shown) if limit.name in OBJECTIVES else (1.0, limit.unit)
-        found.append(f"{limit.what}: {value * scale:.4g} {unit}, at most {limit.most * scale:.4g} allowed")
-    return found

@@ -10,7 +10,7 @@ from evaluators.base import Evaluator
 from evaluators.objectives import Objective
 from evaluators.workload.objectives import WorkloadPricing, find_workload_objective
 from evaluators.workload.outcome import Objective as OfOutcome
-from optimizer.devices import choose_platform, go_to, with_powers
+from optimizer.devices import choose_platform, go_to, model_of, with_powers
 from optimizer.model.baselines import Baseline
 from optimizer.study.config import StudyConfig, parse_powers, with_freedoms
 from optimizer.workload.baselines import baseline_processors, workload_baselines
@@ -20,9 +20,8 @@ from search_spaces.core.errors import UsageError
 from search_spaces.core.joined_graph import JoinedGraph, merge
 from search_spaces.core.platform import Platform
 from search_spaces.core.pools import with_pools
-from search_spaces.core.workload import RANKED_ERROR, Workload, workload_of
+from search_spaces.core.workload import RANKED_ERROR, Workload, names_file, workload_of
 from search_spaces.core.workload_file import read_workload
-from search_spaces.models import load
 from search_spaces.rewrites.tucker_ranks import RankChoices
 from search_spaces.spaces.registry import make_workload_space
 from search_spaces.spaces.workload_space import WorkloadSpace
@@ -68,7 +67,7 @@ def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload |
     if not evaluator.capabilities.workloads:
         raise UsageError(
             f"--evaluator {config.evaluator}: it runs one model at a time",
-            "give litert, cuda, cost-model, remote, or a single --model",
+            "give litert, cuda, cost-model, table, remote, or a single --model",
         )
     if config.deadline is not None:
         raise UsageError(
@@ -80,7 +79,7 @@ def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload |
     if workload is None:
         workload = _asked(config)
     workload = with_errors(workload, config)
-    graphs = {c.model: load(c.model, config.input_shape) for c in workload.clients}
+    graphs = {c.model: model_of(evaluator, c.model, config) for c in workload.clients}
     parts = [(i.name, graphs[workload.clients[i.client].model]) for i in workload.instances]
     joined = merge(workload.name, parts)
     found = choose_platform(evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback)
@@ -102,7 +101,7 @@ def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload |
 
 def _asked(config: StudyConfig) -> Workload:
     """Return the workload that the command line names, from its file or from words."""
-    if not config.model.endswith((".yaml", ".yml")):
+    if not names_file(config.model):
         return workload_of(config.model)
     return read_workload(Path(config.model), RANKED_ERROR if config.max_error is None else config.max_error)
 

@@ -14,8 +14,6 @@ from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Plan
 from search_spaces.core.workload import Workload
 
-BEST = "best"
-
 
 @dataclass(frozen=True, slots=True)
 class WorkloadResult(Result):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,8 +20,9 @@ import numpy as np
 from evaluators.workload.host import WorkloadSession
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.ranks import RankCosts, best_ranked, uniform
+from search_spaces.core.bounded import built
 from search_spaces.core.decoded_plan import RankSet
-from search_spaces.core.errors import InfeasibleError, RunFolderError, UnavailableError, UsageError, damage
+from search_spaces.core.errors import InfeasibleError, RunFolderError, UnavailableError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import LayerRanks, Plan
@@ -81,19 +82,7 @@ class Variants:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        entry = [
-            [
-                {
-                    "ranks": [list(x) for x in v.ranks],
-                    "error": v.error,
-                    "measured": v.measured,
-                    "made_for": v.made_for,
-                }
-                for v in each
-            ]
-            for each in self.of
-        ]
-        return {"variants": entry}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Variants:
@@ -102,23 +91,7 @@ class Variants:
         Raises:
             RunFolderError: a field is missing or has the wrong type.
         """
-        try:
-            return cls(
-                tuple(
-                    tuple(
-                        Variant(
-                            tuple(LayerRanks(*map(int, x)) for x in entry["ranks"]),
-                            float(entry["error"]),
-                            str(entry["made_for"]),
-                            bool(entry.get("measured", False)),
-                        )
-                        for entry in each
-                    )
-                    for each in data["variants"]
-                )
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RunFolderError(f"the ranks in the trial log are damaged: {damage(error)}") from error
+        return built(cls, data, "the ranks in the trial log are", RunFolderError)
 
 
 def as_set(ranks: Mapping[int, Ranks]) -> RankSet:

@@ -1,4 +1,4 @@
-"""Reading what others wrote: files whole, of bounded size, and never from what is no file; JSON of sane numbers."""
+"""Reading what others wrote: files of bounded size, and never from what is no file; JSON of sane numbers; values."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import errno
 import json
 import os
 import stat
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from search_spaces.core.errors import OptimizeError
+
+Built = TypeVar("Built")
 MOST_NBYTES = 64 << 20
 _MOST_DIGITS = 300  # any float holds a number of so many
 
@@ -45,6 +49,34 @@ def parsed_json(content: str | bytes) -> Any:
         raise ValueError(f"no JSON at line {error.lineno}, column {error.colno}") from error
     except UnicodeDecodeError as error:
         raise ValueError("it is not text") from error
+
+
+def built(kind: type[Built], data: object, what: str, error: type[OptimizeError]) -> Built:
+    """Return a value of a type from plain values; unknown fields are ignored.
+
+    Args:
+        what: the subject of the error's sentence, as ``the prices in the log are``.
+
+    Raises:
+        OptimizeError: ``error``, where a field is missing, has the wrong type, or holds what it cannot.
+    """
+    from pydantic import ValidationError
+
+    hashed: Any = kind
+    try:
+        found: Built = _adapter(hashed).validate_python(data)
+    except ValidationError as problem:
+        first = problem.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or kind.__name__
+        raise error(f"{what} damaged: {where}: {first['msg'].lower()}") from problem
+    return found
+
+
+@cache
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
 
 
 def _no_number(constant: str) -> None:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from search_spaces.core.bounded import built
 from search_spaces.core.errors import UsageError
 
 ArrivalKind = Literal["burst", "closed", "periodic", "poisson"]
@@ -164,14 +165,7 @@ class Workload:
         Raises:
             UsageError: a field is missing, has the wrong type, or says what cannot be.
         """
-        from pydantic import TypeAdapter, ValidationError
-
-        try:
-            return TypeAdapter(cls).validate_python(data)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            raise UsageError(f"a workload is damaged: {where or 'it'}: {first['msg']}") from error
+        return built(cls, data, "a workload is", UsageError)
 
     @property
     def digest(self) -> str:
@@ -203,7 +197,17 @@ def is_workload(text: str) -> bool:
     """Return whether a ``--model`` means several: a workload's file, a list, or a count."""
     if text.endswith(".tflite") and "," in text and Path(text).is_file():
         return False
-    return text.endswith(_FILES) or "," in text or counted(text)[1] is not None
+    return names_file(text) or names_several(text)
+
+
+def names_file(text: str) -> bool:
+    """Return whether a text is the name of one YAML file."""
+    return text.endswith(_FILES) and (not names_several(text) or Path(text).is_file())
+
+
+def names_several(text: str) -> bool:
+    """Return whether a text is a list, or has a count."""
+    return "," in text or counted(text)[1] is not None
 
 
 def counted(text: str) -> tuple[str, int | None]:

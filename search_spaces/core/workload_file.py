@@ -49,6 +49,14 @@ _WANTS = {"periodic": "period_ms", "poisson": "rate_per_s"}
 _MOST_MS = 86_400e3
 
 
+def is_workload_file(path: Path) -> bool:
+    """Return whether a YAML file has models; false where it cannot be read."""
+    try:
+        return any(key.node.value == "models" for key, _ in parsed(path, "a workload").items("a workload"))
+    except UsageError:
+        return False
+
+
 def read_workload(path: Path, most_error: float = RANKED_ERROR) -> Workload:
     """Read a workload.
 
@@ -87,7 +95,7 @@ def _client(entry: Value, path: Path, most_error: float) -> Client:
         raise entry.error("an entry must say which 'model' it is")
     model = fields["model"].text("the model")
     beside = path.parent / model
-    if model.endswith(".tflite") and not Path(model).is_absolute() and beside.is_file():
+    if model.endswith((".tflite", ".yaml", ".yml")) and not Path(model).is_absolute() and beside.is_file():
         model = str(beside)
     arrival = _arrival(fields["arrival"]) if "arrival" in fields else Arrival()
     deadline_s = arrival.period_s if arrival.kind == "periodic" else None

@@ -19,7 +19,14 @@ from optimizer.exact.bound import lower_bound
 from optimizer.exact.graphs.cpsat import PROVEN, check_time_limit, relative_gap
 from optimizer.exact.graphs.graph_costs import GraphCosts, as_plan, makespan_s
 from optimizer.exact.graphs.segment_model import SegmentPlan, solve_segment
-from optimizer.exact.graphs.segment_plans import all_chains, is_chain, list_schedule, segment_cost
+from optimizer.exact.graphs.segment_plans import (
+    SegmentCosts,
+    all_chains,
+    improved,
+    is_chain,
+    list_schedule,
+    segment_cost,
+)
 from optimizer.exact.graphs.segment_search import Problem, beam_segment, search_segment
 from optimizer.exact.graphs.segments import Segment, segments
 from search_spaces.core.errors import InfeasibleError, UnavailableError
@@ -30,6 +37,7 @@ _MOST_TRIED = 5  # operators of a chain up to which all its plans are tried: 3 Â
 _MOST_SEARCHED = 18  # operators of a segment up to which the search beats CP-SAT
 _MOST_EXACT = 40  # operators of a segment in which CP-SAT may form stages in any way
 _HAIR = 1e-9
+_SHARE = 0.6  # of the time of a large segment, for a local search before CP-SAT
 
 Ends = tuple[int | None, int | None]
 ProcessorIndex = int | None
@@ -96,7 +104,11 @@ def best_plan(graph: Graph, costs: GraphCosts, time_limit_s: float = 30.0) -> Gr
     spent, path = _shortest(parts, lambda answer: answer.cost_s)
     if spent == float("inf"):
         raise UnavailableError(f"no plan was found within {time_limit_s:g} s", "give a longer --time-limit")
-    plan = as_plan(graph, costs, _stages(costs, [part.plan(ends) for part, ends in zip(parts, path, strict=True)]))
+    steps = [part.plan(ends) for part, ends in zip(parts, path, strict=True)]
+    whole = list_schedule(graph, costs, Segment(None, tuple(range(len(graph.operators))), None), None, None)
+    if whole is not None and whole.cost_s < spent:  # which spreads over gates
+        steps = [whole]
+    plan = as_plan(graph, costs, _stages(costs, steps))
     took_s = makespan_s(graph, costs, plan)
     bound_s = min(took_s, max(least, lower_bound(graph, costs)))
     return GraphSolution(plan, float(took_s), float(bound_s), time.monotonic() - begin_s)
@@ -183,8 +195,11 @@ class _Part:
             self.answers[ends] = _Answer(best, max(before.bound_s, bound_s), open=not done, tried=True)
             return
         known = _moved(before.plan, first) if before.plan else None
+        if known is not None:
+            known = improved(SegmentCosts(graph, costs, segment, ends[0]), ends[1], known, _SHARE * time_limit_s)
+            before = replace(before, plan=_moved(known, -first))
         exact = len(segment.operators) <= _MOST_EXACT
-        answer = solve_segment(graph, costs, segment, *ends, time_limit_s, known, exact=exact)
+        answer = solve_segment(graph, costs, segment, *ends, (1 - _SHARE) * time_limit_s, known, exact=exact)
         best, bound_s = before.plan, before.bound_s
         if answer is not None:
             seconds = segment_cost(graph, costs, segment, ends[0], answer.stages, continued=answer.continued)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.schedule import Event, Timeline
-from optimizer.exact.chain_costs import ChainCosts, Seconds
+from optimizer.exact.chain_costs import Seconds
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage, canonical
 from search_spaces.core.platform import Platform
@@ -57,16 +57,6 @@ class GraphCosts:
                 raise ValueError("a cost is negative or no number")
         if not (np.isfinite(self.overhead_s).all() and np.isfinite(self.transfer_s).all()):
             raise ValueError("an overhead or a transfer is infinite; only operators can be unsupported")
-
-    @classmethod
-    def of_chain(cls, graph: Graph, costs: ChainCosts) -> GraphCosts:
-        """Return the costs of an additive model whose transfer does not depend on where the cut is.
-
-        Each tensor that crosses is taken to cost what a cut costs on average.
-        """
-        between = costs.transfer_s[1:].mean(axis=0) if costs.transfer_s.shape[0] > 1 else costs.transfer_s[0]
-        tensors = np.broadcast_to(between, (len(graph.tensors), *between.shape))
-        return cls(costs.platform, costs.operator_s, costs.overhead_s, tensors)
 
 
 def simulate(graph: Graph, costs: GraphCosts, plan: Plan) -> Timeline:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,37 +17,110 @@ from search_spaces.core.graph import Graph
 
 Stages = tuple[tuple[tuple[int, ...], int], ...]
 
+_COOLING = (0.005, 0.0001)  # relative to the plan's time: of the first and of the last move
+_MOVES = (0.4, 0.75, 0.9)  # how often, added up: another processor, another place, made one; the rest is divided
+_FAR = 12  # places
+_LOOK = 64  # moves between two looks at the clock
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SegmentCosts:
+    """What plans of a segment take, for a processor of its entry gate."""
+
+    graph: Graph
+    costs: GraphCosts
+    segment: Segment
+    entry_processor: int | None
+    _known: dict[tuple[int, ...], _Work] = field(default_factory=dict)
+    _busy: list[list[int]] = field(default_factory=list)
+
+    def seconds(self, stages: Stages, *, continued: bool) -> float:
+        """Return the seconds from the end of the entry gate's work to the end of all stages, run in this order.
+
+        Infinite where a stage reads what a later one writes.
+        """
+        run = _Run(self)
+        for operators, on in stages:
+            end = run.end(operators, on, goes_on=continued and not run.ended)
+            if end == math.inf:
+                return end
+            run.add(operators, on, end, goes_on=continued and not run.ended)
+        return run.last_s
+
+    def work(self, operators: tuple[int, ...]) -> _Work:
+        """Return what some operators take and read."""
+        if operators not in self._known:
+            inside = set(operators)
+            read = {t for o in operators for t in self.graph.operators[o].inputs if t in self.graph.producer}
+            known = {*self.segment.operators, self.segment.entry} - inside
+            reads = tuple((t, self.graph.producer[t]) for t in read if self.graph.producer[t] in known)
+            seconds = self.costs.operator_s[:, list(operators)].sum(axis=1)
+            self._known[operators] = _Work(tuple(seconds.tolist()), reads)
+        return self._known[operators]
+
+    def excluded(self, on: int) -> list[int]:
+        """Return the processors that are busy with one, itself included."""
+        if not self._busy:
+            processors = self.costs.platform.processors
+            every = range(len(processors))
+            self._busy.extend([b for b in every if b == a or processors[a].excludes(processors[b])] for a in every)
+        return self._busy[on]
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Seconds of some operators on each processor, and what they read of others: tensor and writer."""
+
+    seconds: tuple[float, ...]
+    reads: tuple[tuple[int, int], ...]
+
+
+class _Run:
+    """Stages run one after another as far as they have been added."""
+
+    def __init__(self, of: SegmentCosts) -> None:
+        self._of = of
+        self._free = [0.0] * len(of.costs.overhead_s)
+        self._entry_s = self.last_s = 0.0
+        self.ended: dict[int, tuple[float, int]] = {}  # operator → when, and on which processor
+
+    def end(self, operators: tuple[int, ...], on: int, *, goes_on: bool = False) -> float:
+        """Return when a stage would end; infinite where it reads what is not there.
+
+        Args:
+            goes_on: whether it is a continuation of the entry gate's stage.
+        """
+        of, work = self._of, self._of.work(operators)
+        begin, took = max(self._free[on], self._entry_s), work.seconds[on]
+        if not goes_on:
+            took += float(of.costs.overhead_s[on])
+        for tensor, writer in work.reads:
+            if writer == of.segment.entry:
+                if not goes_on and of.entry_processor is not None:
+                    took += float(of.costs.transfer_s[tensor, of.entry_processor, on])
+            elif writer in self.ended:
+                there_s, source = self.ended[writer]
+                begin = max(begin, there_s)
+                took += float(of.costs.transfer_s[tensor, source, on])
+            else:
+                return math.inf
+        return begin + took
+
+    def add(self, operators: tuple[int, ...], on: int, end_s: float, *, goes_on: bool = False) -> None:
+        """Run a stage."""
+        self.ended.update(dict.fromkeys(operators, (end_s, on)))
+        self.last_s = max(self.last_s, end_s)
+        if goes_on:
+            self._entry_s = end_s
+        for other in self._of.excluded(on):
+            self._free[other] = max(self._free[other], end_s)
+
 
 def segment_cost(
     graph: Graph, costs: GraphCosts, segment: Segment, entry_processor: int | None, stages: Stages, *, continued: bool
 ) -> float:
-    """Return the seconds from the end of the entry gate's work to the end of all stages, run in this order."""
-    processors = costs.platform.processors
-    free = [0.0] * len(processors)
-    place = {o: i for i, (operators, _) in enumerate(stages) for o in operators}
-    ends: list[float] = []
-    entry_end = 0.0
-    for index, (operators, on) in enumerate(stages):
-        goes_on = continued and index == 0
-        begin = free[on] if goes_on else max(free[on], entry_end)
-        took = float(costs.operator_s[on, list(operators)].sum()) + (0.0 if goes_on else costs.overhead_s[on])
-        read = {t for o in operators for t in graph.operators[o].inputs if t in graph.producer}
-        for tensor in read:
-            writer = graph.producer[tensor]
-            if writer == segment.entry and not goes_on and entry_processor is not None:
-                took += float(costs.transfer_s[tensor, entry_processor, on])
-            elif writer in place and place[writer] != index:
-                if place[writer] > index:
-                    return float("inf")
-                begin = max(begin, ends[place[writer]])
-                took += float(costs.transfer_s[tensor, stages[place[writer]][1], on])
-        ends.append(begin + took)
-        if goes_on:
-            entry_end = begin + took
-        for other, processor in enumerate(processors):
-            if other == on or processors[on].excludes(processor):
-                free[other] = max(free[other], begin + took)
-    return max(ends, default=0.0)
+    """Return what one plan of a segment takes; see :meth:`SegmentCosts.seconds`."""
+    return SegmentCosts(graph, costs, segment, entry_processor).seconds(stages, continued=continued)
 
 
 def is_chain(graph: Graph, segment: Segment) -> bool:
@@ -83,53 +160,95 @@ def list_schedule(
 
     Operators go by the length of what follows them (HEFT: Topcuoglu et al. 2002, doi:10.1109/71.993206).
     """
-    finite = np.where(np.isfinite(costs.operator_s), costs.operator_s, np.nan)
+    finite = np.where(np.isfinite(costs.operator_s), costs.operator_s + costs.overhead_s[:, None], np.nan)
     mean = np.nanmean(finite[:, list(segment.operators)], axis=0)
+    moved = costs.transfer_s.mean(axis=(1, 2))
     rank: dict[int, float] = {}
     for operator, seconds in zip(reversed(segment.operators), reversed(mean.tolist()), strict=True):
-        after = {c for t in graph.operators[operator].outputs for c in graph.consumers.get(t, ())}
-        rank[operator] = seconds + max((rank[c] for c in after if c in rank), default=0.0)
-    stages: list[tuple[tuple[int, ...], int]] = []
+        after = {(c, t) for t in graph.operators[operator].outputs for c in graph.consumers.get(t, ())}
+        rank[operator] = seconds + max((rank[c] + float(moved[t]) for c, t in after if c in rank), default=0.0)
+    of = SegmentCosts(graph, costs, segment, entry_processor)
+    run, stages = _Run(of), list[tuple[tuple[int, ...], int]]()
     for operator in sorted(segment.operators, key=lambda o: (-rank[o], o)):
-        choices = [
-            (
-                segment_cost(
-                    graph, costs, segment, entry_processor, (*stages, ((operator,), processor)), continued=False
-                ),
-                processor,
-            )
+        end_s, processor = min(
+            (run.end((operator,), processor), processor)
             for processor in range(len(costs.platform.processors))
             if operator != segment.exit or exit_processor in (None, processor)
-        ]
-        stages.append(((operator,), min(choices)[1]))
-    cost = segment_cost(graph, costs, segment, entry_processor, tuple(stages), continued=False)
-    if cost == float("inf"):
-        return None
-    return _merged(graph, costs, segment, entry_processor, SegmentPlan(tuple(stages), False, cost, 0.0))
+        )
+        run.add((operator,), processor, end_s)
+        stages.append(((operator,), processor))
+    return None if run.last_s == math.inf else _merged(of, SegmentPlan(tuple(stages), False, run.last_s, 0.0))
 
 
-def _merged(
-    graph: Graph, costs: GraphCosts, segment: Segment, entry_processor: int | None, plan: SegmentPlan
-) -> SegmentPlan:
+def _merged(of: SegmentCosts, plan: SegmentPlan) -> SegmentPlan:
     """Return the plan with neighbours on one processor made one stage wherever that helps."""
     index = 0
     while index < len(plan.stages):
-        operators, processor = plan.stages[index]
-        if index == 0 and not plan.continued and processor == entry_processor:
-            cost = segment_cost(graph, costs, segment, entry_processor, plan.stages, continued=True)
+        processor = plan.stages[index][1]
+        if index == 0 and not plan.continued and processor == of.entry_processor:
+            cost = of.seconds(plan.stages, continued=True)
             if cost <= plan.cost_s:
                 plan = SegmentPlan(plan.stages, True, cost, 0.0)
         follower = next((i for i in range(index + 1, len(plan.stages)) if plan.stages[i][1] == processor), None)
         if follower is not None:
-            joined: Sequence[tuple[tuple[int, ...], int]] = [
-                *plan.stages[:index],
-                (tuple(sorted((*operators, *plan.stages[follower][0]))), processor),
-                *plan.stages[index + 1 : follower],
-                *plan.stages[follower + 1 :],
-            ]
-            cost = segment_cost(graph, costs, segment, entry_processor, tuple(joined), continued=plan.continued)
+            joined = _joined(plan.stages, index, follower)
+            cost = of.seconds(joined, continued=plan.continued)
             if cost <= plan.cost_s:
-                plan = SegmentPlan(tuple(joined), plan.continued, cost, 0.0)
+                plan = SegmentPlan(joined, plan.continued, cost, 0.0)
                 continue
         index += 1
     return plan
+
+
+def _joined(stages: Stages, one: int, other: int) -> Stages:
+    """Return stages of which a later one is part of an earlier one."""
+    operators = tuple(sorted((*stages[one][0], *stages[other][0])))
+    return (*stages[:one], (operators, stages[one][1]), *stages[one + 1 : other], *stages[other + 1 :])
+
+
+def improved(
+    of: SegmentCosts, exit_processor: int | None, plan: SegmentPlan, time_limit_s: float, seed: int = 0
+) -> SegmentPlan:
+    """Return the best plan that simulated annealing finds, never worse than the one that it begins with.
+
+    A stage changes its processor or its place in the order, is made one with the next one on its processor, or is
+    divided.
+    """
+    rng, begin_s = random.Random(seed), time.monotonic()  # noqa: S311
+    best, now, now_s = plan, plan.stages, plan.cost_s
+    processors = range(len(of.costs.platform.processors))
+    while (share := (time.monotonic() - begin_s) / time_limit_s) < 1.0:
+        heat_s = plan.cost_s * _COOLING[0] * (_COOLING[1] / _COOLING[0]) ** share
+        for _ in range(_LOOK):
+            place = rng.randrange(int(plan.continued), max(len(now), int(plan.continued) + 1))
+            if place >= len(now):
+                return best
+            tried = _neighbour(now, place, rng, processors, first=int(plan.continued))
+            stays = next((on for operators, on in tried if of.segment.exit in operators), exit_processor)
+            if exit_processor not in (None, stays):
+                continue
+            took_s = of.seconds(tried, continued=plan.continued)
+            if took_s < now_s or rng.random() < math.exp((now_s - took_s) / heat_s):
+                now, now_s = tried, took_s
+                if now_s < best.cost_s:
+                    best = SegmentPlan(now, plan.continued, now_s, plan.bound_s)
+    return _merged(of, best)
+
+
+def _neighbour(stages: Stages, place: int, rng: random.Random, processors: range, first: int) -> Stages:
+    """Return stages after one move of the one at ``place``; nothing is moved before ``first``."""
+    operators, on = stages[place]
+    how = rng.random()
+    if how < _MOVES[0]:
+        return (*stages[:place], (operators, rng.choice(processors)), *stages[place + 1 :])
+    if how < _MOVES[1]:
+        rest = (*stages[:place], *stages[place + 1 :])
+        to = min(max(first, place + rng.randint(-_FAR, _FAR)), len(rest))
+        return (*rest[:to], (operators, on), *rest[to:])
+    if how < _MOVES[2]:
+        after = next((i for i in range(place + 1, len(stages)) if stages[i][1] == on), None)
+        return stages if after is None else _joined(stages, place, after)
+    if len(operators) == 1:
+        return stages
+    cut = rng.randrange(1, len(operators))
+    return (*stages[:place], (operators[:cut], on), (operators[cut:], on), *stages[place + 1 :])

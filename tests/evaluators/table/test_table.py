@@ -283,6 +283,61 @@ def test_a_model_that_fits_nowhere_whole_is_cut(tmp_path: Path, capsys: pytest.C
     assert result["bounds"]["proven"]
 
 
+def _two(tmp_path: Path, other: str = STREAM) -> list[str]:
+    """Write two tables, and return what a study of both begins with."""
+    (tmp_path / "one.yaml").write_text(STREAM)
+    (tmp_path / "other.yaml").write_text(other.replace("name: net", "name: other"))
+    models = ",".join(str(tmp_path / name) for name in ("one.yaml", "other.yaml"))
+    return ["--model", models, "--evaluator", "table", "--budget", "20", "-q", "--out", str(tmp_path / "run")]
+
+
+def test_several_tables_run_at_once_and_pay_their_transfers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*_two(tmp_path), "--objective", "makespan", "--json"]) == 0
+    # The cpu does both first operators and the gpu, which waits for them, both second ones: 2 + (1 + 3) + (1 + 3) ms;
+    # or one of the two is whole on a processor: on the gpu it takes 8 ms, and the other one 11 ms on the cpu.
+    found = json.loads(capsys.readouterr().out)["best"]["latency_ms"]["median"]
+    assert found == pytest.approx(10.0)
+    hot = [*_two(tmp_path), "--state", "usual:", "--state", "hot:gpu=2", "--objective", "makespan", "--json"]
+    assert main(hot) == 2  # another study than the one in this folder
+    says(capsys.readouterr().err)
+    assert main([*hot, "--out", str(tmp_path / "hot")]) == 0
+    # A transfer takes as long as ever: 2 + (1 + 6) + (1 + 6) ms with the same plan; but 2 + 11 ms on the cpu where it
+    # does all but one second operator.
+    assert json.loads(capsys.readouterr().out)["best"]["latency_ms"]["median"] == pytest.approx(13.0)
+    assert main(["report", str(tmp_path / "hot")]) == 0
+
+
+def test_a_processor_keeps_what_all_models_need(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = STREAM.replace("{kind: gpu}", "{kind: gpu, memory_bytes: 100}").replace(
+        "gpu: 3.0}", "gpu: 3.0}, memory_bytes: 60"
+    )
+    words = _two(tmp_path, text)
+    (tmp_path / "one.yaml").write_text(text)
+    assert main([*words, "--objective", "makespan", "--json"]) == 0
+    # One second operator is on the cpu: 2 + 2 + 9 ms there, or the cpu does one model whole and the gpu the other.
+    assert json.loads(capsys.readouterr().out)["best"]["latency_ms"]["median"] == pytest.approx(11.0)
+
+
+def test_a_workload_of_tables_may_be_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _two(tmp_path)
+    lines = [f"  - {{model: {name}, deadline_ms: 100}}\n" for name in ("one.yaml", "other.yaml")]
+    (tmp_path / "both.yaml").write_text(f"models:\n{''.join(lines)}")
+    words = ["--model", str(tmp_path / "both.yaml"), "--evaluator", "table", "--budget", "4", "-q", "--json"]
+    assert main([*words, "--objective", "misses", "--out", str(tmp_path / "run")]) == 0
+    assert len(json.loads(capsys.readouterr().out)["workload"]["clients"]) == 2
+
+
+@pytest.mark.parametrize(
+    "other", [STREAM.replace("{kind: cpu}", "{kind: cpu, count: 2}"), STREAM.replace("gpu: 3.0", "gpu: 4.0")]
+)
+def test_tables_that_do_not_go_together(tmp_path: Path, capsys: pytest.CaptureFixture[str], other: str) -> None:
+    words = _two(tmp_path, other)
+    if "count" not in other:
+        (tmp_path / "other.yaml").write_text(other)  # whose network has the name of the first one's
+    assert main(words) == 2
+    says(capsys.readouterr().err)
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -17,9 +17,9 @@ from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.graphs.dag import best_plan
 from optimizer.exact.graphs.graph_costs import GraphCosts, makespan_s, simulate
 from optimizer.exact.graphs.segment_model import solve_segment
-from optimizer.exact.graphs.segment_plans import list_schedule, segment_cost
+from optimizer.exact.graphs.segment_plans import SegmentCosts, improved, list_schedule, segment_cost
 from optimizer.exact.graphs.segment_search import Problem, search_segment
-from optimizer.exact.graphs.segments import segments
+from optimizer.exact.graphs.segments import Segment, segments
 from search_spaces.core.errors import InfeasibleError, PlanError, UsageError
 from search_spaces.core.graph import Graph, Operator
 from search_spaces.core.plan import Plan, Stage, canonical
@@ -130,10 +130,11 @@ def test_segments_hold_every_operator_once_and_gates_divide_the_graph(graph: Gra
 def test_the_best_plan_of_a_chain_is_the_best_chain() -> None:
     platform = Platform("p", tuple(Processor(f"p{i}", "cpu", {}, f"p{i}") for i in range(3)))
     rng = np.random.default_rng(3)
-    transfer = np.broadcast_to(rng.gamma(1.0, 1e-3, (3, 3)) * (1 - np.eye(3)), (30, 3, 3))
-    costs = ChainCosts(platform, rng.gamma(1.0, 5e-3, (3, 30)), np.full(3, 1e-4), transfer)
-    graph = chain_graph(30)
-    found = best_plan(graph, GraphCosts.of_chain(graph, costs))
+    between = rng.gamma(1.0, 1e-3, (3, 3)) * (1 - np.eye(3))
+    operator_s, overhead_s, graph = rng.gamma(1.0, 5e-3, (3, 30)), np.full(3, 1e-4), chain_graph(30)
+    costs = ChainCosts(platform, operator_s, overhead_s, np.broadcast_to(between, (30, 3, 3)))
+    tensors = np.broadcast_to(between, (len(graph.tensors), 3, 3))
+    found = best_plan(graph, GraphCosts(platform, operator_s, overhead_s, tensors))
     assert found.makespan_s == pytest.approx(best_chains(costs, 30)[0].cost_s)
     assert canonical(found.plan, graph, platform) == found.plan
     assert found.proven
@@ -199,3 +200,29 @@ def test_a_reader_that_has_run_is_no_longer_waited_for() -> None:
     plan, bound_s = search_segment(problem, segment.operators, 2.2e-3, time.monotonic() + 60.0)
     assert plan is not None
     assert plan.cost_s == bound_s == pytest.approx(2.1e-3)
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=5, deadline=None)
+def test_a_large_graph_takes_no_longer_than_its_list_schedule(seed: int) -> None:
+    rng, count = np.random.default_rng(seed), 60
+    tensors = tuple(tensor(4, name=f"t{i}") for i in range(count + 1))
+    reads = [
+        sorted({int(i) for i in rng.integers(max(0, o - 8), o, rng.integers(1, 4))}) if o else [] for o in range(count)
+    ]
+    operators = [Operator("ADD", tuple(i + 1 for i in r) or (0,), (o + 1,)) for o, r in enumerate(reads)]
+    read = {i for r in reads for i in r}
+    graph = Graph("large", tensors, tuple(operators), (0,), tuple(o + 1 for o in range(count) if o not in read))
+    platform = Platform("four", tuple(Processor(f"cpu{i}", "cpu", {f"core{i}": 1.0}, f"kind{i}") for i in range(4)))
+    costs = GraphCosts(
+        platform, rng.uniform(1.0, 4.0, (4, count)), rng.uniform(0.0, 0.3, 4), rng.uniform(0.0, 0.5, (count + 1, 4, 4))
+    )
+    whole = Segment(None, tuple(range(count)), None)
+    known = list_schedule(graph, costs, whole, None, None)
+    assert known is not None
+    better = improved(SegmentCosts(graph, costs, whole, None), None, known, 0.2)
+    assert better.cost_s <= known.cost_s
+    stages = (Stage(operators, platform.processors[on].name) for operators, on in better.stages)
+    assert makespan_s(graph, costs, Plan(graph.digest, tuple(stages))) == pytest.approx(better.cost_s)
+    found = best_plan(graph, costs, 1.0)
+    assert found.bound_s <= found.makespan_s <= known.cost_s * (1 + 1e-12)

@@ -98,7 +98,7 @@ def test_ranks_that_are_none_of_the_space_are_reported() -> None:
     with fails(PlanError):
         SPACE.ranks.which(replace(found, ranks=((), (), SETS[0][0])))
     with fails(RunFolderError):
-        Variants.from_json({"variants": [[{"ranks": [[1]]}]]})
+        Variants.from_json({"of": [[{"ranks": [[1]]}]]})
 
 
 def problem_of(**values: str) -> tuple[Problem, CostModelEvaluator]:
