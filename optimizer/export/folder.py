@@ -35,7 +35,7 @@ from optimizer.files import disk_errors, write_atomic, write_json
 from optimizer.report.data import Study, read_study, recorded_platform
 from optimizer.report.markdown import escaped
 from optimizer.report.viewers import node_data
-from optimizer.tools.execute import open_problem
+from optimizer.tools.execute import open_workload
 from search_spaces.core.bounded import parsed_json, read_bounded
 from search_spaces.core.errors import RunFolderError, UsageError, printable
 from search_spaces.core.graph import Graph, Tensor
@@ -201,10 +201,13 @@ def _write_several(study: Study, out: Path) -> dict[str, Any]:
             _link(file, out / file.parent.name / file.name)
         document: dict[str, Any] = parsed_json(read_bounded(best / "plan.json"))
     else:
-        with open_problem(study.path) as (_, problem, plan):
-            platform = _usual(problem.platform)
-            models = _Models(problem.workload, problem.joined, platform, Lowerings(problem.joined, platform))
-            write_workload(cast("LitertWorkload", models), out, plan)
+        run, out = study.path.resolve(), out.resolve()
+        with open_workload(run) as workload:  # perhaps in another folder, from where the models are read
+            joined, platform = read_study(run).joined, _usual(study.platform)
+            if joined is None:
+                raise RunFolderError(f"{study.path}: {study.missing}", "stage files are cut from the study's models")
+            models = _Models(workload, joined, platform, Lowerings(joined, platform))
+            write_workload(cast("LitertWorkload", models), out, study.best)
         document = parsed_json(read_bounded(out / "plan.json"))
     found = study.result["workload"]["outcomes"]["best"]
     names = ("instances_ms", "mean_ms", "makespan_ms")
@@ -462,8 +465,8 @@ def _add_target(target: str, study: Study, document: Mapping[str, Any], out: Pat
         return ""
     if target == "android":
         write_atomic(out / "run.sh", (_HERE / "run.sh").read_bytes())
-        kinds = {p["kind"] for p in document["platform"]["processors"]}
-        by = "Android's NDK" if kinds - {"cpu"} else "Debian's g++-aarch64-linux-gnu, or Android's NDK"
+        cpus = all(p["kind"] == "cpu" for p in document["platform"]["processors"])
+        by = "Debian's g++-aarch64-linux-gnu, or Android's NDK" if cpus else "Android's NDK"
         return (
             f"- On a phone: `adb push FOLDER/. {_ON_PHONE} && adb shell sh {_ON_PHONE}/run.sh`, once `run_plan` and\n"
             f"  `libLiteRt.so` for it lie here: the head of `CMakeLists.txt` has the command, which takes {by}."

@@ -29,12 +29,12 @@ def test_from_a_phone_to_a_plan_that_runs_there(
         assert "the evaluator returns no outputs" in capsys.readouterr().out
         assert main(["export", str(run), "--target", "android", "--out", str(plan)]) == 0
         assert "\nmissing: run_plan, libLiteRt.so; " in capsys.readouterr().out
-        for file in ("run_plan", "libLiteRt.so"):
-            (plan / file).touch()
+        for name in ("run_plan", "libLiteRt.so"):
+            (plan / name).touch()
         assert main(["export", str(run), "--target", "android", "--out", str(plan), "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["missing"] == []  # what was built is kept
-        for file in ("run_plan", "libLiteRt.so"):
-            (plan / file).unlink()
+        for name in ("run_plan", "libLiteRt.so"):
+            (plan / name).unlink()
 
         phone = Phone(SERIAL, "127.0.0.1", server.server_address[1])
         server.run(["mkdir", "-p", THERE])

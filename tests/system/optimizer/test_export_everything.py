@@ -37,7 +37,7 @@ from search_spaces.spaces.registry import FREEDOMS, make_space
 from tests.composition import install_example
 from tests.support.adb_server import phone_in_farm
 from tests.support.commands import SEARCHED
-from tests.support.remote_agents import agent_here
+from tests.support.remote_agents import agent_here, agent_process
 
 pytestmark = [pytest.mark.litert, pytest.mark.usefixtures("elsewhere")]
 MODEL = "squeezenet1_1@0.25/64+spectrum"
@@ -258,6 +258,23 @@ def test_several_models_compute_what_execute_computes(words: list[str]) -> None:
     program = [sys.executable, "-I", "several/export/run_plan.py", "--runs", "2"]
     output = subprocess.run(program, capture_output=True, text=True, check=True).stdout
     assert output.count(" ms, expected were ") == 2
+
+
+def test_several_models_of_a_device_that_is_gone_are_exported_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = load(MODEL).source
+    assert source is not None
+    shutil.copy(source.path, "net.tflite")
+    several = ["net.tflite*2", "--processors", "cpu0,cpu1", "--budget", "2", "-q", "--out", "several"]
+    with agent_process(tmp_path / "device", "litert") as (_, address):
+        assert main([*several, "--evaluator", "remote", "--device", address]) in SEARCHED
+    monkeypatch.chdir(tmp_path.parent)
+    there = Path(tmp_path.name)
+    assert main(["export", str(there / "several"), "--out", str(there / "out")]) == 0
+    with models_of(there / "out")(there / "out") as mine:
+        assert all(mine.run().values())
+        assert not mine.failures
 
 
 def _alone(folder: Path) -> Path:
