@@ -255,6 +255,7 @@ def test_kernels_of_custom_operators(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "\nmissing: custom_ops.so; " in capsys.readouterr().out
     assert "the kernels of Twice beside the stage files" in (out / "export" / "README.md").read_text()
     assert " custom=Twice:1" in (out / "export" / "plan.txt").read_text()
+    assert str(library) not in Path("/proc/self/maps").read_text()  # processes of their own have loaded it
     with fails(StartError):
         RunPlan(out / "export")
     shutil.copy(library, out / "export" / CUSTOM_OPS)
