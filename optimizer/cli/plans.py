@@ -15,7 +15,7 @@ def execute(parser: Parser, arguments: list[str]) -> int:
     add = parser.add_argument
     add("plan", metavar="PLAN", help="a run folder, or a plan.json")
     add("--input", metavar="FILE", type=Path, help="inputs: .npy, or .npz with a name for each")
-    add("--custom-ops", metavar="LIBRARY", type=Path, help="a library with kernels of custom operators")
+    _add_custom_ops(parser)
     add("--stream", action="store_true", help="stream inferences: successive ones overlap")
     add_common(add)
     options = parser.read(arguments)
@@ -29,9 +29,14 @@ def execute(parser: Parser, arguments: list[str]) -> int:
     return 0 if found.accepted else UnavailableError.exit_code
 
 
+def _add_custom_ops(parser: Parser) -> None:
+    parser.add_argument("--custom-ops", metavar="LIBRARY", type=Path, help="a library with kernels of custom operators")
+
+
 def compare(parser: Parser, arguments: list[str]) -> int:
     """Compare the plans of two runs: which is faster, and by how much."""
     parser.add_argument("runs", metavar="RUN", nargs=2, help="a run folder, or a plan.json")
+    _add_custom_ops(parser)
     add_common(parser.add_argument, quiet=True)
     options = parser.read(arguments)
     from optimizer.tools.compare import compare_runs
@@ -40,7 +45,8 @@ def compare(parser: Parser, arguments: list[str]) -> int:
         if not options.quiet:
             tell(f"optimize: {text}")
 
-    print(compare_runs(*options.runs, as_json=options.json, progress=progress))
+    allow(str(options.custom_ops or ""))
+    print(compare_runs(*options.runs, as_json=options.json, custom_ops=options.custom_ops, progress=progress))
     return 0
 
 

@@ -35,7 +35,7 @@ from optimizer.files import disk_errors, write_atomic, write_json
 from optimizer.report.data import Study, read_study, recorded_platform
 from optimizer.report.markdown import escaped
 from optimizer.report.viewers import node_data
-from optimizer.tools.execute import open_problem
+from optimizer.tools.execute import open_workload
 from search_spaces.core.bounded import parsed_json, read_bounded
 from search_spaces.core.errors import RunFolderError, UsageError, printable
 from search_spaces.core.graph import Graph, Tensor
@@ -58,6 +58,9 @@ _SCHEDULER = "scheduler.py"
 _TARGET_FILES = ("run.sh", "openvino_plan.py", "onnx_plan.py", "placement.json", "partition.json")
 _OURS = (WHOLE, "plan.txt", INPUTS, PLAIN_INPUTS, _SCHEDULER, *_TARGET_FILES, *_CC)
 _ON_PHONE = "/data/local/tmp/plan"
+_BUILT = ("run_plan", "libLiteRt.so")
+"""What a phone runs beside the files of a plan; a person builds it."""
+
 _USUAL = {"gpu": {"precision": "f16", "adapter": ""}}
 """Options of a device's processors that its description may leave out, by kind."""
 
@@ -69,23 +72,29 @@ class Exported:
     Attributes:
         files: names, sorted.
         fallback: the processor on which the runner in Python can run the whole model; None where none was asked for.
+        missing: names of files that the plan needs to run and that are built for its device.
     """
 
     folder: Path
     files: tuple[str, ...]
     fallback: str | None
+    missing: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``--json``."""
         fallback = None if self.fallback is None else {"processor": self.fallback}
-        return {"schema_version": 1, "folder": str(self.folder), "files": self.files, "fallback": fallback}
+        found = {"folder": str(self.folder), "files": self.files, "fallback": fallback, "missing": self.missing}
+        return {"schema_version": 1} | found
 
     @property
     def text(self) -> str:
         """What a person reads."""
-        phone = f"adb push {self.folder} {_ON_PHONE} && adb shell sh {_ON_PHONE}/run.sh"
+        phone = f"adb push {self.folder}/. {_ON_PHONE} && adb shell sh {_ON_PHONE}/run.sh"
         how = phone if "run.sh" in self.files else f"python {self.folder / 'run_plan.py'}"
-        lines = [f"{self.folder}: {', '.join(self.files)}", f"time it with: {how}"]
+        lines = [f"{self.folder}: {', '.join(self.files)}"]
+        if self.missing:
+            lines.append(f"missing: {', '.join(self.missing)}; README.md of the folder tells how to build them")
+        lines.append(f"time it with: {how}")
         if self.fallback is not None:
             lines.append(f"compare it with the whole model on {self.fallback}: add --fallback")
         return "\n".join(lines)
@@ -153,10 +162,13 @@ def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "l
             write_atomic(out / name, (_HERE / name).read_bytes())
         if several:
             write_atomic(out / _SCHEDULER, _queue_law().encode())
-        more = "\n".join(filter(None, (_kernels_wanted(out), _add_target(target, study, document, out))))
+        custom = _custom_operators(out)
+        more = "\n".join(filter(None, (_kernels_wanted(custom), _add_target(target, study, document, out))))
         write_atomic(out / "README.md", printable(_readme(study, document, more)).encode())
     written = tuple(sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()))
-    return Exported(out, written, document["fallback"]["processor"]["name"] if fallback else None)
+    needed = (*(_BUILT if target == "android" else ()), *([CUSTOM_OPS] if custom else ()))
+    missing = tuple(name for name in needed if name not in written)
+    return Exported(out, written, document["fallback"]["processor"]["name"] if fallback else None, missing)
 
 
 def _check_deployment(best: Path) -> None:
@@ -189,10 +201,13 @@ def _write_several(study: Study, out: Path) -> dict[str, Any]:
             _link(file, out / file.parent.name / file.name)
         document: dict[str, Any] = parsed_json(read_bounded(best / "plan.json"))
     else:
-        with open_problem(study.path) as (_, problem, plan):
-            platform = _usual(problem.platform)
-            models = _Models(problem.workload, problem.joined, platform, Lowerings(problem.joined, platform))
-            write_workload(cast("LitertWorkload", models), out, plan)
+        run, out = study.path.resolve(), out.resolve()
+        with open_workload(run) as workload:  # perhaps in another folder, from where the models are read
+            joined, platform = read_study(run).joined, _usual(study.platform)
+            if joined is None:
+                raise RunFolderError(f"{study.path}: {study.missing}", "stage files are cut from the study's models")
+            models = _Models(workload, joined, platform, Lowerings(joined, platform))
+            write_workload(cast("LitertWorkload", models), out, study.best)
         document = parsed_json(read_bounded(out / "plan.json"))
     found = study.result["workload"]["outcomes"]["best"]
     names = ("instances_ms", "mean_ms", "makespan_ms")
@@ -211,11 +226,15 @@ def _write_inputs(folder: Path) -> None:
     write_atomic(folder / PLAIN_INPUTS, b"".join(array.tobytes() for array in read_inputs(kept, ports)))
 
 
-def _kernels_wanted(out: Path) -> str:
-    """Return what the folder's README says of custom operators, "" where there are none."""
+def _custom_operators(out: Path) -> list[str]:
+    """Return the names of the plan's custom operators."""
     plans = (parsed_json(read_bounded(path)) for path in (out / "plan.json", *out.glob("model_*/plan.json")))
     entries = (entry for plan in plans for entry in plan.get("files", ()))
-    names = sorted({name for entry in entries for name, _ in entry.get("custom_operators", ())})
+    return sorted({name for entry in entries for name, _ in entry.get("custom_operators", ())})
+
+
+def _kernels_wanted(names: Sequence[str]) -> str:
+    """Return what the folder's README says of custom operators, "" where there are none."""
     told = ", ".join(map(escaped, names))
     return f"- Put the library with the kernels of {told} beside the stage files, as `{CUSTOM_OPS}`." if names else ""
 
@@ -446,9 +465,11 @@ def _add_target(target: str, study: Study, document: Mapping[str, Any], out: Pat
         return ""
     if target == "android":
         write_atomic(out / "run.sh", (_HERE / "run.sh").read_bytes())
+        cpus = all(p["kind"] == "cpu" for p in document["platform"]["processors"])
+        by = "Debian's g++-aarch64-linux-gnu, or Android's NDK" if cpus else "Android's NDK"
         return (
-            f"- On a phone: `adb push FOLDER {_ON_PHONE} && adb shell sh {_ON_PHONE}/run.sh`, once\n"
-            "  `run_plan` and `libLiteRt.so` for it lie here; the head of `CMakeLists.txt` has the command."
+            f"- On a phone: `adb push FOLDER/. {_ON_PHONE} && adb shell sh {_ON_PHONE}/run.sh`, once `run_plan` and\n"
+            f"  `libLiteRt.so` for it lie here: the head of `CMakeLists.txt` has the command, which takes {by}."
         )
     if "clients" in document:
         raise RunFolderError(f"{study.path}: {target} has no word for several models in one plan", "leave --target out")

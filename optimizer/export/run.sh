@@ -8,4 +8,9 @@ for file in run_plan libLiteRt.so; do
   fi
 done
 chmod +x run_plan
+loader=glibc/ld-linux-aarch64.so.1 # of a runner that was built for Linux
+if [ -f "$loader" ]; then
+  chmod +x "$loader"
+  exec "./$loader" --library-path glibc:. ./run_plan . "$@"
+fi
 LD_LIBRARY_PATH=".:$LD_LIBRARY_PATH" exec ./run_plan . "$@"

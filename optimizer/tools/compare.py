@@ -23,6 +23,7 @@ from optimizer.report.console import UNDECIDED, interval_ms, slower_text
 from optimizer.tools.execute import has_several, is_predicted, plan_of, reloaded, reloaded_workload, study_of
 from search_spaces.core.errors import RunFolderError, UnavailableError
 from search_spaces.core.graph import Graph
+from search_spaces.models.source import check_custom_ops
 
 _POLICY = FinalPolicy(max_s=20.0)
 
@@ -76,12 +77,20 @@ def _measure_workload(runner: WorkloadRunner, n: int, stop_above_s: float) -> Ba
     return Batch(np.array(values), np.array(values)[:, None])
 
 
-def compare_runs(first: str, second: str, *, as_json: bool, progress: Callable[[str], None] = lambda _: None) -> str:
+def compare_runs(
+    first: str,
+    second: str,
+    *,
+    as_json: bool,
+    custom_ops: Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> str:
     """Compare the best plans of two run folders (or two ``plan.json``) and return what to print.
 
     Plans of several models are compared by the mean of their models' latencies.
 
     Args:
+        custom_ops: a library with kernels of custom operators.
         progress: told once a round.
 
     Raises:
@@ -89,8 +98,10 @@ def compare_runs(first: str, second: str, *, as_json: bool, progress: Callable[[
         RunFolderError: the plans are for different models (a model and its rewrites are one) or predicted for different
             devices, or only one is predicted.
     """
+    if custom_ops is not None:
+        check_custom_ops(custom_ops)
     with ExitStack() as stack:
-        one, other = (_source(plan_of(run), stack) for run in (first, second))
+        one, other = (_source(plan_of(run), stack, custom_ops) for run in (first, second))
         if one.content != other.content and one.interface != other.interface:
             names = " and ".join(source.interface[0] for source in (one, other))
             raise RunFolderError(f"the two runs are of different models ({names})", "compare runs of one model")
@@ -138,7 +149,7 @@ def compare_runs(first: str, second: str, *, as_json: bool, progress: Callable[[
     return "\n".join(lines)
 
 
-def _source(path: Path, stack: ExitStack) -> _Source:
+def _source(path: Path, stack: ExitStack, custom_ops: Path | None) -> _Source:
     """Return where a plan comes from; what it opens is closed with the stack."""
     running: list[Any] = []
     if is_workload_plan(path):
@@ -162,7 +173,7 @@ def _source(path: Path, stack: ExitStack) -> _Source:
         deployed = read_deployment(path)
 
         def load() -> Candidate:
-            runner = PlanRunner(path)
+            runner = PlanRunner(path, custom_ops=custom_ops)
             runner.run_seeded()
             running.append(runner)
             return _FromFiles(runner, running, runner.measure)

@@ -293,6 +293,22 @@ def reloaded(run: Path) -> Iterator[Reloaded]:
 
 
 @contextmanager
+def open_workload(run: Path, *names: str) -> Iterator[Workload]:
+    """Yield what a study of several models asks of them, where the study ran if its models lie there.
+
+    Args:
+        names: of more files that the study named.
+
+    Raises:
+        RunFolderError: it cannot be read.
+    """
+    path = run.resolve() / "best" / _WORKLOAD
+    workload = _workload(path)
+    with _where(path, [*(client.model for client in workload.clients), *names]):
+        yield workload
+
+
+@contextmanager
 def open_problem(run: Path) -> Iterator[tuple[Evaluator, Problem, Plan]]:
     """Read again what a study of several models was about; yield its evaluator, that, and its best plan.
 
@@ -301,8 +317,8 @@ def open_problem(run: Path) -> Iterator[tuple[Evaluator, Problem, Plan]]:
         PlanError: the plan is damaged.
     """
     run = run.resolve()
-    config, workload = _config(run), _workload(run / "best" / _WORKLOAD)
-    with _where(run / "best" / _WORKLOAD, [*(c.model for c in workload.clients), str(config.platform or "")]):
+    config = _config(run)
+    with open_workload(run, str(config.platform or "")) as workload:
         evaluator, plan = make_evaluator(config.evaluator), _plan(run / "best" / "plan.json")
         problem = read_problem(config, evaluator, workload)
         manifest = read_manifest(run) or {"fixed": {}}

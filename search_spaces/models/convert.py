@@ -18,6 +18,7 @@ import hashlib
 import os
 import re
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -60,23 +61,25 @@ class Converter:
         packages: distributions that it needs, beside ai-edge-litert.
         program: a command of theirs; on the search path it tells of an environment that has them, other than this one.
         install: the command that installs them.
-        command: converts by hand, with ``{source}`` for the model.
+        command: converts by hand, with ``{source}`` for the model, quoted for a shell.
+        file: what the command writes; ``{stem}`` stands for the source's name without its ending.
     """
 
     packages: tuple[str, ...]
     program: str
     install: str
     command: str
+    file: str = "net.tflite"
 
 
 _EXTRA = "pip install 'partition-optimizer[torch]'"
 _BY_TORCH = (
-    'python -c "import torch, litert_torch; p = torch.export.load({source!r}); '
-    "litert_torch.convert(p.module(), p.example_inputs[0]).export('net.tflite')\""
+    'python -c "import sys, torch, litert_torch; p = torch.export.load(sys.argv[1]); '
+    "litert_torch.convert(p.module(), p.example_inputs[0]).export('net.tflite')\" {source}"
 )
 _BY_NAME = (
     'python -c "import torch, {library}, litert_torch; m = {library}.{make}({name!r}).eval(); '
-    "litert_torch.convert(m, (torch.randn(1, 3, 224, 224),)).export('net.tflite')\""
+    "litert_torch.convert(m, (torch.randn(1, *{shape}),)).export('net.tflite')\""
 )
 _CONVERTERS = {
     "pt2": Converter(("litert-torch", "torch"), "", _EXTRA, _BY_TORCH),
@@ -88,13 +91,14 @@ _CONVERTERS = {
         "onnx2tf",
         "with Python 3.12, in an environment of its own whose commands are on the PATH: pip install onnx2tf",
         "onnx2tf -i {source} -o converted",
+        "converted/{stem}_float32.tflite",
     ),
     "savedmodel": Converter(
         ("tensorflow",),
         "saved_model_cli",
         "pip install tensorflow ai-edge-litert, here or where its commands are on the PATH",
-        "python -c \"import tensorflow as tf; open('net.tflite', 'wb').write("
-        'tf.lite.TFLiteConverter.from_saved_model({source!r}).convert())"',
+        "python -c \"import sys, tensorflow as tf; open('net.tflite', 'wb').write("
+        'tf.lite.TFLiteConverter.from_saved_model(sys.argv[1]).convert())" {source}',
     ),
 }
 _MAKE = {"torchvision": "models.get_model", "timm": "create_model"}
@@ -122,8 +126,7 @@ def converted(source: str, kind: str) -> Path:
     converter, digest = _CONVERTERS[kind], _digest(source, kind)
     found = _environment(converter)
     if found is None:
-        library, _, name = source.partition(":")
-        by_hand = converter.command.format(source=source, library=library, name=name, make=_MAKE.get(kind))
+        by_hand = _by_hand(source, kind)
         here = f"this is Python {sys.version_info.major}.{sys.version_info.minor}"
         raise UnavailableError(
             f"{source}: is no .tflite file, and its converter {converter.packages[0]} is not installed ({here})",
@@ -132,6 +135,16 @@ def converted(source: str, kind: str) -> Path:
     python, versions = found
     key = hashlib.sha256(f"{digest} {versions}".encode()).hexdigest()[:32]
     return cached(f"{kind}-{key}", _VERSION, lambda path: _convert(source, kind, python, path))
+
+
+def _by_hand(source: str, kind: str) -> str:
+    """Return the commands of a shell that convert a model and search what comes of it."""
+    library, _, name = source.partition(":")
+    shape = "m.default_cfg['input_size']" if kind == "timm" else _shape(name)
+    named = {"library": library, "name": name, "make": _MAKE.get(kind), "shape": shape}
+    command = _CONVERTERS[kind].command.format(source=shlex.quote(source), **named)
+    file = _CONVERTERS[kind].file.format(stem=Path(source).stem)
+    return f"{command} && optimize {shlex.quote(file)}"
 
 
 def _environment(converter: Converter) -> tuple[str, str] | None:
@@ -289,7 +302,12 @@ def _architecture(source: str) -> tuple[Any, tuple[int, ...]]:
     import torchvision
 
     module = torchvision.models.get_model(name, weights=None)
-    return _seeded(module), (3, 299, 299) if name == "inception_v3" else (3, 224, 224)
+    return _seeded(module), _shape(name)
+
+
+def _shape(name: str) -> tuple[int, ...]:
+    """Return the shape of an image for a network of torchvision."""
+    return (3, 299, 299) if name == "inception_v3" else (3, 224, 224)
 
 
 def _seeded(module: Any) -> Any:

@@ -61,6 +61,32 @@ def test_without_a_converter_the_line_tells_how_to_convert(
     assert (source if ":" not in source else repr("resnet18")) in output
 
 
+@pytest.mark.parametrize("source", ["it's 3 $(nets).onnx", "a net.pt2", "folder of 'one'"])
+def test_the_command_that_converts_is_one_that_a_shell_takes(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(convert, "_environment", lambda _: None)
+    if source.startswith("folder"):
+        Path(source).mkdir()
+        (Path(source) / "saved_model.pb").touch()
+    else:
+        Path(source).touch()
+    assert main(["inspect", source]) == 4
+    command = capsys.readouterr().err.partition("convert it yourself: ")[2].strip()
+    # Stand-ins that say what they were called with; the converters themselves need gigabytes.
+    for name in ("python", "onnx2tf", "optimize"):
+        (tmp_path / name).write_text(f"#!{sys.executable}\nimport sys; print(*sys.argv[1:], sep='\\n')\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert source in lines
+    if lines[0] == "-c":
+        compile(lines[1], "command", "exec")
+    assert lines[-1] == ("converted/it's 3 $(nets)_float32.tflite" if source.endswith("onnx") else "net.tflite")
+
+
 def converter(body: str, path: Path) -> None:
     """Write a stand-in for an interpreter that has a converter: a program that is called like one."""
     path.write_text(f"#!{sys.executable}\nimport os, sys, time\nkind, source, out = sys.argv[-3:]\n{body}\n")

@@ -249,9 +249,13 @@ def test_kernels_of_custom_operators(tmp_path: Path, capsys: pytest.CaptureFixtu
     with PlanRunner(out / "best", custom_ops=library) as runner:
         assert same(list(runner.run(values).values()), [wanted])
     assert main(["execute", str(out), "--custom-ops", str(library)]) == 0
+    assert main(["compare", str(out), str(out), "--custom-ops", str(library), "-q"]) == 0
+    capsys.readouterr()
     assert main(["export", str(out)]) == 0
+    assert "\nmissing: custom_ops.so; " in capsys.readouterr().out
     assert "the kernels of Twice beside the stage files" in (out / "export" / "README.md").read_text()
     assert " custom=Twice:1" in (out / "export" / "plan.txt").read_text()
+    assert str(library) not in Path("/proc/self/maps").read_text()  # processes of their own have loaded it
     with fails(StartError):
         RunPlan(out / "export")
     shutil.copy(library, out / "export" / CUSTOM_OPS)

@@ -28,6 +28,13 @@ def test_from_a_phone_to_a_plan_that_runs_there(
         assert main(["execute", str(run)]) == 0
         assert "the evaluator returns no outputs" in capsys.readouterr().out
         assert main(["export", str(run), "--target", "android", "--out", str(plan)]) == 0
+        assert "\nmissing: run_plan, libLiteRt.so; " in capsys.readouterr().out
+        for name in ("run_plan", "libLiteRt.so"):
+            (plan / name).touch()
+        assert main(["export", str(run), "--target", "android", "--out", str(plan), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["missing"] == []  # what was built is kept
+        for name in ("run_plan", "libLiteRt.so"):
+            (plan / name).unlink()
 
         phone = Phone(SERIAL, "127.0.0.1", server.server_address[1])
         server.run(["mkdir", "-p", THERE])
@@ -49,6 +56,13 @@ def test_from_a_phone_to_a_plan_that_runs_there(
             f". 20 .:{os.environ.get('LD_LIBRARY_PATH', '')}",
             str(len(result["best"]["plan"]["stages"])),
         ]
+        # What Debian's compiler builds for Linux brings its C library along, whose loader starts it.
+        server.run(["mkdir", "-p", f"{THERE}/glibc"])
+        stand_in.write_text('#!/bin/sh\necho "$0" "$@"\n')
+        phone.push(stand_in, f"{THERE}/glibc/ld-linux-aarch64.so.1")
+        code, out, _ = phone.shell(["sh", f"{THERE}/run.sh", "20"])
+        assert code == 0
+        assert out.decode() == "./glibc/ld-linux-aarch64.so.1 --library-path glibc:. ./run_plan . 20\n"
     processors = {
         p["name"]: p["options"] for p in json.loads((plan / "plan.json").read_text())["platform"]["processors"]
     }

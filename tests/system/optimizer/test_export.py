@@ -27,9 +27,11 @@ from optimizer.export.run_plan import Plan as RunPlan
 from search_spaces.core.plan import Plan, Share, Stage
 from search_spaces.models import load
 from search_spaces.spaces.chain import chain_plan
+from search_spaces.spaces.registry import FREEDOMS
 from tests.support.commands import SEARCHED
 from tests.support.models.tflite_models import TYPES, Net
 from tests.support.sentences import fails
+from tests.system.optimizer.test_export_everything import drawn
 
 pytestmark = pytest.mark.litert
 ROOT = Path(__file__).parents[3]
@@ -371,15 +373,11 @@ def in_cpp(program: Path, folder: Path, inputs: bytes) -> tuple[bytes, str]:
 def test_the_runner_in_cpp_computes_what_the_one_in_python_computes(runner_in_cpp: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     exported_with(run, (20,), ("cpu0", "cpu1:builtin"))
-    graph = load(MODEL)
-    rest = tuple(range(2, len(graph.operators)))
-    sides = (Share("height", 0, 6), Share("height", 6, 15))
-    split = [Stage((0, 1), processor, share) for processor, share in zip(("cpu0", "cpu1:builtin"), sides, strict=True)]
-    plans = [chain_plan(graph, (20,), ("cpu0", "cpu1:builtin")), Plan(graph.digest, (*split, Stage(rest, "cpu0")))]
-    evaluator = LitertEvaluator()
-    for plan in plans:
-        with evaluator.prepare(choose_platform(evaluator, ("cpu0", "cpu1:builtin"))) as session:
-            session.deploy(run / "best", graph, plan)
+    graph, evaluator = load(MODEL), LitertEvaluator()
+    platform = choose_platform(evaluator, ("cpu0", "cpu1:builtin"))
+    for freedom in FREEDOMS:
+        with evaluator.prepare(platform) as session:
+            session.deploy(run / "best", graph, drawn(graph, platform, freedom))
         assert main(["export", str(run)]) == 0
         with RunPlan(run / "export") as runner:
             arrays = random_inputs(runner)

@@ -4,47 +4,79 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 
+from evaluators.base import Session
 from evaluators.litert import PlanRunner, WorkloadRunner
-from evaluators.litert.session import LitertEvaluator, LitertSession
+from evaluators.litert.session import LitertEvaluator
+from evaluators.registry import make_evaluator
+from evaluators.remote.session import RemoteEvaluator
 from optimizer.cli import main
 from optimizer.devices import choose_platform
 from optimizer.export.run_plan import Plan as RunPlan
 from optimizer.report.data import read_study
+from search_spaces.core.errors import OptimizeError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
 from search_spaces.models import load
-from search_spaces.spaces.registry import make_space
-from search_spaces.spaces.space import EnumerableSpace
+from search_spaces.spaces.registry import FREEDOMS, make_space
+from tests.composition import install_example
+from tests.support.adb_server import phone_in_farm
 from tests.support.commands import SEARCHED
+from tests.support.remote_agents import agent_here, agent_process
 
 pytestmark = [pytest.mark.litert, pytest.mark.usefixtures("elsewhere")]
-MODEL = "squeezenet1_1@0.25/64"
+MODEL = "squeezenet1_1@0.25/64+spectrum"
+INPUT = np.random.default_rng(0).standard_normal((1, 64, 64, 3), dtype=np.float32)  # as the example's board has it
 EVERY = ("--allow", "cuts,branches,splits,ranks", "--max-error", "0.9")
-HERE = ("cpu0", "cpu1", "cpu1:builtin")
+Opened = tuple[Session, Platform]
 PIXEL4 = ("--evaluator", "cost-model", "--platform", "pixel4", "--processors")
 
 
-@pytest.fixture(scope="module")
-def here() -> Iterator[LitertSession]:
+@contextmanager
+def litert(*names: str) -> Iterator[Opened]:
     evaluator = LitertEvaluator()
-    with evaluator.prepare(choose_platform(evaluator, HERE)) as session:
-        yield session
+    platform = choose_platform(evaluator, names)
+    with evaluator.prepare(platform) as session:
+        yield session, platform
 
 
-@pytest.fixture(scope="module")
-def space() -> EnumerableSpace:
-    return make_space("cuts,branches,splits,ranks", load(MODEL), choose_platform(LitertEvaluator(), HERE), 4)
+@contextmanager
+def remote(folder: Path) -> Iterator[Opened]:
+    evaluator = RemoteEvaluator()
+    with agent_here(LitertEvaluator(), folder) as (_, served):
+        evaluator.at(served.address)
+        platform = choose_platform(evaluator, ("cpu0", "cpu1"))
+        with evaluator.prepare(platform) as session:
+            yield session, platform
+
+
+@contextmanager
+def example(folder: Path) -> Iterator[Opened]:
+    """Open a session of the plug-in that the guide has as an example."""
+    folder.mkdir()
+    install_example(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        evaluator = make_evaluator("example")
+        platform = evaluator.platform()
+        with evaluator.prepare(platform) as session:
+            yield session, platform
 
 
 @pytest.fixture(scope="module")
@@ -55,61 +87,125 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def bits(outputs: Any) -> dict[str, bytes]:
-    return {name: value.tobytes() for name, value in outputs.items()}
+def bits(outputs: Any) -> list[bytes]:
+    return [value.tobytes() for value in outputs]
 
 
-@settings(
-    max_examples=5,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(data=st.data())
-def test_plans_of_every_freedom_compute_what_execute_computes(
-    data: st.DataObject, here: LitertSession, space: EnumerableSpace, run: Path
-) -> None:
-    plan = space.plan_at(data.draw(st.integers(0, space.cardinality() - 1)))
-    shutil.rmtree(run / "best")
-    (run / "best").mkdir()
-    here.deploy(run / "best", load(MODEL), plan)
+def uses(plan: Plan, freedom: str, graph: Graph) -> bool:
+    """Return whether a plan does what a freedom allows, on more than one processor."""
+    borders = [graph.boundary(stage.operators) for stage in plan.stages]
+    used = {
+        "cuts": len(plan.stages) > 1,
+        "branches": any(not {*a.outputs} & {*b.inputs} for a, b in pairwise(borders)),  # these run side by side
+        "splits": plan.is_split,
+        "ranks": bool(plan.ranks),
+    }
+    return used[freedom] and len(plan.by_processor()) > 1
+
+
+def drawn(graph: Graph, platform: Platform, freedom: str) -> Plan:
+    """Return a plan that uses a freedom."""
+    allow = ",".join(dict.fromkeys(("cuts", freedom)))
+    space, rng = make_space(allow, graph, platform, 4), random.Random(0)
+    plans = (space.plan_at(rng.randrange(space.cardinality())) for _ in range(1000))
+    return next(plan for plan in plans if uses(plan, freedom, graph))
+
+
+def exported(run: Path, kernels: Mapping[str, str]) -> list[bytes]:
+    """Export a run; return what its runner computes, with processors of this machine in the place of others.
+
+    Args:
+        kernels: of the others by name, the kernels of this machine that compute what they would.
+    """
     assert main(["export", str(run)]) == 0
-    with PlanRunner(run / "best") as runner:
-        inputs = _seeded(runner)
-        wanted = runner.run(inputs)
-    with RunPlan(run / "export") as mine:
-        assert bits(mine.run(inputs)) == bits(wanted)
+    document = json.loads((run / "export" / "plan.json").read_text())
+    for processor in document["platform"]["processors"]:
+        if processor["name"] in kernels:
+            processor |= {"kind": "cpu", "options": {"threads": 1, "kernels": kernels[processor["name"]]}}
+    (run / "export" / "plan.json").write_text(json.dumps(document))
+    with RunPlan(run / "export") as plan:
+        return bits(plan.run(INPUT).values())
+
+
+BOARD = {"cpu": "xnnpack", "dsp": "builtin"}  # the kernels of the example's processors
+WITH_FILES: dict[str, tuple[Callable[[Path], AbstractContextManager[Opened]], Mapping[str, str], Sequence[str]]] = {
+    "litert": (lambda _: litert("cpu0", "cpu1:builtin"), {}, FREEDOMS),
+    "openvino": (lambda _: litert("cpu0", "cpu1:openvino"), {}, FREEDOMS),
+    "remote": (remote, {}, FREEDOMS),
+    "example": (example, BOARD, ("cuts", "ranks")),  # its processors run one at a time
+}
+
+
+@pytest.mark.parametrize("freedom", FREEDOMS)
+@pytest.mark.parametrize("name", WITH_FILES)
+def test_plans_that_evaluators_deploy_compute_what_execute_computes(
+    name: str, freedom: str, run: Path, tmp_path: Path
+) -> None:
+    opened, kernels, freedoms = WITH_FILES[name]
+    if name == "openvino":
+        pytest.importorskip("openvino")
+    graph = load(MODEL)
+    with opened(tmp_path / "device") as (session, platform):
+        if freedom not in freedoms:
+            with pytest.raises(OptimizeError, match="require two processors"):
+                drawn(graph, platform, freedom)
+            return
+        plan = drawn(graph, platform, freedom)
+        shutil.rmtree(run / "best")
+        (run / "best").mkdir()
+        session.deploy(run / "best", graph, plan)
+        if kernels:  # LiteRT here has no such processors, so that the board itself is asked
+            board = [sys.executable, "-m", "example_evaluator.board", str(run / "best")]
+            answer = subprocess.run(board, input="1 inf\noutputs\n", capture_output=True, text=True, check=True).stdout
+            wanted = bits(np.array(each, np.float32) for each in json.loads(answer.splitlines()[1])["outputs"])
+        else:
+            with PlanRunner(run / "best") as runner:
+                wanted = bits(runner.run(INPUT).values())
+    assert exported(run, kernels) == wanted
     for file in (run / "best").glob("stage_*.tflite"):
         assert file.samefile(run / "export" / file.name)  # weights are there once
 
 
-def _seeded(runner: PlanRunner) -> dict[str, np.ndarray[Any, Any]]:
-    from evaluators.litert.tensors import model_inputs
-
-    return dict(zip(runner.inputs, model_inputs(runner.deployment.graph, 0), strict=True))
-
-
-CASES = {
-    "cost-model": [*PIXEL4, "1large,1small", *EVERY],
-    "synthetic": ["--evaluator", "synthetic"],
+# The processors of each device, as the names under which this machine has ones with the same kernels.
+WITHOUT_FILES: dict[str, tuple[Sequence[str], Mapping[str, str]]] = {
+    "cost-model": (
+        ("--evaluator", "cost-model", "--platform", "pixel4", "--processors", "1large,1small,gpu"),
+        {"1large": "cpu0", "1small": "cpu1", "gpu": "cpu1:builtin"},
+    ),
+    "synthetic": (("--evaluator", "synthetic"), {"cpu": "cpu1", "cpu0": "cpu0", "cpu1": "cpu1:builtin"}),
+    "adb": (("--evaluator", "adb", "--device", "pixel"), {"big": "cpu0", "gpu": "cpu1:builtin"}),
 }
 
 
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.fixture(scope="module", params=WITHOUT_FILES)
+def elsewhere_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A study of each device that is not here."""
+    folder = tmp_path_factory.mktemp("there")
+    words = [MODEL, *WITHOUT_FILES[request.param][0], "--allow", "cuts", "--max-stages", "1", "--budget", "1", "-q"]
+    with pytest.MonkeyPatch.context() as patch, phone_in_farm(folder, patch):
+        assert main([*words, "--out", str(folder / "run")]) == 0
+        assert main(["execute", str(folder / "run")]) == 0
+    return request.param, folder / "run"
+
+
+@pytest.mark.parametrize("freedom", FREEDOMS)
 def test_files_for_another_device_compute_what_files_for_this_one_do(
-    name: str, tmp_path: Path, here: LitertSession
+    elsewhere_run: tuple[str, Path], freedom: str, tmp_path: Path
 ) -> None:
-    assert main([f"{MODEL}+spectrum", *CASES[name], "--budget", "4", "-q", "--out", "there"]) == 0
-    assert main(["export", "there"]) == 0
-    assert main(["execute", "there"]) == 0
-    study = read_study(Path("there"))
+    name, there = elsewhere_run
+    names = WITHOUT_FILES[name][1]
+    study = read_study(there)
     assert study.graph is not None
-    processors = dict(zip(dict.fromkeys(s.processor for s in study.best.stages), HERE, strict=False))
-    mapped = replace(study.best, stages=tuple(replace(s, processor=processors[s.processor]) for s in study.best.stages))
-    assert len(processors) <= 2
-    here.deploy(tmp_path, study.graph, mapped)
-    with PlanRunner(tmp_path) as runner, RunPlan("there/export") as mine:
-        inputs = _seeded(runner)
-        assert bits(mine.run(inputs)) == bits(runner.run(inputs))
+    plan = drawn(study.graph, study.platform, freedom)
+    result = json.loads((there / "result.json").read_text())
+    result["best"] |= {"plan": plan.to_json(), "stage_ms": None}
+    (there / "result.json").write_text(json.dumps(result))
+    kernels = {n: "builtin" if here.endswith(":builtin") else "xnnpack" for n, here in names.items()}
+    mapped = replace(plan, stages=tuple(replace(s, processor=names[s.processor]) for s in plan.stages))
+    with litert(*names.values()) as (session, _):
+        session.deploy(tmp_path, study.graph, mapped)
+    with PlanRunner(tmp_path) as runner:
+        assert exported(there, kernels) == bits(runner.run(INPUT).values())
 
 
 def models_of(folder: Path) -> Any:
@@ -146,7 +242,7 @@ def test_several_models_compute_what_execute_computes(words: list[str]) -> None:
             took = mine.run()
         assert not mine.failures
         assert all(seconds is not None and seconds > 0 for each in took.values() for seconds in each)
-        found = {name: b"".join(bits(mine.outputs(name)).values()) for name in given}
+        found = {name: b"".join(bits(mine.outputs(name).values())) for name in given}
     assert found[f"{MODEL} 1"] != found[f"{MODEL} 2"]
     for name, arrays in given.items():
         if Path("several/best/model_0").exists():
@@ -162,6 +258,23 @@ def test_several_models_compute_what_execute_computes(words: list[str]) -> None:
     program = [sys.executable, "-I", "several/export/run_plan.py", "--runs", "2"]
     output = subprocess.run(program, capture_output=True, text=True, check=True).stdout
     assert output.count(" ms, expected were ") == 2
+
+
+def test_several_models_of_a_device_that_is_gone_are_exported_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = load(MODEL).source
+    assert source is not None
+    shutil.copy(source.path, "net.tflite")
+    several = ["net.tflite*2", "--processors", "cpu0,cpu1", "--budget", "2", "-q", "--out", "several"]
+    with agent_process(tmp_path / "device", "litert") as (_, address):
+        assert main([*several, "--evaluator", "remote", "--device", address]) in SEARCHED
+    monkeypatch.chdir(tmp_path.parent)
+    there = Path(tmp_path.name)
+    assert main(["export", str(there / "several"), "--out", str(there / "out")]) == 0
+    with models_of(there / "out")(there / "out") as mine:
+        assert all(mine.run().values())
+        assert not mine.failures
 
 
 def _alone(folder: Path) -> Path:
