@@ -200,7 +200,7 @@ def read_agreement(content: Any) -> Agreement:
     if top1 is not None:
         changed, of = top1
         if not isinstance(changed, int) or not isinstance(of, int):
-            raise TypeError(f"{top1!r} are no counts")
+            raise TypeError(f"{top1!r} are not counts")
         top1 = changed, of
     return Agreement(
         identical=bool(content["identical"]),

@@ -139,7 +139,12 @@ def choose_platform(
         elif reduced and evaluator.capabilities.reduced:
             platform = replace(platform, processors=(*platform.processors, *evaluator.reduced()))
     if allow_fallback:
-        platform = replace(platform, processors=tuple(map(with_cpu, platform.processors)))
+        processors = tuple(map(with_cpu, platform.processors))
+        if processors == platform.processors:
+            raise UsageError(
+                "--allow-fallback has no effect: no accelerator is among the processors", "name one with --processors"
+            )
+        platform = replace(platform, processors=processors)
     return replace(platform, processors=tell_apart(platform.processors))
 
 

@@ -269,7 +269,7 @@ def warm(candidate: Candidate) -> float:
     candidate.run(1)
     latency_s = candidate.run(2).latency_s
     if not np.all(np.isfinite(latency_s)):
-        raise UnavailableError("the device returned times that are no numbers")
+        raise UnavailableError("the device returned times that are not numbers")
     return max(1e-7, float(latency_s.min()))
 
 

@@ -294,7 +294,7 @@ def _fit_kernel(
             named = {name: float(p) for name, p in zip(terms, prices, strict=True) if p > 0}
             best, least = (KernelModel(named, tile, ranges=_ranges(rows), samples=len(seconds)), residual), loss
     if best is None:
-        raise ProfileError("no tile fits an operator; its times or its terms are no numbers")
+        raise ProfileError("no tile fits an operator; its times or its terms are not numbers")
     model, residual = best
     correction = fit_correction(rows, residual) if correct else None
     model = replace(model, correction=correction)

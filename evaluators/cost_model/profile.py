@@ -257,7 +257,7 @@ Reported = set[tuple[str, bool]]
 
 
 def extrapolation_warning(name: str, concerns: Mapping[str, Iterable[Concern]], reported: Reported) -> str | None:
-    """Return a line about operators that a profile was not fitted to, or None where everything was reported before.
+    """Return a line about operators that a profile was not fitted to, or None where all kernels were reported before.
 
     Args:
         name: of the profile.
@@ -270,11 +270,13 @@ def extrapolation_warning(name: str, concerns: Mapping[str, Iterable[Concern]], 
     for processor, found in concerns.items():
         for concern in found:
             what = concern.kernel, math.isinf(concern.beyond)
+            if what in reported:
+                continue
             operators.update(concern.operators)
             processors.setdefault(what, []).append(processor)
             if what not in worst or concern.beyond > worst[what].beyond:
                 worst[what] = concern
-    if processors.keys() <= reported:
+    if not processors:
         return None
     reported.update(processors)
     far = [

@@ -320,13 +320,13 @@ def _nested(value: Any, depth: int, leaf: Callable[[Any], Any] | None = None) ->
     if not depth:
         return (leaf or _time)(value)
     if not isinstance(value, Mapping):
-        raise TypeError(f"{value!r:.40} is no mapping")
+        raise TypeError(f"{value!r:.40} is not a mapping")
     return {name: _nested(each, depth - 1, leaf) for name, each in value.items()}
 
 
 def _row(value: Any) -> list[float]:
     if not isinstance(value, list | tuple):
-        raise TypeError(f"{value!r:.40} is no list")
+        raise TypeError(f"{value!r:.40} is not a list")
     return [_time(each) for each in value]
 
 

@@ -113,7 +113,7 @@ def error_profile(
 
 
 def error_of(session: Session, graph: Graph, processors: list[str]) -> float | None:
-    """Return by how much outputs are off where each operator runs on a processor; None where that cannot be run."""
+    """Return the error of the outputs where each operator runs on a processor; None where that cannot be run."""
     cuts = [o for o in range(1, len(processors)) if processors[o] != processors[o - 1]]
     try:
         with closing(session.load(graph, chain_plan(graph, cuts, [processors[o] for o in (0, *cuts)]))) as candidate:
@@ -140,11 +140,13 @@ def tolerance_line(evaluator: Evaluator, graph: Graph, processors: Sequence[Proc
         return ""
     notes, before = [], 0.0
     for most in TOLERANCES:
-        allowed = [f"{name} (whole {s * 1e3:.3g} ms, off by {e:.1e})" for e, name, s in measured if before <= e <= most]
+        allowed = [
+            f"{name} (whole model {s * 1e3:.3g} ms, error {e:.2g})" for e, name, s in measured if before <= e <= most
+        ]
         notes.append(f"{most:g} would allow {', '.join(allowed) or 'no other processor'}")
         before = most
-    beyond = [f"{name} is off by {error:.1e}" for error, name, _ in measured if not error <= before]
-    return f"float32 alone is used; --max-error {'; '.join(notes + beyond)}"
+    beyond = [f"{name} has an error of {error:.2g}" for error, name, _ in measured if not error <= before]
+    return f"only float32 is used; --max-error {'; '.join(notes + beyond)}"
 
 
 def _groups(operator_s: tuple[float, ...]) -> Iterator[tuple[int, int]]:

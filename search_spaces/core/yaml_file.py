@@ -167,7 +167,7 @@ def _check_tagged(event: Any, where: str) -> None:
         loader.construct_object(yaml.ScalarNode(event.tag, event.value, event.start_mark))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         kind = event.tag.rpartition(":")[2]
-        raise UsageError(f"{where}: {event.value[:40]!r} is no {kind}", "leave the tag out") from error
+        raise UsageError(f"{where}: {event.value[:40]!r} is not of type {kind}", "leave the tag out") from error
 
 
 @contextmanager

@@ -371,7 +371,7 @@ def join(stages: Sequence[StageModel]) -> JoinedModel:
         for buffer in stage.buffers:
             holder = sources[buffers.setdefault(buffer, number_of[id(stage.source)])]
             if holder.extents[buffer].nbytes != stage.source.extents[buffer].nbytes:
-                raise ModelError(f"{holder.path} and {stage.source.path} are no stages of one model")
+                raise ModelError(f"{holder.path} and {stage.source.path} are not stages of one model")
     return JoinedModel(joined, sources, buffers)
 
 
