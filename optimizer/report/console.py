@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import shlex
@@ -65,9 +66,10 @@ class _PlainConsole(Console):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 
 
-def make_console(*, stderr: bool = False) -> Console:
+def make_console(*, stderr: bool = False, record: bool = False) -> Console:
     """Return a console; into a pipe it writes lines of a fixed width."""
-    console = _PlainConsole(stderr=stderr, highlight=False, soft_wrap=False)
+    file = io.StringIO() if record else None  # what is recorded is exported, and not shown
+    console = _PlainConsole(file=file, stderr=stderr, record=record, highlight=False, soft_wrap=False)
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
     return console

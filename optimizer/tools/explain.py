@@ -409,7 +409,7 @@ def _limit(what: str, without_s: float | None, saves_s: float | None) -> Documen
 
 def head(found: Document) -> str:
     """Return what is explained."""
-    return f"{found['run_dir']}: {_borders(found['plan'])}"
+    return f"{found['run_dir']}: {Plan.from_json(found['plan'])}"
 
 
 def blocks(found: Document) -> Iterator[Block]:
@@ -516,9 +516,9 @@ def _by_stages(found: Document) -> Table:
         (
             k["stages"],
             k["predicted_ms"],
-            _borders(k["predicted"]) if k["predicted"] else "no plan",
+            str(Plan.from_json(k["predicted"])) if k["predicted"] else "no plan",
             k["measured_ms"],
-            _borders(k["measured"]) if k["measured"] else "",
+            str(Plan.from_json(k["measured"])) if k["measured"] else "",
         )
         for k in found["by_stages"]
     )
@@ -535,17 +535,6 @@ def _baselines(found: Document) -> Table:
         rows.append((name, more, measured, measured / best_ms if measured is not None and best_ms else None, why_not))
     columns = headed("plan", *_columns(found)[:2], "times as long|.4f", _columns(found)[2])
     return Table("Baselines", columns, tuple(rows))
-
-
-def _borders(plan: Mapping[str, Any]) -> str:
-    """Return a chain's document as ``0 cpu0 | 1–21 gpu``."""
-    words = []
-    for runs, processor in ((stage["operators"], stage["processor"]) for stage in plan["stages"]):
-        first, last = runs[0][0], runs[-1][1]
-        where = f"{first}–{last - 1}" if len(runs) == 1 else f"{sum(b - a for a, b in runs)} operators"
-        where = str(first) if last - first == 1 else where
-        words.append(f"{where} {processor}")
-    return " | ".join(words)
 
 
 def explain_workload(run: Path) -> Document:
