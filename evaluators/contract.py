@@ -282,12 +282,12 @@ def check_timeline(timeline: Timeline, graph: Graph, plan: Plan, platform: Platf
     for event in events:
         stage = plan.stages[event.stage]
         _require(event.end_s >= event.start_s, f"{event} ends before it starts")
-        _require(event.lane == stage.processor, f"{event} is not on the processor of {stage}")
+        _require(event.processor == stage.processor, f"{event} is not on the processor of {stage}")
         for before in {place[b] for o in stage.operators for b in graph.predecessors(o)} - {event.stage}:
             _require(at[before].end_s <= event.start_s + _CLOCK_S, f"{event} starts before {at[before]} has ended")
     _require(all(a.start_s <= b.start_s for a, b in pairwise(timeline.events)), "events are not ordered by start")
     for one, other in itertools.combinations(events, 2):
-        exclusive = one.lane == other.lane or platform[one.lane].excludes(platform[other.lane])
+        exclusive = one.processor == other.processor or platform[one.processor].excludes(platform[other.processor])
         _require(not exclusive or one.end_s <= other.start_s + _CLOCK_S, f"{one} and {other} overlap")
 
 

@@ -179,7 +179,11 @@ def _timeline(events: Any) -> Timeline:
     return Timeline(
         tuple(
             Event(
-                int(e["stage"]), str(e["lane"]), float(e["start_s"]), float(e["end_s"]), float(e.get("copied_s", 0.0))
+                int(e["stage"]),
+                str(e["processor"]),
+                float(e["start_s"]),
+                float(e["end_s"]),
+                float(e.get("copied_s", 0.0)),
             )
             for e in events
         )

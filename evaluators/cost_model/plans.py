@@ -92,7 +92,7 @@ class PlanSimulator:
         found: list[Task] = []
         several = len({stage.processor for stage in plan.stages}) > 1
         excluded = self.law.excluded
-        # Of each lane: the last stages, of those behind its own last one, on processors that need its cores.
+        # Of each processor: the last stages, of those behind its own last one, on processors that need its cores.
         turns: list[dict[int, int]] = [{} for _ in excluded]
         for index, stage in enumerate(plan.stages):
             processor = self._processors[stage.processor]
@@ -143,7 +143,7 @@ class PlanSimulator:
     def errors(self, plan: Plan) -> Errors:
         """Return what one standard deviation of each thing that may be wrong changes a plan's latency by, relative.
 
-        These are, for each kind of lane: each operator on it, what all operators on it have in common
+        These are, for each kind of processor: each operator on it, what all operators on it have in common
         (:data:`CORRELATION`), and what calling a stage costs; and each way to hand over. They are the same for all
         plans, so that what two plans share does not make it uncertain which is the faster one.
         """

@@ -141,7 +141,7 @@ def slowed(usual: Prices, state: State, platform: Platform) -> Prices:
 
 
 def profile_key(profile: CostProfile, processor: Processor) -> str:
-    """Return under which name a profile knows a lane: its own, or what it is like.
+    """Return under which name a profile has a processor: its own, or what it is like.
 
     Raises:
         ProfileError: under neither.

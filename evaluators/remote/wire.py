@@ -192,7 +192,7 @@ def outcome_from_json(data: Any, timeline: Timeline | None) -> Outcome:
 
 def _event(data: Mapping[str, Any]) -> Event:
     begin_s, end_s, copied_s = (float(data[key]) for key in ("start_s", "end_s", "copied_s"))
-    return Event(int(data["stage"]), str(data["lane"]), begin_s, end_s, copied_s)
+    return Event(int(data["stage"]), str(data["processor"]), begin_s, end_s, copied_s)
 
 
 def capabilities_from_json(data: Any) -> Capabilities:

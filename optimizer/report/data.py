@@ -294,7 +294,7 @@ def _bar(study: Study, name: str, source: Literal["measured", "predicted"], plan
         return Bar(name, source, plan, found)
     needs = needs_of(study.graph, plan)
     tasks = [
-        Task(index[e.lane], e.end_s - e.start_s, tuple((b, 0.0) for b in sorted(needs[stage])))
+        Task(index[e.processor], e.end_s - e.start_s, tuple((b, 0.0) for b in sorted(needs[stage])))
         for stage, e in sorted(events.items())
     ]
     how = rounds(plan, study.platform, needs)

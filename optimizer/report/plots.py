@@ -44,7 +44,7 @@ def timelines(bars: Sequence[Bar], kinds: Sequence[str]) -> str:
         for lane in _lanes(bar):
             plot.text(left - 8, y + 16, lane, anchor="end")
             for event, inference in zip(bar.timeline.events, inferences, strict=True):
-                if event.lane != lane:
+                if event.processor != lane:
                     continue
                 first, last = (event.start_s - start_s) * 1e3, (event.end_s - start_s) * 1e3
                 tip = f"stage {event.stage} on {lane}: {first:.3f} to {last:.3f} ms ({last - first:.3f} ms)"
@@ -63,8 +63,8 @@ def timelines(bars: Sequence[Bar], kinds: Sequence[str]) -> str:
 
 
 def _lanes(bar: Bar) -> list[str]:
-    named = (*(stage.processor for stage in bar.plan.stages), *(e.lane for e in bar.timeline.events))
-    busy = {e.lane for e in bar.timeline.events}  # a plan may name pools, of which a processor takes what it is given
+    named = (*(stage.processor for stage in bar.plan.stages), *(e.processor for e in bar.timeline.events))
+    busy = {e.processor for e in bar.timeline.events}  # a plan may also name pools, which are no processors
     return [lane for lane in dict.fromkeys(named) if lane in busy]
 
 

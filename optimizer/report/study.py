@@ -303,7 +303,7 @@ def _timeline(study: Study, drawn: tuple[Bar, ...]) -> Iterator[Block]:
         return
     kinds = [_printable(o.kind) for o in study.graph.operators] if study.graph is not None else []
     rows = [
-        (bar.name, bar.source, e.stage, e.lane, e.start_s * 1e3, e.end_s * 1e3)
+        (bar.name, bar.source, e.stage, e.processor, e.start_s * 1e3, e.end_s * 1e3)
         for bar in drawn
         for e in bar.timeline.events
     ]

@@ -579,7 +579,7 @@ def _busy(found: Outcome) -> dict[str, float]:
     """Return for which share of the makespan each processor works, the busiest first."""
     spent: dict[str, float] = {}
     for event in found.timeline.events:
-        spent[event.lane] = spent.get(event.lane, 0.0) + event.end_s - event.start_s
+        spent[event.processor] = spent.get(event.processor, 0.0) + event.end_s - event.start_s
     return dict(
         sorted(((processor, s / found.makespan_s) for processor, s in spent.items()), key=lambda each: -each[1])
     )

@@ -109,7 +109,7 @@ class Graphs:
         self.session = CudaWorkload(self.workload, self.joined, platform, "mean", bench)
 
     def plan(self, processors: Callable[[int], str], cuts: Mapping[str, tuple[int, ...]] | None = None) -> Plan:
-        """Return the plan in which instance ``k`` is on ``lanes(k)``, its model cut as told."""
+        """Return the plan in which instance ``k`` is on ``processors(k)``, its model cut as asked."""
         names = [self.workload.client_of(k).model for k in range(len(self.joined.components))]
         mine = [(cuts or {}).get(name, ()) for name in names]
         sizes = [len(component.graph.operators) for component in self.joined.components]

@@ -38,7 +38,7 @@ class Problem:
             each processor to the end of the segment, if that reader is still to come.
         groups, share: processors that exclude each other, and for each operator the least that it adds to their mean
             load.
-        entry_lane: of the gate before the segment, or None.
+        entry_processor: of the gate before the segment, or None.
     """
 
     reads: tuple[tuple[tuple[int, int], ...], ...]
