@@ -248,7 +248,7 @@ class EvaluatorContract:
         _require(took_s < _PATIENCE_S, f"an interrupt took {took_s:.1f} s")
 
     def test_a_run_keeps_to_its_limit(self) -> None:
-        """An inference that takes longer than the platform's limit is an UnavailableError, told soon."""
+        """An inference that takes longer than the platform's limit is an UnavailableError, raised soon."""
         if not self.measures:
             return
         graph = self.graph()

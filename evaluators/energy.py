@@ -2,7 +2,7 @@
 
 A platform's file may say the watts of a processor while it runs (``power_w``), and a profile may know them. Otherwise
 the machine is asked: RAPL and hwmon count microjoules, NVML millijoules; hwmon's power sensors and the rails of a
-Jetson (INA3221) tell watts, which are added up over time.
+Jetson (INA3221) report watts, which are added up over time.
 """
 
 from __future__ import annotations

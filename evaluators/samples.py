@@ -14,7 +14,7 @@ from evaluators.schedule import Event, Timeline
 from search_spaces.core.errors import RunFolderError, UnavailableError, damage
 
 RUN_NOISE = 0.01
-"""Relative standard deviation of one run that is assumed before the samples can tell (a shared, otherwise idle CPU)."""
+"""Relative standard deviation of one run that is assumed before there are samples (a shared, otherwise idle CPU)."""
 
 Stopped = Literal["precision", "limit", "raced", "glimpsed"]
 
@@ -105,7 +105,7 @@ class Measurement:
         stopped: why no more runs were made: the interval is narrow enough, the limit of runs or seconds is reached,
             the candidate lost the race against the incumbent, or its first run did not promise to win, and there was
             no time for another.
-        timeline: the last run, where the evaluator can tell.
+        timeline: the last run, where the evaluator reports it.
         agreement: how the outputs compare with the whole model's, where that was looked at.
         cold: how many times longer than warm runs these samples are thought to have taken, since they are first runs.
         promised: whether there are later runs only because the first one was fast.
@@ -126,7 +126,7 @@ class Measurement:
 
     @property
     def median_s(self) -> float:
-        """What a warm run takes, in seconds, as far as these samples tell."""
+        """What a warm run takes, in seconds, as far as these samples show."""
         return self.latency_s.median / self.cold
 
     def to_json(self) -> dict[str, Any]:

@@ -209,7 +209,7 @@ def measure(
         candidate: a loaded plan.
         policy: see there.
         incumbent: samples of the best candidate so far; without it every candidate is measured in full.
-        conditions: tells at the end what the samples were taken under, to be kept with them.
+        conditions: returns at the end the conditions of the samples, to be kept with them.
         cold, hopeless: see :func:`~evaluators.sampling.prune_limit_s`.
         single_run: whether the first run may be the only one, where a second would take longer than ``policy.max_s``,
             first runs of others tell what it says of a warm one, and that does not promise a new best. Many glimpses

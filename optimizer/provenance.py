@@ -25,7 +25,7 @@ def provenance() -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Return what this machine is; None for what it does not tell."""
+    """Return what this machine is; None for what it does not report."""
     return {
         "cpu": _cpu_model(),
         "architecture": platform.machine(),

@@ -112,7 +112,7 @@ def read_profile(content: bytes) -> StageProfile:
     """Read the file that ``--op_profiling_output_file`` named.
 
     Raises:
-        UnavailableError: it is no profile, or tells of no run.
+        UnavailableError: it is not a profile, or has no run.
     """
     from ai_edge_litert.profiling_info_pb2 import BenchmarkProfilingData
     from google.protobuf.message import DecodeError
@@ -238,7 +238,7 @@ class AdbSession(Session):
         return out.decode(errors="replace").split(" ")[0] if code == 0 else ""
 
     def _conditions(self) -> dict[str, Any]:
-        """Return how hot the phone is and how fast its cores are, as far as it tells."""
+        """Return how hot the phone is and how fast its cores are, as far as it reports."""
         reported: dict[str, Any] = {}
         with suppress(UnavailableError, ValueError):
             battery = self._run(["dumpsys", "battery"])
@@ -259,7 +259,7 @@ class AdbSession(Session):
 
 
 class AdbCandidate(Candidate):
-    """A plan whose stages were timed; ``benchmark_model`` does not tell outputs."""
+    """A plan whose stages were timed; ``benchmark_model`` does not report outputs."""
 
     def __init__(self, graph: Graph, plan: Plan, platform: Platform, samples: list[list[float]]) -> None:
         self._plan, self._samples, self._law = plan, samples, Law.of(platform)

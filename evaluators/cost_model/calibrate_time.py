@@ -9,7 +9,7 @@ the order is no longer the model's: :func:`run_order`.
 
 Time a model's operators where they stand, the whole model, and a fixed kernel between them.
 
-A machine's clock may drift by more than half between two hours, and nothing tells. So every measurement is taken in
+A machine's clock may drift by more than half between two hours, and nothing shows it. So every measurement is taken in
 rounds between runs of one reference network, and is given as a multiple of it: what the machine did to the one, it did
 to the other.
 """

@@ -122,7 +122,7 @@ class OperatorFeatures:
 
     @property
     def fine_once(self) -> str:
-        """What :attr:`fine` was before it told how operands are repeated, as profiles of that time know it."""
+        """What :attr:`fine` was before it included how operands are repeated, as profiles of that time know it."""
         return self.fine.removesuffix(f"+{self.repeats}")
 
     @property

@@ -478,7 +478,7 @@ _ONE_KERNEL: Mapping[str, str] = {
     "fully_connected/rows": "pointwise",
 }
 
-# Kernels that do the same work: where few shapes of the one were timed, the other, of which there are many, tells more.
+# Kernels that do the same work: where few shapes of the one were timed, the many of the other predict better.
 _SAME_WORK: Mapping[str, tuple[str, ...]] = {"matmul": ("pointwise", "fully_connected")}
 
 
@@ -557,7 +557,7 @@ def _groups(features: Sequence[OperatorFeatures], seconds: Array) -> dict[str, l
             found.setdefault(key, []).append(index)
     kept: dict[str, list[int]] = {}
     for key, where in found.items():
-        # One of few shapes is known to its coarser kernel, too, which tells more about others.
+        # One of few shapes is known to its coarser kernel, too, which predicts others better.
         shapes = {(f.macs, f.read_bytes, f.weight_bytes, f.written_bytes) for f in (features[i] for i in where)}
         if len(shapes) >= _LEAST_SHAPES if "/" in key else len(where) >= _LEAST:
             kept[key] = where

@@ -243,10 +243,10 @@ def _by_key(
     features: Sequence[OperatorFeatures], model: ProcessorProfile
 ) -> dict[str, np.ndarray[Any, np.dtype[np.intp]]]:
     found: dict[str, list[int]] = {}
-    tells = any(key.endswith(("+pixels", "+channels")) for key in model.kernels)
+    fine_keys = any(key.endswith(("+pixels", "+channels")) for key in model.kernels)
     for index, feature in enumerate(features):
         if not feature.free and feature.kernel not in model.merged:
-            fine = feature.fine if tells else feature.fine_once
+            fine = feature.fine if fine_keys else feature.fine_once
             key = fine if fine in model.kernels else feature.key
             found.setdefault(key, []).append(index)
     return {key: np.asarray(where, dtype=np.intp) for key, where in found.items()}

@@ -99,7 +99,7 @@ def compile_settings(
     """Return a runtime's options for a processor; packed weights are XNNPACK's, other kernels do not know them.
 
     Args:
-        engine: what runs the stages there; the processor's own runtime where it is not told.
+        engine: what runs the stages there; the processor's own runtime where it is not given.
         strict: nothing may be left to the CPU, even where the processor's options allow that.
     """
     engine = engine or runtime_of(processor)

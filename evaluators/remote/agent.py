@@ -1,4 +1,4 @@
-"""What an agent does for its client: it keeps models, loads plans, runs them, and tells under what conditions.
+"""The service of an agent: it keeps models, loads plans, runs them, and reports the conditions.
 
 Requests come from the threads of a server (:mod:`evaluators.remote.server`) and are served one after another by the
 thread that called :meth:`Agent.serve`: the main one, so that what hangs can be broken off, and so that nothing but the

@@ -285,7 +285,7 @@ def error_to_json(error: OptimizeError) -> dict[str, Any]:
 
 
 def raise_reported(data: Mapping[str, Any], device: str) -> None:
-    """Raise the error that an answer tells, if it tells one.
+    """Raise the error that an answer has, if any.
 
     Raises:
         UsageError, UnavailableError: what went wrong on the device.

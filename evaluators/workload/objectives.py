@@ -130,7 +130,7 @@ def workload_pricing(
         platform: processors and pools of the space.
 
     Raises:
-        UsageError: the energy is the objective, and nothing tells it.
+        UsageError: the energy is the objective, and nothing reports it.
     """
     processors = Platform(platform.name, single_processors(platform))
     powers, meter = powers_w(processors, session) if objective.name == "energy" else ({}, None)

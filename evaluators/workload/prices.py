@@ -32,7 +32,7 @@ _MOST_REWRITTEN = 256
 _PARTNERS = 2  # others that a model is timed beside; processors that the system slices are timed with the model itself
 
 Alone = Callable[[Setting, Sequence[tuple[Graph, Sequence[int]]], int], list[Outcome]]
-"""Runs models, cut as told, on a setting some times."""
+"""Runs models, cut as given, on a setting some times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class PriceTable:
             raise RunFolderError(f"the prices in the trial log are damaged: {damage(error)}") from error
 
     def price(self, processors: Sequence[Processor]) -> Price:
-        """Return what tells the cost of a job on one of some processors."""
+        """Return what determines the cost of a job on one of some processors."""
         kinds = [kind_of(processor) for processor in processors]
         apart = [[a is b or a.excludes(b) for b in processors] for a in processors]
         rewritten: dict[tuple[str, str, str], NDArray[np.float64]] = {}

@@ -216,8 +216,8 @@ def _kernels_wanted(out: Path) -> str:
     plans = (parsed_json(read_bounded(path)) for path in (out / "plan.json", *out.glob("model_*/plan.json")))
     entries = (entry for plan in plans for entry in plan.get("files", ()))
     names = sorted({name for entry in entries for name, _ in entry.get("custom_operators", ())})
-    told = ", ".join(map(escaped, names))
-    return f"- Put the library with the kernels of {told} beside the stage files, as `{CUSTOM_OPS}`." if names else ""
+    listed = ", ".join(map(escaped, names))
+    return f"- Put the library with the kernels of {listed} beside the stage files, as `{CUSTOM_OPS}`." if names else ""
 
 
 def _usual(platform: Platform) -> Platform:
@@ -456,7 +456,7 @@ def _add_target(target: str, study: Study, document: Mapping[str, Any], out: Pat
         if document.get("views"):
             raise RunFolderError(f"{study.path}: OpenVINO has no word for split operators", "leave --target out")
         write_atomic(out / "openvino_plan.py", (_HERE / "openvino_plan.py").read_bytes())
-        return "- `python openvino_plan.py` places it by OpenVINO's affinities, and tells where its nodes run."
+        return "- `python openvino_plan.py` places it by OpenVINO's affinities, and reports where its nodes run."
     if study.graph is None:
         raise RunFolderError(f"{study.path}: {study.missing}", "names of its tensors are needed")
     if target == "model-explorer":

@@ -89,7 +89,7 @@ def error_profile(
     platform: Platform,
     profiled: Profile,
     most_error: float,
-    tell: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> ErrorProfile:
     """Measure the errors of the kinds of processors that take the whole network."""
     count = len(graph.operators)
@@ -101,7 +101,7 @@ def error_profile(
     for like, error in known.items():
         if exact is None or error <= most_error:
             continue
-        tell(f"measuring the errors of {names[like]}")
+        progress(f"measuring the errors of {names[like]}")
         each = np.zeros(count)
         for begin, end in _groups(profiled.operator_s[like]):
             processors = [names[like] if begin <= o < end else names[exact] for o in range(count)]

@@ -114,7 +114,7 @@ class ProgressWatcher:
         self._console.print(f"optimize: {text}", markup=False, soft_wrap=True)
 
     def opened(self, run: RunFolder, history: History, space_size: int) -> None:
-        """Take in what the run folder held, and tell where a study is resumed."""
+        """Take the state of the run folder, and say when a study is resumed."""
         self._history = history
         self._unit = OBJECTIVES.get(run.config.objective[0], LATENCY).shown
         self._progress.update(self._task, completed=history.measured)
@@ -126,7 +126,7 @@ class ProgressWatcher:
             )
 
     def trial(self, trial: Trial) -> None:
-        """Move the bar on, and tell of the trial where each has a line."""
+        """Advance the bar, and print the trial where --verbose asks for a line each."""
         if self._history is None:
             return
         ranking = self._history.ranking()

@@ -231,7 +231,7 @@ def _any_between(rows: Sequence[int], first: int, last: int) -> bool:
 
 
 def _is_free(used: dict[tuple[int, int], tuple[int, int]], track: tuple[int, int], origin: int) -> bool:
-    """Tell whether a wire from ``origin`` may enter a lane; wires of one origin share it, others follow it below."""
+    """Return whether a wire from ``origin`` may enter a lane; wires of one origin share it, others follow it below."""
     before = used.get(track)
     return before is None or before[0] == origin or before[1] <= origin
 

@@ -83,7 +83,7 @@ def compare_runs(first: str, second: str, *, as_json: bool, progress: Callable[[
     Plans of several models are compared by the mean of their models' latencies.
 
     Args:
-        progress: told once a round.
+        progress: called once a round.
 
     Raises:
         PlanError: a plan or a stage file is missing or damaged.

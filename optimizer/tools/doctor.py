@@ -345,7 +345,7 @@ class KnownDevices:
         here: processors of this machine; None where there is none that can be used.
         problem: why not, or "".
         platforms: devices with a cost model that ships: name → its processors.
-        phones: serial → state, as the adb server tells; None where no server answers.
+        phones: serial → state, from the adb server; None where no server answers.
         agents: name → address of ``--evaluator remote``.
         agents_file: where agents are described.
     """

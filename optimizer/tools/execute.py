@@ -263,7 +263,7 @@ def _outputs(run: Path, agreement: Agreement | None) -> Mapping[str, Any]:
 
 
 def _output_lines(document: Mapping[str, Any]) -> list[str]:
-    """Return in words what a document tells of ``outputs``: nothing where it does not look at them."""
+    """Return what a document says about ``outputs``, in words; empty where it does not compare them."""
     if "outputs" not in document:
         return []
     if (outputs := document["outputs"]) is None:

@@ -134,7 +134,7 @@ def check(
         freedoms: of the plans.
 
     Raises:
-        InfeasibleError: none can; the violations tell demand, bound, gap and what to change.
+        InfeasibleError: none can; the violations have demand, bound, gap and what to change.
         UnavailableError: a model runs nowhere.
     """
     workload = simulator.workload

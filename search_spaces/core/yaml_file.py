@@ -30,7 +30,7 @@ class Value:
     path: Path
 
     def error(self, problem: str, hint: str = "") -> UsageError:
-        """Return the error that tells of a problem here."""
+        """Return the error for a problem here."""
         return UsageError(f"{self.path}:{self.node.start_mark.line + 1}: {problem}", hint)
 
     def fields(self, what: str, known: Collection[str]) -> dict[str, Value]:

@@ -156,7 +156,7 @@ def handing_out(stage: StageModel, inner: Sequence[int]) -> StageModel:
     opened.outputs = np.concatenate([main.outputs, _placed(inner, place)])
     changed = copy.copy(stage.schema)
     changed.subgraphs = [opened, *called]
-    changed.signatureDefs = None  # those of the stage tell its own outputs
+    changed.signatureDefs = None  # the stage has outputs of its own
     return replace(stage, schema=changed, outputs=(*stage.outputs, *inner))
 
 

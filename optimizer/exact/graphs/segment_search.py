@@ -3,7 +3,7 @@
 A partial plan is a set of operators that have been placed, and the stage that was begun last. The next operator joins
 that stage or begins a new one on some processor, not before the last stage began; so each plan comes up once, its
 stages in the order in which they begin. Of two partial plans with the same operators done, the same last stage as far
-as later operators can tell, and the same processors for what is still to be read, one that is later in nothing
+as seen by later operators, and the same processors for what is still to be read, one that is later in nothing
 dominates the other.
 """
 

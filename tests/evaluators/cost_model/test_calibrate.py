@@ -252,7 +252,7 @@ def test_a_calibration_from_end_to_end(copied: Path, calibrated: Callable[..., A
     assert profile.errors["cpu"]["models"]["median"] < 0.5
     assert profile.provenance["command"] == ["optimize", "calibrate"]
     messages: list[str] = []
-    again = calibrated(tell=messages.append)
+    again = calibrated(progress=messages.append)
     assert messages == ["12 timings of an earlier start are used"]
     features = operator_features(network("net", 1).graph())
     one, two = (p.predict(features, "cpu").seconds for p in (again.profile, profile))
@@ -264,11 +264,11 @@ def test_an_interrupted_calibration_goes_on(calibrated: Callable[..., Any], tmp_
         if "network 4 on cpu0" in text:
             raise KeyboardInterrupt
 
-    early = calibrated(tell=interrupt)
+    early = calibrated(progress=interrupt)
     assert early.interrupted
     assert early.profile.errors == {}
     messages: list[str] = []
-    late = calibrated(tell=messages.append)
+    late = calibrated(progress=messages.append)
     assert messages[0] == "7 timings of an earlier start are used"
     assert messages[1] == "timing network 4 on cpu0"
     assert not late.interrupted
@@ -279,13 +279,13 @@ def test_what_a_kill_has_left_of_a_pair_is_timed(tmp_path: Path) -> None:
         """Return what is told by a calibration of two cores that ends when it comes to a text."""
         messages: list[str] = []
 
-        def tell(text: str) -> None:
+        def progress(text: str) -> None:
             messages.append(text)
             if text.startswith(words):
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            calibrate(tmp_path / "cores.json", ["cpu0", "cpu1"], 5.0, evaluator="synthetic", tell=tell)
+            calibrate(tmp_path / "cores.json", ["cpu0", "cpu1"], 5.0, evaluator="synthetic", progress=progress)
         return messages
 
     assert started("timing cpu0 beside") == ["timing transfers from cpu0 to cpu1", "timing cpu0 beside cpu1"]
