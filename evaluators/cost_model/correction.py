@@ -6,8 +6,8 @@ terms stands alone; the distance to the nearest support says how far a predictio
 
 What analytic terms leave over on one machine, learnt finely: a Gaussian process with a length scale a feature.
 
-Where thousands of operators were timed within models, neighbours of a shape predict better than a smooth correction: how a
-size falls onto tiles, what the producer left in cache. The covariance is Matérn 3/2, since shapes next to each other
+Where thousands of operators were timed within models, neighbours of a shape predict better than a smooth correction: how
+a size falls onto tiles, what the producer left in cache. The covariance is Matérn 3/2, since shapes next to each other
 may lie on either side of a tile; the scales are the likeliest ones (Rasmussen and Williams 2006, algorithm 2.1).
 """
 
