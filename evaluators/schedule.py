@@ -109,7 +109,7 @@ class Task:
     Attributes:
         processor: its index.
         work_s: what it takes while nothing slows it.
-        needs: the tasks that it reads from, all earlier ones, and what each needs to hand over, in seconds.
+        needs: the tasks that it reads from, all earlier ones, and the transfer from each, in seconds.
         slowed: for each processor the factor on the task's time while that processor is busy; empty where nothing slows
             it.
     """

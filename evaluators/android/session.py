@@ -177,7 +177,7 @@ class AdbSession(Session):
         """
         links = {(link.bandwidth_bytes_per_s, link.latency_s) for link in self._platform.links}
         price = "; ".join(f"{rate:g} B/s and {latency_s:g} s" for rate, latency_s in sorted(links)) or "nothing"
-        return {**self._reported, "device": self._handset.name, "hand_over": f"not measured: priced at {price}"}
+        return {**self._reported, "device": self._handset.name, "transfer": f"not measured: priced at {price}"}
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> AdbCandidate:
         """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance).

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from evaluators.cost_model.correction import Process
-from evaluators.cost_model.features import Array, OperatorFeatures, columns, with_duties
+from evaluators.cost_model.features import Array, OperatorFeatures, columns, with_matrix_shares
 from evaluators.cost_model.kernels import KernelModel
 from search_spaces.core.bounded import parsed_json, read_bounded
 from search_spaces.core.errors import ProfileError, UsageError, shown
@@ -186,7 +186,7 @@ class CostProfile:
         seconds, interval_s = np.array([_ROUGH_S_PER_MAC * f.macs for f in features]), _LONG_S
         for _ in range(_PASSES if any(kernel.remembers for kernel in self[processor].kernels.values()) else 1):
             timed = [f if f.interval_s else replace(f, interval_s=interval_s) for f in features]
-            found = self._predict(with_duties(timed, seconds), processor)
+            found = self._predict(with_matrix_shares(timed, seconds), processor)
             seconds, interval_s = found.seconds, float(found.seconds.sum())
         return found
 

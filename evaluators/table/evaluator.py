@@ -195,7 +195,7 @@ class TableSession(Session):
         return TablePlan(ran, lambda: stream_period_s(tasks, law, how))
 
     def _tasks(self, graph: Graph, plan: Plan, processors: dict[str, int]) -> list[Task]:
-        """Return the stages; what a stage is handed takes its own processor's time."""
+        """Return the stages; a transfer to a stage takes its own processor's time."""
         place = {operator: index for index, stage in enumerate(plan.stages) for operator in stage.operators}
         tasks = []
         for index, stage in enumerate(plan.stages):

@@ -195,8 +195,8 @@ def _plan_table(study: Study, plan: Plan) -> Table:
     for index, (stage, took_ms) in enumerate(zip(plan.stages, times, strict=True)):
         model, graph, operators = study.model_of(stage)
         what = describe_operators(graph, operators) if graph is not None else f"{operators[0]} to {operators[-1]}"
-        handed = crossing(graph, operators) if graph is not None else None
-        rows.append((index, model, what, stage.processor, took_ms, handed))
+        transferred = crossing(graph, operators) if graph is not None else None
+        rows.append((index, model, what, stage.processor, took_ms, transferred))
     unit = study.objective.shown if study.objective.law != "memory" else "ms"
     took = f"{'predicted' if study.predicted else 'measured'}, {unit}|.4g"
     columns = headed("stage|d; model; operators; processor", took, "transfers")
