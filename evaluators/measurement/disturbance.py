@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from evaluators.machine import throttled_s
-from search_spaces.core.wording import percent
+from search_spaces.core.wording import percent, seconds
 
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _PER_CORE = ("cpuacct/cpuacct.usage_percpu", "cpu,cpuacct/cpuacct.usage_percpu")  # of the first version of groups
@@ -261,10 +261,10 @@ def in_words(found: Disturbance, rejected: int, cores: int) -> list[str]:
     lines = []
     each = max(1, cores)
     lost = ((found.waited_s, TASKS, each), (found.stolen_s, STEAL, each), (found.throttled_s, QUOTA, each))
-    for seconds, cause, count in (*lost, (found.queued_s, QUEUE, 1)):
-        share = seconds / (found.lasted_s * count)
+    for lost_s, cause, count in (*lost, (found.queued_s, QUEUE, 1)):
+        share = lost_s / (found.lasted_s * count)
         if share >= 0.01:
-            lines.append(f"{cause} for {seconds:.1f} s in {found.lasted_s:.0f} s ({percent(share)})")
+            lines.append(f"{cause} for {percent(share)} of {seconds(found.lasted_s)}")
     if rejected and lines:
         lines[-1] += f"; {rejected} disturbed {'run was' if rejected == 1 else 'runs were'} repeated"
     return lines

@@ -142,7 +142,7 @@ class ProgressWatcher:
 
 def interval_ms(samples: Samples, unit: str = "ms") -> str:
     """Return ``12.34 ms [12.30, 12.41]``: the median and its 95 % interval, in thousandths of the samples' unit."""
-    return _with_interval(samples.median, samples.ci95, unit)
+    return figure_text(samples.median, samples.ci95, unit)
 
 
 def render(result: Result) -> Group:
@@ -226,14 +226,9 @@ def _against(result: Result, plan: Plan) -> str:
 
 def figure_text(value: float, interval: tuple[float, float], unit: str) -> str:
     """Return ``12.34 ms [12.30, 12.41]``, in thousandths of the value's unit; no interval where it has no width."""
-    text = _with_interval(value, interval, unit)
-    return text.partition(" [")[0] if interval[0] == interval[1] else text
-
-
-def _with_interval(value: float, interval: tuple[float, float], unit: str) -> str:
     digits = 1 if value >= 0.1 else 2 if value >= 0.01 else 3
     low, high = (f"{end * 1e3:.{digits}f}" for end in interval)
-    return f"{value * 1e3:.{digits}f} {unit} [{low}, {high}]"
+    return f"{value * 1e3:.{digits}f} {unit}" + ("" if interval[0] == interval[1] else f" [{low}, {high}]")
 
 
 def slower_text(ratio: Ratio, objective: Objective = LATENCY) -> str:

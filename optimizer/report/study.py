@@ -319,7 +319,7 @@ def _timeline(study: Study, drawn: tuple[Bar, ...]) -> Iterator[Block]:
     yield Figure(
         "timeline",
         plots.timelines(drawn, kinds),
-        f"{what}; {source}, on one scale. best/trace.json holds the same for ui.perfetto.dev.{unseen}",
+        f"{what}; {source}; on one scale. best/trace.json holds the same for ui.perfetto.dev.{unseen}",
         Table("Timelines", columns, tuple(rows), group=2),
     )
 

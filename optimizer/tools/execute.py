@@ -268,7 +268,7 @@ def _output_lines(document: Mapping[str, Any]) -> list[str]:
         return []
     if (outputs := document["outputs"]) is None:
         predicted = document["predicted"]
-        return ["all of this is predicted: nothing was run" if predicted else "the evaluator returns no outputs"]
+        return ["everything is predicted; nothing was run" if predicted else "the evaluator returns no outputs"]
     verdict = "as they should be" if outputs["accepted"] else "NOT what they should be"
     return [f"outputs are {verdict}: within {outputs['max_rel_error']:.1e} of the whole model's"]
 
