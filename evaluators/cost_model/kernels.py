@@ -163,8 +163,8 @@ class KernelModel:
         if self.correction is None or not len(base):
             return base, np.full_like(base, self.sigma)
         exponent, support = self.correction.apply(rows)
-        doubt = self.correction.spread * np.sqrt(np.maximum(0.0, 1.0 - support**2))
-        return base * np.exp(np.clip(exponent, -_MOST_CORRECTED, _MOST_CORRECTED)), np.hypot(self.sigma, doubt)
+        spread = self.correction.spread * np.sqrt(np.maximum(0.0, 1.0 - support**2))
+        return base * np.exp(np.clip(exponent, -_MOST_CORRECTED, _MOST_CORRECTED)), np.hypot(self.sigma, spread)
 
     def outside(self, rows: Columns) -> Array:
         """Return how far each operator lies outside the fitted range: 1 inside, else the greatest ratio beyond it."""

@@ -197,10 +197,10 @@ class CostProfile:
         for key, where in _by_key(features, model).items():
             kernel, seen = self._kernel(processor, key)
             picked = rows[where]
-            kernel_s, doubt = kernel.predict(picked)
+            kernel_s, spread = kernel.predict(picked)
             seconds[where] = kernel_s + model.dispatch_s
             beyond = np.log(kernel.outside(picked))
-            sigma[where] = np.hypot(doubt if seen else np.maximum(doubt, UNSEEN_SIGMA), 0.5 * beyond)
+            sigma[where] = np.hypot(spread if seen else np.maximum(spread, UNSEEN_SIGMA), 0.5 * beyond)
         return Prediction(seconds, sigma)
 
     def predict_whole(self, features: Sequence[OperatorFeatures], processor: str) -> float:
