@@ -1,4 +1,4 @@
-"""What every evaluator must do, as tests.
+"""Contract tests for evaluators.
 
 A plug-in's tests subclass :class:`EvaluatorContract` under a name that begins with ``Test`` and say how to make the
 evaluator; pytest does the rest. The module itself does not need pytest.

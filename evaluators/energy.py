@@ -1,4 +1,4 @@
-"""Where the energy of an inference is known from: the platform's powers, or what the machine counts.
+"""Energy of an inference: from the platform's powers, or from counters of the machine.
 
 A platform's file may say the watts of a processor while it runs (``power_w``), and a profile may know them. Otherwise
 the machine is asked: RAPL and hwmon count microjoules, NVML millijoules; hwmon's power sensors and the rails of a

@@ -1,4 +1,4 @@
-"""What was measured, kept whole: every latency, the conditions, and what follows from them."""
+"""Samples and measurements, kept whole: every latency, the conditions, and what follows from them."""
 
 from __future__ import annotations
 

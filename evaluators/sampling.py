@@ -1,4 +1,4 @@
-"""How often to run a candidate: warm-up, repetition until the median is known, and when it has lost the race.
+"""Sampling of a candidate: warm-up, repetition until the median is known, and early stopping.
 
 Decisions follow from the measured latencies alone, never from a clock, so replayed latencies lead to the same ones.
 

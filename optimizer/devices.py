@@ -1,4 +1,4 @@
-"""Which processors a study uses: those that are found, named, or described in a file."""
+"""Processors of a study: those that are found, named, or described in a file."""
 
 from __future__ import annotations
 

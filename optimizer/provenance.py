@@ -1,4 +1,4 @@
-"""Who made the numbers: versions and machine, as plain values for a manifest."""
+"""Provenance: versions and machine, as plain values for a manifest."""
 
 from __future__ import annotations
 

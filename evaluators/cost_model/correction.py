@@ -1,4 +1,4 @@
-"""What the sum of terms misses, learned from neighbours: smooth corrections, and fine ones of one machine.
+"""Corrections of the sum of terms, learned from neighbours: smooth ones, and fine ones of one machine.
 
 The logarithm of measured over predicted time is smooth over the logarithms of a shape's sizes (slices of four channels,
 pixels, filter). A Gaussian process over them corrects near what was measured and fades away from it, where the sum of

@@ -1,4 +1,4 @@
-"""What decides an operator's time: the kernel that runs it, its work, its traffic, its shape, and what ran before it.
+"""Features that decide an operator's time: its kernel, work, traffic, shape, and what ran before it.
 
 Seed 004: work (MACs) and traffic (bytes) together explain latency, neither alone. Seed 002: what remains is how the
 shape falls onto the kernel's tiles, so that the shape is part of the record.

@@ -1,4 +1,4 @@
-"""What a kernel costs as a sum of analytic terms, each with a fitted price that is not negative.
+"""Cost of a kernel as a sum of analytic terms, each with a fitted price that is not negative.
 
 A term is a quantity that follows from the operator's shape: multiply-accumulates rounded up to whole tiles (the
 analytical, non-linear part of seed 002's predictor), bytes moved (seed 004), a launch. A kernel's time is

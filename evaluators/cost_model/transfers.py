@@ -1,4 +1,4 @@
-"""What a graph costs on a platform, as tables: each operator on each processor, each way between two processors.
+"""Cost tables of a graph on a platform: each operator on each processor, each transfer between two processors.
 
 The tables are what a profile (:mod:`evaluators.cost_model.profile`) says about one graph; the simulator reads nothing
 else, so that it can also run on tables that were measured.

@@ -1,4 +1,4 @@
-"""What GPU there is and what its streams' options mean; the parent never loads PyTorch or the driver."""
+"""GPUs of this machine and options of their streams; the parent never loads PyTorch or the driver."""
 
 from __future__ import annotations
 

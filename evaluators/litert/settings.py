@@ -1,4 +1,4 @@
-"""What a processor's options mean: to the runtime, to its worker process, and for how exact its outputs are."""
+"""Options of a processor: for the runtime, for its worker process, and for the precision of its outputs."""
 
 from __future__ import annotations
 

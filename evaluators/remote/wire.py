@@ -1,4 +1,4 @@
-"""What an agent and its clients say to each other: JSON of bounded size, and files in pieces. Never code.
+"""Messages between an agent and its clients: JSON of bounded size, and files in pieces. Never code.
 
 The engine is gRPC: TLS on both sides, deadlines, limits of size and pings to whoever has vanished come with it. Dask
 distributed was the first choice and was given up: its scheduler and workers unpickle what they receive before any code

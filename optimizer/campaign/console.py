@@ -1,4 +1,4 @@
-"""What a person sees of a campaign: two bars while it runs, the plan of a dry run, and the summary at the end."""
+"""Terminal output of a campaign: two bars while it runs, the plan of a dry run, and the summary at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the parsers of all commands share: errors in one line, common options."""
+"""Shared parts of all commands' parsers: errors in one line, common options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far outputs are off where processors of less precision compute parts of a network: measured, and a model of it.
+"""Errors of outputs on processors of less precision: measured, and a model of them.
 
 Rounding errors of different operators are nearly independent, so their squares add up. The whole network is run on each
 kind of processor; where that is beyond what is allowed, groups of its operators are run there one by one, with all

@@ -1,4 +1,4 @@
-"""What the report of a campaign says: the summary first, published figures beside ours, then every study."""
+"""Report of a campaign: the summary first, published figures beside ours, then every study."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees: progress on stderr while it runs, the answer on stdout at the end."""
+"""Terminal output of a study: progress on stderr while it runs, the answer on stdout at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report says, before it is a page or Markdown: sections of paragraphs, tables, figures and commands."""
+"""Content of a report, before it is a page or Markdown: sections of paragraphs, tables, figures and commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the report of a study says: the answer first, the evidence after it, then how to have it again."""
+"""Report of a study: the answer first, the evidence after it, then the commands that repeat it."""
 
 from __future__ import annotations
 

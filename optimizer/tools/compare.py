@@ -1,4 +1,4 @@
-"""Which of two runs' plans is faster: both run interleaved, over rebuilt instances, or both are predicted."""
+"""Comparison of two runs' plans: both run interleaved, over rebuilt instances, or both are predicted."""
 
 from __future__ import annotations
 

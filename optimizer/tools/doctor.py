@@ -1,4 +1,4 @@
-"""What this machine offers, what is wrong with it, and which other devices can be searched for from here."""
+"""Check of this machine, and the other devices that can be searched for from here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why the plan of a study is what it is: what changing it would cost, what stands in the way, what else there was.
+"""Explanation of a study's plan: costs of changes, limits that bind, and the alternatives.
 
 Everything that is predicted says so, and whatever of it was also measured in the study stands beside it. An explanation
 is the document of ``--json``, with times in milliseconds; :func:`blocks` shows it to a person. Of several models, the

@@ -1,4 +1,4 @@
-"""What a workload demands that no plan can give: memory, deadlines, and processors for what comes periodically."""
+"""Demands of a workload that no plan can meet: memory, deadlines, and processors for periodic requests."""
 
 from __future__ import annotations
 

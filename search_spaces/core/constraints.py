@@ -1,4 +1,4 @@
-"""Why something does not fit, as data: what is demanded, what is there, and what a person can do about it."""
+"""Violated constraints, as data: demand, supply, and what a person can do about it."""
 
 from __future__ import annotations
 

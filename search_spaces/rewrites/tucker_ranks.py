@@ -1,4 +1,4 @@
-"""Which ranks a Tucker decomposition takes or may take: a share of all channels, or what the weights themselves show.
+"""Ranks of a Tucker decomposition: a share of the channels, or derived from the weights.
 
 ::
 
