@@ -1,1 +1,1 @@
-"""What a choice costs: evaluators measure plans on real processors, or predict them."""
+"""Evaluators: plans measured on real processors, or predicted."""

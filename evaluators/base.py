@@ -75,7 +75,7 @@ class Batch:
     Attributes:
         latency_s: seconds of each inference, shape ``(n,)``.
         stage_s: seconds of each stage of the plan in each inference, shape ``(n, stages)``.
-        timeline: the last inference, where the evaluator can tell.
+        timeline: the last inference, where the evaluator reports it.
         errors: of a prediction, what one standard deviation of each thing that it may be wrong about changes the
             latency by, relative; the same things, in the same places, for all plans of a graph in one session. None
             where it was measured.
@@ -186,7 +186,7 @@ class Capabilities:
 
     @property
     def computed(self) -> bool:
-        """Whether latencies are taken as computed, since nothing tells the state of a machine that took them."""
+        """Whether latencies are taken as computed, since no machine with a state took them."""
         return not (self.conditions or self.counters)
 
 

@@ -1,4 +1,4 @@
-"""What every evaluator must do, as tests.
+"""Contract tests for evaluators.
 
 A plug-in's tests subclass :class:`EvaluatorContract` under a name that begins with ``Test`` and say how to make the
 evaluator; pytest does the rest. The module itself does not need pytest.
@@ -248,7 +248,7 @@ class EvaluatorContract:
         _require(took_s < _PATIENCE_S, f"an interrupt took {took_s:.1f} s")
 
     def test_a_run_keeps_to_its_limit(self) -> None:
-        """An inference that takes longer than the platform's limit is an UnavailableError, told soon."""
+        """An inference that takes longer than the platform's limit is an UnavailableError, raised soon."""
         if not self.measures:
             return
         graph = self.graph()
@@ -282,12 +282,12 @@ def check_timeline(timeline: Timeline, graph: Graph, plan: Plan, platform: Platf
     for event in events:
         stage = plan.stages[event.stage]
         _require(event.end_s >= event.start_s, f"{event} ends before it starts")
-        _require(event.lane == stage.processor, f"{event} is not on the processor of {stage}")
+        _require(event.processor == stage.processor, f"{event} is not on the processor of {stage}")
         for before in {place[b] for o in stage.operators for b in graph.predecessors(o)} - {event.stage}:
             _require(at[before].end_s <= event.start_s + _CLOCK_S, f"{event} starts before {at[before]} has ended")
     _require(all(a.start_s <= b.start_s for a, b in pairwise(timeline.events)), "events are not ordered by start")
     for one, other in itertools.combinations(events, 2):
-        exclusive = one.lane == other.lane or platform[one.lane].excludes(platform[other.lane])
+        exclusive = one.processor == other.processor or platform[one.processor].excludes(platform[other.processor])
         _require(not exclusive or one.end_s <= other.start_s + _CLOCK_S, f"{one} and {other} overlap")
 
 

@@ -1,8 +1,8 @@
-"""Where the energy of an inference is known from: the platform's powers, or what the machine counts.
+"""Energy of an inference: from the platform's powers, or from counters of the machine.
 
 A platform's file may say the watts of a processor while it runs (``power_w``), and a profile may know them. Otherwise
 the machine is asked: RAPL and hwmon count microjoules, NVML millijoules; hwmon's power sensors and the rails of a
-Jetson (INA3221) tell watts, which are added up over time.
+Jetson (INA3221) report watts, which are added up over time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from search_spaces.core.platform import Platform
 OPTION = "power_w"
 _SYS = Path("/sys")
 _EVERY_S = 0.01
-_HINT = "give the watts of each processor: --power cpu0=2.5, or power_w in the platform's file"
 
 
 class Meter(Protocol):
@@ -63,9 +62,9 @@ def powers_w(platform: Platform, session: Session, sys: Path = _SYS) -> tuple[di
                 )
         return known, None
     if known:
-        raise UsageError(f"the power of {', '.join(map(repr, missing))} is unknown", _HINT)
+        raise UsageError(f"the power of {', '.join(map(repr, missing))} is unknown", _hint(missing[0]))
     if session.capabilities.powers:
-        raise UsageError(f"the profile of {platform.name!r} says nothing about powers", _HINT)
+        raise UsageError(f"the profile of {platform.name!r} has no powers", _hint(platform.processors[0].name))
     return {}, find_meter(sys)
 
 
@@ -83,8 +82,12 @@ def find_meter(sys: Path = _SYS) -> Meter:
     raise UsageError(
         "this machine does not report its energy: no readable RAPL counter, hwmon energy or power sensor, "
         "Jetson rail or NVML here",
-        _HINT,
+        _hint("cpu0"),
     )
+
+
+def _hint(processor: str) -> str:
+    return f"give the watts of each processor: --power {processor}=2.5, or power_w in the platform's file"
 
 
 @dataclass(slots=True)

@@ -60,7 +60,7 @@ class ForwardingCandidate(Forwarding, Candidate):
 
 
 class LoweredCandidate(ForwardingCandidate):
-    """A candidate of a lowered plan, told in the stages of the plan that was asked for.
+    """A candidate of a lowered plan, reported in the stages of the plan that was asked for.
 
     What brings two sides of a split together counts as part of the first one.
 

@@ -3,7 +3,7 @@
 What a container or a service manager leaves to this process: memory and cores, by Linux' control groups.
 
 Both versions are read. A group's limit holds for all below it, so every group from this process's own up to the root
-counts. Inside a container the path that the kernel tells may not be there; then the root of what is mounted is its own.
+counts. Inside a container the path that the kernel reports may be absent; then the root of the mount is its own.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ BUSY, STOLEN, HOT_C = 0.05, 0.01, 85.0
 
 EVERY_S = 1.0
 """Conditions are looked at no more often; the kernel counts time in hundredths of a second."""
-_FIRST_S = 0.3  # until the first answer that tells of load
+_FIRST_S = 0.3  # until the first answer about load
 
 
 @dataclass(frozen=True, slots=True)
 class MachineState:
-    """What the kernel tells; None where it does not.
+    """What the kernel reports; None where it does not.
 
     Attributes:
         governors: of the cores that this process may use, each once.
@@ -103,7 +103,7 @@ class Conditions:
         self._found: dict[str, Any] = {}
 
     def now(self) -> dict[str, Any]:
-        """Return plain values; what the kernel does not tell is left out.
+        """Return plain values; what the kernel does not report is left out.
 
         ``governor`` (of the first core), ``clock_hz`` (of the slowest), ``temperature_c`` (of the hottest sensor),
         ``memory_free_nbytes`` (what can be had without swapping), and since the answer before: ``load``, the share of
@@ -234,7 +234,7 @@ def _shares(before: list[int] | None, after: list[int] | None) -> tuple[float | 
 
 
 def _clocks(cores: list[int]) -> tuple[float, ...]:
-    """Return the clocks of cores now, in Hz; none where the kernel does not tell."""
+    """Return the clocks of cores now, in Hz; none where the kernel does not report them."""
     clocks = (_number(_CPU / f"cpu{core}/cpufreq/scaling_cur_freq") for core in cores)
     return tuple(f * 1e3 for f in clocks if f is not None) or _clocks_of_cpuinfo(cores)
 
@@ -260,7 +260,7 @@ def _temperature() -> float | None:
 
 
 def available_nbytes() -> int | None:
-    """Return the bytes that this process can have without swapping, or None where the system does not tell."""
+    """Return the bytes that this process can have without swapping, or None where the system does not report them."""
     lines = _text(Path("/proc/meminfo")).splitlines()
     machine = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     found = [memory_left_nbytes(), *machine]

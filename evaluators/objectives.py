@@ -207,7 +207,7 @@ class Pricing:
             stop_above: in the objective's unit; runs may end early with one that is above.
 
         Raises:
-            UnavailableError: the device failed, or cannot tell.
+            UnavailableError: the device failed, or does not report it.
         """
         name = self.objective.name
         if name == "latency":
@@ -251,7 +251,7 @@ def pricing(objective: Objective, platform: Platform, session: Session) -> Prici
 
 
 class Priced(Protocol):
-    """What tells objectives of plans: a session, as the platform is or in all its states."""
+    """A source of objectives of plans: a session, of the platform as it is or in all its states."""
 
     @property
     def how(self) -> tuple[Pricing, ...]:
@@ -259,7 +259,7 @@ class Priced(Protocol):
         ...
 
     def only(self, which: int) -> Session:
-        """Return a session of the same plans that tells one of the objectives alone."""
+        """Return a session of the same plans for one of the objectives."""
         ...
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Candidate:
@@ -290,7 +290,7 @@ class PricedSession(ForwardingSession):
         return PricedSession(self.inner.in_state(state), self.how)
 
     def only(self, which: int) -> PricedSession:
-        """Return a session of the same plans that tells one of the objectives alone."""
+        """Return a session of the same plans for one of the objectives."""
         return PricedSession(self.inner, [self.how[which]])
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> PricedCandidate:
@@ -305,7 +305,7 @@ class PricedSession(ForwardingSession):
 
 
 class PricedCandidate(ForwardingCandidate):
-    """A plan that tells an objective; see :class:`~evaluators.base.Candidate`."""
+    """A plan with the samples of an objective; see :class:`~evaluators.base.Candidate`."""
 
     def __init__(self, inner: Candidate, plan: Plan, how: tuple[Pricing, ...], nbytes: Callable[[], int]) -> None:
         super().__init__(inner)

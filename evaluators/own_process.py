@@ -1,4 +1,4 @@
-"""How to run a function of this package in a process of its own, with the very code that runs here."""
+"""Functions of this package in a process of their own, with the very code that runs here."""
 
 from __future__ import annotations
 

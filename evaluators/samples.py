@@ -1,4 +1,4 @@
-"""What was measured, kept whole: every latency, the conditions, and what follows from them."""
+"""Samples and measurements, kept whole: every latency, the conditions, and what follows from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evaluators.schedule import Event, Timeline
 from search_spaces.core.errors import RunFolderError, UnavailableError, damage
 
 RUN_NOISE = 0.01
-"""Relative standard deviation of one run that is assumed before the samples can tell (a shared, otherwise idle CPU)."""
+"""Relative standard deviation of one run that is assumed before there are samples (a shared, otherwise idle CPU)."""
 
 Stopped = Literal["precision", "limit", "raced", "glimpsed"]
 
@@ -105,7 +105,7 @@ class Measurement:
         stopped: why no more runs were made: the interval is narrow enough, the limit of runs or seconds is reached,
             the candidate lost the race against the incumbent, or its first run did not promise to win, and there was
             no time for another.
-        timeline: the last run, where the evaluator can tell.
+        timeline: the last run, where the evaluator reports it.
         agreement: how the outputs compare with the whole model's, where that was looked at.
         cold: how many times longer than warm runs these samples are thought to have taken, since they are first runs.
         promised: whether there are later runs only because the first one was fast.
@@ -126,7 +126,7 @@ class Measurement:
 
     @property
     def median_s(self) -> float:
-        """What a warm run takes, in seconds, as far as these samples tell."""
+        """What a warm run takes, in seconds, as far as these samples show."""
         return self.latency_s.median / self.cold
 
     def to_json(self) -> dict[str, Any]:
@@ -179,7 +179,11 @@ def _timeline(events: Any) -> Timeline:
     return Timeline(
         tuple(
             Event(
-                int(e["stage"]), str(e["lane"]), float(e["start_s"]), float(e["end_s"]), float(e.get("copied_s", 0.0))
+                int(e["stage"]),
+                str(e["processor"]),
+                float(e["start_s"]),
+                float(e["end_s"]),
+                float(e.get("copied_s", 0.0)),
             )
             for e in events
         )
@@ -200,7 +204,7 @@ def read_agreement(content: Any) -> Agreement:
     if top1 is not None:
         changed, of = top1
         if not isinstance(changed, int) or not isinstance(of, int):
-            raise TypeError(f"{top1!r} are no counts")
+            raise TypeError(f"{top1!r} are not counts")
         top1 = changed, of
     return Agreement(
         identical=bool(content["identical"]),

@@ -1,4 +1,4 @@
-"""How often to run a candidate: warm-up, repetition until the median is known, and when it has lost the race.
+"""Sampling of a candidate: warm-up, repetition until the median is known, and early stopping.
 
 Decisions follow from the measured latencies alone, never from a clock, so replayed latencies lead to the same ones.
 
@@ -202,11 +202,11 @@ def measure(
         candidate: a loaded plan.
         policy: see there.
         incumbent: samples of the best candidate so far; without it every candidate is measured in full.
-        conditions: tells at the end what the samples were taken under, to be kept with them.
-        cold, hopeless: see :func:`~evaluators.sampling.prune_limit_s`.
+        conditions: returns at the end the conditions of the samples, to be kept with them.
+        cold, pruned: see :func:`~evaluators.sampling.prune_limit_s`.
         single_run: whether the first run may be the only one, where a second would take longer than ``policy.max_s``,
-            first runs of others tell what it says of a warm one, and that does not promise a new best. Many glimpses
-            find more than half as many looks: a first run, corrected, is no noisier than a later one.
+            first runs of other plans show how much a warm one takes, and that does not promise a new best. Many
+            single runs find more than half as many pairs: a first run, corrected, is no noisier than a later one.
         runs: makes the runs, and repeats those that waited for a core.
 
     Raises:

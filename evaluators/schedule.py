@@ -35,7 +35,7 @@ class Event:
     """
 
     stage: int
-    lane: str
+    processor: str
     start_s: float
     end_s: float
     copied_s: float = 0.0
@@ -44,7 +44,7 @@ class Event:
         """Return the event as plain values."""
         return {  # asdict copies deeply: 0.4 ms of a trial with 25 stages
             "stage": self.stage,
-            "lane": self.lane,
+            "processor": self.processor,
             "start_s": self.start_s,
             "end_s": self.end_s,
             "copied_s": self.copied_s,
@@ -67,10 +67,10 @@ class Timeline:
         found = []
         last: dict[str, Event] = {}
         for event in sorted(self.events, key=lambda e: e.start_s):
-            before = last.get(event.lane)
+            before = last.get(event.processor)
             if before is not None and before.end_s > event.start_s:
                 found.append((before, event))
-            last[event.lane] = event
+            last[event.processor] = event
         return found
 
 
@@ -109,7 +109,7 @@ class Task:
     Attributes:
         processor: its index.
         work_s: what it takes while nothing slows it.
-        needs: the tasks that it reads from, all earlier ones, and what each needs to hand over, in seconds.
+        needs: the tasks that it reads from, all earlier ones, and the transfer from each, in seconds.
         slowed: for each processor the factor on the task's time while that processor is busy; empty where nothing slows
             it.
     """
@@ -236,7 +236,7 @@ class _Run:
 
 
 def timeline(spans: Sequence[Span], processors: Sequence[str]) -> Timeline:
-    """Return spans as the events of one inference; span ``i`` is stage ``i``, on ``lanes[i]``."""
+    """Return spans as the events of one inference; span ``i`` is stage ``i``, on ``processors[i]``."""
     events = [
         Event(i, processor, start, end)
         for i, ((start, end), processor) in enumerate(zip(spans, processors, strict=True))
@@ -322,7 +322,7 @@ def rounds(plan: Plan, platform: Platform, needs: Sequence[Collection[int]]) -> 
 
 
 def arcs(plan: Plan, platform: Platform, needs: Sequence[Collection[int]], how: Rounds) -> list[Arc]:
-    """Return who waits for whom between lanes: for what it reads, for its turn, and for the memory of an inference."""
+    """Return which processor waits for which: for what it reads, for its turn, and for the memory of an inference."""
     lag, stages = how.lag, plan.stages
     found = [
         Arc(before, after, lag[after] - lag[before])

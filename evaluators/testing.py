@@ -86,7 +86,7 @@ class SyntheticCandidate(Candidate):
             scales.append(self._draw())
         factors = np.array(scales)
         events = self._timeline.events
-        last = tuple(Event(e.stage, e.lane, e.start_s * scales[-1], e.end_s * scales[-1]) for e in events)
+        last = tuple(Event(e.stage, e.processor, e.start_s * scales[-1], e.end_s * scales[-1]) for e in events)
         return Batch(makespan_s * factors, factors[:, None] * self._stage_s, Timeline(last))
 
     def _draw(self) -> float:

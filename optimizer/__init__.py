@@ -1,4 +1,4 @@
-"""Who chooses the next plan, remembers what it cost, and tells a person: :func:`optimize` does it from Python."""
+"""The search, its record and its reports; :func:`optimize` is the Python interface."""
 
 from __future__ import annotations
 

@@ -138,12 +138,12 @@ def _watching(config: StudyConfig, on_trial: Callable[[Trial], None] | None, *, 
 
     from optimizer.report.console import ProgressWatcher
 
-    tell = on_trial or (lambda _: None)
+    call_back = on_trial or (lambda _: None)
 
     class Watching(ProgressWatcher):
         def trial(self, trial: Trial) -> None:
             super().trial(trial)
-            tell(trial)
+            call_back(trial)
 
     class Quiet:
         """Shows nothing; what a person must know is a warning of Python's."""
@@ -157,6 +157,6 @@ def _watching(config: StudyConfig, on_trial: Callable[[Trial], None] | None, *, 
             warnings.warn(text, stacklevel=2)
 
         def trial(self, trial: Trial) -> None:
-            tell(trial)
+            call_back(trial)
 
     return Watching(config.budget, quiet=False, verbose=False) if progress else nullcontext(Quiet())

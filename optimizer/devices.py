@@ -1,4 +1,4 @@
-"""Which processors a study uses: those that are found, named, or described in a file."""
+"""Processors of a study: those that are found, named, or described in a file."""
 
 from __future__ import annotations
 
@@ -149,7 +149,12 @@ def choose_platform(
         elif reduced and evaluator.capabilities.reduced:
             platform = replace(platform, processors=(*platform.processors, *evaluator.reduced()))
     if allow_fallback:
-        platform = replace(platform, processors=tuple(map(with_cpu, platform.processors)))
+        processors = tuple(map(with_cpu, platform.processors))
+        if processors == platform.processors:
+            raise UsageError(
+                "--allow-fallback has no effect: no accelerator is among the processors", "name one with --processors"
+            )
+        platform = replace(platform, processors=processors)
     return replace(platform, processors=tell_apart(platform.processors))
 
 

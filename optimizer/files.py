@@ -52,7 +52,7 @@ def damage_of(file: Path, hint: str = "") -> Iterator[None]:
 
 
 def write_all(descriptor: int, content: bytes | memoryview) -> None:
-    """Write all bytes; the system may take fewer than it is given, and tells of a full disk only then."""
+    """Write all bytes; the system may take fewer than it is given, and reports a full disk only then."""
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(descriptor, rest) :]

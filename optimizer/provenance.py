@@ -1,4 +1,4 @@
-"""Who made the numbers: versions and machine, as plain values for a manifest."""
+"""Provenance: versions and machine, as plain values for a manifest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def provenance() -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Return what this machine is; None for what it does not tell."""
+    """Return what this machine is; None for what it does not report."""
     return {
         "cpu": _cpu_model(),
         "architecture": platform.machine(),

@@ -1,1 +1,1 @@
-"""What can be chosen: models as graphs, cut points, processors, plans, and the spaces they span."""
+"""Search spaces: models as graphs, cut points, processors, plans, and the spaces they span."""

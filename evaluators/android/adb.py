@@ -1,4 +1,4 @@
-"""What we say to an adb server: its smart-socket protocol, shell protocol version 2, and sync.
+"""Client of an adb server: its smart-socket protocol, shell protocol version 2, and sync.
 
 The server is the one that ``adb start-server`` leaves on port 5037 of this machine; it alone talks to the phones. The
 formats are those of ``OVERVIEW.TXT``, ``SERVICES.TXT`` and ``SYNC.TXT`` of Android's adb. A request opens a connection

@@ -9,7 +9,7 @@
         processors:
           - {name: big, kind: cpu, mask: f0, flags: [--num_threads=4, --use_xnnpack=true]}
           - {name: gpu, kind: gpu, flags: [--use_gpu=true]}
-        hand_over: {bandwidth_bytes_per_s: 4.0e+9, latency_s: 5.0e-5}   # between any two of them
+        transfer: {bandwidth_bytes_per_s: 4.0e+9, latency_s: 5.0e-5}   # between any two of them
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def find_handset(name: str) -> Handset:
 
 
 def _handset(name: str, entry: Value, folder: Path) -> Handset:
-    known = ("serial", "server", "benchmark_model", "processors", "hand_over")
+    known = ("serial", "server", "benchmark_model", "processors", "transfer")
     fields = entry.fields("a phone", known)
-    for key in ("serial", "benchmark_model", "processors", "hand_over"):
+    for key in ("serial", "benchmark_model", "processors", "transfer"):
         if key not in fields:
             raise entry.error(f"phone {name!r} must say {key!r}")
     server = split_address(fields["server"].text("server"), PORT) if "server" in fields else ("127.0.0.1", PORT)
@@ -77,9 +77,9 @@ def _handset(name: str, entry: Value, folder: Path) -> Handset:
             f"{benchmark} is not a file", "get benchmark_model for the phone's processor"
         )
     processors = tuple(_processor(each) for each in fields["processors"].each("processors"))
-    over = fields["hand_over"].fields("hand_over", ("bandwidth_bytes_per_s", "latency_s"))
+    over = fields["transfer"].fields("transfer", ("bandwidth_bytes_per_s", "latency_s"))
     if "bandwidth_bytes_per_s" not in over:
-        raise fields["hand_over"].error("hand_over must say 'bandwidth_bytes_per_s'")
+        raise fields["transfer"].error("transfer must say 'bandwidth_bytes_per_s'")
     bandwidth = over["bandwidth_bytes_per_s"].number("the bandwidth", above=1.0)
     latency_s = over["latency_s"].number("the latency") if "latency_s" in over else 0.0
     pairs = itertools.combinations(sorted({p.name for p in processors}), 2)

@@ -112,7 +112,7 @@ def read_profile(content: bytes) -> StageProfile:
     """Read the file that ``--op_profiling_output_file`` named.
 
     Raises:
-        UnavailableError: it is no profile, or tells of no run.
+        UnavailableError: it is not a profile, or has no run.
     """
     from ai_edge_litert.profiling_info_pb2 import BenchmarkProfilingData
     from google.protobuf.message import DecodeError
@@ -177,7 +177,7 @@ class AdbSession(Session):
         """
         links = {(link.bandwidth_bytes_per_s, link.latency_s) for link in self._platform.links}
         price = "; ".join(f"{rate:g} B/s and {latency_s:g} s" for rate, latency_s in sorted(links)) or "nothing"
-        return {**self._reported, "device": self._handset.name, "hand_over": f"not measured: priced at {price}"}
+        return {**self._reported, "device": self._handset.name, "transfer": f"not measured: priced at {price}"}
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> AdbCandidate:
         """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance).
@@ -238,7 +238,7 @@ class AdbSession(Session):
         return out.decode(errors="replace").split(" ")[0] if code == 0 else ""
 
     def _conditions(self) -> dict[str, Any]:
-        """Return how hot the phone is and how fast its cores are, as far as it tells."""
+        """Return how hot the phone is and how fast its cores are, as far as it reports."""
         reported: dict[str, Any] = {}
         with suppress(UnavailableError, ValueError):
             battery = self._run(["dumpsys", "battery"])
@@ -259,7 +259,7 @@ class AdbSession(Session):
 
 
 class AdbCandidate(Candidate):
-    """A plan whose stages were timed; ``benchmark_model`` does not tell outputs."""
+    """A plan whose stages were timed; ``benchmark_model`` does not report outputs."""
 
     def __init__(self, graph: Graph, plan: Plan, platform: Platform, samples: list[list[float]]) -> None:
         self._plan, self._samples, self._law = plan, samples, Law.of(platform)

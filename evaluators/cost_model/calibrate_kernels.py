@@ -70,7 +70,7 @@ class Loaded:
         runtime: :class:`~evaluators.litert.worker.capi.Runtime`, started.
         cores: what its threads are pinned to.
         settings: as :func:`~evaluators.litert.settings.compile_settings` returns them; with :data:`PROFILING`,
-            :meth:`events` tells of its kernels.
+            :meth:`events` has its kernels.
     """
 
     def __init__(self, runtime: Any, path: str, settings: dict[str, Any], cores: Sequence[int]) -> None:
@@ -258,7 +258,7 @@ def main() -> None:
 
 
 def _watching(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings with which a runtime tells the times of its kernels."""
+    """Return the settings with which a runtime reports the times of its kernels."""
     if "properties" in settings:
         return settings | {"properties": settings["properties"] | {"PERF_COUNT": "YES"}}
     return settings | PROFILING

@@ -3,7 +3,7 @@
 An operator's time depends on what runs before it, since that fills the caches; so operators are timed as parts of
 small networks, not one by one. A walk starts from an image or from a map of some size and adds operators of drawn kinds
 and widths while they stay affordable. Some walks know two kinds of operators only: what a core ran just before changes
-how it runs the next operator (:mod:`evaluators.cost_model.features`), and where everything is mixed nothing tells that.
+how it runs the next operator (:mod:`evaluators.cost_model.features`), and where everything is mixed nothing shows that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What to time next, and a profile from what was timed."""
+"""Calibration: choice of the next timing, and a profile from the timings."""
 
 from __future__ import annotations
 

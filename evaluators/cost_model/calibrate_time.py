@@ -9,7 +9,7 @@ the order is no longer the model's: :func:`run_order`.
 
 Time a model's operators where they stand, the whole model, and a fixed kernel between them.
 
-A machine's clock may drift by more than half between two hours, and nothing tells. So every measurement is taken in
+A machine's clock may drift by more than half between two hours, and nothing shows it. So every measurement is taken in
 rounds between runs of one reference network, and is given as a multiple of it: what the machine did to the one, it did
 to the other.
 """
@@ -269,7 +269,7 @@ def warm(candidate: Candidate) -> float:
     candidate.run(1)
     latency_s = candidate.run(2).latency_s
     if not np.all(np.isfinite(latency_s)):
-        raise UnavailableError("the device returned times that are no numbers")
+        raise UnavailableError("the device returned times that are not numbers")
     return max(1e-7, float(latency_s.min()))
 
 

@@ -1,4 +1,4 @@
-"""What the sum of terms misses, learned from neighbours: smooth corrections, and fine ones of one machine.
+"""Corrections of the sum of terms, learned from neighbours: smooth ones, and fine ones of one machine.
 
 The logarithm of measured over predicted time is smooth over the logarithms of a shape's sizes (slices of four channels,
 pixels, filter). A Gaussian process over them corrects near what was measured and fades away from it, where the sum of
@@ -6,9 +6,9 @@ terms stands alone; the distance to the nearest support says how far a predictio
 
 What analytic terms leave over on one machine, learnt finely: a Gaussian process with a length scale a feature.
 
-Where thousands of operators were timed within models, the shapes' neighbours tell more than a smooth correction: how a
-size falls onto tiles, what the producer left in cache. The covariance is Matérn 3/2, since shapes next to each other
-may lie on either side of a tile; the scales are the likeliest ones (Rasmussen and Williams 2006, algorithm 2.1).
+Where thousands of operators were timed within models, neighbours of a shape predict better than a smooth correction:
+how a size falls onto tiles, what the producer left in cache. The covariance is Matérn 3/2, since shapes next to each
+other may lie on either side of a tile; the scales are the likeliest ones (Rasmussen and Williams 2006, algorithm 2.1).
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def shape_features(rows: Columns) -> Array:
             rows.resident / np.maximum(rows.read, 1.0),
             np.log2((rows.read + 64.0) / (rows.written + 64.0)),
             np.where(rows.weight > 0, np.log2(np.clip(rows.interval, *_INTERVALS_S)), 0.0),
-            _HISTORY * history_effect(rows.duty),
+            _HISTORY * history_effect(rows.matrix_share),
             *(_left_over(channels, tile) for tile in _TILES_CHANNELS),
             _left_over(rows.pixels, _TILE_PIXELS),
         ],

@@ -1,4 +1,4 @@
-"""What decides an operator's time: the kernel that runs it, its work, its traffic, its shape, and what ran before it.
+"""Features that decide an operator's time: its kernel, work, traffic, shape, and what ran before it.
 
 Seed 004: work (MACs) and traffic (bytes) together explain latency, neither alone. Seed 002: what remains is how the
 shape falls onto the kernel's tiles, so that the shape is part of the record.
@@ -7,8 +7,8 @@ What ran just before an operator: a core that multiplied matrices runs other ker
 
 On the machine this was found on, a 3 by 3 convolution takes 1.9 ms where convolutions alone run, and 2.1 to 2.25 ms
 within about 4 ms of a matrix product, such as a pointwise convolution; matrix products are slower where none ran before
-them. What state the processor keeps is not known; other operators neither cause nor undo it. It is described by a duty:
-the share of the time before that matrix products took, recent time counting more.
+them. What state the processor keeps is not known; other operators neither cause nor undo it. It is
+described by the share of the time before that matrix products took, recent time counting more.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class OperatorFeatures:
         free: whether nothing runs: a change of shape alone, or made part of a neighbour by the runtime.
         interval_s: seconds from one inference to the next: what others leave of its weights in the last cache by then
             decides how quickly they come; 0 where unknown.
-        duty: how much of the time just before matrix products took (:func:`with_duties`), from 0 to 1.
+        matrix_share: how much of the time just before matrix products took (:func:`with_matrix_shares`), from 0 to 1.
         resident_bytes: of ``read_bytes``, what the operator that ran just before wrote: it may still be in cache.
     """
 
@@ -94,7 +94,7 @@ class OperatorFeatures:
     free: bool = False
     resident_bytes: int = 0
     interval_s: float = 0.0
-    duty: float = 0.0
+    matrix_share: float = 0.0
 
     @property
     def key(self) -> str:
@@ -122,7 +122,7 @@ class OperatorFeatures:
 
     @property
     def fine_once(self) -> str:
-        """What :attr:`fine` was before it told how operands are repeated, as profiles of that time know it."""
+        """What :attr:`fine` was before it included how operands are repeated, as profiles of that time know it."""
         return self.fine.removesuffix(f"+{self.repeats}")
 
     @property
@@ -282,7 +282,7 @@ class Columns:
     groups: Array
     inputs: Array
     interval: Array  # seconds between two uses of the same weights; 0 where unknown
-    duty: Array  # share of the time just before that matrix products took
+    matrix_share: Array  # share of the time just before that matrix products took
     pixels: Array  # of the output
     pixels_in: Array
     channels: Array  # of the output
@@ -294,7 +294,8 @@ class Columns:
 
 
 _OWN = attrgetter(
-    *("macs", "read_bytes", "weight_bytes", "written_bytes", "resident_bytes", "groups", "inputs", "interval_s", "duty")
+    *("macs", "read_bytes", "weight_bytes", "written_bytes", "resident_bytes", "groups"),
+    *("inputs", "interval_s", "matrix_share"),
 )
 
 
@@ -309,7 +310,7 @@ def columns(features: Sequence[OperatorFeatures]) -> Columns:
 
 MEMORY_S = 4e-3
 """Time after which what ran counts for a factor of e less."""
-_LEAST_DUTY = 0.03
+_LEAST_SHARE = 0.03
 
 
 def multiplies_matrices(feature: OperatorFeatures) -> bool:
@@ -319,30 +320,30 @@ def multiplies_matrices(feature: OperatorFeatures) -> bool:
     return feature.kernel == "matmul" or (feature.kernel == "pointwise" and feature.stride == (1, 1))
 
 
-def history_effect(duty: Array) -> Array:
-    """Return what a duty does to kernels, from 0 (nothing) to about 1; a little of it does much."""
-    result: Array = 1.0 + np.log(np.maximum(duty, 0.0) + _LEAST_DUTY) / np.log(1.0 / _LEAST_DUTY)
+def history_effect(matrix_share: Array) -> Array:
+    """Return the effect of a share of matrix products, from 0 to about 1; it rises steeply from a share of 0."""
+    result: Array = 1.0 + np.log(np.maximum(matrix_share, 0.0) + _LEAST_SHARE) / np.log(1.0 / _LEAST_SHARE)
     return result
 
 
-def with_duties(features: Sequence[OperatorFeatures], seconds: Array) -> list[OperatorFeatures]:
-    """Return the features of a model that runs again and again, each with the duty while it runs.
+def with_matrix_shares(features: Sequence[OperatorFeatures], seconds: Array) -> list[OperatorFeatures]:
+    """Return the features of a model that runs again and again, each with its ``matrix_share``.
 
     Args:
         seconds: what each operator takes, shape ``(n,)``; one that is not known counts as nothing.
     """
     took = np.maximum(np.nan_to_num(seconds, nan=0.0, posinf=0.0), 0.0) / MEMORY_S
     fades = np.exp(-took)
-    duty = 0.0
+    matrix_share = 0.0
     for feature, fade in zip(features, fades, strict=True):
-        duty = duty * fade + _busy(feature) * (1.0 - fade)
-    duty /= max(1e-9, 1.0 - float(fades.prod()))  # as all inferences before leave it
+        matrix_share = matrix_share * fade + _busy(feature) * (1.0 - fade)
+    matrix_share /= max(1e-9, 1.0 - float(fades.prod()))  # as all inferences before leave it
     found = []
     for feature, fade, length in zip(features, fades, took, strict=True):
         busy = _busy(feature)
         share = (1.0 - fade) / length if length > 1e-9 else 1.0  # of what was before, on average while it runs
-        found.append(replace(feature, duty=float(busy + (duty - busy) * share)))
-        duty = busy + (duty - busy) * fade
+        found.append(replace(feature, matrix_share=float(busy + (matrix_share - busy) * share)))
+        matrix_share = busy + (matrix_share - busy) * fade
     return found
 
 

@@ -28,7 +28,7 @@ from evaluators.cost_model.features import (
     OperatorFeatures,
     columns,
     history_effect,
-    with_duties,
+    with_matrix_shares,
 )
 from evaluators.cost_model.kernels import KernelModel, Tile, term
 from evaluators.cost_model.profile import ProcessorProfile
@@ -91,7 +91,7 @@ class TimedModel:
     def with_intervals(self) -> list[OperatorFeatures]:
         """Return the features, each with the time from one inference to the next."""
         interval_s = self.whole_s if np.isfinite(self.whole_s) else float(np.nansum(self.operator_s))
-        return with_duties([replace(f, interval_s=interval_s) for f in self.features], self.operator_s)
+        return with_matrix_shares([replace(f, interval_s=interval_s) for f in self.features], self.operator_s)
 
     @property
     def sum_s(self) -> float:
@@ -294,7 +294,7 @@ def _fit_kernel(
             named = {name: float(p) for name, p in zip(terms, prices, strict=True) if p > 0}
             best, least = (KernelModel(named, tile, ranges=_ranges(rows), samples=len(seconds)), residual), loss
     if best is None:
-        raise ProfileError("no tile fits an operator; its times or its terms are no numbers")
+        raise ProfileError("no tile fits an operator; its times or its terms are not numbers")
     model, residual = best
     correction = fit_correction(rows, residual) if correct else None
     model = replace(model, correction=correction)
@@ -478,7 +478,7 @@ _ONE_KERNEL: Mapping[str, str] = {
     "fully_connected/rows": "pointwise",
 }
 
-# Kernels that do the same work: where few shapes of the one were timed, the other, of which there are many, tells more.
+# Kernels that do the same work: where few shapes of the one were timed, the many of the other predict better.
 _SAME_WORK: Mapping[str, tuple[str, ...]] = {"matmul": ("pointwise", "fully_connected")}
 
 
@@ -557,7 +557,7 @@ def _groups(features: Sequence[OperatorFeatures], seconds: Array) -> dict[str, l
             found.setdefault(key, []).append(index)
     kept: dict[str, list[int]] = {}
     for key, where in found.items():
-        # One of few shapes is known to its coarser kernel, too, which tells more about others.
+        # One of few shapes is known to its coarser kernel, too, which predicts others better.
         shapes = {(f.macs, f.read_bytes, f.weight_bytes, f.written_bytes) for f in (features[i] for i in where)}
         if len(shapes) >= _LEAST_SHAPES if "/" in key else len(where) >= _LEAST:
             kept[key] = where
@@ -651,13 +651,13 @@ def _base(key: str, rows: Columns, seconds: Array, near_s: float) -> KernelModel
 def _priced(rows: Columns, seconds: Array, terms: Sequence[str], tile: Tile) -> tuple[KernelModel, float]:
     """Return prices on a tile, and the mean of what they are off, as a logarithm."""
     table = np.stack([term(name, rows, tile) for name in terms], axis=1)
-    prices, swayed = _prices(table, seconds, history_effect(rows.duty))
-    model = KernelModel({n: float(p) for n, p in zip(terms, prices, strict=True) if p > 0}, tile, swayed=swayed)
+    prices, history = _prices(table, seconds, history_effect(rows.matrix_share))
+    model = KernelModel({n: float(p) for n, p in zip(terms, prices, strict=True) if p > 0}, tile, history=history)
     return model, float(np.mean(np.abs(np.log(np.maximum(model.base_s(rows), 1e-9) / seconds))))
 
 
-def _prices(table: Array, seconds: Array, swayed: Array) -> tuple[Array, float]:
-    """Return positive prices, and a sway, that come nearest to the logarithms of times.
+def _prices(table: Array, seconds: Array, history: Array) -> tuple[Array, float]:
+    """Return positive prices, and a history effect, that come nearest to the logarithms of times.
 
     What is left over is learnt as a factor, so that it is factors that count here, too; those far off count less.
     """
@@ -669,12 +669,12 @@ def _prices(table: Array, seconds: Array, swayed: Array) -> tuple[Array, float]:
     least = 0.01 / np.maximum((terms / seconds[:, None]).mean(axis=0), 1e-30)  # a hundredth of the usual time
 
     def residual(theta: Array) -> Array:
-        result: Array = np.log(terms @ np.exp(theta[:-1]) / seconds) + theta[-1] * swayed
+        result: Array = np.log(terms @ np.exp(theta[:-1]) / seconds) + theta[-1] * history
         return np.append(result, _SHRUNK * theta[-1])
 
     def slope(theta: Array) -> Array:
         parts = terms * np.exp(theta[:-1])
-        shares = np.column_stack([parts / parts.sum(axis=1)[:, None], swayed])
+        shares = np.column_stack([parts / parts.sum(axis=1)[:, None], history])
         return np.vstack([shares, [*np.zeros(terms.shape[1]), _SHRUNK]])
 
     first = np.log(np.maximum(start, least))

@@ -1,4 +1,4 @@
-"""What explains latency as a network gets wider, as seed 004 asks.
+"""Indicators that explain latency as a network gets wider, as seed 004 asks.
 
 Four indicators of a model, and how much of the variance of measured latencies each explains by a straight line. Cache
 accesses are estimates from sizes, not counts of hardware counters, and are labelled so.

@@ -1,4 +1,4 @@
-"""What a kernel costs as a sum of analytic terms, each with a fitted price that is not negative.
+"""Cost of a kernel as a sum of analytic terms, each with a fitted price that is not negative.
 
 A term is a quantity that follows from the operator's shape: multiply-accumulates rounded up to whole tiles (the
 analytical, non-linear part of seed 002's predictor), bytes moved (seed 004), a launch. A kernel's time is
@@ -134,7 +134,7 @@ class KernelModel:
         ranges: name of a column (:class:`Columns`) → least and greatest value in the fit.
         samples: operators in the fit; of a fit from whole models, operators in all of them.
         correction: of the sum of terms; None where there was none to learn from.
-        swayed: logarithm of how much longer it takes where nothing but matrix products ran just before.
+        history: logarithm of how much longer it takes where nothing but matrix products ran just before.
     """
 
     prices: Mapping[str, float]
@@ -143,19 +143,19 @@ class KernelModel:
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     samples: int = 0
     correction: Correction | Process | None = None
-    swayed: float = 0.0
+    history: float = 0.0
 
     @property
     def remembers(self) -> bool:
         """Whether what ran before an operator, or when it ran last, plays a part."""
-        return bool(self.tile.near_s or self.swayed or isinstance(self.correction, Process))
+        return bool(self.tile.near_s or self.history or isinstance(self.correction, Process))
 
     def base_s(self, rows: Columns) -> Array:
         """Return the sum of terms for each operator, in seconds, shape ``(n,)``; it grows with work and bytes."""
         total = np.zeros_like(rows.macs)
         for name, price in self.prices.items():
             total += price * term(name, rows, self.tile)
-        return total * np.exp(self.swayed * history_effect(rows.duty)) if self.swayed else total
+        return total * np.exp(self.history * history_effect(rows.matrix_share)) if self.history else total
 
     def predict(self, rows: Columns) -> tuple[Array, Array]:
         """Return the time of each operator in seconds and its relative standard deviation, shape ``(n,)``."""
@@ -163,8 +163,8 @@ class KernelModel:
         if self.correction is None or not len(base):
             return base, np.full_like(base, self.sigma)
         exponent, support = self.correction.apply(rows)
-        doubt = self.correction.spread * np.sqrt(np.maximum(0.0, 1.0 - support**2))
-        return base * np.exp(np.clip(exponent, -_MOST_CORRECTED, _MOST_CORRECTED)), np.hypot(self.sigma, doubt)
+        spread = self.correction.spread * np.sqrt(np.maximum(0.0, 1.0 - support**2))
+        return base * np.exp(np.clip(exponent, -_MOST_CORRECTED, _MOST_CORRECTED)), np.hypot(self.sigma, spread)
 
     def outside(self, rows: Columns) -> Array:
         """Return how far each operator lies outside the fitted range: 1 inside, else the greatest ratio beyond it."""

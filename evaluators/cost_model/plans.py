@@ -92,7 +92,7 @@ class PlanSimulator:
         found: list[Task] = []
         several = len({stage.processor for stage in plan.stages}) > 1
         excluded = self.law.excluded
-        # Of each lane: the last stages, of those behind its own last one, on processors that need its cores.
+        # Of each processor: the last stages, of those behind its own last one, on processors that need its cores.
         turns: list[dict[int, int]] = [{} for _ in excluded]
         for index, stage in enumerate(plan.stages):
             processor = self._processors[stage.processor]
@@ -143,8 +143,8 @@ class PlanSimulator:
     def errors(self, plan: Plan) -> Errors:
         """Return what one standard deviation of each thing that may be wrong changes a plan's latency by, relative.
 
-        These are, for each kind of lane: each operator on it, what all operators on it have in common
-        (:data:`CORRELATION`), and what calling a stage costs; and each way to hand over. They are the same for all
+        These are, for each kind of processor: each operator on it, what all operators on it have in common
+        (:data:`CORRELATION`), and what calling a stage costs; and each way of a transfer. They are the same for all
         plans, so that what two plans share does not make it uncertain which is the faster one.
         """
         kinds = [p.like for p in self.platform.processors]
@@ -163,10 +163,10 @@ class PlanSimulator:
             total += float(p.operator_s[processor, operators].sum() + p.invocation_s[processor])
             for writer, _, nbytes in self._inside(stage.operators).reads:
                 if (source := place[writer]) != processor:
-                    handed = p.latency_s[source, processor] + nbytes * p.byte_s[source, processor]
+                    transfer_s = p.latency_s[source, processor] + nbytes * p.byte_s[source, processor]
                     if p.cold_s is not None:
-                        handed += min(1.0, nbytes / COLD_BYTES) * p.cold_s[source, processor]
-                    ways[known.index(kinds[source]), kind] += UNSURE * handed
+                        transfer_s += min(1.0, nbytes / COLD_BYTES) * p.cold_s[source, processor]
+                    ways[known.index(kinds[source]), kind] += UNSURE * transfer_s
         common = math.sqrt(CORRELATION) * single.sum(axis=1)
         parts = (math.sqrt(1.0 - CORRELATION) * single.ravel(), common, calls, ways.ravel())
         return np.concatenate(parts) / total if total > 0 else np.zeros(sum(part.size for part in parts))

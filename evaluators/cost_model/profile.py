@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from evaluators.cost_model.correction import Process
-from evaluators.cost_model.features import Array, OperatorFeatures, columns, with_duties
+from evaluators.cost_model.features import Array, OperatorFeatures, columns, with_matrix_shares
 from evaluators.cost_model.kernels import KernelModel
 from search_spaces.core.bounded import built, parsed_json, read_bounded
 from search_spaces.core.errors import ProfileError, UsageError, shown
@@ -185,7 +185,7 @@ class CostProfile:
         seconds, interval_s = np.array([_ROUGH_S_PER_MAC * f.macs for f in features]), _LONG_S
         for _ in range(_PASSES if any(kernel.remembers for kernel in self[processor].kernels.values()) else 1):
             timed = [f if f.interval_s else replace(f, interval_s=interval_s) for f in features]
-            found = self._predict(with_duties(timed, seconds), processor)
+            found = self._predict(with_matrix_shares(timed, seconds), processor)
             seconds, interval_s = found.seconds, float(found.seconds.sum())
         return found
 
@@ -196,10 +196,10 @@ class CostProfile:
         for key, where in _by_key(features, model).items():
             kernel, seen = self._kernel(processor, key)
             picked = rows[where]
-            kernel_s, doubt = kernel.predict(picked)
+            kernel_s, spread = kernel.predict(picked)
             seconds[where] = kernel_s + model.dispatch_s
             beyond = np.log(kernel.outside(picked))
-            sigma[where] = np.hypot(doubt if seen else np.maximum(doubt, UNSEEN_SIGMA), 0.5 * beyond)
+            sigma[where] = np.hypot(spread if seen else np.maximum(spread, UNSEEN_SIGMA), 0.5 * beyond)
         return Prediction(seconds, sigma)
 
     def predict_whole(self, features: Sequence[OperatorFeatures], processor: str) -> float:
@@ -242,10 +242,10 @@ def _by_key(
     features: Sequence[OperatorFeatures], model: ProcessorProfile
 ) -> dict[str, np.ndarray[Any, np.dtype[np.intp]]]:
     found: dict[str, list[int]] = {}
-    tells = any(key.endswith(("+pixels", "+channels")) for key in model.kernels)
+    fine_keys = any(key.endswith(("+pixels", "+channels")) for key in model.kernels)
     for index, feature in enumerate(features):
         if not feature.free and feature.kernel not in model.merged:
-            fine = feature.fine if tells else feature.fine_once
+            fine = feature.fine if fine_keys else feature.fine_once
             key = fine if fine in model.kernels else feature.key
             found.setdefault(key, []).append(index)
     return {key: np.asarray(where, dtype=np.intp) for key, where in found.items()}
@@ -256,7 +256,7 @@ Reported = set[tuple[str, bool]]
 
 
 def extrapolation_warning(name: str, concerns: Mapping[str, Iterable[Concern]], reported: Reported) -> str | None:
-    """Return a line about operators that a profile was not fitted to, or None where everything was reported before.
+    """Return a line about operators that a profile was not fitted to, or None where all kernels were reported before.
 
     Args:
         name: of the profile.
@@ -269,11 +269,13 @@ def extrapolation_warning(name: str, concerns: Mapping[str, Iterable[Concern]], 
     for processor, found in concerns.items():
         for concern in found:
             what = concern.kernel, math.isinf(concern.beyond)
+            if what in reported:
+                continue
             operators.update(concern.operators)
             processors.setdefault(what, []).append(processor)
             if what not in worst or concern.beyond > worst[what].beyond:
                 worst[what] = concern
-    if processors.keys() <= reported:
+    if not processors:
         return None
     reported.update(processors)
     far = [

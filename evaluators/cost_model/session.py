@@ -222,7 +222,7 @@ class StatesSession(ForwardingSession):
         return cast("Priced", self.inner).how
 
     def only(self, which: int) -> StatesSession:
-        """Return a session of the same plans that tells one of the objectives alone.
+        """Return a session of the same plans for one of the objectives.
 
         Which the inner session then is.
         """

@@ -1,4 +1,4 @@
-"""What a graph costs on a platform, as tables: each operator on each processor, each way between two processors.
+"""Cost tables of a graph on a platform: each operator on each processor, each transfer between two processors.
 
 The tables are what a profile (:mod:`evaluators.cost_model.profile`) says about one graph; the simulator reads nothing
 else, so that it can also run on tables that were measured.
@@ -141,7 +141,7 @@ def slowed(usual: Prices, state: State, platform: Platform) -> Prices:
 
 
 def profile_key(profile: CostProfile, processor: Processor) -> str:
-    """Return under which name a profile knows a lane: its own, or what it is like.
+    """Return under which name a profile has a processor: its own, or what it is like.
 
     Raises:
         ProfileError: under neither.

@@ -137,7 +137,7 @@ class Client:
         if process is None:
             return "is not there"
         try:
-            code = process.wait(_LAST_S)  # one that died by itself tells why
+            code = process.wait(_LAST_S)  # one that died by itself has a code
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

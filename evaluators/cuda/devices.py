@@ -1,4 +1,4 @@
-"""What GPU there is and what its streams' options mean; the parent never loads PyTorch or the driver."""
+"""GPUs of this machine and options of their streams; the parent never loads PyTorch or the driver."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def find_gpu() -> str:
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
     except subprocess.TimeoutExpired as error:
-        raise UnavailableError(f"PyTorch did not tell within {_LIMIT_S:g} s whether there is a GPU") from error
+        raise UnavailableError(f"PyTorch did not find out within {_LIMIT_S:g} s whether there is a GPU") from error
     lines = run.stdout.strip().splitlines()
     if run.returncode or not lines:
         reason = (run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1]

@@ -164,7 +164,7 @@ def _data(operator: Operator) -> Sequence[int]:
 
 def _weighted(graph: Graph, operator: Operator) -> str:
     if not all(float_constant(graph, t) for t in operator.inputs[1:] if t != -1):
-        return "has weights that are no plain constants"
+        return "has weights that are not plain constants"
     data, weights = graph.tensors[operator.inputs[0]], graph.tensors[operator.inputs[1]]
     if operator.kind == "CONV_2D" and (not weights.shape[3] or data.shape[3] % weights.shape[3]):
         return "has channels that do not fit"

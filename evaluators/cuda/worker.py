@@ -63,7 +63,7 @@ class Streams(Protocol):
 
 
 class CudaStreams:
-    """Streams of the GPU; work is a captured graph, and an event behind it tells its end."""
+    """Streams of the GPU; work is a captured graph, and an event behind it marks its end."""
 
     def __init__(self, count: int) -> None:
         torch = torch_module()

@@ -34,7 +34,7 @@ class Adapter:
         name: as the driver calls it (``NVIDIA H200``).
         kind: ``discrete``, ``integrated``, ``virtual``, ``other``, or ``software``, which computes on the CPU.
         driver_file: Vulkan's description of its driver.
-        driver_version, api_version: as the driver tells them.
+        driver_version, api_version: as the driver reports them.
     """
 
     name: str

@@ -18,7 +18,7 @@ from evaluators.litert.program import LOG_NBYTES, Binding, Schedule, copies, lay
 from evaluators.litert.settings import CPU, accelerators_of
 from evaluators.litert.stages import TakenStages
 from evaluators.litert.worker.shared_memory import Semaphores
-from evaluators.litert.workers import SLACK_S, Arena, Request, WorkerError, Workers, bind_program, tell
+from evaluators.litert.workers import SLACK_S, Arena, Request, WorkerError, Workers, bind_program, notify
 from evaluators.schedule import Event, Timeline
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
@@ -43,7 +43,7 @@ class LitertCandidate(Candidate):
         first_outputs: what the plan computes in a first run, for models with state, whose later runs compute
             something else.
         explain: returns, for a processor whose worker failed and what it said, the error that names the operator.
-        on_close: told once when the candidate is closed.
+        on_close: called once when the candidate is closed.
     """
 
     def __init__(
@@ -257,14 +257,14 @@ class LitertCandidate(Candidate):
         self._closed = True
         if self._pipeline is not None:
             self._pipeline.close()
-        tell(self._workers, self._ends, {"op": "drop", "id": self._number})
+        notify(self._workers, self._ends, {"op": "drop", "id": self._number})
         self._on_close()
 
 
 def blamed(error: WorkerError, times: NDArray[np.int64], plan: Plan, order: Schedule, *, apart: bool = True) -> str:
     """Return what went wrong, with the stage that was running on the processor whose worker failed.
 
-    The log tells who waits for whom, but not whether a worker that was stopped after a stage had told the others of
+    The log shows who waits for whom, but not whether a worker that was stopped after a stage had notified the others of
     its end; what the system says of it counts first. Unless stages are recorded ``apart``, a later one may be meant.
     """
     if error.reported:

@@ -402,7 +402,7 @@ def read_workload_plan(path: Path) -> WorkloadFiles:
     folder = path if path.is_dir() else path.parent
     try:
         if document.get("kind") != KIND:
-            raise PlanError(f"{path}: is no plan of several models", "optimize execute runs those of one model too")
+            raise PlanError(f"{path}: is not a plan of several models", "optimize execute runs those of one model too")
         if document["schema_version"] != SCHEMA_VERSION:
             raise PlanError(f"{path}: has schema_version {document['schema_version']}, this version reads 1")
         platform = platform_of(document["platform"])

@@ -20,7 +20,7 @@ from evaluators.litert.stages import Entry, StageCache, engine_of
 from evaluators.litert.worker.runtimes import INTERPRETER
 from evaluators.litert.worker.shared_memory import Semaphores
 from evaluators.litert.worker.shared_scheduler import SharedScheduler, scheduler_head
-from evaluators.litert.workers import Arena, Request, bind_program, tell
+from evaluators.litert.workers import Arena, Request, bind_program, notify
 from evaluators.workload.lowered import over_before
 from evaluators.workload.outcome import Outcome, outcome
 from evaluators.workload.scheduler import QueueClient
@@ -174,7 +174,7 @@ class InstanceBinding:
         arena, self._arena = self._arena, None
         for process, entry in self._entries.items():
             with suppress(UnavailableError):  # it is gone, and with it what it was to forget
-                tell(self._workers, {process: entry.ends}, {"op": "drop", "id": self.number})
+                notify(self._workers, {process: entry.ends}, {"op": "drop", "id": self.number})
             self._stages.give_back(entry)
         self._entries.clear()
         if arena is not None:
@@ -186,7 +186,7 @@ class Executor:
     """Runs a plan's workload; a run of it is a run of the whole workload.
 
     A model that crashes, or hangs, is taken out: its requests fail, its process is started anew, and all other models
-    go on. ``failures`` tells of it, by client; later runs leave it out.
+    go on. ``failures`` has it, by client; later runs leave it out.
 
     Args:
         instances: of each client of ``found``.

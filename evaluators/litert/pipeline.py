@@ -20,7 +20,7 @@ from evaluators.base import Batch
 from evaluators.litert import tensors
 from evaluators.litert.program import LOG_NBYTES, ONE_FRAME, Binding, Layout
 from evaluators.litert.worker.shared_memory import Semaphores
-from evaluators.litert.workers import SLACK_S, Arena, Request, WorkerError, Workers, bind_program, tell
+from evaluators.litert.workers import SLACK_S, Arena, Request, WorkerError, Workers, bind_program, notify
 from evaluators.schedule import arcs, needs_of, rounds
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
@@ -194,7 +194,7 @@ class Pipeline:
 
     def close(self) -> None:
         """Give the memory back, and have the workers forget the pipeline."""
-        tell(self._workers, self._ends, {"op": "drop", "id": self._number})
+        notify(self._workers, self._ends, {"op": "drop", "id": self._number})
         self._give_back()
 
     def _give_back(self) -> None:
@@ -257,7 +257,7 @@ class Pipeline:
     def _guarded(self) -> None:
         try:
             self._run()
-        except BaseException as error:  # noqa: BLE001 - told to the one who waits
+        except BaseException as error:  # noqa: BLE001 - passed to the one who waits
             self._failure = error
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""What this machine offers: all its cores together, each core as a processor of its own, and its hardware adapters.
+"""Processors of this machine: all cores together, each core alone, and hardware adapters.
 
 A processor is described by plain options, which a plan file may carry to another machine; whether this machine can
 serve them is found out when its worker is started (:mod:`evaluators.litert.workers`).

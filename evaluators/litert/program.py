@@ -42,7 +42,7 @@ class Schedule:
         stages: processor → its stages in dispatch order; that of stage 0 (the leader) first.
         edges: the waits that are needed, none implied by another.
         before: for each stage the stages certainly over when it starts, as a bit set.
-        sleepers: processors on whose cores others may still run when their own last stage is over.
+        sleeping: processors on whose cores others may still run when their own last stage is over.
     """
 
     stages: Mapping[str, Sequence[int]]

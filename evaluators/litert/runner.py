@@ -266,7 +266,7 @@ class PlanRunner(_Runner):
 class WorkloadRunner(_Runner):
     """A plan of several models on its processors, ready to run; close it, or use it in a ``with``.
 
-    A model that crashes, or hangs, fails alone; :attr:`failures` tells of it.
+    A model that crashes, or hangs, fails alone; :attr:`failures` has it.
 
     Args:
         path: a ``plan.json`` or the folder that holds it, as ``optimize`` writes it to ``RUN/best/``.

@@ -145,7 +145,7 @@ class LocalSession(Session):
     Args:
         platform: processors, and pools of them.
         workers: the caller's.
-        facts: what does not change, told with all conditions.
+        facts: what does not change, part of all conditions.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a processor's options mean: to the runtime, to its worker process, and for how exact its outputs are."""
+"""Options of a processor: for the runtime, for its worker process, and for the precision of its outputs."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def compile_settings(
     """Return a runtime's options for a processor; packed weights are XNNPACK's, other kernels do not know them.
 
     Args:
-        engine: what runs the stages there; the processor's own runtime where it is not told.
+        engine: what runs the stages there; the processor's own runtime where it is not given.
         strict: nothing may be left to the CPU, even where the processor's options allow that.
     """
     engine = engine or runtime_of(processor)

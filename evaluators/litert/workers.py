@@ -257,7 +257,7 @@ class Workers:
         return answers, errors
 
     def ends_of(self, names: Iterable[str]) -> dict[str, int]:
-        """Return how often each of some workers has ended, for :meth:`check`, and for :func:`tell`."""
+        """Return how often each of some workers has ended, for :meth:`check`, and for :func:`notify`."""
         return {name: self.ends[name] for name in names}
 
     def check(self, ends: Mapping[str, int]) -> None:
@@ -385,13 +385,13 @@ class Arena(SharedMemory):
     def give_back(self, workers: Workers) -> None:
         """Have the workers unmap it, and close it."""
         try:
-            tell(workers, self._known_to, {"op": "arena", "id": self.number, "nbytes": 0})
+            notify(workers, self._known_to, {"op": "arena", "id": self.number, "nbytes": 0})
         finally:
             self.close()
 
 
-def tell(workers: Workers, known_to: Mapping[str, int], head: Mapping[str, Any]) -> None:
-    """Ask those workers that have not ended since they were told of what the question is about.
+def notify(workers: Workers, known_to: Mapping[str, int], head: Mapping[str, Any]) -> None:
+    """Ask those workers that have not ended since they got what the question is about.
 
     Args:
         known_to: of each worker how often it had ended then.

@@ -1,1 +1,1 @@
-"""What is done with the runs of loaded plans: sampling, racing, comparison, the final, and what disturbed them."""
+"""Measurement of loaded plans: sampling, racing, comparison, the final, and disturbances."""

@@ -1,4 +1,4 @@
-"""Counters of the kernel that tell, for a stretch of time, how long the measuring threads waited for a core.
+"""Kernel counters of how long the measuring threads waited for a core in a stretch of time.
 
 A run is judged by these counters alone, never by how long it took: rejecting slow runs would make every plan look
 faster than it is, and unsteady plans more so.
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from evaluators.machine import throttled_s
-from search_spaces.core.wording import percent
+from search_spaces.core.wording import percent, seconds
 
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _PER_CORE = ("cpuacct/cpuacct.usage_percpu", "cpu,cpuacct/cpuacct.usage_percpu")  # of the first version of groups
@@ -52,7 +52,7 @@ class Counters:
         at_s: when they were read (monotonic).
         waited_ns: thread → nanoseconds in which it was ready and had no core (``schedstat``).
         ran_ns: thread → nanoseconds on a core; this process, which asks those that measure, is one of them.
-        busy_ns: nanoseconds in which the cores ran anything at all; None where the kernel does not tell.
+        busy_ns: nanoseconds in which the cores ran anything at all; None where the kernel does not report it.
         switches: thread → how often it was taken off its core.
         stolen_s: seconds that the machine below took from the cores, summed over them.
         throttled_s: seconds in which the control group had used up its quota.
@@ -139,7 +139,7 @@ class TaskCounters:
     Args:
         cores: those that measurements run on.
         processes: returns the processes that measure.
-        proc, groups: where the kernel tells.
+        proc, groups: where the kernel reports.
         queued_s: returns how long measurements have waited for those of other studies.
     """
 
@@ -164,7 +164,7 @@ class TaskCounters:
         return (self._proc / "self" / "schedstat").exists()
 
     def read(self) -> Counters:
-        """Return the counters now; what the kernel does not tell stays 0."""
+        """Return the counters now; what the kernel does not report stays 0."""
         waited: dict[int, int] = {}
         ran = {os.getpid(): time.process_time_ns()}  # of this process all threads: it asks, and takes the answers
         switches: dict[int, int] = {}
@@ -250,7 +250,7 @@ class RunFilter:
 
 
 def in_words(found: Disturbance, rejected: int, cores: int) -> list[str]:
-    """Return what disturbed a stretch of time, in sentences; nothing where it is not worth telling.
+    """Return what disturbed a stretch of time, in sentences; empty where it is below 1 %.
 
     Args:
         rejected: how many runs were repeated for it.
@@ -261,10 +261,10 @@ def in_words(found: Disturbance, rejected: int, cores: int) -> list[str]:
     lines = []
     each = max(1, cores)
     lost = ((found.waited_s, TASKS, each), (found.stolen_s, STEAL, each), (found.throttled_s, QUOTA, each))
-    for seconds, cause, count in (*lost, (found.queued_s, QUEUE, 1)):
-        share = seconds / (found.lasted_s * count)
+    for lost_s, cause, count in (*lost, (found.queued_s, QUEUE, 1)):
+        share = lost_s / (found.lasted_s * count)
         if share >= 0.01:
-            lines.append(f"{cause} for {seconds:.1f} s in {found.lasted_s:.0f} s ({percent(share)})")
+            lines.append(f"{cause} for {percent(share)} of {seconds(found.lasted_s)}")
     if rejected and lines:
         lines[-1] += f"; {rejected} disturbed {'run was' if rejected == 1 else 'runs were'} repeated"
     return lines

@@ -1,7 +1,7 @@
-"""How fast the machine was during a study: a reference plan, measured from time to time.
+"""Speed of the machine during a study: a reference plan, measured from time to time.
 
 A machine that throttles, whose host gives its cores to others, or whose neighbour comes and goes changes the latency
-of every plan. The reference plan tells by how much, so that measurements taken minutes apart can be compared.
+of every plan. The reference plan shows by how much, so that measurements taken minutes apart can be compared.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class FinalPolicy:
         tie: a plan that is not distinguishable from the fastest and at most this much slower may be preferred.
         max_s: begin no round when loading and running took this many seconds.
         disturbed_s: seconds that are added where half of the turns or more were disturbed, fewer where fewer were; and
-            where it is open which plan is the fastest, though counters tell of no disturbance (other threads of the
+            where it is open which plan is the fastest, though counters show no disturbance (other threads of the
             same physical core, memory, the clocks of a host).
         min_rounds, max_rounds: how many times instances are rebuilt.
         min_blocks, max_blocks: turns of each plan in a round; one turn where an inference takes 50 ms or more.
@@ -643,10 +643,10 @@ def run_final(
         policy: see there.
         rng: decides who is built and who runs first.
         reuse: of plans that load slowly, what returns an instance that may share what is loaded already.
-        conditions: tells at the end what the samples were taken under, to be kept with them.
+        conditions: returns at the end the conditions of the samples, to be kept with them.
         counters: reads the kernel's counters of the threads that measure; None where there are none.
         watched: returns plans whose ratio to the fastest is to be known well though they have lost.
-        progress: told once a round.
+        progress: called once a round.
         computed: whether latencies that repeat each other to the last bit are computed ones. Otherwise a coarse timer
             made them, and nothing finer than its resolution is known.
         groups: of each plan; plans of one group take turns with each other, and those of another group before or
@@ -759,7 +759,7 @@ class _Runner:
         self._turns.append(turns)
         if not done and levels:
             best = min(levels, key=lambda i: levels[i])
-            # The fastest turn of a plan that something disturbs all the time tells most.
+            # The fastest turn of a plan that is disturbed all the time is the best estimate.
             self._racing -= {i for i in levels if float(turns[i].min()) - levels[best] > _PRUNE}
 
     def _group(self, group: Sequence[int]) -> dict[int, list[tuple[float, float]]]:
@@ -868,7 +868,7 @@ class _Runner:
             for plan in groups[which]:
                 turns[plan] += [_NO_TURN] * before
             begin = time.monotonic()
-            with suppress(UnavailableError):  # its turn tells why
+            with suppress(UnavailableError):  # its turn says why
                 built[groups[which][0]].run(1)  # which warms up an accelerator that idled
             ready_s = self._counted_s(begin)
             self._spent_s += ready_s
@@ -880,7 +880,7 @@ class _Runner:
         self, built: dict[int, Candidate], turns: dict[int, list[tuple[float, float]]], ready_s: float
     ) -> None:
         policy = self._policy
-        # Of slow networks a round is one block: rebuilt instances tell more than more turns of the same ones.
+        # Of slow networks a round is one block: rebuilt instances add more than more turns of the same ones.
         slow = all(self._typical_s[i] >= SETTLE_BELOW_S for i in built)
         count, begin_s = 1 if slow else policy.min_blocks, self._spent_s
         building_s = self._building_s + ready_s

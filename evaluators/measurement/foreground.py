@@ -3,7 +3,7 @@
 A compiler on one of two cores takes half of that core, and an inference of 4 ms on both takes 6. The processes that
 measure therefore run before others while they do (nice -20, alone and as a group, which is what Linux shares cores
 between where it groups by session). That needs the right to raise priorities, as root has it; without it, and in a
-study that was itself started with ``nice``, all stays as it is, and counters tell which runs waited. What everything
+study that was itself started with ``nice``, all stays as it is, and counters show which runs waited. What everything
 else on these cores gets meanwhile is little and late, this process included: a plan that has never run, and models
 whose requests this process lets in, have the usual priority.
 

@@ -1,4 +1,4 @@
-"""What an agent does for its client: it keeps models, loads plans, runs them, and tells under what conditions.
+"""The service of an agent: it keeps models, loads plans, runs them, and reports the conditions.
 
 Requests come from the threads of a server (:mod:`evaluators.remote.server`) and are served one after another by the
 thread that called :meth:`Agent.serve`: the main one, so that what hangs can be broken off, and so that nothing but the
@@ -347,7 +347,7 @@ class Agent:
         held, session = self._priced(data)
         asked = data.get("grids")
         if not isinstance(asked, dict) or not all(isinstance(rows, list) for rows in asked.values()):
-            raise wire.WireError("grids are no lists of ranks")
+            raise wire.WireError("grids are not lists of ranks")
         grids = {model: [wire.ranks_from_json(each) for each in rows] for model, rows in asked.items()}
         with time_limit(_PRICE_S + held.platform.limits.load_s, "pricing the jobs of a workload"):
             return {"prices": session.price(data.get("known"), lambda _: None, grids)}

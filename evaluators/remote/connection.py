@@ -219,7 +219,7 @@ class Link:
     Attributes:
         generation: counts the connections; what was loaded over an earlier one is gone.
         capabilities, powers_w: of the session on the first device.
-        fingerprint, conditions: what it told last.
+        fingerprint, conditions: its last report.
     """
 
     def __init__(self, devices: Sequence[Device], platform: Platform, names: Sequence[str]) -> None:
@@ -400,7 +400,7 @@ def _unpriced(platform: Platform) -> Platform:
 
 
 def _plain(conditions: Any) -> dict[str, Any]:
-    """Return conditions as they may stand in a log: what a device tells is not trusted to be small."""
+    """Return conditions as they may stand in a log: what a device reports is not trusted to be small."""
     if not isinstance(conditions, dict):
         return {}
     kinds = (str, int, float, bool)

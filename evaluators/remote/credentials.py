@@ -1,4 +1,4 @@
-"""Who may talk to whom: certificates and tokens of our servers (agents, shared storages) and of their clients.
+"""Certificates and tokens of our servers (agents, shared storages) and of their clients.
 
 A server on the loopback address needs neither. On any other address it has a certificate, so that nobody reads or
 changes what is sent, and its clients show either a certificate of an authority that it trusts, or a token.

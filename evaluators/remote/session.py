@@ -130,7 +130,7 @@ class RemoteSession(Session):
     def conditions(self) -> dict[str, Any]:
         """Return what may have changed the last measurements (governor, load, versions, …).
 
-        What the device told with its last answer.
+        The device's report with its last answer.
         """
         return dict(self._link.conditions)
 
@@ -244,7 +244,7 @@ class RemoteWorkload(RemoteSession, PricedWorkload):
             back = {there: here for here, there in self._there.items()}
             found = _renamed(self._asked("Price", request, _PRICE_S).get("prices"), back)
         if found is None:
-            raise wire.WireError("the device tells no prices")
+            raise wire.WireError("the device reports no prices")
         self.predict_by(PriceTable.from_json(found))
         return found
 
@@ -336,7 +336,7 @@ class RemoteCandidate(Candidate):
         return batch
 
     def _take(self, answer: Mapping[str, Any], batch: Batch) -> None:
-        """Take what an answer tells beside its batch."""
+        """Take what an answer reports beside its batch."""
 
     def verify(self) -> Agreement | None:
         """Compare the outputs of the last run with the whole model's; runs once if none was made."""
@@ -383,7 +383,7 @@ class RemoteWorkloadCandidate(RemoteCandidate):
         if self._outcome is None:
             self.run(1)
         if self._outcome is None:
-            raise wire.WireError("the device tells nothing of a run")
+            raise wire.WireError("the device reports nothing about a run")
         return self._outcome
 
 

@@ -1,4 +1,4 @@
-"""What an agent and its clients say to each other: JSON of bounded size, and files in pieces. Never code.
+"""Messages between an agent and its clients: JSON of bounded size, and files in pieces. Never code.
 
 The engine is gRPC: TLS on both sides, deadlines, limits of size and pings to whoever has vanished come with it. Dask
 distributed was the first choice and was given up: its scheduler and workers unpickle what they receive before any code
@@ -192,7 +192,7 @@ def outcome_from_json(data: Any, timeline: Timeline | None) -> Outcome:
 
 def _event(data: Mapping[str, Any]) -> Event:
     begin_s, end_s, copied_s = (float(data[key]) for key in ("start_s", "end_s", "copied_s"))
-    return Event(int(data["stage"]), str(data["lane"]), begin_s, end_s, copied_s)
+    return Event(int(data["stage"]), str(data["processor"]), begin_s, end_s, copied_s)
 
 
 def capabilities_from_json(data: Any) -> Capabilities:
@@ -285,7 +285,7 @@ def error_to_json(error: OptimizeError) -> dict[str, Any]:
 
 
 def raise_reported(data: Mapping[str, Any], device: str) -> None:
-    """Raise the error that an answer tells, if it tells one.
+    """Raise the error that an answer has, if any.
 
     Raises:
         UsageError, UnavailableError: what went wrong on the device.

@@ -109,7 +109,7 @@ class WorkloadPricing(Pricing):
     def _shares(self, outcome: Outcome, stages: int) -> NDArray[np.float64]:
         """Return what each stage adds to an objective that adds up, per request."""
         events, by = outcome.timeline.events, self.counts
-        each = [by.get(e.lane, 1.0) * (e.end_s - e.start_s) / max(1, outcome.answered) for e in events]
+        each = [by.get(e.processor, 1.0) * (e.end_s - e.start_s) / max(1, outcome.answered) for e in events]
         return np.asarray(np.bincount([e.stage for e in events], each, stages), np.float64)
 
     def _tail(self, run: WorkloadCandidate) -> float:
@@ -130,7 +130,7 @@ def workload_pricing(
         platform: processors and pools of the space.
 
     Raises:
-        UsageError: the energy is the objective, and nothing tells it.
+        UsageError: the energy is the objective, and nothing reports it.
     """
     processors = Platform(platform.name, single_processors(platform))
     powers, meter = powers_w(processors, session) if objective.name == "energy" else ({}, None)

@@ -37,7 +37,7 @@ Time = Annotated[float, Field(strict=True, ge=0.0, allow_inf_nan=False)]
 """Seconds, or a factor."""
 
 Alone = Callable[[Setting, Sequence[tuple[Graph, Sequence[int]]], int], list[Outcome]]
-"""Runs models, cut as told, on a setting some times."""
+"""Runs models, cut as given, on a setting some times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class PriceTable:
         return built(cls, data, "the prices in the trial log are", RunFolderError)
 
     def price(self, processors: Sequence[Processor]) -> Price:
-        """Return what tells the cost of a job on one of some processors."""
+        """Return what determines the cost of a job on one of some processors."""
         kinds = [kind_of(processor) for processor in processors]
         apart = [[a is b or a.excludes(b) for b in processors] for a in processors]
         rewritten: dict[tuple[str, str, str], NDArray[np.float64]] = {}

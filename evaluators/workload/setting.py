@@ -1,4 +1,4 @@
-"""What the job scheduler needs to know of a workload, its plan and the processors of a platform."""
+"""Input of the job scheduler: a workload, its plan and the processors of a platform."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees of a campaign: two bars while it runs, the plan of a dry run, and the summary at the end."""
+"""Terminal output of a campaign: two bars while it runs, the plan of a dry run, and the summary at the end."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ class ProgressCampaign:
         """Tell that a study has ended, or was finished before."""
         self._progress.advance(self._studies)
         if state.status == "failed":
-            self.tell(f"optimize: {state.planned.name}: {state.error}")
+            self.note(f"optimize: {state.planned.name}: {state.error}")
         elif not self._quiet and not self._console.is_terminal:
             took = f"{state.wall_s:.0f} s" if state.wall_s else "finished earlier"
-            self.tell(f"{state.planned.name}: {took}")
+            self.note(f"{state.planned.name}: {took}")
 
-    def tell(self, text: str) -> None:
+    def note(self, text: str) -> None:
         """Print a line above the bars."""
         self._console.print(text, markup=False, soft_wrap=True)
 
@@ -89,7 +89,7 @@ class _StudyWatcher:
         self._campaign.measured(self._history.measured if self._history else 0, f"{self._name}: {text}")
 
     def warn(self, text: str) -> None:
-        self._campaign.tell(f"optimize: {self._name}: {text}")
+        self._campaign.note(f"optimize: {self._name}: {text}")
 
     def opened(self, run: RunFolder, history: History, space_size: int) -> None:  # noqa: ARG002 - the protocol's
         self._history = history

@@ -55,7 +55,7 @@ from search_spaces.core.allowed_code import allow
 from search_spaces.core.bounded import parsed_json, read_bounded
 from search_spaces.core.errors import EXIT_INTERRUPTED, OptimizeError, RunFolderError, UsageError
 
-_AT = (10, 25, 50, 100, 200)  # plans after which summary.json tells the mean excess
+_AT = (10, 25, 50, 100, 200)  # plans after which summary.json has the mean excess
 _POLL_S = 0.2
 _MOST_NBYTES = 1 << 30
 

@@ -41,7 +41,7 @@ class Planned:
     """A study of a campaign.
 
     Attributes:
-        name: tells it from the others; it is also its folder, with the digest's first letters.
+        name: unique in the campaign; also its folder, with the digest's first letters.
         axes: the value of each axis, as the file has it.
         repetition: from 1.
         config: without study and folder.

@@ -310,7 +310,7 @@ def _indicator_row(head: Mapping[str, Any], study: Study, machine: Mapping[str, 
 
     Args:
         head: the study's axes.
-        machine: that ran the campaign, as its provenance tells.
+        machine: that ran the campaign, by its provenance.
     """
     latency = study.result["best"].get("latency_ms")
     if study.graph is None or latency is None:

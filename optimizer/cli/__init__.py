@@ -17,7 +17,7 @@ from optimizer.cli.campaigns import pretrain, run, schema, solve
 from optimizer.cli.completion import completed_line, skip_command
 from optimizer.cli.machines import calibrate, devices, doctor, plugins
 from optimizer.cli.models import inspect, models, rewrite
-from optimizer.cli.parsing import Parser, Work, tell
+from optimizer.cli.parsing import Parser, Work, note
 from optimizer.cli.plans import compare, dashboard, execute, explain, export, report
 from optimizer.cli.serving import agent, storage
 from search_spaces.core.errors import EXIT_INTERRUPTED, OptimizeError, UsageError, shown
@@ -27,7 +27,7 @@ class _Warnings(logging.Handler):
     """Writes to what stderr is at that moment, so that a progress bar can step aside."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        tell(self.format(record))
+        note(self.format(record))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,8 +85,8 @@ def _interrupt(_: int, __: FrameType | None) -> None:
 
 def _fail(text: str, code: int, *, traced: bool = False) -> int:
     if traced:
-        tell(traceback.format_exc())
-    tell(f"optimize: {' '.join(text.split())}")
+        note(traceback.format_exc())
+    note(f"optimize: {' '.join(text.split())}")
     return code
 
 

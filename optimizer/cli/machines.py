@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from optimizer.cli.parsing import Parser, add_common, show, tell
+from optimizer.cli.parsing import Parser, add_common, note, show
 from search_spaces.core.allowed_code import allow
 from search_spaces.core.errors import EXIT_INTERRUPTED, UnavailableError
 
@@ -31,11 +31,11 @@ def calibrate(parser: Parser, arguments: list[str]) -> int:
             options.minutes,
             evaluator=options.evaluator,
             command=["optimize", "calibrate", *arguments],
-            tell=(lambda _: None) if options.quiet else (lambda text: tell(f"optimize: {text}")),
+            progress=(lambda _: None) if options.quiet else (lambda text: note(f"optimize: {text}")),
         )
     show(options, lambda: found.profile.errors, lambda: render(found))
     if found.interrupted:
-        tell("optimize: interrupted; run the same command to resume")
+        note("optimize: interrupted; run the same command to resume")
         return EXIT_INTERRUPTED
     return 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from optimizer.cli.parsing import Parser, add_common, add_model, show, tell
+from optimizer.cli.parsing import Parser, add_common, add_model, note, show
 from search_spaces.core.allowed_code import allow
 
 
@@ -39,7 +39,7 @@ def inspect(parser: Parser, arguments: list[str]) -> int:
     found = inspect_graph(load(options.model, options.input_shape or (), signature=options.signature))
     if options.picture is not None:
         write_picture(found, options.picture)
-        tell(f"optimize: the picture is in {options.picture}")
+        note(f"optimize: the picture is in {options.picture}")
     show(options, lambda: to_json(found), lambda: render(found))
     return 0
 

@@ -1,4 +1,4 @@
-"""What the parsers of all commands share: errors in one line, common options."""
+"""Shared parts of all commands' parsers: errors in one line, common options."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def show(options: argparse.Namespace, document: Callable[[], object], text: Call
         make_console().print(shown, crop=False)
 
 
-def tell(text: str) -> None:
-    """Print to stderr; where that is closed, nowhere: what is no data must not get among the data."""
+def note(text: str) -> None:
+    """Print to stderr, which may be closed; stdout is for data."""
     if sys.stderr is not None:
         print(printable(text), file=sys.stderr)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from optimizer.cli.parsing import Parser, add_common, show, tell
+from optimizer.cli.parsing import Parser, add_common, note, show
 from search_spaces.core.allowed_code import allow
 from search_spaces.core.errors import UnavailableError
 
@@ -43,7 +43,7 @@ def compare(parser: Parser, arguments: list[str]) -> int:
 
     def progress(text: str) -> None:
         if not options.quiet:
-            tell(f"optimize: {text}")
+            note(f"optimize: {text}")
 
     allow(str(options.custom_ops or ""))
     print(compare_runs(*options.runs, as_json=options.json, custom_ops=options.custom_ops, progress=progress))
@@ -82,7 +82,7 @@ def report(parser: Parser, arguments: list[str]) -> int:
 
     written = report(options.run, options.out)
     if written.without_png:
-        tell(f"optimize: {written.without_png}")
+        note(f"optimize: {written.without_png}")
     print(written.page)
     return 0
 
@@ -96,7 +96,7 @@ def dashboard(parser: Parser, arguments: list[str]) -> int:
     port = parser.whole("--port", options.port, 1, 65535)
     from optimizer.tools.dashboard import serve
 
-    serve(options.run, port, lambda at: tell(f"optimize: {at}, until Ctrl-C"))
+    serve(options.run, port, lambda at: note(f"optimize: {at}, until Ctrl-C"))
     return 0
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optimizer.cli.parsing import Parser, add_common, add_model, show, tell
+from optimizer.cli.parsing import Parser, add_common, add_model, note, show
 from search_spaces.core.allowed_code import allow
 from search_spaces.core.errors import EXIT_INTERRUPTED, InfeasibleError, OptimizeError, UnstableError, UsageError, shown
 
@@ -193,10 +193,10 @@ def _study(config: StudyConfig, arguments: Sequence[str], options: argparse.Name
     except Interrupted as interrupted:
         if interrupted.result is not None and options.json:
             print(json.dumps(interrupted.result.to_json(), indent=2))
-        tell(f"optimize: interrupted; resume with: {interrupted.resume_command}")
+        note(f"optimize: interrupted; resume with: {interrupted.resume_command}")
         return EXIT_INTERRUPTED
     show(options, result.to_json, lambda: render(result))
     if result.verdict is not None and result.verdict.undecided:
-        tell("optimize: undecided; resume with the same --study when the machine is quiet")
+        note("optimize: undecided; resume with the same --study when the machine is quiet")
         return UnstableError.exit_code
     return 0

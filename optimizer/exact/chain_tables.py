@@ -9,7 +9,7 @@ from search_spaces.core.platform import Platform
 
 
 class ChainStates:
-    """The states of a canonical chain of lanes: the processor in use, and how many of each class have been used.
+    """The states of a canonical chain of processors: the processor in use, and how many of each class have been used.
 
     Attributes:
         of: the processor (index in the platform) of each state.

@@ -155,8 +155,8 @@ class _Search:
         self._sum = np.array([part.joined == "sum" for part in self._parts])
         self._cost = np.stack([part.cost for part in self._parts], axis=-1)  # [processor, first, last, stage]
         zero = np.zeros((self._count, len(platform.processors), len(platform.processors)))
-        handed = [zero if part.transfer is None else part.transfer for part in self._parts]
-        self._handed = np.stack(handed, axis=-1)
+        transfers = [zero if part.transfer is None else part.transfer for part in self._parts]
+        self._transfers = np.stack(transfers, axis=-1)
         self._held = 0
 
     def front(self) -> list[FrontChain]:
@@ -193,7 +193,7 @@ class _Search:
             source = self._processors.of[state]
             for follow in self._processors.after[state]:
                 processor = self._processors.of[follow]
-                entered = bucket.labels + self._handed[first, source, processor]
+                entered = bucket.labels + self._transfers[first, source, processor]
                 cost = self._cost[processor, first]
                 together = np.where(self._sum, entered + cost[:, None], np.maximum(bucket.labels, cost[:, None]))
                 for last in range(first + 1, self._count + 1):

@@ -198,8 +198,8 @@ class _Overlapping:
             start = 0.0
             for before, (a, b) in enumerate(parts[:index]):
                 if self._arcs(a, b, c, d) > 0:
-                    handed = self._transfer_s[word[before]][word[index]] if word else 0.0
-                    start = max(start, ends[before] + handed)
+                    transfer_s = self._transfer_s[word[before]][word[index]] if word else 0.0
+                    start = max(start, ends[before] + transfer_s)
             if word is None:
                 ends.append(start + float(self._least_s[c, d]))
                 continue

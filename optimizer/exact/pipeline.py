@@ -52,8 +52,8 @@ def best_pipeline(
             if not counts[kind]:
                 continue
             before = tuple(c - (k == kind) for k, c in enumerate(counts))
-            spent, handed = _entering(costs, kinds, reached, before, kind)
-            load = handed[:, :, None] + part_s[members[0]][None]  # of the new part: [from kind, first, last]
+            spent, entered = _entering(costs, kinds, reached, before, kind)
+            load = entered[:, :, None] + part_s[members[0]][None]  # of the new part: [from kind, first, last]
             whole = np.maximum(spent[:, :, None], load) if objective == "period" else spent[:, :, None] + load
             flat = whole.reshape(-1, count + 1)
             choice = flat.argmin(axis=0)
@@ -95,15 +95,15 @@ def _entering(
         where no part can begin.
     """
     count = costs.operator_s.shape[1]
-    spent, handed = np.full((2, len(kinds), count + 1), np.inf)
+    spent, entered = np.full((2, len(kinds), count + 1), np.inf)
     if not any(before):
-        spent[0, 0] = handed[0, 0] = 0.0
-        return spent, handed
+        spent[0, 0] = entered[0, 0] = 0.0
+        return spent, entered
     for source, members in enumerate(kinds):
         if (before, source) in reached:
             spent[source] = reached[before, source]
-            handed[source, :count] = costs.transfer_s[:, members[0], kinds[kind][1 if kind == source else 0]]
-    return spent, handed
+            entered[source, :count] = costs.transfer_s[:, members[0], kinds[kind][1 if kind == source else 0]]
+    return spent, entered
 
 
 def _chain(

@@ -142,7 +142,7 @@ class SegmentModel:
     def _copy_s_per_byte(self, part: Part) -> float:
         """Return the seconds to move a byte: 0 where rows lie in place, in memory that both processors share.
 
-        :mod:`search_spaces.rewrites.views` tells when.
+        :mod:`search_spaces.rewrites.views` has the condition.
         """
         shared = all(self.space.platform[processor].kind == "cpu" for processor in part.on)
         return 0.0 if shared and part.axis == "height" else self.copy_s_per_byte

@@ -235,8 +235,8 @@ def _custom_operators(out: Path) -> list[str]:
 
 def _kernels_wanted(names: Sequence[str]) -> str:
     """Return what the folder's README says of custom operators, "" where there are none."""
-    told = ", ".join(map(escaped, names))
-    return f"- Put the library with the kernels of {told} beside the stage files, as `{CUSTOM_OPS}`." if names else ""
+    listed = ", ".join(map(escaped, names))
+    return f"- Put the library with the kernels of {listed} beside the stage files, as `{CUSTOM_OPS}`." if names else ""
 
 
 def _usual(platform: Platform) -> Platform:
@@ -477,7 +477,7 @@ def _add_target(target: str, study: Study, document: Mapping[str, Any], out: Pat
         if document.get("views"):
             raise RunFolderError(f"{study.path}: OpenVINO has no word for split operators", "leave --target out")
         write_atomic(out / "openvino_plan.py", (_HERE / "openvino_plan.py").read_bytes())
-        return "- `python openvino_plan.py` places it by OpenVINO's affinities, and tells where its nodes run."
+        return "- `python openvino_plan.py` places it by OpenVINO's affinities, and reports where its nodes run."
     if study.graph is None:
         raise RunFolderError(f"{study.path}: {study.missing}", "names of its tensors are needed")
     if target == "model-explorer":

@@ -69,7 +69,7 @@ def annotate(model: Any, placement: Mapping[str, Any], given: Mapping[str, str])
 
 
 def session_of(path: Path, setting: str) -> Any:
-    """Return an ``onnxruntime.InferenceSession`` of an annotated model that can tell where its nodes are."""
+    """Return an ``onnxruntime.InferenceSession`` of an annotated model that reports where its nodes run."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -88,7 +88,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def main() -> int:
-    """Annotate a model, write it beside itself, and tell where ONNX Runtime puts its nodes."""
+    """Annotate a model, write it beside itself, and report where ONNX Runtime puts its nodes."""
     parser = argparse.ArgumentParser(description="Place an exported plan by ONNX Runtime's layer assignment.")
     parser.add_argument("model", type=Path)
     parser.add_argument("--folder", type=Path, default=Path(__file__).parent)

@@ -78,7 +78,7 @@ def affinities(model: Any) -> dict[str, str]:
 
 
 def compiled(core: Any, model: Any, config: Mapping[str, Any] | None = None) -> Any:
-    """Return the model, compiled by HETERO for the devices that its nodes name; ``PERF_COUNT`` tells where they ran."""
+    """Return the model, compiled by HETERO for the devices that its nodes name; ``PERF_COUNT`` has where they ran."""
     names = list(dict.fromkeys(affinities(model).values()))
     return core.compile_model(model, f"HETERO:{','.join(names)}", dict(config or {}))
 

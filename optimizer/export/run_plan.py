@@ -627,7 +627,7 @@ class _Instance:
         self.give(_usual_inputs(folder, self.document))
 
     def entries(self, side: str) -> list[dict[str, Any]]:
-        """Return what the plan tells of the inputs, or the outputs."""
+        """Return the plan's description of the inputs, or the outputs."""
         return [self.document["tensors"][i] for i in self.document[side]]
 
     def give(self, inputs: Sequence[np.ndarray[Any, Any]]) -> None:
@@ -639,7 +639,7 @@ class Models:
     """A plan of several models, loaded; close it, or use it in a ``with``.
 
     Requests come when the plan says; ``scheduler.py`` beside this file decides which job runs next.
-    Each processor is a thread. A model that fails is left out from then on; ``failures`` tells why.
+    Each processor is a thread. A model that fails is left out from then on; ``failures`` says why.
 
     Args:
         folder: holds plan.json and a folder for each model.

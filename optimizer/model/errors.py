@@ -1,4 +1,4 @@
-"""How far outputs are off where processors of less precision compute parts of a network: measured, and a model of it.
+"""Errors of outputs on processors of less precision: measured, and a model of them.
 
 Rounding errors of different operators are nearly independent, so their squares add up. The whole network is run on each
 kind of processor; where that is beyond what is allowed, groups of its operators are run there one by one, with all
@@ -86,7 +86,7 @@ def error_profile(
     platform: Platform,
     profiled: Profile,
     most_error: float,
-    tell: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> ErrorProfile:
     """Measure the errors of the kinds of processors that take the whole network."""
     count = len(graph.operators)
@@ -98,7 +98,7 @@ def error_profile(
     for like, error in known.items():
         if exact is None or error <= most_error:
             continue
-        tell(f"measuring the errors of {names[like]}")
+        progress(f"measuring the errors of {names[like]}")
         each = np.zeros(count)
         for begin, end in _groups(profiled.operator_s[like]):
             processors = [names[like] if begin <= o < end else names[exact] for o in range(count)]
@@ -110,7 +110,7 @@ def error_profile(
 
 
 def error_of(session: Session, graph: Graph, processors: list[str]) -> float | None:
-    """Return by how much outputs are off where each operator runs on a processor; None where that cannot be run."""
+    """Return the error of the outputs where each operator runs on a processor; None where that cannot be run."""
     cuts = [o for o in range(1, len(processors)) if processors[o] != processors[o - 1]]
     try:
         with closing(session.load(graph, chain_plan(graph, cuts, [processors[o] for o in (0, *cuts)]))) as candidate:
@@ -137,11 +137,13 @@ def tolerance_line(evaluator: Evaluator, graph: Graph, processors: Sequence[Proc
         return ""
     notes, before = [], 0.0
     for most in TOLERANCES:
-        allowed = [f"{name} (whole {s * 1e3:.3g} ms, off by {e:.1e})" for e, name, s in measured if before <= e <= most]
+        allowed = [
+            f"{name} (whole model {s * 1e3:.3g} ms, error {e:.2g})" for e, name, s in measured if before <= e <= most
+        ]
         notes.append(f"{most:g} would allow {', '.join(allowed) or 'no other processor'}")
         before = most
-    beyond = [f"{name} is off by {error:.1e}" for error, name, _ in measured if not error <= before]
-    return f"float32 alone is used; --max-error {'; '.join(notes + beyond)}"
+    beyond = [f"{name} has an error of {error:.2g}" for error, name, _ in measured if not error <= before]
+    return f"only float32 is used; --max-error {'; '.join(notes + beyond)}"
 
 
 def _groups(operator_s: tuple[float, ...]) -> Iterator[tuple[int, int]]:

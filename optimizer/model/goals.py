@@ -194,8 +194,8 @@ def _composed_objective(
         return () if ranks is None else error_violations(ranks.space, most_expected, plan)
 
     predicting = model_session(usual, graph, platform, profiled, space)
-    tells = everywhere(priced_model(predicting, platform, how))
-    model = SearchModel(tells, graph, space, lambda plan: not breaks(plan))
+    priced = everywhere(priced_model(predicting, platform, how))
+    model = SearchModel(priced, graph, space, lambda plan: not breaks(plan))
     costs = latency_costs(mean, graph, platform, profiled)
     count = len(config.objective)
     starts = starts_of(space, graph, costs, how[:count], ranks, error, most)

@@ -90,7 +90,7 @@ class Profile:
         found = {
             "operator_s": {like: [_finite(v) for v in values] for like, values in self.operator_s.items()},
             "overhead_s": dict(self.overhead_s),
-            "hand_over_s": dict(self.transfer_s),
+            "transfer_s": dict(self.transfer_s),
             "whole_s": {like: _finite(value) for like, value in self.whole_s.items()},
         }
         if self.triple_s:
@@ -108,7 +108,7 @@ class Profile:
             content: Any = data
             lists = (content["operator_s"], content.get("triple_s", {}))
             operator_s, triple_s = ({str(k): tuple(map(_seconds, v)) for k, v in each.items()} for each in lists)
-            plain = (content["overhead_s"], content["hand_over_s"])
+            plain = (content["overhead_s"], content["transfer_s"])
             overhead_s, transfer_s = ({str(k): float(v) for k, v in each.items()} for each in plain)
             whole_s = {str(k): _seconds(v) for k, v in content["whole_s"].items()}
             return cls(operator_s, overhead_s, transfer_s, whole_s, triple_s)

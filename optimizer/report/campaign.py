@@ -1,4 +1,4 @@
-"""What the report of a campaign says: the summary first, published figures beside ours, then every study."""
+"""Report of a campaign: the summary first, published figures beside ours, then every study."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _ratio(row: Row) -> tuple[Cell, ...]:
 def _paper(tables: Tables) -> Iterator[Block]:
     if not tables.expected:
         return
-    yield Text("Published figures beside ours; other machines give other times, so ratios tell more than milliseconds.")
+    yield Text("Published figures beside ours; other machines give other times, so compare ratios, not milliseconds.")
     columns = headed("what; paper|.4g; ours|.4g; least|.4g; most|.4g; ours / paper|.3f; tolerance|.0%; within; source")
     values = itemgetter("name", "paper", "ours", "ours_low", "ours_high", "ratio", "tolerance")
     said = {None: "not measured", True: "yes", False: "no"}

@@ -1,12 +1,14 @@
-"""What a person sees: progress on stderr while it runs, the answer on stdout at the end."""
+"""Terminal output of a study: progress on stderr while it runs, the answer on stdout at the end."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Self
 
@@ -64,9 +66,10 @@ class _PlainConsole(Console):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 
 
-def make_console(*, stderr: bool = False) -> Console:
+def make_console(*, stderr: bool = False, record: bool = False) -> Console:
     """Return a console; into a pipe it writes lines of a fixed width."""
-    console = _PlainConsole(stderr=stderr, highlight=False, soft_wrap=False)
+    file = io.StringIO() if record else None  # what is recorded is exported, and not shown
+    console = _PlainConsole(file=file, stderr=stderr, record=record, highlight=False, soft_wrap=False)
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
     return console
@@ -111,7 +114,7 @@ class ProgressWatcher:
         self._console.print(f"optimize: {text}", markup=False, soft_wrap=True)
 
     def opened(self, run: RunFolder, history: History, space_size: int) -> None:
-        """Take in what the run folder held, and tell where a study is resumed."""
+        """Take the state of the run folder, and say when a study is resumed."""
         self._history = history
         self._unit = OBJECTIVES.get(run.config.objective[0], LATENCY).shown
         self._progress.update(self._task, completed=history.measured)
@@ -123,7 +126,7 @@ class ProgressWatcher:
             )
 
     def trial(self, trial: Trial) -> None:
-        """Move the bar on, and tell of the trial where each has a line."""
+        """Advance the bar, and print the trial where --verbose asks for a line each."""
         if self._history is None:
             return
         ranking = self._history.ranking()
@@ -139,13 +142,13 @@ class ProgressWatcher:
 
 def interval_ms(samples: Samples, unit: str = "ms") -> str:
     """Return ``12.34 ms [12.30, 12.41]``: the median and its 95 % interval, in thousandths of the samples' unit."""
-    return _with_interval(samples.median, samples.ci95, unit)
+    return figure_text(samples.median, samples.ci95, unit)
 
 
 def render(result: Result) -> Group:
     """Return the answer: baselines, the best plan stage by stage, speed-up, bound, and what to do next."""
     front: list[Text | Table] = [Text(), _front(result.front)] if result.front is not None else []
-    parts: list[Text | Table] = []
+    parts: list[Text | Table | _Line] = []
     if isinstance(result, WorkloadResult):
         parts += [workload_head(result), Text(), outcomes_table(result), *front]
         parts += [Text(), jobs_table(result), *tucker_lines(result)]
@@ -157,7 +160,7 @@ def render(result: Result) -> Group:
                 parts.append(Text(ranks))
     parts += [Text(), *_conclusions(result), Text(), *_next(result)]
     for part in parts:
-        if isinstance(part, Text):  # lines are the terminal's to break, so that commands can be copied
+        if isinstance(part, Text):  # the terminal breaks these lines, so that commands can be copied
             part.no_wrap, part.overflow = True, "ignore"
     return Group(*parts)
 
@@ -174,7 +177,7 @@ def _head(result: Result) -> Text:
 
 def _baselines(result: Result) -> Table:
     what = f"predicted {result.objective.title}" if result.predicted else f"{result.objective.title} [95 %]"
-    against = "" if result.verdict is None else "against the recommended plan"
+    against = "" if result.verdict is None else "difference"
     made = table(("plan", what, against, ">stages"))
     for name, plan in result.rows():
         style = "bold" if result.verdict is not None and plan == result.verdict.best else ""
@@ -202,7 +205,7 @@ def _figure(result: Result, plan: Plan) -> str:
     measured = result.measurement(plan)
     if result.verdict is not None and not result.in_final(plan) and not result.predicted:
         early = measured is not None and measured.stopped == "raced"
-        text = f"about {text}, stopped early" if early else f"about {text} (search)"
+        text = f"about {text.partition(' [')[0]} ({'stopped early' if early else 'search'})"
     return text
 
 
@@ -223,14 +226,9 @@ def _against(result: Result, plan: Plan) -> str:
 
 def figure_text(value: float, interval: tuple[float, float], unit: str) -> str:
     """Return ``12.34 ms [12.30, 12.41]``, in thousandths of the value's unit; no interval where it has no width."""
-    text = _with_interval(value, interval, unit)
-    return text.partition(" [")[0] if interval[0] == interval[1] else text
-
-
-def _with_interval(value: float, interval: tuple[float, float], unit: str) -> str:
     digits = 1 if value >= 0.1 else 2 if value >= 0.01 else 3
     low, high = (f"{end * 1e3:.{digits}f}" for end in interval)
-    return f"{value * 1e3:.{digits}f} {unit} [{low}, {high}]"
+    return f"{value * 1e3:.{digits}f} {unit}" + ("" if interval[0] == interval[1] else f" [{low}, {high}]")
 
 
 def slower_text(ratio: Ratio, objective: Objective = LATENCY) -> str:
@@ -239,17 +237,20 @@ def slower_text(ratio: Ratio, objective: Objective = LATENCY) -> str:
     Of other objectives than times, how much more or less energy or memory it takes.
     """
     low, value, high = ((x - 1.0) * 100 for x in (ratio.low, ratio.value, ratio.high))
+    ends = f"[{_brief(min(abs(low), abs(high)))}, {_brief(max(abs(low), abs(high)))}]"
     if not ratio.significant:
         far = max(-low, high)
-        return "equal" if low == high else f"equal within {far:.1f} %" if far <= _TELLING else UNDECIDED
+        return "equal" if low == high else f"equal within {_brief(far)} %" if far <= _TELLING else UNDECIDED
     if low == high:
-        return f"{abs(value):.1f} % {objective.larger if value > 0 else objective.smaller}"
+        return f"{_brief(abs(value))} % {objective.larger if value > 0 else objective.smaller}"
     if ratio.low > _TIMES:
         much = "long" if objective.is_time else "much"
         return f"{ratio.value:.3g} times as {much} [{ratio.low:.3g}, {ratio.high:.3g}]"
-    if value > 0:
-        return f"{value:.1f} % {objective.larger} [{low:.1f}, {high:.1f}]"
-    return f"{-value:.1f} % {objective.smaller} [{-high:.1f}, {-low:.1f}]"
+    return f"{_brief(abs(value))} % {objective.larger if value > 0 else objective.smaller} {ends}"
+
+
+def _brief(number: float) -> str:
+    return f"{number:.0f}" if number >= 9.95 else f"{number:.1f}"
 
 
 def _front(front: Front) -> Table:
@@ -293,31 +294,47 @@ def _stages(result: Result, plan: Plan) -> Table:
     return table((">stage", "operators", "processor", f">{took}", ">transfers"), rows, title)
 
 
-def _conclusions(result: Result) -> list[Text]:
+def _conclusions(result: Result) -> list[_Line]:
     """Return why this plan in three lines (the answer, its gain over what, the bound), and notes."""
     lines = []
     verdict = result.verdict
     if verdict is not None and result.front is not None:
         others = " and ".join(o.name for o in result.front.objectives)
         rest = "; --json has the whole front" if len(result.front.plans) > _MOST_FRONT else ""
-        lines.append(_labelled("answer", f"the plan at the knee of {others}{rest}"))
+        name = verdict.named(verdict.best)
+        best = f"“{name}”" if name else _description(verdict.best)
+        lines.append(_Line("answer", f"{best}: the knee, the best compromise of {others}{rest}"))
     elif verdict is not None:
         good = verdict.challenger == verdict.best and verdict.speedup is not None and verdict.speedup.significant
-        lines.append(_labelled("answer", answer(result), "bold green" if good else "bold"))
+        lines.append(_Line("answer", answer(result), "bold green" if good else "bold"))
         if text := _gain(result):
-            lines.append(_labelled("gain", text))
+            lines.append(_Line("gain", text))
     if bound := _bound(result):
-        lines.append(_labelled("bound", bound))
+        lines.append(_Line("bound", bound))
     notes = [*_evidence(result), *_disturbances(result)]
     if result.deployed is not None:
         notes.append(f"outputs of the written stage files: {result.deployed}")
     if result.tolerances:
         notes.append(result.tolerances)
-    return lines + [_labelled("notes" if i == 0 else "", note) for i, note in enumerate(notes)]
+    return lines + [_Line("notes" if i == 0 else "", note) for i, note in enumerate(notes)]
 
 
-def _labelled(label: str, text: str, style: str = "") -> Text:
-    return Text(f"{label:{_LABEL}}").append(text, style=style)
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A labelled sentence: on a terminal its words wrap beside the label, in a pipe it is one line."""
+
+    label: str
+    text: str
+    style: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
+        """Yield the line."""
+        whole = Text(f"{self.label:{_LABEL}}", no_wrap=True, overflow="ignore").append(self.text, style=self.style)
+        if not console.is_terminal or options.max_width <= 2 * _LABEL:
+            yield whole
+            return
+        for i, part in enumerate(Text(self.text, style=self.style).wrap(console, options.max_width - _LABEL)):
+            yield Text(f"{'' if i else self.label:{_LABEL}}").append_text(part)
 
 
 def answer(result: Result) -> str:
@@ -332,7 +349,11 @@ def answer(result: Result) -> str:
     faster = ""
     if verdict.speedup is not None:
         better = result.objective.better
-        faster = f": no plan is {better}" if verdict.speedup.inverse.significant else f": no {better} plan was found"
+        faster = (
+            f": no plan is {better}"
+            if verdict.speedup.inverse.significant
+            else f": no significantly {better} plan was found"
+        )
     return f"“{verdict.reference[0]}”{faster}{predicted}"
 
 
@@ -414,15 +435,17 @@ def _bound(result: Result) -> str:
     if bounds is None or gap is None:
         return ""
     least = f"{bounds.space_s * 1e3:.4g} {result.objective.shown}"
-    model = "this cost model" if bounds.own else "the profiled operators"
+    model = "this cost model" if bounds.own else "the operators' profiled times"
     if gap < -_NOISE:
-        text = f"the best plan is {percent(-gap, 1)} below the optimum by {model}, {least}: their times are too high"
+        text = f"{model} overestimate by at least {percent(-gap, 1)}: their optimum of this space is {least}"
     elif gap >= _NOISE:
-        text = f"at most {percent(gap, 1)} above the best plan of this space by {model}, {least}"
+        most, at_least = ("", "") if bounds.proven else ("at most ", " at least")
+        than = f"{most}{percent(gap, 1)} {result.objective.larger} than the optimum of this space"
+        text = f"{than}, which takes{at_least} {least} by {model}"
     elif bounds.proven and bounds.own:
         text = f"optimal under this cost model: {least}"
     else:
-        text = f"within {percent(_NOISE)} of the best plan of this space by {model}, {least}"
+        text = f"within {percent(_NOISE)} of the optimum of this space, {least} by {model}"
     if result.objective == LATENCY:
         text += f"; lower bound for any plan: {bounds.all_plans.latency_s * 1e3:.4g} ms"
     return text

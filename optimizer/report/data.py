@@ -92,7 +92,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Study:
-    """A finished study, as its run folder tells it.
+    """A finished study, as its run folder has it.
 
     Attributes:
         result: the document of ``--json``.
@@ -166,7 +166,7 @@ class Study:
         return next((t for t in self.trials if t.plan.digest == plan.digest and t.measurement), None)
 
     def predict(self, plan: Plan) -> Timeline | None:
-        """Return the plan's timeline by the model of single operators; None where that cannot tell."""
+        """Return the plan's timeline by the model of single operators; None where that does not cover it."""
         costs = self.costs
         if costs is None or self.graph is None or plan.ranks or any(stage.share is not None for stage in plan.stages):
             return None
@@ -294,7 +294,7 @@ def _bar(study: Study, name: str, source: Literal["measured", "predicted"], plan
         return Bar(name, source, plan, found)
     needs = needs_of(study.graph, plan)
     tasks = [
-        Task(index[e.lane], e.end_s - e.start_s, tuple((b, 0.0) for b in sorted(needs[stage])))
+        Task(index[e.processor], e.end_s - e.start_s, tuple((b, 0.0) for b in sorted(needs[stage])))
         for stage, e in sorted(events.items())
     ]
     how = rounds(plan, study.platform, needs)
@@ -329,7 +329,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def _as_latencies(result: dict[str, Any]) -> None:
-    """Give numbers of another objective the names that those of the latency have; ``objective`` tells their unit."""
+    """Give numbers of another objective the names that those of the latency have; ``objective`` has their unit."""
     objective = objective_of(result)
     if objective == LATENCY:
         return

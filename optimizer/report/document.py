@@ -1,4 +1,4 @@
-"""What a report says, before it is a page or Markdown: sections of paragraphs, tables, figures and commands."""
+"""Content of a report, before it is a page or Markdown: sections of paragraphs, tables, figures and commands."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def headed(*heads: str | Column) -> tuple[Column, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under columns; ``caption`` is read out and not shown.
+    """Rows under columns.
 
     Attributes:
         group: how many of the first columns say the same in rows that belong together; only the first of these rows

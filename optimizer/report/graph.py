@@ -231,7 +231,7 @@ def _any_between(rows: Sequence[int], first: int, last: int) -> bool:
 
 
 def _is_free(used: dict[tuple[int, int], tuple[int, int]], track: tuple[int, int], origin: int) -> bool:
-    """Tell whether a wire from ``origin`` may enter a lane; wires of one origin share it, others follow it below."""
+    """Return whether a wire from ``origin`` may enter a lane; wires of one origin share it, others follow it below."""
     before = used.get(track)
     return before is None or before[0] == origin or before[1] <= origin
 
@@ -408,10 +408,10 @@ def _wires(found: Inspection, picture: _Picture) -> Iterator[str]:
         turns = f"V{above + _TURN_OUT:.1f}H{track:.1f}V{below - _TURN_IN:.1f}H{end:.1f}V{below:.1f}"
         path = f"M{start:.1f} {above:.1f}{turns}"
         read = dict.fromkeys(graph.operators[wire.target].inputs)
-        handed = [t for t in read if known.get(t) == wire.origin]
+        transferred = [t for t in read if known.get(t) == wire.origin]
         origin = operator_text(graph, wire.origin if wire.origin != CALLER else None, "the model's inputs")
         text = "\n".join(
-            [f"{origin} → {operator_text(graph, wire.target)}", *(tensor_text(graph.tensors[t]) for t in handed)]
+            [f"{origin} → {operator_text(graph, wire.target)}", *(tensor_text(graph.tensors[t]) for t in transferred)]
         )
         yield (
             f'<g class="l"><title>{escape(text)}</title><path class="t" d="{path}"/><path class="w" d="{path}"/>'
@@ -451,7 +451,7 @@ def _nodes(found: Inspection, picture: _Picture) -> Iterator[str]:
         )
         leaving = [found.graph.tensors[t] for t in found.graph.operators[index].outputs if t in wanted]
         if leaving:
-            title = escape("handed to the caller\n" + "\n".join(tensor_text(t) for t in leaving))
+            title = escape("returned to the caller\n" + "\n".join(tensor_text(t) for t in leaving))
             left, top = x + picture.node, y + _NODE / 2
             node += f'<g><title>{title}</title><path class="a" d="M{left:.1f} {top - 3:.1f}h7v-4l8 7l-8 7v-4h-7z"/></g>'
         yield f"{node}</g>"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
 
 from optimizer.report.document import Block, Code, Document, Figure, Table, Text
 from optimizer.report.svg import COLOURS, PLOT_STYLE
+
+_UNIT = re.compile(r"(?<=[0-9]) (?=%|m?s\b)")  # a number and its unit stay on one line
 
 
 def _colours(index: int) -> str:
@@ -27,7 +30,7 @@ def render(document: Document) -> str:
     style = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
     body = "\n".join(
         f'<section id="{s.name}" aria-labelledby="{s.name}-h"><h2 id="{s.name}-h">{escape(s.title)}</h2>\n'
-        + "\n".join(part for block in s.blocks for part in _block(block))
+        + "\n".join(part for block in s.blocks for part in _block(block, s.title))
         + "\n</section>"
         for s in document.sections
     )
@@ -79,13 +82,15 @@ def page(
 """
 
 
-def _block(block: Block) -> Iterator[str]:
+def _block(block: Block, heading: str) -> Iterator[str]:
     if isinstance(block, Text):
         style = f' class="{block.style}"' if block.style else ""
-        yield f"<p{style}>{escape(block.text)}</p>"
+        yield f"<p{style}>{_UNIT.sub('&nbsp;', escape(block.text))}</p>"
     elif isinstance(block, Code):
         yield f'<pre tabindex="0"><code>{escape(block.text)}</code></pre>'
     elif isinstance(block, Table):
+        if block.caption != heading:
+            yield f"<h3>{escape(block.caption)}</h3>"
         yield from _table(block)
     else:
         yield from _figure(block)

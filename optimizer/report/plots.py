@@ -44,7 +44,7 @@ def timelines(bars: Sequence[Bar], kinds: Sequence[str]) -> str:
         for lane in _lanes(bar):
             plot.text(left - 8, y + 16, lane, anchor="end")
             for event, inference in zip(bar.timeline.events, inferences, strict=True):
-                if event.lane != lane:
+                if event.processor != lane:
                     continue
                 first, last = (event.start_s - start_s) * 1e3, (event.end_s - start_s) * 1e3
                 tip = f"stage {event.stage} on {lane}: {first:.3f} to {last:.3f} ms ({last - first:.3f} ms)"
@@ -63,8 +63,8 @@ def timelines(bars: Sequence[Bar], kinds: Sequence[str]) -> str:
 
 
 def _lanes(bar: Bar) -> list[str]:
-    named = (*(stage.processor for stage in bar.plan.stages), *(e.lane for e in bar.timeline.events))
-    busy = {e.lane for e in bar.timeline.events}  # a plan may name pools, of which a processor takes what it is given
+    named = (*(stage.processor for stage in bar.plan.stages), *(e.processor for e in bar.timeline.events))
+    busy = {e.processor for e in bar.timeline.events}  # a plan may also name pools, which are no processors
     return [lane for lane in dict.fromkeys(named) if lane in busy]
 
 
@@ -99,7 +99,7 @@ def optimisation(points: Sequence[Point], bound_s: float | None, unit: str = "ms
 def by_stages(points: Sequence[Point], best: Mapping[int, float], unit: str = "ms") -> str:
     """Return latency against the number of stages; the best of each is joined by a line."""
     height = 320.0
-    description = "; ".join(f"K={k}: best {s * 1e3:.4g} {unit}" for k, s in best.items())
+    description = "; ".join(f"{plural(k, 'stage')}: best {s * 1e3:.4g} {unit}" for k, s in best.items())
     plot = Plot("stages", "Latency by number of stages", description, WIDTH, height)
     y = _near(points, height - _BOTTOM, _TOP)
     plot.axis_y(y, _LEFT, WIDTH - _RIGHT, unit)
@@ -107,12 +107,12 @@ def by_stages(points: Sequence[Point], best: Mapping[int, float], unit: str = "m
     middle = {k: _LEFT + width * (i + 0.5) for i, k in enumerate(best)}
     for k, x in middle.items():
         plot.text(x, height - _BOTTOM + 16, str(k), anchor="middle", style="m")
-    plot.text((_LEFT + WIDTH - _RIGHT) / 2, height - 10, "K, stages of the plan", anchor="middle", style="m")
+    plot.text((_LEFT + WIDTH - _RIGHT) / 2, height - 10, "stages of the plan", anchor="middle", style="m")
     for i, point in enumerate(points):  # golden-ratio steps spread neighbours apart, the same way each time
         x = middle[point.stages] + width * 0.6 * ((i * 0.618034) % 1.0 - 0.5)
         _mark(plot, x, y, point, unit)
     line = [(middle[k], y(s * 1e3)) for k, s in best.items() if s * 1e3 <= y.high]
-    plot.line(line, "best", "best for each K")
+    plot.line(line, "best", "best of each number of stages")
     plot.legend(_LEFT, 18, _legend(points, y))
     return plot.svg()
 

@@ -1,4 +1,4 @@
-"""What the report of a study says: the answer first, the evidence after it, then how to have it again."""
+"""Report of a study: the answer first, the evidence after it, then the commands that repeat it."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ _FIGURES = {
     "missed": "misses",
     "turned away": "rejected",
 }
+_SELDOM = {"longest_ms": "worst_ms", "misses": "", "rejected": ""}  # shown where some differ from this, or from 0
 _MOST_OPERATORS = 1500  # of a graph that is drawn: beyond, the picture alone would be megabytes
 
 
@@ -74,6 +75,13 @@ def verdict_text(result: dict[str, Any]) -> str:
     """Return the answer in a sentence, from the document of ``--json``."""
     speedup, best = result["speedup"], result["best"]["latency_ms"]
     objective = objective_of(result)
+    if front := result.get("front"):
+        each = [objective_of({**result, "objective": name}) for name in front["objectives"]]
+        knee = next(plan for plan in front["plans"] if plan["knee"])
+        name = f"“{knee['name']}”" if knee["name"] else f"a plan of {plural(len(knee['plan']['stages']), 'stage')}"
+        values = ", ".join(f"{o.name} {knee['values'][o.key]:.4g} {o.shown}" for o in each)
+        how = "predicted" if result.get("predicted") else "measured"
+        return f"The recommended plan is {name}, the knee of the front: the best compromise, {how}: {values}."
     unit = objective.shown
     predicted = bool(result.get("predicted"))
     took = "not measured"
@@ -92,7 +100,8 @@ def verdict_text(result: dict[str, Any]) -> str:
             how = f"{slower_text(ratio.inverse, objective)} than “{speedup['baseline']}”{sure}"
         return f"The recommended plan {verb} {took}: {how}."
     other = slower_text(ratio.inverse, objective)
-    least = f"No plan is {objective.better}" if ratio.inverse.significant else f"No {objective.better} plan was found"
+    better = objective.better
+    least = f"No plan is {better}" if ratio.inverse.significant else f"No significantly {better} plan was found"
     return f"{least} than “{speedup['baseline']}”, which {verb} {took}; next best plan: {other}."
 
 
@@ -165,11 +174,11 @@ def _bound(result: dict[str, Any]) -> Iterator[Block]:
     if bound is None or gap is None:
         return
     own = more.get("model") == "the evaluator's own"
-    whose = "this cost model" if own else "the profiled operators"
+    whose = "this cost model" if own else "the operators' profiled times"
     unit = objective_of(result).shown
-    text = f"Bound for plans of this space by {whose}: {bound:.4g} {unit}; "
+    text = f"Lower bound for plans of this space by {whose}: {bound:.4g} {unit}; "
     if gap < -1e-3:
-        text += f"the plan is {percent(-gap, 1)} below it, so the model is wrong by at least as much."
+        text += f"the plan is {percent(-gap, 1)} below it, so they overestimate by at least as much."
     elif gap < 1e-3:
         text += "the plan reaches it." if more.get("proven") is not False else "the plan reaches it, within 0.1 %."
     else:
@@ -186,8 +195,8 @@ def _plan_table(study: Study, plan: Plan) -> Table:
     for index, (stage, took_ms) in enumerate(zip(plan.stages, times, strict=True)):
         model, graph, operators = study.model_of(stage)
         what = describe_operators(graph, operators) if graph is not None else f"{operators[0]} to {operators[-1]}"
-        handed = crossing(graph, operators) if graph is not None else None
-        rows.append((index, model, what, stage.processor, took_ms, handed))
+        transferred = crossing(graph, operators) if graph is not None else None
+        rows.append((index, model, what, stage.processor, took_ms, transferred))
     unit = study.objective.shown if study.objective.law != "memory" else "ms"
     took = f"{'predicted' if study.predicted else 'measured'}, {unit}|.4g"
     columns = headed("stage|d; model; operators; processor", took, "transfers")
@@ -198,7 +207,8 @@ def _why(study: Study) -> Iterator[Block]:
     from optimizer.tools.explain import blocks, explain
 
     if study.result.get("workload"):
-        yield Text(f"For several models, the command line explains the plan: optimize explain {study.path}", "note")
+        yield Text("The cost of moving each stage to another processor is printed by:")
+        yield Code(f"optimize explain {shlex.quote(str(study.path))}")
         return
     try:
         found = explain(study)
@@ -215,8 +225,13 @@ def _workload(result: Mapping[str, Any]) -> Iterator[Block]:
         return
     outcomes, objective = workload["outcomes"], objective_of(result)
     head = f"{plural(len(workload['instances']), 'model')} at once; objective: {objective.title}. Figures are"
-    figures = [Column(name, ".4g") for name in _FIGURES]
-    rows = [(name, *(entry[key] for key in _FIGURES.values())) for name, entry in outcomes.items()]
+    keys = {
+        name: key
+        for name, key in _FIGURES.items()
+        if key not in _SELDOM or any(entry[key] != entry.get(_SELDOM[key], 0.0) for entry in outcomes.values())
+    }
+    figures = [Column(name, ".4g") for name in keys]
+    rows = [(name, *(entry[key] for key in keys.values())) for name, entry in outcomes.items()]
     if result.get("predicted"):
         yield Text(f"{head} predicted.")
     else:
@@ -224,7 +239,7 @@ def _workload(result: Mapping[str, Any]) -> Iterator[Block]:
         figures.append(Column(f"predicted, {objective.shown}", ".4g"))
         expected = ((entry.get("predicted") or {}).get("objective") for entry in outcomes.values())
         rows = [(*row, value) for row, value in zip(rows, expected, strict=True)]
-    yield Table("Plans", headed("plan", *figures), tuple(rows))
+    yield Table("Plans of the models", headed("plan", *figures), tuple(rows))
     if tucker := workload.get("tucker"):
         found = tuple(
             (name, e["max_error"], e["variants"], len(e["ranks"]), e["macs_saved"], e["error"], _known_by(e))
@@ -232,7 +247,7 @@ def _workload(result: Mapping[str, Any]) -> Iterator[Block]:
         )
         columns = headed(
             "model; error allowed|.4g; variants searched|d; triples in the best plan|d",
-            "multiply-accumulates saved|.1%; error of outputs|.2g; source",
+            "multiply-accumulates saved|.1%; error of outputs|.2g; source of the error",
         )
         yield Table("Convolutions decomposed (Tucker-2)", columns, found)
     names = workload["instances"]
@@ -288,7 +303,7 @@ def _timeline(study: Study, drawn: tuple[Bar, ...]) -> Iterator[Block]:
         return
     kinds = [_printable(o.kind) for o in study.graph.operators] if study.graph is not None else []
     rows = [
-        (bar.name, bar.source, e.stage, e.lane, e.start_s * 1e3, e.end_s * 1e3)
+        (bar.name, bar.source, e.stage, e.processor, e.start_s * 1e3, e.end_s * 1e3)
         for bar in drawn
         for e in bar.timeline.events
     ]
@@ -304,7 +319,7 @@ def _timeline(study: Study, drawn: tuple[Bar, ...]) -> Iterator[Block]:
     yield Figure(
         "timeline",
         plots.timelines(drawn, kinds),
-        f"{what}; {source}, on one scale. best/trace.json holds the same for ui.perfetto.dev.{unseen}",
+        f"{what}; {source}; on one scale. best/trace.json holds the same for ui.perfetto.dev.{unseen}",
         Table("Timelines", columns, tuple(rows), group=2),
     )
 
@@ -315,7 +330,7 @@ def _stages(study: Study, found: tuple[Point, ...]) -> Iterator[Block]:
         return
     counts = {k: sum(1 for p in found if p.stages == k) for k in best}
     rows = tuple((k, counts[k], s * 1e3) for k, s in best.items())
-    columns = headed(f"K|d; plans|,d; best {_how(study)}|.4g")
+    columns = headed(f"stages|d; plans|,d; best {_how(study)}|.4g")
     yield Figure(
         "stages",
         plots.by_stages(found, best, _how(study)),
@@ -330,7 +345,9 @@ def _history(study: Study, found: tuple[Point, ...]) -> Iterator[Block]:
         return
     bound = study.result["model_bound_ms"]
     unit = study.objective.shown
-    columns = headed(f"plan|d; proposed by; K|d; {_how(study)}|.4g; best so far, {unit}|.4g; predicted, {unit}|.4g")
+    columns = headed(
+        f"plan|d; proposed by; stages|d; {_how(study)}|.4g; best so far, {unit}|.4g; predicted, {unit}|.4g"
+    )
     rows = []
     for p in found:
         predicted_ms = p.predicted_s * 1e3 if p.predicted_s else None

@@ -71,9 +71,9 @@ def trace(bars: Sequence[Bar], platform: Sequence[str]) -> dict[str, Any]:
     for process, bar in enumerate(bars, 1):
         events.append(_name("process_name", process, 0, f"{bar.name}, {bar.source}"))
         start_s = min(e.start_s for e in bar.timeline.events)
-        for thread, lane in enumerate(platform, 1):
-            if any(e.lane == lane for e in bar.timeline.events):
-                events.append(_name("thread_name", process, thread, lane))
+        for thread, processor in enumerate(platform, 1):
+            if any(e.processor == processor for e in bar.timeline.events):
+                events.append(_name("thread_name", process, thread, processor))
         for event, inference in zip(
             bar.timeline.events, bar.inferences or (0,) * len(bar.timeline.events), strict=True
         ):
@@ -88,7 +88,7 @@ def trace(bars: Sequence[Bar], platform: Sequence[str]) -> dict[str, Any]:
                     "ts": begin_ns / 1e3,
                     "dur": (end_ns - begin_ns) / 1e3,
                     "pid": process,
-                    "tid": platform.index(event.lane) + 1,
+                    "tid": platform.index(event.processor) + 1,
                     "args": {
                         "inference": inference,
                         "operators": f"{operators[0]} to {operators[-1]}",

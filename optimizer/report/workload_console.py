@@ -12,7 +12,7 @@ from rich.text import Text
 from optimizer.report.terminal import table
 from search_spaces.core.decoded_plan import jobs_of
 from search_spaces.core.plan import runs_of
-from search_spaces.core.wording import plural
+from search_spaces.core.wording import many, plural, seconds
 
 if TYPE_CHECKING:
     from optimizer.workload.result import WorkloadResult
@@ -26,10 +26,10 @@ def workload_head(result: WorkloadResult) -> Text:
     """Return what was searched, and for what."""
     count = len(result.workload.instances)
     names = ", ".join(p.name for p in result.platform.processors if p.resources)
-    explored = "all of them" if result.exhausted else f"{result.history.measured:,} of them"
+    explored = "all" if result.exhausted else many(result.history.measured)
     return Text(
         f"{result.workload.name}: {count} models at once on {names}, for the {result.objective.title}; "
-        f"{plural(result.cardinality, 'plan')} in the space, {explored} tried in {result.wall_s:.0f} s"
+        f"{plural(result.cardinality, 'plan')} in the space, {explored} tried in {seconds(result.wall_s)}"
     )
 
 
@@ -39,7 +39,9 @@ def outcomes_table(result: WorkloadResult) -> Table:
     own = objective.name not in {"mean", "worst", "makespan", "misses", "throughput"}
     heads = [name if name == "per s" else f"{name}, ms" for name, _ in _FIGURES]
     heads += [*(["missed"] if late else []), *([f"{objective.name}, {objective.shown}"] if own else [])]
-    made = table(("plan", *(f">{head}" for head in heads), f">predicted, {objective.shown}"))
+    if not result.predicted:
+        heads.append(f"predicted, {objective.shown}")
+    made = table(("plan", *(f">{head}" for head in heads)))
     for name, entry in result.outcomes.items():
         row = [_number(entry[key]) for _, key in _FIGURES]
         if late:
@@ -48,8 +50,9 @@ def outcomes_table(result: WorkloadResult) -> Table:
         if own:
             samples = result.samples(plan) if plan is not None else None
             row.append(_number(samples.median * 1e3 if samples else None))
-        predicted = entry.get("predicted")
-        row.append(_number(predicted["objective"]) if predicted else "")
+        if not result.predicted:
+            predicted = entry.get("predicted")
+            row.append(_number(predicted["objective"]) if predicted else "")
         made.add_row(Text(name, style="bold" if name == "best" else ""), *row)
     for name, plan in result.baselines.items():
         trial = result.history.known.get(plan.digest)

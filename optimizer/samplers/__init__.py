@@ -139,7 +139,7 @@ def sampler_names() -> list[str]:
 
 
 def quiet_optuna() -> None:
-    """Keep Optuna's log off the terminal: what it tells of trials, the study tells better."""
+    """Keep Optuna's log off the terminal: the study reports its trials itself."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -158,8 +158,9 @@ def _find(name: str) -> SamplerKind:
         if "." in name:
             module, _, last = name.rpartition(".")
             raise UsageError(f"unknown sampler {name!r}", f"a class is named {module}:{last}")
-        near = difflib.get_close_matches(name.lower(), SAMPLERS, n=3, cutoff=0.4) or list(SAMPLERS)
-        raise UsageError(f"unknown sampler {name!r}", f"did you mean {' or '.join(near)}? module:Class works too")
+        near = difflib.get_close_matches(name.lower(), SAMPLERS, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"give one of {', '.join(SAMPLERS)}, or module:Class"
+        raise UsageError(f"unknown sampler {name!r}", hint)
     kind = SAMPLERS[name]
     if kind.requires and importlib.util.find_spec(kind.requires) is None:
         raise UsageError(

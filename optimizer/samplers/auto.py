@@ -74,7 +74,7 @@ class Problem:
         model: the costs of operators, stages and transfers; in seconds.
         fits: whether a plan keeps all constraints; others are never proposed.
         law: how stages add up, for other objectives than the latency; the model is in the objective's unit.
-        criteria: of several objectives, made of costs of the latency; and in what a processor's stages are told.
+        criteria: of several objectives, made of costs of the latency; and the unit of a processor's stages.
         ranks: where convolutions may be decomposed, what that costs, and the error that is allowed.
         search: of plans of any shape: makes their proposer from the problem and the study's seed.
         front: whether plans of any shape are searched for several objectives.
@@ -135,7 +135,7 @@ class AutoProposer:
         self._region = _region(problem)
         self._trials: list[tuple[Plan, Measurement | None, float]] = []
         self._measured: list[Plan] = []  # of the region, as far as learned from
-        self._tried: list[int] = []  # where these are among the plans that the region was told of
+        self._tried: list[int] = []  # where these are among the plans that were added to the region
         self._added = 0
         self._fed = 0
         self._best_s = math.inf

@@ -73,7 +73,7 @@ class Chains:
         )
 
     def names(self) -> list[bytes]:
-        """Return what tells each chain from others of the same K."""
+        """Return a key for each chain, unique among those of the same K."""
         rows = np.concatenate((self.borders[:, 1:-1], self.processors), axis=1)
         return [row.tobytes() for row in rows]
 

@@ -1,7 +1,7 @@
 """CMA-ES whose state follows from the parameters and values of earlier trials.
 
 Optuna's sampler keeps its optimizer as a pickle in the trials' attributes, which are then code for whoever reads a log
-or joins a shared study. Here the optimizer is told the completed trials again, in the order of their numbers, after
+or joins a shared study. Here the optimizer gets the completed trials again, in the order of their numbers, after
 which the seed of the trial decides its proposal: a study that is gone on with proposes what the uninterrupted one did.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _SIGMA = 1.0 / 6.0  # of the unit cube, as in Optuna's sampler
 _optimizers: WeakKeyDictionary[Study, tuple[list[int], CMA]] = WeakKeyDictionary()
-"""Of each study, the numbers of the trials that its optimizer was told, so that a proposal tells the new ones alone."""
+"""Of each study, the numbers of the trials that its optimizer has seen; a proposal passes on only the new ones."""
 
 
 class ReplayedCmaEsSampler(BaseSampler):

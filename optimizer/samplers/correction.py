@@ -84,7 +84,7 @@ class Correction:
         self._kinds = [_Kind() for _ in likes]
         self._marks: list[tuple[int, ...]] = [(0,) * len(likes)]
         transfer_s = np.where(np.isfinite(model.transfer_s), model.transfer_s, 0.0)
-        # [kind, operator, origin]: what the first operator of a stage takes, with what it is handed.
+        # [kind, operator, origin]: what the first operator of a stage takes, with what is transferred to it.
         self._entry_s = np.repeat(self._operator_s[:, :, None], 1 + len(likes), axis=2)
         for of, origins in enumerate(self._origin):
             for to, origin in enumerate(origins):
@@ -110,7 +110,7 @@ class Correction:
         Args:
             stages: of the plan, in its order.
             stage_s: what each took.
-            gaps: pairs of stages, each of which waited for nothing but what the first hands over to the second.
+            gaps: pairs of stages, each of which waited for nothing but the transfer from the first to the second.
             gap_s: what these took together.
             noise: of this measurement, as a multiple of what measurements usually have.
         """

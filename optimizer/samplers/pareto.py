@@ -32,7 +32,7 @@ class ParetoProposer:
     Args:
         problem: its model is that of the latency.
         criteria: makes objectives of costs.
-        seconds: of a second of each processor, by its name, what stages are told in: 1 where they are told in seconds.
+        seconds: of a second of each processor, by its name, the unit of stages: 1 where they are in seconds.
     """
 
     def __init__(self, problem: Problem, seed: int, criteria: Criteria, seconds: Callable[[str], float]) -> None:

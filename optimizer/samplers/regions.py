@@ -55,7 +55,7 @@ class Region(Protocol):
     """The tried plans of a space, and the search for candidates among the others."""
 
     def name(self, plan: Plan) -> bytes | None:
-        """Return what tells a plan from others, or None for one that the region does not hold."""
+        """Return a key that identifies a plan, or None for one that the region does not hold."""
         ...
 
     def add(self, plan: Plan) -> None:
@@ -97,7 +97,7 @@ class ChainRegion:
         self._names: set[bytes] = set()
 
     def name(self, plan: Plan) -> bytes | None:
-        """Return what tells a plan from others, or None for one that the region does not hold."""
+        """Return a key that identifies a plan, or None for one that the region does not hold."""
         borders = [0]
         for stage in plan.stages:
             if stage.operators != tuple(range(borders[-1], borders[-1] + len(stage.operators))):
@@ -204,7 +204,7 @@ class PlanRegion:
         self._names: set[bytes] = set()
 
     def name(self, plan: Plan) -> bytes | None:
-        """Return what tells a plan from others, or None for one that the region does not hold."""
+        """Return a key that identifies a plan, or None for one that the region does not hold."""
         return bytes.fromhex(plan.digest) if in_space(self._space, plan) else None
 
     def add(self, plan: Plan) -> None:

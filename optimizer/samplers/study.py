@@ -44,7 +44,7 @@ class KnowingSampler(BaseSampler):
     """A sampler made once for a study, from what is known of the problem.
 
     Attributes:
-        origin: who made the last proposal, as the log tells it.
+        origin: who made the last proposal, for the log.
         patience: after so many repeats in a row a plan is drawn instead.
     """
 

@@ -30,7 +30,7 @@ class DriftMonitor:
 
     Attributes:
         runs: makes the runs.
-        tell: told when the speed has changed by more than a tenth.
+        progress: called when the speed has changed by more than a tenth.
     """
 
     session: Session
@@ -38,7 +38,7 @@ class DriftMonitor:
     history: History
     log: TrialLog
     runs: RunFilter
-    tell: Callable[[str], None] = lambda _: None
+    progress: Callable[[str], None] = lambda _: None
     _plan: Plan | None = None
     _reported: float = 1.0
 
@@ -94,7 +94,7 @@ class DriftMonitor:
             speed = drift.speed
             what = f"{percent(speed - 1.0)} slower than" if speed > 1.0 else f"{percent(1.0 / speed - 1.0)} faster than"
             what = "as fast again as" if speed == 1.0 else what
-            self.tell(f"the machine runs {what} at the start of the study; measurements are scaled to one state")
+            self.progress(f"the machine runs {what} at the start of the study; measurements are scaled to one state")
 
     def _count(self, trial: Trial) -> None:
         if trial.measurement is not None and trial.repeat_of is None:

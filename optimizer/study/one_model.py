@@ -130,18 +130,18 @@ class OneModel:
 
     def learn(self, study: Study, session: Session) -> Search:
         """Profile the operators; set objectives, limits and baselines."""
-        config, tell = self.config, study.watcher.message
+        config, progress = self.config, study.watcher.message
         most = most_stages(config, len(self.graph.operators))
         take = partial(warm_start, config=config, graph=self.graph, platform=self.platform)
-        warm = begin_warm(config, take, session, study.run, study.history, tell, study.shared)
+        warm = begin_warm(config, take, session, study.run, study.history, progress, study.shared)
         priced = asked(config, self.platform, session)
         if isinstance(self.space, SegmentSpace):
-            tell("pricing operators that two processors can share")
+            progress("pricing operators that two processors can share")
         if (count := len(self.space.distributions())) > _MANY_PARAMETERS:
-            tell(f"the space has {count} parameters: samplers other than auto learn little from few trials there")
+            progress(f"the space has {count} parameters: samplers other than auto learn little from few trials there")
         profiled = self._profile(study, priced, warm)
         if isinstance(self.space, SegmentSpace):
-            tell("solving for the model's optimum")
+            progress("solving for the model's optimum")
         objective = study_objective(config, self.graph, self.platform, self.space, session, profiled)
         errors = self._errors(study, session, profiled)
         if errors is not None:
@@ -270,7 +270,7 @@ class OneModel:
         study.run.log.append(ERRORS, asdict(found))
         return found
 
-    def _measured_profile(self, session: Session, warm: Warm | None, tell: Callable[[str], None]) -> Profile:
+    def _measured_profile(self, session: Session, warm: Warm | None, progress: Callable[[str], None]) -> Profile:
         graph, platform, inner = self.graph, self.platform, self._inner
         if session.capabilities.costs:
             found = known_profile(session.part_costs(graph), platform)
@@ -278,12 +278,14 @@ class OneModel:
             known = warm.profile if warm is not None else None
             if warm is not None and warm.complete and known is not None:
                 return known
-            found = profile(session, graph, platform, tell, known)
+            found = profile(session, graph, platform, progress, known)
             if isinstance(inner, SegmentSpace):
                 timed = split_profile if inner.axes else branch_profile
-                found = timed(session, graph, platform, inner, found, tell)
+                found = timed(session, graph, platform, inner, found, progress)
         if isinstance(self.space, RankSpace):
-            return rank_profile(session, graph, platform, self.space, found, allowed_error(self.config) or 0.0, tell)
+            return rank_profile(
+                session, graph, platform, self.space, found, allowed_error(self.config) or 0.0, progress
+            )
         return found
 
     def finish(self, study: Study, session: Session, verdict: Verdict) -> Agreement | None:

@@ -55,7 +55,7 @@ class Row:
     processors: tuple[str, ...]
     recommended: bool
     failure: str
-    plan: Plan
+    plan: Plan = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,10 +276,12 @@ class Result:
         return captured.get()
 
     def _repr_html_(self) -> str:
-        """Return the HTML for a notebook."""
-        from html import escape
+        """Return the HTML for a notebook, with what the terminal shows in bold and in colour."""
+        from optimizer.report.console import make_console, render
 
-        return f"<pre>{escape(str(self))}</pre>"
+        console = make_console(record=True)
+        console.print(render(self), crop=False)
+        return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``--json``."""

@@ -309,7 +309,7 @@ class SeveralModels:
 
         Each is logged as soon as it is known. What a damaged log has lost is measured again.
         """
-        problem, config, tell, run = self.problem, self.config, study.watcher.message, study.run
+        problem, config, progress, run = self.problem, self.config, study.watcher.message, study.run
         logged = known = next((r.data for r in reversed(run.contents.records) if r.kind == PRICES), None)
         new = bool(problem.choices) and problem.variants is None
         grids = grids_of(problem.workload, problem.choices) if problem.choices and (new or known is None) else {}
@@ -318,8 +318,8 @@ class SeveralModels:
             known = self._taken(config.warm_start, fingerprint_of(session)).prices
         # All workers propose by one model: that of whoever was first.
         if known is None and study.shared is not None:
-            known = study.shared.fact(PRICES, lambda: session.price(None, tell, *more))
-        priced = session.price(known, tell, *more)
+            known = study.shared.fact(PRICES, lambda: session.price(None, progress, *more))
+        priced = session.price(known, progress, *more)
         if json.loads(json.dumps(priced)) != logged:  # new, or completed
             run.log.append(PRICES, priced)
         simulator = session.simulator
@@ -331,7 +331,9 @@ class SeveralModels:
         processors = problem.space.platform
 
         def find() -> Variants:
-            return find_variants(session, problem.workload, problem.joined, processors, problem.choices, grids, tell)
+            return find_variants(
+                session, problem.workload, problem.joined, processors, problem.choices, grids, progress
+            )
 
         shared = study.shared
         found = find() if shared is None else Variants.from_json(shared.fact(RANKS, lambda: find().to_json()))

@@ -82,7 +82,7 @@ def begin_warm(
     session: Session,
     run: RunFolder,
     history: History,
-    tell: Callable[[str], None],
+    progress: Callable[[str], None],
     shared: SharedStudy | None = None,
 ) -> Warm | None:
     """Copy data of an earlier study into the log of a new one; into a resumed one, what it lacks.
@@ -110,7 +110,7 @@ def begin_warm(
         return replace(warm, trials=(), plans=tuple(map(Plan.from_json, taken[-1]["plans"])))
     lacking = [t for t in warm.trials if t.plan.digest not in history.known]
     if lacking or not run.resumed:
-        tell(warm.summary)
+        progress(warm.summary)
     for trial in lacking:
         if shared is None:
             run.log.append("baseline", trial.to_json())

@@ -1,1 +1,1 @@
-"""What the commands do that neither search nor report: look at devices and models, run plans, explain and convert."""
+"""Commands that neither search nor report: inspect devices and models, run plans, explain and convert."""

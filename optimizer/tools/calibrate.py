@@ -139,7 +139,7 @@ def calibrate(
     *,
     evaluator: str = "litert",
     command: Sequence[str] = (),
-    tell: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Calibration:
     """Calibrate the processors of this machine and write their profile to ``out``.
 
@@ -167,10 +167,10 @@ def calibrate(
         for record in contents.records:
             measured.add(record)
         if measured.timed:
-            tell(f"{len(measured.timed)} timings of an earlier start are used")
+            progress(f"{len(measured.timed)} timings of an earlier start are used")
         bench = stack.enter_context(Bench(measurer, session, platform))
         try:
-            _Calibrator(measured, bench, log, tell).measure(end_s)
+            _Calibrator(measured, bench, log, progress).measure(end_s)
         except KeyboardInterrupt:
             interrupted = True
     return _finish(measured, platform, out, [*command], interrupted=interrupted)
@@ -208,7 +208,7 @@ class _Calibrator:
     measured: Measured
     bench: Bench
     log: TrialLog
-    tell: Callable[[str], None]
+    progress: Callable[[str], None]
 
     def measure(self, end_s: float) -> None:
         """Time networks, then pairs of processors, then whole models, in shares of the time that is left."""
@@ -221,11 +221,11 @@ class _Calibrator:
                 known = any((t.like, t.name) == (processor.like, name) for t in self.measured.timed)
                 if known or time.monotonic() > end_s:
                     continue
-                self.tell(f"timing {name} on {processor.name}, which is kept out of the fit")
+                self.progress(f"timing {name} on {processor.name}, which is kept out of the fit")
                 try:
                     self._keep("timed", self.bench.time_zoo(processor, name))
                 except UnavailableError as error:
-                    self.tell(f"{name} is left out on {processor.name}: {error.what}")
+                    self.progress(f"{name} is left out on {processor.name}: {error.what}")
 
     def _keep(self, kind: str, value: Any) -> None:
         getattr(self.measured, _KINDS[kind][0]).append(value)
@@ -244,7 +244,7 @@ class _Calibrator:
                 if len(mine) > number or (time.monotonic() > end_s and number >= _LEAST_NETS):
                     continue
                 seed = next_network(mine, measured.refused[processor.like], fits=fits)
-                self.tell(f"timing network {number + 1} on {processor.name}")
+                self.progress(f"timing network {number + 1} on {processor.name}")
                 try:
                     timed = self.bench.time(processor, network(f"net{seed}", seed))
                 except UnavailableError as error:
@@ -269,21 +269,21 @@ class _Calibrator:
             if time.monotonic() > end_s:
                 break
             if not linked:
-                self.tell(f"timing transfers from {source.name} to {target.name}")
+                self.progress(f"timing transfers from {source.name} to {target.name}")
                 self._keep("link", time_link(self.bench.session, self.bench.loaded, *pair))
             if not crowded:
-                self.tell(f"timing {source.name} beside {target.name}")
+                self.progress(f"timing {source.name} beside {target.name}")
                 self._keep("contention", time_contention(self.bench.session, self.bench.loaded, *pair))
 
     def _cuts(self) -> None:
         """Time what a cut costs on each kind of processor."""
         for processor in self._kinds():
             if not any(cut.like == processor.like for cut in self.measured.cuts):
-                self.tell(f"timing cuts on {processor.name}")
+                self.progress(f"timing cuts on {processor.name}")
                 try:
                     self._keep("cut", time_cuts(self.bench.session, self.bench.loaded, processor))
                 except UnavailableError as error:
-                    self.tell(f"the cost of a cut on {processor.name} could not be measured: {error.what}")
+                    self.progress(f"the cost of a cut on {processor.name} could not be measured: {error.what}")
 
 
 def _finish(

@@ -1,4 +1,4 @@
-"""Which of two runs' plans is faster: both run interleaved, over rebuilt instances, or both are predicted."""
+"""Comparison of two runs' plans: both run interleaved, over rebuilt instances, or both are predicted."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from optimizer.report.console import UNDECIDED, interval_ms, slower_text
 from optimizer.tools.execute import has_several, is_predicted, plan_of, reloaded, reloaded_workload, study_of
 from search_spaces.core.errors import RunFolderError, UnavailableError
 from search_spaces.core.graph import Graph
+from search_spaces.core.wording import plural
 from search_spaces.models.source import check_custom_ops
 
 _POLICY = FinalPolicy(max_s=20.0)
@@ -91,7 +92,7 @@ def compare_runs(
 
     Args:
         custom_ops: a library with kernels of custom operators.
-        progress: told once a round.
+        progress: called once a round.
 
     Raises:
         PlanError: a plan or a stage file is missing or damaged.
@@ -133,7 +134,7 @@ def compare_runs(
         return json.dumps({"schema_version": 1, "first": first, "second": second, **found.to_json()}, indent=2)
     lines = [f"{first}: {interval_ms(found.baseline)}", f"{second}: {interval_ms(found.candidate)}"]
     ratio = Ratio(found.speedup, *found.ci95)  # how many times as long the first one takes
-    how = f"over {found.rounds} rebuilt pairs"
+    how = f"in {plural(found.rounds, 'pair')} of freshly loaded plans"
     if ratio.significant:
         faster, slower, by = (second, first, ratio) if ratio.value > 1.0 else (first, second, ratio.inverse)
         lines.append(f"significant: the plan of {slower} is {slower_text(by)} than that of {faster}, {how}")

@@ -1,4 +1,4 @@
-"""What this machine offers, what is wrong with it, and which other devices can be searched for from here."""
+"""Check of this machine, and the other devices that can be searched for from here."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from optimizer.report.console import make_console
 from search_spaces.core.errors import OptimizeError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.platform import Platform, tell_apart
-from search_spaces.core.wording import percent
+from search_spaces.core.wording import percent, plural
 from search_spaces.models import load
 from search_spaces.models.cache import cache_dir
 
@@ -43,7 +43,7 @@ SCHEMA_VERSION = 1
 _LEAST_MEMORY, _LEAST_DISK = 2 << 30, 4 << 30
 _MOST_OPERATORS = 12
 _START_LIMIT_S = 30.0
-_MOST_PROCESSORS = 8  # of a device, that are named
+_MOST_PROCESSORS = 6  # of a device, that are named
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,9 @@ def _processor_lines(platform: Platform) -> list[str]:
             driver = f", driver {options['driver_version']}" if "driver_version" in options else ""
             what = f"{options['adapter']}{driver}, {options['precision']}"
         else:
-            what = f"cores {', '.join(map(str, options['cores']))}; threads: {options['threads']}"
+            cores = options["cores"]
+            word = "core" if len(cores) == 1 else "cores"
+            what = f"{word} {', '.join(map(str, cores))}; {plural(options['threads'], 'thread')}"
         if "runtime" in options:
             what += f"; {options['runtime']}"
         found.append(f"  {processor.name:{wide}}  {what}")
@@ -345,7 +347,7 @@ class KnownDevices:
         here: processors of this machine; None where there is none that can be used.
         problem: why not, or "".
         platforms: devices with a cost model that ships: name → its processors.
-        phones: serial → state, as the adb server tells; None where no server answers.
+        phones: serial → state, from the adb server; None where no server answers.
         agents: name → address of ``--evaluator remote``.
         agents_file: where agents are described.
     """

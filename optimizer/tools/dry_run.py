@@ -1,4 +1,4 @@
-"""What a study would search, without measuring anything."""
+"""Dry run: what a study would search, without measuring anything."""
 
 from __future__ import annotations
 

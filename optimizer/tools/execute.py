@@ -263,12 +263,12 @@ def _outputs(run: Path, agreement: Agreement | None) -> Mapping[str, Any]:
 
 
 def _output_lines(document: Mapping[str, Any]) -> list[str]:
-    """Return in words what a document tells of ``outputs``: nothing where it does not look at them."""
+    """Return what a document says about ``outputs``, in words; empty where it does not compare them."""
     if "outputs" not in document:
         return []
     if (outputs := document["outputs"]) is None:
         predicted = document["predicted"]
-        return ["all of this is predicted: nothing was run" if predicted else "the evaluator returns no outputs"]
+        return ["everything is predicted; nothing was run" if predicted else "the evaluator returns no outputs"]
     verdict = "as they should be" if outputs["accepted"] else "NOT what they should be"
     return [f"outputs are {verdict}: within {outputs['max_rel_error']:.1e} of the whole model's"]
 

@@ -1,8 +1,8 @@
-"""Why the plan of a study is what it is: what changing it would cost, what stands in the way, what else there was.
+"""Explanation of a study's plan: costs of changes, limits that bind, and the alternatives.
 
 Everything that is predicted says so, and whatever of it was also measured in the study stands beside it. An explanation
-is the document of ``--json``, with times in milliseconds; :func:`blocks` shows it to a person. Of several models, what
-each job would cost elsewhere is predicted by the prices that the study measured or that its evaluator knows.
+is the document of ``--json``, with times in milliseconds; :func:`blocks` shows it to a person. Of several models, the
+cost of moving a stage is predicted by the prices that the study measured or that its evaluator has.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def _model_of(study: Study) -> Iterator[Model]:
             return found.plan, found.cost_s
 
         powers = powers_w(platform, session)[0] if study.objective.name == "energy" else {}
-        own = Model("the evaluator's own costs", graph, chain_costs(platform, tables), price, best, own=True)
+        own = Model("this cost model", graph, chain_costs(platform, tables), price, best, own=True)
         yield own.by(study.objective, powers)
 
 
@@ -409,7 +409,7 @@ def _limit(what: str, without_s: float | None, saves_s: float | None) -> Documen
 
 def head(found: Document) -> str:
     """Return what is explained."""
-    return f"{found['run_dir']}: {_borders(found['plan'])}"
+    return f"{found['run_dir']}: {Plan.from_json(found['plan'])}"
 
 
 def blocks(found: Document) -> Iterator[Block]:
@@ -487,7 +487,7 @@ def _cuts(found: Document) -> Table:
 def _parts(found: Document) -> Table:
     alone = {"–": {"predicted_more_ms": None, "measured_ms": None, "why_not": "there is no other processor"}}
     rows = tuple(
-        (part["operators"], part["processor"], part["stage_ms"], name, *_known(entry))
+        (part["operators"].partition(":")[0], part["processor"], part["stage_ms"], name, *_known(entry))
         for part in found["parts"]
         for name, entry in (part["elsewhere"] or alone).items()
     )
@@ -516,16 +516,16 @@ def _by_stages(found: Document) -> Table:
         (
             k["stages"],
             k["predicted_ms"],
-            _borders(k["predicted"]) if k["predicted"] else "no plan",
+            str(Plan.from_json(k["predicted"])) if k["predicted"] else "no plan",
             k["measured_ms"],
-            _borders(k["measured"]) if k["measured"] else "",
+            str(Plan.from_json(k["measured"])) if k["measured"] else "",
         )
         for k in found["by_stages"]
     )
     unit = found["unit"]
-    predicted = headed(Column(f"predicted, {unit}", _TIME), "best in the model")
-    columns = headed("K|d", *predicted, Column(f"measured, {unit}", _TIME), "best measured")
-    return Table("The best plan for every K", columns, rows)
+    predicted = headed(Column(f"predicted, {unit}", _TIME), "best predicted")
+    columns = headed("stages|d", *predicted, Column(f"measured, {unit}", _TIME), "best measured")
+    return Table("The best plan of each number of stages", columns, rows)
 
 
 def _baselines(found: Document) -> Table:
@@ -535,16 +535,6 @@ def _baselines(found: Document) -> Table:
         rows.append((name, more, measured, measured / best_ms if measured is not None and best_ms else None, why_not))
     columns = headed("plan", *_columns(found)[:2], "times as long|.4f", _columns(found)[2])
     return Table("Baselines", columns, tuple(rows))
-
-
-def _borders(plan: Mapping[str, Any]) -> str:
-    """Return a chain's document as ``0–9 cpu0 | 10–21 gpu``."""
-    words = []
-    for runs, processor in ((stage["operators"], stage["processor"]) for stage in plan["stages"]):
-        first, last = runs[0][0], runs[-1][1]
-        where = f"{first}–{last - 1}" if len(runs) == 1 else f"{sum(b - a for a, b in runs)} operators"
-        words.append(f"{where} {processor}")
-    return " | ".join(words)
 
 
 def explain_workload(run: Path) -> Document:
@@ -589,7 +579,7 @@ def _busy(found: Outcome) -> dict[str, float]:
     """Return for which share of the makespan each processor works, the busiest first."""
     spent: dict[str, float] = {}
     for event in found.timeline.events:
-        spent[event.lane] = spent.get(event.lane, 0.0) + event.end_s - event.start_s
+        spent[event.processor] = spent.get(event.processor, 0.0) + event.end_s - event.start_s
     return dict(
         sorted(((processor, s / found.makespan_s) for processor, s in spent.items()), key=lambda each: -each[1])
     )
@@ -641,14 +631,21 @@ def workload_blocks(found: Document) -> Iterator[Block]:
     yield Table("How busy processors are", headed("processor; busy|.0%"), tuple(busy.items()))
     change = Column("change, ms", "+.4g")
     rows = tuple(
-        (job["instance"], job["operators"], job["processor"], name, more, "" if more is not None else "does not run")
+        (
+            job["instance"],
+            job["operators"].partition(":")[0],
+            job["processor"],
+            name,
+            more,
+            "" if more is not None else "does not run",
+        )
         for job in found["jobs"]
         for name, more in job["elsewhere_predicted_more_ms"].items()
     )
-    columns = headed("model; job; on; moved to", change, "remark")
-    yield Table("What each job would cost elsewhere", columns, rows)
+    columns = headed("model; operators; processor; moved to", change, "remark")
+    yield Table("What each stage would cost on another processor", columns, rows, group=3)
     orders = tuple((name, value_ms - predicted_ms) for name, value_ms in found["dispatch_predicted_ms"].items())
-    yield Table("Other orders of the queue", headed("jobs are taken by", change), orders)
+    yield Table("Other orders of the queue", headed("order", change), orders)
     yield Table(
         "Baselines",
         headed("plan; measured, ms|.4g; predicted, ms|.4g"),

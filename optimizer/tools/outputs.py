@@ -1,4 +1,4 @@
-"""How far the outputs of two models with the same inputs are apart, run in a process of its own.
+"""Difference of the outputs of two models with the same inputs, computed in a process of its own.
 
 ``python -m optimizer.tools.outputs FOLDER MODEL`` runs a model on the arrays ``FOLDER/inputs.npz`` and writes what
 it computes to ``FOLDER/outputs.npz``.

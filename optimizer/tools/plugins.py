@@ -1,4 +1,4 @@
-"""What ``optimize plugins`` lists: every evaluator, space, sampler and model that is installed, and what is broken.
+"""List of plug-ins for ``optimize plugins``: evaluators, spaces, samplers and models, and what is broken.
 
 Each plug-in that is not ours is loaded in a process of its own, so that one that crashes or hangs is a row of the
 table and not its end. ``python -m optimizer.tools.plugins KIND NAME SECONDS`` is that process.

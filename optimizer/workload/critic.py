@@ -1,4 +1,4 @@
-"""What the times of jobs teach about a workload's operators, and what plans take by that: simulated anew."""
+"""Critic of a workload: times of operators learned from jobs, and plans simulated with them."""
 
 from __future__ import annotations
 

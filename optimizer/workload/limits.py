@@ -1,4 +1,4 @@
-"""What a workload demands that no plan can give: memory, deadlines, and processors for what comes periodically."""
+"""Demands of a workload that no plan can meet: memory, deadlines, and processors for periodic requests."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def check(
         freedoms: of the plans.
 
     Raises:
-        InfeasibleError: none can; the violations tell demand, bound, gap and what to change.
+        InfeasibleError: none can; the violations have demand, bound, gap and what to change.
         UnavailableError: a model runs nowhere.
     """
     workload = simulator.workload

@@ -1,4 +1,4 @@
-"""What the models of a workload take of memory, as they are and decomposed, and with which ranks they take least."""
+"""Memory of a workload's models, as they are and decomposed, and the ranks that need least."""
 
 from __future__ import annotations
 

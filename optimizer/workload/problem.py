@@ -1,4 +1,4 @@
-"""What a study of several models is about: read from its settings, and made ready to be searched."""
+"""Problem of a study of several models, read from its settings and made ready for the search."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def decomposed(
 def foreseen(
     workload: Workload, platform: Platform, choices: Mapping[int, RankChoices], named: Sequence[Baseline], plans: int
 ) -> dict[str, Any]:
-    """Return what a dry run tells of ranks, as plain values; nothing where no model may be decomposed.
+    """Return what a dry run says about ranks, as plain values; empty where no model may be decomposed.
 
     Which ways to decompose a model are worth a search is found by timing; only how many there are at most is known.
 

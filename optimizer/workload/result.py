@@ -1,4 +1,4 @@
-"""What a study of several models found: each model's own latency under each plan, beside the study's result."""
+"""Result of a study of several models: each model's latency under each plan, beside the study's result."""
 
 from __future__ import annotations
 

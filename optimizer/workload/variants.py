@@ -47,7 +47,7 @@ class Variant:
     Attributes:
         error: how far its outputs are off, relative.
         made_for: the kind of processor on which it saves most, or in words that it has one share for all layers.
-        measured: whether outputs were computed to tell the error; else it is what filters let expect.
+        measured: whether the error is of computed outputs; else it is estimated from the filters.
     """
 
     ranks: RankSet

@@ -1,4 +1,4 @@
-"""Why something does not fit, as data: what is demanded, what is there, and what a person can do about it."""
+"""Violated constraints, as data: demand, supply, and what a person can do about it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Violation:
 
 
 def infeasible(first: Violation, *others: Violation) -> InfeasibleError:
-    """Return the error that tells of constraints that contradict each other; it carries them as ``violations``."""
+    """Return the error for constraints that contradict each other; it carries them as ``violations``."""
     violations = (first, *others)
     levers = dict.fromkeys(v.lever for v in violations)
     return InfeasibleError("; ".join(map(str, violations)), ", or ".join(levers), violations)

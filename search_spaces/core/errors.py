@@ -1,4 +1,4 @@
-"""Everything that can go wrong on purpose, and the exit code that tells it.
+"""The errors of the product, each with its exit code.
 
 ::
 

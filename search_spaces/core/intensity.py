@@ -1,4 +1,4 @@
-"""What an operator computes and moves: multiplications, parameters, bytes, arithmetic intensity.
+"""Work and traffic of an operator: multiplications, parameters, bytes, arithmetic intensity.
 
 Counted from shapes alone. For square convolutions with M channels in and out, D by D maps and K by K filters this is
 the table of seed 004 (a FLOP there is one multiply-accumulate here, and memory is counted in elements there):

@@ -91,6 +91,10 @@ class Plan:
         content = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
         object.__setattr__(self, "digest", hashlib.sha256(content.encode()).hexdigest())
 
+    def __str__(self) -> str:
+        """Return the stages as ``0 cpu0 | 1–21 gpu``, a side of a split as ``3–7 cpu0 (rows 0 to 5)``."""
+        return " | ".join(map(_stage_text, self.stages))
+
     def by_processor(self) -> dict[str, list[int]]:
         """Return the stages of each processor in dispatch order, processors in the order of their first stage."""
         found: dict[str, list[int]] = {}
@@ -305,6 +309,11 @@ def runs_of(operators: Sequence[int]) -> list[list[int]]:
         else:
             runs.append([operator, operator + 1])
     return runs
+
+
+def _stage_text(stage: Stage) -> str:
+    runs = ", ".join(f"{a}" if b - a == 1 else f"{a}–{b - 1}" for a, b in runs_of(stage.operators))
+    return f"{runs} {stage.processor}" + (f" ({stage.share})" if stage.share is not None else "")
 
 
 def _stages_from_json(stages: Sequence[object]) -> Iterator[Stage]:

@@ -27,7 +27,7 @@ def find_platform_file(source: Path, more: Iterable[str] = ()) -> Path:
         more: other names that would have been understood, for the error's text.
 
     Raises:
-        UsageError: it is neither a file nor a name; the text tells the names that are alike, or all of them.
+        UsageError: it is neither a file nor a name; the text lists the names that are alike, or all of them.
     """
     name = str(source)
     if source.name != name or source.suffix in _SUFFIXES or _exists(source):

@@ -30,7 +30,7 @@ class Value:
     path: Path
 
     def error(self, problem: str, hint: str = "") -> UsageError:
-        """Return the error that tells of a problem here."""
+        """Return the error for a problem here."""
         return UsageError(f"{self.path}:{self.node.start_mark.line + 1}: {problem}", hint)
 
     def fields(self, what: str, known: Collection[str]) -> dict[str, Value]:
@@ -167,7 +167,7 @@ def _check_tagged(event: Any, where: str) -> None:
         loader.construct_object(yaml.ScalarNode(event.tag, event.value, event.start_mark))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         kind = event.tag.rpartition(":")[2]
-        raise UsageError(f"{where}: {event.value[:40]!r} is no {kind}", "leave the tag out") from error
+        raise UsageError(f"{where}: {event.value[:40]!r} is not of type {kind}", "leave the tag out") from error
 
 
 @contextmanager

@@ -80,7 +80,7 @@ def load(
 
 def _read(source: str, signature: str | None) -> Graph:
     from search_spaces.models.litert import read_model
-    from search_spaces.models.zoo.names import ZOO, is_name, nearest, parse_name
+    from search_spaces.models.zoo.names import is_name, nearest, parse_name
 
     # ``vgg16/model.tflite`` is a file in a folder of a model's name, and no size.
     if is_name(source) and not (source.endswith(".tflite") or (os.sep in source and Path(source).is_file())):
@@ -100,5 +100,5 @@ def _read(source: str, signature: str | None) -> Graph:
 
     if source in model_names():
         return read_model(built(source), source, signature)
-    hint = nearest(source) or f"give a .tflite file, or one of: {', '.join(sorted(ZOO))}"
+    hint = nearest(source) or "give a .tflite file, or a built-in model (see optimize models)"
     raise ModelError(f"no model or file is called {source!r}", hint)

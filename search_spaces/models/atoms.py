@@ -1,4 +1,4 @@
-"""What is placed as a whole, and what is not placed at all.
+"""Operators that are placed together, and operators that are not placed.
 
 Operators are bound together where a plan that separates them would not compute what the model computes:
 

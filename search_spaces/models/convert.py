@@ -59,7 +59,7 @@ class Converter:
 
     Attributes:
         packages: distributions that it needs, beside ai-edge-litert.
-        program: a command of theirs; on the search path it tells of an environment that has them, other than this one.
+        program: a command of theirs; on the search path it shows that another environment has them.
         install: the command that installs them.
         command: converts by hand, with ``{source}`` for the model, quoted for a shell.
         file: what the command writes; ``{stem}`` stands for the source's name without its ending.

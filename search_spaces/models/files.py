@@ -25,7 +25,7 @@ _HINTS = {
 
 
 def cannot_write(path: Path, error: OSError) -> UsageError:
-    """Return the error that tells a person why ``path`` cannot be written and what to do."""
+    """Return the error that says why ``path`` cannot be written and what to do."""
     return UsageError(f"{path}: cannot be written: {error.strerror or error}", _HINTS.get(error.errno or 0, ""))
 
 

@@ -431,7 +431,7 @@ def _part(source: ModelSource, name: str, number: int, kinds: list[str], digests
 
     Args:
         kinds: of the operator codes.
-        digests: of the subgraphs that it calls; a graph's digest is to tell its whole structure.
+        digests: of the subgraphs that it calls; a graph's digest covers its whole structure.
     """
     subgraph = source.schema.subgraphs[number]
     inputs, outputs = _indices(subgraph.inputs), _indices(subgraph.outputs)

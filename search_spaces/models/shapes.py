@@ -162,7 +162,10 @@ def _checked(graph: Graph, shapes: Shapes) -> dict[int, tuple[int, ...]]:
             raise UsageError(f"{INPUT_SHAPE} {name}=…: the model has no such input", f"it has: {', '.join(names)}")
         tensor = graph.tensors[graph.inputs[names.index(name)]]
         if len(shape) != len(tensor.shape) or any(d not in (-1, s) for d, s in zip(tensor.shape, shape, strict=True)):
-            raise UsageError(f"{INPUT_SHAPE} {name}={_shown(shape)}: the input has the shape {_shown(tensor.shape)}")
+            raise UsageError(
+                f"{INPUT_SHAPE} {name}={_shown(shape)}: the input has the shape {_shown(tensor.shape)}",
+                "only sizes shown as ? can be chosen",
+            )
         if tensor_nbytes(shape, tensor.dtype) > MAX_TENSOR_NBYTES:
             raise UsageError(f"{INPUT_SHAPE} {name}={_shown(shape)}: that is more than any machine holds")
     wanted = {}

@@ -1,4 +1,4 @@
-"""Where a model's bytes lie: the file, and the extent of each weight buffer in it."""
+"""Location of a model's bytes: the file, and the extent of each weight buffer in it."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def handing_out(stage: StageModel, inner: Sequence[int]) -> StageModel:
     opened.outputs = np.concatenate([main.outputs, _placed(inner, place)])
     changed = copy.copy(stage.schema)
     changed.subgraphs = [opened, *called]
-    changed.signatureDefs = None  # those of the stage tell its own outputs
+    changed.signatureDefs = None  # the stage has outputs of its own
     return replace(stage, schema=changed, outputs=(*stage.outputs, *inner))
 
 
@@ -371,7 +371,7 @@ def join(stages: Sequence[StageModel]) -> JoinedModel:
         for buffer in stage.buffers:
             holder = sources[buffers.setdefault(buffer, number_of[id(stage.source)])]
             if holder.extents[buffer].nbytes != stage.source.extents[buffer].nbytes:
-                raise ModelError(f"{holder.path} and {stage.source.path} are no stages of one model")
+                raise ModelError(f"{holder.path} and {stage.source.path} are not stages of one model")
     return JoinedModel(joined, sources, buffers)
 
 

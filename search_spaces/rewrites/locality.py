@@ -1,6 +1,4 @@
-"""What an operator reads for a part of what it writes, along height or channels, and how windows move over rows.
-
-Which rows of its input a window operator reads for some rows of its output.
+"""Input regions that an operator reads for a part of its output, along height or channels.
 
 Row ``r`` of the output looks at the rows from ``r * stride - before`` on. What lies outside the input is padding. All
 ranges are half-open.

@@ -1,4 +1,4 @@
-"""What a split is, what each side computes and reads, and the model in which chains are split (CoDL, seed 002).
+"""Splits of operator chains between two processors, and the rewritten model (CoDL, seed 002).
 
 An operator is local along an axis if a run of its output's indices there follows from a run of its input's, with a few
 more for windows (the halo). A chain of local operators can be split as a whole: each side computes all of it from its

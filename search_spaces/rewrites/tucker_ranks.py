@@ -1,4 +1,4 @@
-"""Which ranks a Tucker decomposition takes or may take: a share of all channels, or what the weights themselves tell.
+"""Ranks of a Tucker decomposition: a share of the channels, or derived from the weights.
 
 ::
 
@@ -8,9 +8,9 @@
     given          only the layers whose ranks are given one by one
 
 A grouped convolution has as many ranks as its group that wants most of them. Ranks of a share are rounded down to
-multiples of what kernels like, those that weights tell are rounded up.
+multiples of what kernels like, those that follow from weights are rounded up.
 
-Seed 001 tells what its ranks saved and not which they were. :data:`SEED_001` is fitted to that: one rule for all layers
+Seed 001 reports what its ranks saved, but not the ranks. :data:`SEED_001` is fitted to that: one rule for all layers
 of its four networks that saves as much of each within 0.7 percentage points.
 
 The rank of a matrix under noise, with nothing to choose: empirical variational Bayes matrix factorisation.
@@ -19,7 +19,7 @@ Nakajima, Sugiyama, Babacan, Tomioka: "Global Analytic Solution of Fully-observe
 Factorization", Journal of Machine Learning Research 14 (2013); the equations below are theirs. A matrix is taken to be
 a product of two factors plus normal noise; the priors' and the noise's variances come from the matrix itself.
 
-Which ranks a model's convolutions may get, and what is lost with them, as far as the filters tell (seed 001).
+Which ranks a model's convolutions may get, and what is lost with them, as far as the filters show (seed 001).
 
 A layer larger than 1 by 1 may stay as it is, or become the triple of some share of its channels, rounded down to what
 kernels work on at a time. Triples of no fewer multiply-accumulates are not offered. How far the outputs are then off is

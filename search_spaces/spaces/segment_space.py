@@ -291,7 +291,7 @@ class SegmentSpace(SharedParts):
                 stages = sorted(begin.get(first, []), key=lambda s: s.share.first if s.share else 0)
                 operators = stages[0].operators if stages else ()
                 if operators != tuple(range(first, first + len(operators))) or not 1 <= len(stages) <= 2:
-                    raise PlanError(f"the stages from operator {first} on are no run on one or two processors")
+                    raise PlanError(f"the stages from operator {first} on are not a run on one or two processors")
                 share = stages[0].share
                 how, cut = (share.axis, share.last) if share is not None else (None, 0)
                 part = Part(first, operators[-1] + 1, tuple(s.processor for s in stages), how, cut)
@@ -337,7 +337,7 @@ class SegmentSpace(SharedParts):
             part = parts[0]
             if last - first > LONGEST:
                 raise PlanError(f"operators {first} to {last - 1} are more than the {LONGEST} that are split together")
-            raise PlanError(f"{part.axis} {part.cut} of operator {last - 1} is no step of the grid")
+            raise PlanError(f"{part.axis} {part.cut} of operator {last - 1} is not a step of the grid")
         raise PlanError(
             f"operators {segment.first} to {segment.last - 1} are one segment: one cut is allowed among them, not "
             f"stages from {' and '.join(str(part.first) for part in parts)} on"

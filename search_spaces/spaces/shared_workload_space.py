@@ -288,7 +288,7 @@ class SharedWorkloadSpace(WorkloadSpace):
 
 
 def _placed(block: Block, form: Form, on: tuple[str, ...]) -> Block:
-    """Return a block on other lanes: shared by two where it is shared at all."""
+    """Return a block on other processors: shared by two where it is shared at all."""
     if form == _WHOLE or len(on) < 2:
         return Block(block.first, block.last, "whole", on[0])
     return Block(block.first, block.last, form[0], on[0], on[1], form[1])

@@ -316,7 +316,7 @@ def _cuts(row: Row) -> tuple[int, ...]:
     end = 0
     for index, stage in enumerate(row):
         if stage.share is not None or stage.operators != tuple(range(end, end + len(stage.operators))):
-            raise PlanError(f"stage {index} of a model is no run of consecutive operators")
+            raise PlanError(f"stage {index} of a model is not a run of consecutive operators")
         end += len(stage.operators)
     return tuple(stage.operators[0] for stage in row[1:])
 

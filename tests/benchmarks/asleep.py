@@ -60,16 +60,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("plan", type=Path, help="a folder to write the plan to")
-    parser.add_argument("--lane", default="gpu")
+    parser.add_argument("--processor", default="gpu")
     parser.add_argument("--turns", action="store_true")
     options = parser.parse_args()
     if options.turns:
-        in_turns(options.model, options.lane)
+        in_turns(options.model, options.processor)
         return
     graph = load(options.model)
     options.plan.mkdir(parents=True, exist_ok=True)
-    with LitertEvaluator().prepare(Platform("device", (make_processor(options.lane),))) as session:
-        session.deploy(options.plan, graph, chain_plan(graph, (), [options.lane]))
+    with LitertEvaluator().prepare(Platform("device", (make_processor(options.processor),))) as session:
+        session.deploy(options.plan, graph, chain_plan(graph, (), [options.processor]))
     with closing(PlanRunner(options.plan)) as runner:
         runner.run_seeded()
         for idle_s in (3.0, 5.0):

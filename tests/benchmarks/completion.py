@@ -1,8 +1,8 @@
 """An independent clock: LiteRT's own Python interface in a process of its own, run by run, against ours.
 
-``python -m tests.benchmarks.completion OUT.json --lanes gpu,gpu:f32 --models vgg16,resnet50,squeezenet1_1`` lets both
-take turns of some 30 ms in random order, on fresh instances, and gives how many times as long ours takes. Both should
-agree within 3 %.
+``python -m tests.benchmarks.completion OUT.json --processors gpu,gpu:f32 --models vgg16,resnet50,squeezenet1_1`` lets
+both take turns of some 30 ms in random order, on fresh instances, and gives how many times as long ours takes. Both
+should agree within 3 %.
 
 The other clock starts before the input is written and stops when the output has been read into NumPy; on a CPU, where
 our inputs lie in place, it starts behind the writing. Taking turns matters: a graphics adapter that idled needs seconds
@@ -161,7 +161,7 @@ def agreement(model: str, processor: Processor, *, instances: int, turns: int, w
     mean = float(logs.mean())
     return {
         "model": model,
-        "lane": Platform("device", (processor,)).to_json()["processors"][0],
+        "processor": Platform("device", (processor,)).to_json()["processors"][0],
         "ratio": math.exp(mean),
         "ci95": [math.exp(mean - half), math.exp(mean + half)],
         "within_3_percent": abs(math.exp(mean) - 1) <= LIMIT,
@@ -173,7 +173,7 @@ def main() -> None:
     """Compare both clocks for each processor and model, or be the other clock."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, nargs="?")
-    parser.add_argument("--lanes", default="gpu")
+    parser.add_argument("--processors", default="gpu")
     parser.add_argument("--models", default="vgg16,resnet50,squeezenet1_1")
     parser.add_argument("--instances", type=int, default=5)
     parser.add_argument("--turns", type=int, default=30)
@@ -185,12 +185,12 @@ def main() -> None:
         return
     document: dict[str, Any] = {
         "schema_version": 2,
-        "made_by": f"python -m tests.benchmarks.completion OUT --lanes {options.lanes} --models {options.models} "
-        f"--instances {options.instances} --turns {options.turns} --warm-s {options.warm_s}",
+        "made_by": f"python -m tests.benchmarks.completion OUT --processors {options.processors} "
+        f"--models {options.models} --instances {options.instances} --turns {options.turns} --warm-s {options.warm_s}",
         **provenance(),
         "models": [],
     }
-    for processor in options.lanes.split(","):
+    for processor in options.processors.split(","):
         for model in options.models.split(","):
             try:
                 row = agreement(
@@ -201,7 +201,7 @@ def main() -> None:
                     warm_s=options.warm_s,
                 )
             except OptimizeError as error:
-                row = {"model": model, "lane": processor, "failed": str(error)}
+                row = {"model": model, "processor": processor, "failed": str(error)}
             document["models"].append(row)
             sys.stdout.write(f"{processor} {model} {row.get('ratio')} {row.get('ci95', row.get('failed'))}\n")
             sys.stdout.flush()

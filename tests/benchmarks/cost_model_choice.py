@@ -85,12 +85,12 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--platform", required=True)
     parser.add_argument("--models", default=MODELS)
-    parser.add_argument("--lanes", default="cpu,cpu0,cpu1")
+    parser.add_argument("--processors", default="cpu,cpu0,cpu1")
     given = parser.parse_args()
     command = f"python -m tests.benchmarks.cost_model_choice {given.out.name} --platform {Path(given.platform).name}"
     document = {"schema_version": 1, "made_by": command, **provenance(), "models": {}}
     for model in given.models.split(","):
-        document["models"][model] = chosen(model, given.lanes, given.platform)
+        document["models"][model] = chosen(model, given.processors, given.platform)
         sys.stdout.write(f"{model}: {document['models'][model]['regret']:.2%}\n")
         given.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 

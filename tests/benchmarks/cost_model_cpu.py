@@ -1,8 +1,8 @@
 """Target 1 of the cost model: this machine's CPU, models whose whole family was kept out of the fit.
 
 ``python -m tests.benchmarks.cost_model_cpu prepare DATA`` writes models and packs their weights;
-``python -m tests.benchmarks.cost_model_cpu measure DATA --lane cpu0 --minutes 4`` visits 75 models of the zoo and 100
-generated networks in turns on a processor (``cpu0``: one thread, ``cpu``: all cores, ``cpu:openvino``), and adds to
+``python -m tests.benchmarks.cost_model_cpu measure DATA --processor cpu0 --minutes 4`` visits 75 models of the zoo and
+100 generated networks in turns on a processor (``cpu0``: one thread, ``cpu``: all cores, ``cpu:openvino``), and adds to
 what DATA holds;
 ``python -m tests.benchmarks.cost_model_cpu evaluate DATA OUT.json`` fits and compares.
 
@@ -108,7 +108,7 @@ def measure(data: Path, processor: str, minutes: float) -> None:
     count = 0
     with data.open("a") as file:
         for visit in visits(models, reference, make_processor(processor), 60 * minutes, seed=begun):
-            row = asdict(visit) | {"lane": processor, "run": begun}
+            row = asdict(visit) | {"processor": processor, "run": begun}
             if visit.model in named:
                 del row["names"]
             named.add(visit.model)
@@ -129,7 +129,7 @@ def timed_models(data: Path, processor: str, runs: Sequence[int] = ()) -> list[T
     Args:
         runs: of the measuring process that count; all where none is named.
     """
-    rows = [row for row in rows_of(data) if row["lane"] == processor and (not runs or row["run"] in runs)]
+    rows = [row for row in rows_of(data) if row["processor"] == processor and (not runs or row["run"] in runs)]
     slower = slowness([row["model"] for row in rows], [row["whole_s"] for row in rows])
     made = drafts()
     found = []
@@ -155,7 +155,7 @@ def drift(data: Path, processor: str) -> dict[str, Any]:
     differ all the same; ``halves`` how far what a model usually takes by its odd and even visits differs, and by its
     earlier and later ones: the second number of each is that of the worst tenth.
     """
-    rows = [row for row in rows_of(data) if row["lane"] == processor]
+    rows = [row for row in rows_of(data) if row["processor"] == processor]
     names = np.array([row["model"] for row in rows])
     slower = slowness(list(names), [row["whole_s"] for row in rows])
     own = np.log([row["whole_s"] for row in rows]) - slower
@@ -239,25 +239,25 @@ def main() -> None:
     parser.add_argument("what", choices=("prepare", "measure", "evaluate"))
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path, nargs="?")
-    parser.add_argument("--lane", default="cpu0")
+    parser.add_argument("--processor", default="cpu0")
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--note", default="", help="what else there is to know of DATA")
     options = parser.parse_args()
     if options.what != "evaluate":
-        measure(options.data, options.lane, options.minutes if options.what == "measure" else 0.0)
+        measure(options.data, options.processor, options.minutes if options.what == "measure" else 0.0)
         return
-    processors = sorted({row["lane"] for row in rows_of(options.data)})
+    processors = sorted({row["processor"] for row in rows_of(options.data)})
     document = {
         "schema_version": 1,
         "made_by": "python -m tests.benchmarks.cost_model_cpu evaluate DATA OUT",
         "protocol": (__doc__ or "").split("Protocol: ")[1].strip(),
         "note": options.note,
         **provenance(),
-        "lanes": {processor: evaluate_processor(options.data, processor) for processor in processors},
+        "processors": {processor: evaluate_processor(options.data, processor) for processor in processors},
     }
     if options.out is not None:
         options.out.write_text(json.dumps(document, indent=1) + "\n")
-    for processor, found in document["lanes"].items():
+    for processor, found in document["processors"].items():
         for what in ("models", "without_transformers", "flops_only", "operators", "machine_drift"):
             print(processor, what, found[what])  # noqa: T201
 

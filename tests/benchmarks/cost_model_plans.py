@@ -194,7 +194,7 @@ def measure(data: Path, minutes: float) -> None:
                     graphs[name],
                     whole_plan(graphs[name], processor),
                     model=name,
-                    lane=processor,
+                    processor=processor,
                 )
         for names in combinations(BESIDE, 2):
             pair = bench.loaded(two_at_once(names))

@@ -188,7 +188,7 @@ def evaluate(data: Path, cpu_data: Path) -> dict[str, Any]:
         **provenance(),
         "all": _errors(table),
         "at_once": _errors([t for t in table if len(models()[t[0]]) > 1]),
-        "several_lanes": _errors([t for t in table if len(set(t[1].split())) > 1]),
+        "several_processors": _errors([t for t in table if len(set(t[1].split())) > 1]),
         "slowdown_by_contention": _slowdowns(rows, fitted),
         "by_model": {name: _errors([t for t in table if t[0] == name]) for name in graphs},
         "machine_drift": {
@@ -201,7 +201,7 @@ def evaluate(data: Path, cpu_data: Path) -> dict[str, Any]:
         "slower_than_in_cpu_data": {processor: round(fitted.slower(processor, set()), 4) for processor in KINDS},
         "links": [asdict(link) for link in fitted.links],
         "contention": [asdict(c) for c in fitted.contention],
-        "columns": ["model", "lanes", *(f"{mode}_ms" for mode in MODES), "measured_ms"],
+        "columns": ["model", "processors", *(f"{mode}_ms" for mode in MODES), "measured_ms"],
         "plans": table,
     }
 

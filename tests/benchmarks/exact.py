@@ -72,8 +72,8 @@ def graphs() -> dict[str, Any]:
                 {
                     "model": model,
                     "operators": len(graph.operators),
-                    "lanes": [p.name for p in platform.processors],
-                    "hand_overs_cheaper": cheaper,
+                    "processors": [p.name for p in platform.processors],
+                    "transfers_cheaper": cheaper,
                     "makespan_ms": found.makespan_s * 1e3,
                     "bound_ms": found.bound_s * 1e3,
                     "gap": found.gap,

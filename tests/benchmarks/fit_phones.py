@@ -161,7 +161,7 @@ def errors(ratios: Sequence[Array]) -> dict[str, float]:
 
 
 def platform_of(phone: str, sets: Sequence[str]) -> Platform:
-    """Return a phone's lanes: its GPU and the timed sets of cores; sets that share cores exclude each other."""
+    """Return a phone's processors: its GPU and the timed sets of cores; sets that share cores exclude each other."""
     processors = [Processor("gpu", "gpu", {"gpu": 1.0}, "gpu")]
     for cores in sets:
         parts = re.findall(r"(\d)(large|med|small)", cores)

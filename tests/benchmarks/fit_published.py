@@ -260,7 +260,7 @@ def xavier(published: Mapping[str, Any]) -> Device:
         "source": "seed 001, Table 1: models alone and six at once",
         "fitted_to": "four models alone; two numbers: an operator's dispatch, and how far below the data sheet",
         "not_fitted": "the ratio of a MAC to a byte: the data sheet's",
-        "left_out": {"each model alone in turn": alone, "six at once: one lane, first come first served": six},
+        "left_out": {"each model alone in turn": alone, "six at once: one processor, first come first served": six},
     }
     return device("xavier", {"gpu": ("gpu", gpu)}, report)
 

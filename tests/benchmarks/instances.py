@@ -10,7 +10,7 @@ What is true (all times of an instance are scaled to about one second for the wh
   network, times a factor of its own.
 - Hidden from the model: an operator takes 10 % (sd) more or less where its predecessor in the order is in the same
   part, and up to 25 % more as the first of a part, depending on where the part before it ran.
-- A part starts when its processor is free and all parts that it reads have handed over.
+- A part starts when its processor is free and all parts that it reads have transferred their outputs.
 
 The model knows operators, overheads and transfers, each wrong by 20 % (sd of the logarithm), and no interaction. A
 trial returns the time of each part and of each transfer with 3 % of noise.
@@ -106,7 +106,7 @@ class Instance:
         return [names.index(stage.processor) for stage in plan.stages]
 
     def _parts(self, plan: Plan) -> tuple[_Seconds, _Seconds]:
-        """Return the time of each part, and what it takes to hand over to part ``j`` from part ``i``, ``[i, j]``."""
+        """Return the time of each part, and of the transfer to part ``j`` from part ``i``, ``[i, j]``."""
         truth, processors = self.truth, self._processors(plan)
         stage_s, transfer_s = np.zeros(len(processors)), np.zeros((len(processors), len(processors)))
         for j, (stage, processor) in enumerate(zip(plan.stages, processors, strict=True)):

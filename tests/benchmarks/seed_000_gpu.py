@@ -1,6 +1,6 @@
 """Seed 000's tables on a graphics adapter, for VGG16 and for every CNN of the zoo.
 
-``python -m tests.benchmarks.seed_000_gpu OUT.json --lane gpu --models vgg16,resnet50 --minutes 9``
+``python -m tests.benchmarks.seed_000_gpu OUT.json --processor gpu --models vgg16,resnet50 --minutes 9``
 
 For each model: whole, every layer, layer length and parameter count with K = 2 to 4, and layer type. Each plan is
 compared with the whole model in interleaved pairs; both stay loaded, since loading takes a GPU seconds, so the interval
@@ -81,15 +81,16 @@ def main() -> None:
     """Measure as many models as the time allows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--lane", default="gpu")
+    parser.add_argument("--processor", default="gpu")
     parser.add_argument("--models", default=CNNS)
     parser.add_argument("--minutes", type=float, default=9.0)
     options = parser.parse_args()
     end = time.monotonic() + 60 * options.minutes
-    platform = Platform("device", (make_processor(options.lane),))
+    platform = Platform("device", (make_processor(options.processor),))
     document: dict[str, Any] = {
         "schema_version": 1,
-        "made_by": f"python -m tests.benchmarks.seed_000_gpu OUT --lane {options.lane} --models {options.models}",
+        "made_by": f"python -m tests.benchmarks.seed_000_gpu OUT --processor {options.processor} "
+        f"--models {options.models}",
         **provenance(),
         "platform": platform.to_json(),
         "models": {},
@@ -102,7 +103,7 @@ def main() -> None:
         try:
             # A session of its own: what earlier models hold on the device must not be in the way.
             with LitertEvaluator().prepare(platform) as session:
-                document["models"][name] = criteria(session, load(name), platform, options.lane)
+                document["models"][name] = criteria(session, load(name), platform, options.processor)
         except OptimizeError as error:
             document["models"][name] = {"failed": str(error)}
         options.out.write_text(json.dumps(document, indent=1) + "\n")

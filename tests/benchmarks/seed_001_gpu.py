@@ -42,8 +42,8 @@ from search_spaces.core.pools import members, with_pools
 from search_spaces.core.workload import Arrival, Client, Workload
 from search_spaces.spaces.workload_space import WorkloadSpace
 from tests.benchmarks import seed_001_probe as probe
-from tests.benchmarks.seed_001_crew import Crew, preload
 from tests.benchmarks.seed_001_models import SETS, Model, cuts_of, prepared
+from tests.benchmarks.seed_001_processes import Processes, preload
 
 PROCESSES, TUCKER_PROCESSES = "original in processes", "Tucker in processes"
 THREADS, SEQUENTIAL, STREAMS = "threads on streams", "graphs one after another", "graphs on streams"
@@ -109,7 +109,7 @@ class Graphs:
         self.session = CudaWorkload(self.workload, self.joined, platform, "mean", bench)
 
     def plan(self, processors: Callable[[int], str], cuts: Mapping[str, tuple[int, ...]] | None = None) -> Plan:
-        """Return the plan in which instance ``k`` is on ``lanes(k)``, its model cut as told."""
+        """Return the plan in which instance ``k`` is on ``processors(k)``, its model cut as asked."""
         names = [self.workload.client_of(k).model for k in range(len(self.joined.components))]
         mine = [(cuts or {}).get(name, ()) for name in names]
         sizes = [len(component.graph.operators) for component in self.joined.components]
@@ -252,16 +252,18 @@ def measured(models: Sequence[tuple[Model, int]], given: argparse.Namespace, ben
         ways = {SEQUENTIAL: loop(plain, plain.static(1)), STREAMS: loop(plain, plain.plan(plain.stream))}
         ways[SEED] = loop(seeds, seeds.plan(lambda _: seeds.pool, cuts))
         tell("  processes")  # not before the kernels are timed
-        crews = {name: stack.enter_context(Crew(group, given.device, precision)) for name, group in groups.items()}
-        for crew in crews.values():
-            crew.ready()
+        groups_of_processes = {
+            name: stack.enter_context(Processes(group, given.device, precision)) for name, group in groups.items()
+        }
+        for processes in groups_of_processes.values():
+            processes.ready()
         tell("  search")
         plan, row["search"] = searched(plain, given.search, given.look)
         ways[OURS] = loop(plain, plan)
         plan, row["search_tucker"] = searched(quick, given.search, given.look)
         ways[OURS_TUCKER] = loop(quick, plan)
         tell("  rounds")
-        ways |= {name: crew.latencies_s for name, crew in crews.items()}
+        ways |= {name: processes.latencies_s for name, processes in groups_of_processes.items()}
         row["rounds"] = _rounds(ways, given)
         row["device"] = plain.session.facts()["facts"]
     return row

@@ -1,6 +1,6 @@
 """Seed 002 on a machine with a graphics adapter: CPU and GPU share operators of zoo models, through LiteRT, measured.
 
-``python -m tests.benchmarks.seed_002_gpu OUT.json --lanes gpu,cpu --minutes 9``
+``python -m tests.benchmarks.seed_002_gpu OUT.json --processors gpu,cpu --minutes 9``
 
 For each model a study in the space of co-execution, on the adapter and all cores: the model whole on either, chains of
 parts, CoDL's greedy chains, operators split one by one, and what the search finds. The best plan is compared with the
@@ -9,7 +9,7 @@ plans that share are measured in any case, and in pairs with the first processor
 the speeds of both, and the cheapest by the model that shares a short chain or a group of branches. A study of a model
 whose stages an adapter takes seconds to load may be cut short before its final comparison (``--study-s``): its best
 plan is then the one of the least median. Models for which no time is left are named as left out; a command that is cut
-short keeps what was found until then. A software adapter (``--lanes gpu:swiftshader:f32,cpu --models
+short keeps what was found until then. A software adapter (``--processors gpu:swiftshader:f32,cpu --models
 squeezenet1_1@0.5/64``) shows that everything runs; its times say nothing of a real one.
 """
 
@@ -216,7 +216,7 @@ def in_pairs(session: LitertSession, result: Result) -> Row:
         f"whole on {result.platform.processors[1].name}": second,
         "first chain, shared in proportion": proportional(result),
     }
-    if space.pairs:  # a software adapter needs the very cores of the other lane: the model knows no sharing then
+    if space.pairs:  # a software adapter needs the very cores of the other processor: the model knows no sharing then
         plans["cheapest that shares, by the model"] = cheapest_that_shares(result)
     if result.best is not None and result.best != second:
         plans["best of the study"] = result.best
@@ -243,7 +243,7 @@ def against(session: LitertSession, space: SegmentSpace, plan: Plan, first: Plan
         "median_ms": found.latency_s.median * 1e3,
         "ci95_ms": [s * 1e3 for s in found.latency_s.ci95],
         "stage_ms": [s * 1e3 for s in found.stage_s],
-        "times_as_fast_as_the_first_lane": compared.speedup,
+        "times_as_fast_as_the_first_processor": compared.speedup,
         "ci95": list(compared.ci95),
         "significant": compared.significant,
         "median_ms_in_turns": [compared.baseline.median * 1e3, compared.candidate.median * 1e3],
@@ -285,7 +285,7 @@ def main() -> None:
     """Study as many models as the time allows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--lanes", default="gpu,cpu")
+    parser.add_argument("--processors", default="gpu,cpu")
     parser.add_argument("--models", default=MODELS)
     parser.add_argument("--budget", type=int, default=14)
     parser.add_argument("--minutes", type=float, default=9.0)
@@ -294,7 +294,7 @@ def main() -> None:
     begin_s = time.monotonic()
     document: Row = {
         "schema_version": 1,
-        "command": f"python -m tests.benchmarks.seed_002_gpu {given.out.name} --lanes {given.lanes} "
+        "command": f"python -m tests.benchmarks.seed_002_gpu {given.out.name} --processors {given.processors} "
         f"--models {given.models} --budget {given.budget} --study-s {given.study_s:g}",
         "provenance": provenance(),
         "models": {},
@@ -313,7 +313,7 @@ def main() -> None:
                 model=name,
                 budget=given.budget,
                 allow="cuts,branches,splits",
-                processors=tuple(given.lanes.split(",")),
+                processors=tuple(given.processors.split(",")),
                 out=Path(folder) / "run",
             )
             try:

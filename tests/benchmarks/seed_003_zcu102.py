@@ -60,9 +60,9 @@ def fitted(graph: Graph, published: Mapping[str, Any]) -> tuple[CostProfile, Pla
     prices = {
         "npu_conv_s_per_mac": large_s,
         "other_s_per_mac": rest_s,
-        "hand_over_s": hand_s,
-        "hand_over_least_s": least / 2,
-        "hand_over_most_s": most / 2,
+        "transfer_s": hand_s,
+        "transfer_least_s": least / 2,
+        "transfer_most_s": most / 2,
     }
     return profile, platform, prices
 

@@ -178,7 +178,7 @@ def deploy(path: Path, folder: Path) -> None:
 def resident(runner: WorkloadRunner) -> dict[str, int]:
     """Return the memory (KiB) that each worker, and this process, holds and shares with nobody's file."""
     found = {}
-    for name, pid in (*((f"lane {i}", p) for i, p in enumerate(runner.processes())), ("parent", "self")):
+    for name, pid in (*((f"processor {i}", p) for i, p in enumerate(runner.processes())), ("parent", "self")):
         found[name] = _anonymous_kib(str(pid))
     return found
 

@@ -1,7 +1,7 @@
 """How near the split that is found is to the best of the full grid, and how much of the grid is measured for it.
 
-``python -m tests.benchmarks.split_grid OUT.json --lanes cpu0,cpu1 --operators vgg16:1,vgg16:9,mobilenet_v1:2``
-measures this machine; with ``--platform pixel4 --lanes gpu,1large`` the cost model of that device tells the times.
+``python -m tests.benchmarks.split_grid OUT.json --processors cpu0,cpu1 --operators vgg16:1,vgg16:9,mobilenet_v1:2``
+measures this machine; with ``--platform pixel4 --processors gpu,1large`` the cost model of that device tells the times.
 
 An operator is cut out of a model, and every split of it is measured: along height and along output channels, at every
 step of the grid, in both orders of unlike processors. Then what a study does is replayed on these times: the operator
@@ -129,20 +129,20 @@ def main() -> None:
     """Measure all operators and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--lanes", default="cpu0,cpu1")
+    parser.add_argument("--processors", default="cpu0,cpu1")
     parser.add_argument("--platform")
     parser.add_argument("--operators", default="vgg16:1,vgg16:7,vgg16:15,mobilenet_v1:1,mobilenet_v1:4,squeezenet1_1:4")
     given = parser.parse_args()
     local, model = LitertEvaluator(), CostModelEvaluator()
-    where = f"{given.platform}: {given.lanes}" if given.platform else given.lanes
+    where = f"{given.platform}: {given.processors}" if given.platform else given.processors
     described = model.described(Path(given.platform)) if given.platform else None
-    names = given.lanes.split(",")
+    names = given.processors.split(",")
     platform = described.restrict(names) if described is not None else None
     platform = platform or Platform("two", tuple(local.processor(name) for name in names))
     evaluator = local if described is None else model
     document: Row = json.loads(given.out.read_text()) if given.out.exists() else {"schema_version": 1, "on": {}}
     document |= {
-        "command": f"python -m tests.benchmarks.split_grid {given.out.name} --lanes LANES [--platform NAME]",
+        "command": f"python -m tests.benchmarks.split_grid {given.out.name} --processors LANES [--platform NAME]",
         "provenance": provenance(),
     }
     rows: Row = document["on"].setdefault(where, {})

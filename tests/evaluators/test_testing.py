@@ -179,7 +179,7 @@ def overlapping(candidate: Candidate, n: int, stop_above_s: float) -> Batch:
     return Batch(
         batch.latency_s,
         batch.stage_s,
-        Timeline(tuple(Event(e.stage, e.lane, 0.0, e.end_s) for e in timeline.events)),
+        Timeline(tuple(Event(e.stage, e.processor, 0.0, e.end_s) for e in timeline.events)),
     )
 
 

@@ -62,7 +62,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Damage models and run those that can be read.")
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, help="folder for the cases that a lane died of")
+    parser.add_argument("--keep", type=Path, help="folder for the cases that a processor died of")
     options = parser.parse_args()
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import get_type_hints
 
@@ -37,7 +38,8 @@ def test_a_study_from_python_gives_a_typed_result(tmp_path: Path) -> None:
     assert best.low <= best.value <= best.high
     assert best.unit == "ms"
     assert "recommended" in str(result)
-    assert "<pre>" in result._repr_html_()
+    assert re.search("<pre>.*<span style=.*recommended", result._repr_html_(), re.DOTALL)
+    assert str(result.plan).endswith(result.plan.stages[-1].processor)
     page = result.report(tmp_path / "report")
     assert page.read_text().startswith("<!doctype html>")
 

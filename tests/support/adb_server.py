@@ -228,7 +228,7 @@ android:
     processors:
       - {{name: big, kind: cpu, mask: f0, flags: [--num_threads=4]}}
       - {{name: gpu, kind: gpu, flags: [--use_gpu=true]}}
-    hand_over: {{bandwidth_bytes_per_s: 1.0e+9, latency_s: 1.0e-4}}
+    transfer: {{bandwidth_bytes_per_s: 1.0e+9, latency_s: 1.0e-4}}
 """
 
 

@@ -39,11 +39,13 @@ from tests.benchmarks.readme_picture import picture
 ROOT = Path(__file__).parents[2]
 GUIDES = [
     "README.md",
+    "evaluators/GPU.md",
     "evaluators/README.md",
     "experiments/README.md",
     "experiments/platforms/README.md",
     "experiments/results/README.md",
     "optimizer/CODE.md",
+    "optimizer/PYTHON.md",
     "optimizer/README.md",
     "optimizer/SECURITY.md",
     "optimizer/samplers/README.md",
@@ -103,6 +105,8 @@ NOT_RUN = {
         f"python {words}": "test_export.py and test_foreign_plans.py do so"
         for words in ("run_plan.py", "openvino_plan.py", "onnx_plan.py net.onnx")
     },
+    "optimize mobilenet_v1 --processors cpu,gpu": "needs a GPU",
+    "optimize squeezenet1_1*4 --evaluator cuda --processors stream0,stream1,stream2,stream3": "needs an NVIDIA GPU",
     "optimize net.onnx": "needs a converter; test_convert.py converts",
     "optimize compare RUN RUN": "waits for a steady machine; test_compare.py compares two runs",
     "optimize report": "a mention",

@@ -1,1 +1,1 @@
-"""What runs in a worker process: the runtimes, and a processor's share of a plan."""
+"""Worker process: the runtimes, and a processor's share of a plan."""

@@ -1,4 +1,4 @@
-"""How a worker runs its share of a plan: between two stages there is as little of ours as can be.
+"""Execution of a worker's share of a plan, with as little of our code as possible between two stages.
 
 A stage leaves the caches full of its weights, so every line of ours that runs before the next one is slow: what can be
 looked up is looked up beforehand, and times are written down when an uninterrupted run of stages is over. For a stream

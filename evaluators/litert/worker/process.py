@@ -263,7 +263,7 @@ class Worker:
     def run(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:
         """Run a program ``n`` times; start and end of each stage go into the arena's log as nanoseconds.
 
-        With ``apart`` they are there as soon as it is over; where there is a limit, before another worker is told of
+        With ``apart`` they are there as soon as it is over; where there is a limit, before another worker hears of
         the stage; else before this one waits for another, and at the end. The answer holds, for stages on an
         accelerator, how long they copied in and out the last time. A synchronised run waits for each stage, so that its
         time is its own; else only those wait whose results are read. With ``break_off`` an inference ends at the first

@@ -1,4 +1,4 @@
-"""What runs on the board: ``python board.py FOLDER``. It needs numpy and ai-edge-litert, and nothing else of ours.
+"""The program on the board: ``python board.py FOLDER``. It needs numpy and ai-edge-litert, and nothing else of ours.
 
 Its ``cpu`` is one thread with XNNPACK, its ``dsp`` one with plain kernels, several times slower.
 """

@@ -176,7 +176,7 @@ class _Part:
         return _moved(plan, self._segment.operators[0])
 
     def refine(self, ends: Ends, slack_s: float, time_limit_s: float) -> None:
-        """Find out more about one choice of lanes: the best plan, or that it takes ``slack_s`` more than the bound."""
+        """Refine one choice of processors: find the best plan, or that it takes ``slack_s`` more than the bound."""
         graph, costs, segment = self._graph, self._costs, self._segment
         before, first = self.answers[ends], segment.operators[0]
         if len(segment.operators) <= _MOST_SEARCHED:

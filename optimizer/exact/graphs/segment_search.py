@@ -3,7 +3,7 @@
 A partial plan is a set of operators that have been placed, and the stage that was begun last. The next operator joins
 that stage or begins a new one on some processor, not before the last stage began; so each plan comes up once, its
 stages in the order in which they begin. Of two partial plans with the same operators done, the same last stage as far
-as later operators can tell, and the same processors for what is still to be read, one that is later in nothing
+as seen by later operators, and the same processors for what is still to be read, one that is later in nothing
 dominates the other.
 """
 
@@ -38,7 +38,7 @@ class Problem:
             each processor to the end of the segment, if that reader is still to come.
         groups, share: processors that exclude each other, and for each operator the least that it adds to their mean
             load.
-        entry_lane: of the gate before the segment, or None.
+        entry_processor: of the gate before the segment, or None.
     """
 
     reads: tuple[tuple[tuple[int, int], ...], ...]

@@ -1,4 +1,4 @@
-"""What a policy sees of a choice: what the model says of it, and of the operators that it moves; without units.
+"""Features of a choice for a policy: predicted times and the operators that it moves, without units.
 
 Nothing here knows what a parameter means. A choice is looked at by what changes when it alone is taken, from a plan in
 the middle: which operators run elsewhere or in other stages, how many stages and transfers there are more, and how much

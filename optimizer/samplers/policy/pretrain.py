@@ -42,7 +42,7 @@ class Trained:
         tasks: names of what it was trained on, in turn.
         batches: how many batches of plans it drew.
         first, last: by what factor the plans that it drew were slower than the fastest it met, geometric mean over the
-            tasks: in the first batch of each lesson, and in the last one.
+            tasks: in the first batch of each training task, and in the last one.
     """
 
     path: Path
@@ -56,7 +56,7 @@ class Trained:
         return {
             "schema_version": SCHEMA_VERSION,
             "policy": str(self.path),
-            "lessons": list(self.tasks),
+            "tasks": list(self.tasks),
             "batches": self.batches,
             "slower_than_best_first": self.first,
             "slower_than_best_last": self.last,
@@ -73,7 +73,7 @@ def train(
         devices: profiles, files or shipped names, as of ``--platform`` of the evaluator ``cost-model``.
         out: where the policy goes, a ``.npz`` file.
         max_stages: stages of a plan at most.
-        batches: batches of plans to draw; 0 for 40 a lesson.
+        batches: batches of plans to draw; 0 for 40 a training task.
         seed: the same seed gives the same policy.
 
     Raises:

@@ -72,7 +72,7 @@ def sampler_of(problem: Problem, seed: int, weights: Weights | None = None, *, l
         UsageError: see :func:`task_of`.
     """
     task = task_of(problem)
-    # In other units than seconds stages tell no operators' times.
+    # In other units than seconds stages give no operators' times.
     model = problem.model if problem.law is None else None
     critic = problem.critic() if problem.critic is not None else Critic(task.predict, model)
     return ReinforceSampler(task, seed, critic, weights, learns=learns)

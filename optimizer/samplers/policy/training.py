@@ -69,7 +69,7 @@ def pretrain(
     seed: int,
     report: Callable[[int, float, float], None] | None = None,
 ) -> Weights:
-    """Return the weights after so many batches of plans, each on one of the lessons in turn.
+    """Return the weights after so many batches of plans, each on one of the training tasks in turn.
 
     Args:
         report: gets the number of each batch, and the mean and the least latency of its plans that run, in seconds.

@@ -1,4 +1,4 @@
-"""Which values the tensors of a float model take, seen by running it in a process of its own."""
+"""Ranges of values of a float model's tensors, from runs in a process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a number of channels is rounded under a width multiplier."""
+"""Rounding of a number of channels under a width multiplier."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from evaluators.cost_model.calibrate_nets import GENERATOR, network, networks
 from evaluators.cost_model.calibrate_profile import Fits, next_network
 from evaluators.cost_model.calibrate_time import MAPS, Bench, Timed, _convolutions, operator_seconds
-from evaluators.cost_model.features import OperatorFeatures, multiplies_matrices, operator_features, with_duties
+from evaluators.cost_model.features import OperatorFeatures, multiplies_matrices, operator_features, with_matrix_shares
 from evaluators.cost_model.fit import TimedModel, fit_processor
 from evaluators.cost_model.indicators import explained, indicators
 from evaluators.cost_model.kernels import Tile
@@ -99,10 +99,10 @@ def test_a_kind_of_few_shapes_is_known_to_its_coarser_kernel_only() -> None:
 def test_a_duty_is_a_share(seed: int, second_s: float) -> None:
     features = operator_features(network("net", seed % 8).graph())
     seconds = np.random.default_rng(seed).uniform(0.0, second_s, len(features))
-    duties = [f.duty for f in with_duties(features, seconds)]
-    assert all(-1e-9 <= duty <= 1.0 + 1e-9 for duty in duties)
+    shares = [f.matrix_share for f in with_matrix_shares(features, seconds)]
+    assert all(-1e-9 <= matrix_share <= 1.0 + 1e-9 for matrix_share in shares)
     if not any(multiplies_matrices(f) and not f.free for f in features):
-        assert max(duties) == 0.0
+        assert max(shares) == 0.0
 
 
 def test_a_duty_rises_with_products_and_fades_behind_them() -> None:
@@ -111,11 +111,11 @@ def test_a_duty_rises_with_products_and_fades_behind_them() -> None:
         OperatorFeatures(kernel, "CONV_2D", 10**7, 10**5, 10**4, 10**5, plane, plane)
         for kernel in ("pointwise", "conv")
     )
-    fading = [f.duty for f in with_duties([product, *[other] * 5], np.full(6, 1e-3))]
+    fading = [f.matrix_share for f in with_matrix_shares([product, *[other] * 5], np.full(6, 1e-3))]
     assert fading[1:] == sorted(fading[1:], reverse=True)
     assert fading[1] == max(fading)
-    assert [f.duty for f in with_duties([product] * 3, np.full(3, 1e-3))] == pytest.approx([1.0] * 3)
-    assert [f.duty for f in with_duties([other] * 3, np.array([1e-3, np.nan, 1e-3]))] == [0.0] * 3
+    assert [f.matrix_share for f in with_matrix_shares([product] * 3, np.full(3, 1e-3))] == pytest.approx([1.0] * 3)
+    assert [f.matrix_share for f in with_matrix_shares([other] * 3, np.array([1e-3, np.nan, 1e-3]))] == [0.0] * 3
 
 
 def test_a_fit_predicts_what_it_has_not_seen() -> None:
@@ -252,7 +252,7 @@ def test_a_calibration_from_end_to_end(copied: Path, calibrated: Callable[..., A
     assert profile.errors["cpu"]["models"]["median"] < 0.5
     assert profile.provenance["command"] == ["optimize", "calibrate"]
     messages: list[str] = []
-    again = calibrated(tell=messages.append)
+    again = calibrated(progress=messages.append)
     assert messages == ["12 timings of an earlier start are used"]
     features = operator_features(network("net", 1).graph())
     one, two = (p.predict(features, "cpu").seconds for p in (again.profile, profile))
@@ -264,11 +264,11 @@ def test_an_interrupted_calibration_goes_on(calibrated: Callable[..., Any], tmp_
         if "network 4 on cpu0" in text:
             raise KeyboardInterrupt
 
-    early = calibrated(tell=interrupt)
+    early = calibrated(progress=interrupt)
     assert early.interrupted
     assert early.profile.errors == {}
     messages: list[str] = []
-    late = calibrated(tell=messages.append)
+    late = calibrated(progress=messages.append)
     assert messages[0] == "7 timings of an earlier start are used"
     assert messages[1] == "timing network 4 on cpu0"
     assert not late.interrupted
@@ -279,13 +279,13 @@ def test_what_a_kill_has_left_of_a_pair_is_timed(tmp_path: Path) -> None:
         """Return what is told by a calibration of two cores that ends when it comes to a text."""
         messages: list[str] = []
 
-        def tell(text: str) -> None:
+        def progress(text: str) -> None:
             messages.append(text)
             if text.startswith(words):
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            calibrate(tmp_path / "cores.json", ["cpu0", "cpu1"], 5.0, evaluator="synthetic", tell=tell)
+            calibrate(tmp_path / "cores.json", ["cpu0", "cpu1"], 5.0, evaluator="synthetic", progress=progress)
         return messages
 
     assert started("timing cpu0 beside") == ["timing transfers from cpu0 to cpu1", "timing cpu0 beside cpu1"]

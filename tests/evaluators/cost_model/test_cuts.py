@@ -96,7 +96,7 @@ def test_a_processor_that_refuses_the_chains_is_calibrated_all_the_same(
     make_small(monkeypatch)
     monkeypatch.setattr("optimizer.tools.calibrate.time_cuts", refuse)
     messages: list[str] = []
-    found = calibrate(tmp_path / "x.json", ["cpu0"], 5.0, evaluator="synthetic", tell=messages.append)
+    found = calibrate(tmp_path / "x.json", ["cpu0"], 5.0, evaluator="synthetic", progress=messages.append)
     assert "the cost of a cut on cpu0 could not be measured: it takes no convolution" in messages
     assert list(found.profile.processors) == ["core"]
 

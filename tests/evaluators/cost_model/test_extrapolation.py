@@ -27,7 +27,7 @@ def test_all_processors_share_a_line() -> None:
 
 
 def test_one_operator_and_many_processors() -> None:
-    processors = {f"lane{i}": [far("softmax", math.inf, 7)] if i else [] for i in range(5)}
+    processors = {f"processor{i}": [far("softmax", math.inf, 7)] if i else [] for i in range(5)}
     assert extrapolation_warning("phone", processors, set()) == (
         "profile 'phone' extrapolates 1 operator; missing in its fit: softmax on 4 of 5 processors"
     )

@@ -137,6 +137,6 @@ def test_columns_have_a_field_for_each_value() -> None:
         "pixels": 72,
         "pixels_in": 30,
         "interval": 0,
-        "duty": 0,
+        "matrix_share": 0,
     }
     assert values == {**expected, "channels": 10, "channels_in": 7, "taps": 132, "groups": 13, "inputs": 14}

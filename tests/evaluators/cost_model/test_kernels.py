@@ -66,13 +66,13 @@ def test_weights_come_from_nearby_or_afar(operator: OperatorFeatures, interval_s
 
 
 def test_what_ran_before_slows_a_kernel_that_it_sways() -> None:
-    operators = [replace(grid()[0], duty=duty) for duty in (0.0, 0.1, 1.0)]
-    plain, swayed = (KernelModel({"macs": 1e-9}, swayed=s).base_s(columns(operators)) for s in (0.0, 0.1))
+    operators = [replace(grid()[0], matrix_share=matrix_share) for matrix_share in (0.0, 0.1, 1.0)]
+    plain, history = (KernelModel({"macs": 1e-9}, history=s).base_s(columns(operators)) for s in (0.0, 0.1))
     assert len(set(plain)) == 1
-    assert plain[0] == pytest.approx(swayed[0])
-    assert swayed[0] < swayed[1] < swayed[2]
-    assert swayed[2] / swayed[0] == pytest.approx(np.exp(0.1), rel=1e-2)
-    assert KernelModel({}, swayed=0.1).remembers
+    assert plain[0] == pytest.approx(history[0])
+    assert history[0] < history[1] < history[2]
+    assert history[2] / history[0] == pytest.approx(np.exp(0.1), rel=1e-2)
+    assert KernelModel({}, history=0.1).remembers
     assert not KernelModel({"macs": 1.0}).remembers
 
 

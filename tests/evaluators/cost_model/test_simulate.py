@@ -43,7 +43,7 @@ def priced(draw: st.DrawFn, graph: Graph, platform: Platform, *, contention: boo
 
     slow = table(2, processors, processors, low=1.0, high=2.0) if contention else np.ones((2, processors, processors))
     latency_s = table(processors, processors)
-    # A processor sleeps whenever one that excludes it hands over.
+    # A processor sleeps whenever one that excludes it transfers.
     beside = np.array([[not a.excludes(b) for b in platform.processors] for a in platform.processors])
     return Prices(
         operator_s=table(processors, count, low=0.01),

@@ -31,7 +31,7 @@ class Clocked:
         self.most = 0
 
     def start(self, processor: int, work: Any) -> None:
-        assert processor not in self.ends, "a lane was given two jobs"
+        assert processor not in self.ends, "a processor was given two jobs"
         self.ends[processor] = self.now_ns + int(work)
         self.most = max(self.most, len(self.ends))
 

@@ -136,7 +136,7 @@ def execute(case: Case, order: Schedule, memory: Memory, chance: random.Random) 
             and not any(plan.stages[r].processor == processor for r in running)
             and all(e.before in done for e in order.edges if e.after == queue[0])
         ]
-        assert startable or running, "the lanes wait for each other"
+        assert startable or running, "the processors wait for each other"
         stage = chance.choice([*startable, *running])
         if stage in running:
             assert all(memory.holds(t) for t in borders[stage].inputs)

@@ -1,4 +1,4 @@
-"""Several models at once on this machine's lanes: outputs, arrivals, models that crash or hang, files."""
+"""Several models at once on this machine's processors: outputs, arrivals, models that crash or hang, files."""
 
 from __future__ import annotations
 

@@ -465,7 +465,7 @@ class Predicted(Candidate):
 @pytest.mark.parametrize(
     ("faster", "errors", "significant"),
     [(1.003, (0.1, 0.0), False), (1.1, (0.0, 0.1), False), (1.1, (0.1, 0.0), True), (1.5, (0.0, 0.1), True)],
-    ids=["nothing differs", "another lane", "the same lane", "much faster"],
+    ids=["nothing differs", "another processor", "the same processor", "much faster"],
 )
 def test_a_prediction_is_only_as_significant_as_its_model(
     faster: float, errors: tuple[float, ...], significant: bool

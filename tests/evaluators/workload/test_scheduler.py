@@ -82,7 +82,7 @@ def test_processors_never_overlap_and_those_that_exclude_each_other_take_turns(
     events = run(drawn).timeline.events
     for a in events:
         for b in events:
-            if a is not b and EXCLUDED[PROCESSORS.index(a.lane)] >> PROCESSORS.index(b.lane) & 1:
+            if a is not b and EXCLUDED[PROCESSORS.index(a.processor)] >> PROCESSORS.index(b.processor) & 1:
                 assert a.end_s <= b.start_s + 1e-9 or b.end_s <= a.start_s + 1e-9
 
 
@@ -99,7 +99,7 @@ def test_every_request_ends_or_is_turned_away_and_its_jobs_wait_for_what_they_ne
         for stage, processors in zip(stages, client.processors, strict=True):
             mine = [e for e in done.timeline.events if e.stage == stage]
             assert len(mine) == answered
-            assert {e.lane for e in mine} <= {PROCESSORS[processor] for processor in processors}
+            assert {e.processor for e in mine} <= {PROCESSORS[processor] for processor in processors}
         ran = [[e for e in done.timeline.events if e.stage == stage] for stage in stages]
         for job, events in enumerate(ran):
             for number, event in enumerate(events):

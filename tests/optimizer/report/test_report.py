@@ -204,7 +204,7 @@ def test_any_timeline_keeps_the_rules_of_traces(steps: list[tuple[int, float, fl
     for stage, (processor, pause_s, took_s) in enumerate(steps):
         events.append(Event(stage, f"p{processor}", now_s + pause_s, now_s + pause_s + took_s))
         now_s = events[-1].end_s
-    plan = Plan("0" * 64, tuple(Stage((i,), e.lane) for i, e in enumerate(events)))
+    plan = Plan("0" * 64, tuple(Stage((i,), e.processor) for i, e in enumerate(events)))
     bar = Bar("drawn", "predicted", plan, Timeline(tuple(events)))
     spans = keeps_the_trace_event_format(json.dumps(trace([bar, bar], ["p0", "p1", "p2"])))
     assert len(spans) == 2 * len(events)

@@ -42,7 +42,7 @@ def test_what_is_predicted_is_not_called_measured(explained: dict[str, Any]) -> 
     assert all(m["measured_ms"] is None for m in both)
     both = [m for m in both if m["predicted_ms"] is not None]
     assert len(both) > 6
-    assert explained["predicted_by"] == "the evaluator's own costs"
+    assert explained["predicted_by"] == "this cost model"
     for one in both:
         assert one["predicted_more_ms"] >= -1e-9  # the plan is the best one
 
@@ -89,7 +89,7 @@ def test_people_and_reports_read_the_same(run: Path, capsys: pytest.CaptureFixtu
     for title in (
         "What moving a cut",
         "Which limits cost time",
-        "The best plan for every K",
+        "The best plan of each number of stages",
         "In the final comparison, this plan was",
         "Baselines",
         "Lower bound for any plan",

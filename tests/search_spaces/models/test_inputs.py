@@ -275,7 +275,7 @@ def test_rewritten_models_keep_inputs_and_kernels(tmp_path: Path) -> None:
     given, library = (np.ones(graph.tensors[graph.inputs[0]].shape, np.float32),), tmp_path / "libops.so"
     graph = replace(graph, source=replace(graph.source, given=given, custom_ops=library))
     sides = (Share("height", 0, 15), Share("height", 15, 31))
-    stages = [Stage((0,), lane, share) for lane, share in zip(("cpu0", "cpu1"), sides, strict=True)]
+    stages = [Stage((0,), processor, share) for processor, share in zip(("cpu0", "cpu1"), sides, strict=True)]
     plan = Plan(graph.digest, (*stages, Stage(tuple(range(1, len(graph.operators))), "cpu0")))
     lowered = Lowering(graph).lower(plan).graph.source
     assert lowered is not None

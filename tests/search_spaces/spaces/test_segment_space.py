@@ -283,7 +283,7 @@ def test_split_plans_run_and_are_deployed(tmp_path: Path) -> None:
         assert agreement.accepted
         assert batch.stage_s.shape == (3, len(plan.stages))
         assert batch.timeline is not None
-        processors = {e.stage: e.lane for e in batch.timeline.events}
+        processors = {e.stage: e.processor for e in batch.timeline.events}
         assert {processors[0], processors[1]} == {"cpu0", "cpu1"}
         deployed = session.deploy(tmp_path / "best", graph, plan)
     assert deployed.accepted

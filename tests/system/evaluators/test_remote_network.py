@@ -21,7 +21,7 @@ from tests.support.remote_agents import ROOT
 
 pytest.importorskip("grpc", reason="remote devices need the extra 'remote'")
 
-DESK, BOARD = "10.77.31.1", "10.77.31.2"
+CLIENT, BOARD = "10.77.31.1", "10.77.31.2"
 FATES = ("slow", "reset:40000", "stall:60000", "reset:800000", "slow")
 
 
@@ -37,20 +37,20 @@ def namespaces() -> Iterator[tuple[str, str]]:
     if sys.platform != "linux":
         pytest.skip("network namespaces are Linux's")
     tag = secrets.token_hex(3)
-    desk, board = f"desk-{tag}", f"board-{tag}"
+    client, board = f"client-{tag}", f"board-{tag}"
     with ExitStack() as stack:
         try:
-            for name in (desk, board):
+            for name in (client, board):
                 ip("netns", "add", name)
                 stack.callback(subprocess.run, ["ip", "netns", "del", name], check=False)
-            ip("link", "add", f"d{tag}", "netns", desk, "type", "veth", "peer", "name", f"b{tag}", "netns", board)
-            for name, card, address in ((desk, f"d{tag}", DESK), (board, f"b{tag}", BOARD)):
+            ip("link", "add", f"d{tag}", "netns", client, "type", "veth", "peer", "name", f"b{tag}", "netns", board)
+            for name, card, address in ((client, f"d{tag}", CLIENT), (board, f"b{tag}", BOARD)):
                 ip("-n", name, "addr", "add", f"{address}/24", "dev", card)
                 ip("-n", name, "link", "set", card, "up")
                 ip("-n", name, "link", "set", "lo", "up")
         except FileNotFoundError:
             pytest.skip("network namespaces need the program ip")
-        yield desk, board
+        yield client, board
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def within(namespace: str, *words: str, **environment: str) -> Iterator[subproce
 
 
 def test_a_study_on_a_board_behind_a_bad_link(tmp_path: Path) -> None:
-    with namespaces() as (desk, board), ExitStack() as stack:
+    with namespaces() as (client, board), ExitStack() as stack:
         folder = tmp_path / "certificates"
         make_certificates(folder, [BOARD])
         tls = f"--tls-cert {folder}/agent.pem --tls-key {folder}/agent.key --tls-client-ca {folder}/ca.pem"
@@ -75,7 +75,7 @@ def test_a_study_on_a_board_behind_a_bad_link(tmp_path: Path) -> None:
         assert agent.stderr is not None
         assert "until Ctrl-C" in agent.stderr.readline()
         proxy = stack.enter_context(
-            within(desk, "-m", "tests.faults.chaos_proxy", "127.0.0.1:0", f"{BOARD}:7450", *FATES)
+            within(client, "-m", "tests.faults.chaos_proxy", "127.0.0.1:0", f"{BOARD}:7450", *FATES)
         )
         assert proxy.stdout is not None
         port = int(proxy.stdout.readline())
@@ -87,7 +87,7 @@ def test_a_study_on_a_board_behind_a_bad_link(tmp_path: Path) -> None:
         words = ["--model", "squeezenet1_1@0.25/64", "--budget", "12", "--evaluator", "remote", "--device", "pi"]
         words += ["--out", str(tmp_path / "run"), "--json", "-q"]
         for _ in range(6):  # where the link broke in a comparison, the study ends and is gone on with
-            with within(desk, "-m", "optimizer.cli", *words, **{ENVIRONMENT: str(devices)}) as study:
+            with within(client, "-m", "optimizer.cli", *words, **{ENVIRONMENT: str(devices)}) as study:
                 out, errors = study.communicate(timeout=240)
             if study.returncode in SEARCHED:
                 break

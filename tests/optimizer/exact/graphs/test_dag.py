@@ -158,7 +158,7 @@ def test_branches_run_side_by_side() -> None:
     found = best_plan(graph, costs)
     assert found.makespan_s == pytest.approx(1 + 5 + 0.1 * 3 + 1)
     events = simulate(graph, costs, found.plan).events
-    assert {e.lane for e in events} == {"a", "b"}
+    assert {e.processor for e in events} == {"a", "b"}
     assert found.gap == pytest.approx(0.0)
     together = GraphCosts(
         Platform("p", (Processor("a", "cpu", {"x": 1.0}, "a"), Processor("b", "cpu", {"x": 1.0}, "b"))),

@@ -186,7 +186,7 @@ def test_ranks_are_searched_with_processors_and_the_result_tells_them(capsys: py
     assert main(["execute", "run/best/plan.json"]) == 0
     assert "nothing was run" in capsys.readouterr().out
     assert main(["explain", "run"]) == 0
-    assert "What each job would cost elsewhere" in capsys.readouterr().out
+    assert "What each stage would cost on another processor" in capsys.readouterr().out
     assert main(["export", "run"]) == 0
     assert "model_1/stage_0.tflite" in capsys.readouterr().out
     table = run(capsys, "--model", MODELS, *ALLOWED, "--budget", "25", "--out", "run")

@@ -105,7 +105,7 @@ def _loop(run: Callable[[], Any], stream: Any, seconds: float, found: dict[int, 
     found[number] = took
 
 
-class Crew:
+class Processes:
     """Children that run models; use it in a ``with``.
 
     Args:
