@@ -88,7 +88,8 @@ def simulate(found: Setting, dispatch: Dispatch, costs: Costs, crowd: Crowd) -> 
         scheduler.arrive(round(now_ns))
         for job, processor in scheduler.start(round(now_ns)):
             own = every[job][processor]
-            left[processor] = (own.work_s + _transfers_s(own, found, scheduler, job)) * 1e9
+            moved_s = _transfers_s(own, found, scheduler, job) if own.transfer_s else 0.0
+            left[processor] = (own.work_s + moved_s) * 1e9
         if scheduler.over:
             return outcome(scheduler, found.stages, found.processors)
         busy = tuple(left)
@@ -111,8 +112,6 @@ def simulate(found: Setting, dispatch: Dispatch, costs: Costs, crowd: Crowd) -> 
 
 def _transfers_s(cost: JobCost, found: Setting, scheduler: Scheduler, job: int) -> float:
     """Return what a job that starts now spends on tensors of other jobs, from the processors that these ran on."""
-    if not cost.transfer_s:
-        return 0.0
     client, own = scheduler.whose(job)
     place = {o: job - own + other for other, each in enumerate(found.models[client].operators) for o in each}
     return math.fsum(from_s[scheduler.ran_on(place[o])] for o, from_s in cost.transfer_s.items())

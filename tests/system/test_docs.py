@@ -159,7 +159,7 @@ NOT_RUN = {
         f"python -m tests.composition {words}": "half an hour"
         for words in (
             "FILE --evaluator NAME",
-            "experiments/results/composition.md --evaluator litert cost-model table remote",
+            "experiments/results/composition.md --evaluator litert cost-model table remote example able",
             "FILE --pairs --evaluator remote example",
         )
     },
