@@ -2,9 +2,9 @@
 
 ``python -m tests.benchmarks.samplers run OUT.json`` runs samplers on the cases of
 :mod:`tests.benchmarks.sampler_cases`; ``… few OUT.json`` runs those whose proposals take seconds on twelve of them,
-with 100 plans. They write curves beside OUT as they go, and go on where they were stopped, with ``--minutes`` by
-themselves. ``… policy OUT.json`` tells what a trained policy carries over; ``… report OUT.json`` writes
-the result and prints its tables.
+with 100 plans. They write curves beside OUT as they go (``OUT.run.jsonl``, ``OUT.few.jsonl``), and go on where they were
+stopped, with ``--minutes`` by themselves. ``… policy OUT.json`` tells what a trained policy carries over; ``… report
+OUT.json`` writes the result and prints its tables. What OUT has of more studies than there are curves stays in it.
 
 HEBO and SMAC3 run in an environment of their own: ``--hebo /env/bin/python --smac /other/bin/python``.
 
@@ -286,6 +286,19 @@ def report(curves: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def merged(found: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a result, with what an earlier one has of more studies."""
+    kept = dict(found)
+    if before.get("all", {}).get("studies", 0) > found["all"]["studies"]:
+        kept |= {name: before[name] for name in ("cases", "all", "groups", "learning_against_frozen_p", "policy")}
+    more = before.get("few", {})
+    few = {
+        name: max((rows[name] for rows in (found.get("few", {}), more) if name in rows), key=lambda row: row["studies"])
+        for name in sorted({*found.get("few", {}), *more}, key=_place)
+    }
+    return kept | {"few": few, "proposal_ms": {**before.get("proposal_ms", {}), **found["proposal_ms"]}}
+
+
 def _place(name: str) -> tuple[int, bool]:
     plain = name.removesuffix(STARTED)
     return (*KNOWING, *GENERIC).index(plain), plain != name
@@ -324,14 +337,15 @@ def main() -> None:
     for name in ("hebo", "smac"):
         parser.add_argument(f"--{name}", default="", help="an interpreter that has it")
     options = parser.parse_args()
-    kept = Kept(options.out.with_suffix(f".{options.part}.partial"), time.monotonic() + 60.0 * options.minutes)
+    kept = Kept(options.out.with_suffix(f".{options.part}.jsonl"), time.monotonic() + 60.0 * options.minutes)
     if options.part == "policy":
         kept.get({"policy": carried}, 1)
         return
     if options.part == "report":
         for part in ("run", "few", "policy"):
-            kept.found |= Kept(options.out.with_suffix(f".{part}.partial")).found
-        found = report(kept.found)
+            kept.found |= Kept(options.out.with_suffix(f".{part}.jsonl")).found
+        before = json.loads(options.out.read_text()) if options.out.exists() else {}
+        found = merged(report(kept.found), before)
         head = {"schema_version": 2, "made_by": "python -m tests.benchmarks.samplers run|few|report samplers.json"}
         options.out.write_text(json.dumps({**head, **provenance(), **found}, indent=1) + "\n")
         tables = [found["all"], *found.get("groups", {}).values(), *found.get("few", {}).values()]
