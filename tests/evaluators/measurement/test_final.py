@@ -121,7 +121,7 @@ class Multiplying(Candidate):
 
 def test_real_work_on_this_machine() -> None:
     rng = np.random.default_rng(0)
-    found = compare(lambda: Multiplying(80), lambda: Multiplying(40), FinalPolicy(max_s=1.0), rng)
+    found = compare(lambda: Multiplying(80), lambda: Multiplying(40), FinalPolicy(max_s=20.0), rng)
     assert found.significant
     assert found.speedup == pytest.approx(2.0, rel=0.3)
 
