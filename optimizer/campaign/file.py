@@ -334,16 +334,18 @@ def reference() -> str:
     for name, key in _HEADINGS.items():
         part = schema["$defs"][name]
         about = " ".join(part["description"].split()).replace(":class:`Matrix`", "`matrix`")
-        parts += ["", f"### `{key}`", "", about, "", *_table(part, is_filter=name == "Cell")]
+        parts += ["", f"### `{key}`", "", about]
+        if name != "Cell":  # its keys are those of the matrix
+            parts += ["", *_table(part)]
     return "\n".join(parts) + "\n"
 
 
-def _table(part: Mapping[str, Any], *, is_filter: bool = False) -> Iterator[str]:
+def _table(part: Mapping[str, Any]) -> Iterator[str]:
     yield "| key | value | default | meaning |"
     yield "|---|---|---|---|"
     required = part.get("required", ())
     for name, value in part["properties"].items():
-        left_out = "required" if name in required else "any" if is_filter else _default(value)
+        left_out = "required" if name in required else _default(value)
         yield f"| `{name}` | {_kind(value)} | {left_out} | {value['description'].replace('|', chr(92) + '|')} |"
 
 

@@ -117,7 +117,7 @@ def _answer(study: Study) -> Iterator[Block]:
     yield from _bound(result)
     yield from _outputs(result["best"], result.get("deployed"))
     if result.get("tolerances"):
-        yield Text(f"{result['tolerances']}.")
+        yield Text(f"{result['tolerances'][:1].upper()}{result['tolerances'][1:]}.")
     yield _plan_table(study, study.best)
     if study.graph is not None and (ranks := describe_ranks(study.graph, study.best)):
         yield Text(f"{ranks}.")

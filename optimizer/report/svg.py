@@ -67,7 +67,8 @@ def around(values: Iterable[float], start: float, end: float, *, zero: bool = Fa
     """Return a scale with room around the values, from 0 where ``zero``."""
     finite = [v for v in values if math.isfinite(v)] or [0.0, 1.0]
     low, high = (0.0 if zero else min(finite)), max(finite)
-    room = margin * (high - low) or margin * abs(high) or 1.0
+    equal = high - low <= 1e-6 * abs(high)  # but for rounding
+    room = margin * (abs(high) if equal else high - low) or 1.0
     return Scale(low if zero else low - room, high + room, start, end)
 
 

@@ -3,8 +3,9 @@
 ``python -m tests.benchmarks.samplers run OUT.json`` runs samplers on the cases of
 :mod:`tests.benchmarks.sampler_cases`; ``… few OUT.json`` runs those whose proposals take seconds on twelve of them,
 with 100 plans. They write curves beside OUT as they go (``OUT.run.jsonl``, ``OUT.few.jsonl``), and go on where they
-were stopped, with ``--minutes`` by themselves. ``… policy OUT.json`` tells what a trained policy carries over; ``… report
-OUT.json`` writes the result and prints its tables. What OUT has of more studies than there are curves stays in it.
+were stopped, with ``--minutes`` by themselves. ``… policy OUT.json`` tells what a trained policy carries over;
+``… report OUT.json`` writes the result and prints its tables. What OUT has of more studies than there are curves
+stays in it.
 
 HEBO and SMAC3 run in an environment of their own: ``--hebo /env/bin/python --smac /other/bin/python``.
 

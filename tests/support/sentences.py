@@ -1,8 +1,8 @@
 """What the product tells people, checked against one golden file: ``tests/golden/sentences.yaml``.
 
 A test names the error that it expects and leaves the wording to the golden file, which holds the sentences of each
-test in the order in which it meets them. ``{*}`` there stands for any text: figures of this machine, words of a
-library.
+test in the order in which it meets them, without repeats. ``{*}`` there stands for any text: figures of this machine,
+words of a library.
 ``pytest --golden`` writes the sentences of the tests that it runs; sentences with ``{*}`` stay where they still fit.
 """
 
@@ -49,11 +49,15 @@ class Golden:
         self._whole = whole
         self._golden = read_golden()
         self._met: dict[str, list[str]] = defaultdict(list)
+        self._last: dict[str, str] = {}
 
     def meet(self, test: str, sentence: str) -> None:
         """Check a sentence of a test, or take it over."""
         met = self._met[test]
         place, text = len(met), plain(sentence.strip())
+        if text == self._last.get(test):
+            return
+        self._last[test] = text
         file, _, name = test.partition("::")
         golden = self._golden.get(file, {}).get(name, [])
         expected = golden[place] if place < len(golden) else None

@@ -97,12 +97,13 @@ def test_a_folder_of_somebody_else_is_left_alone(kind: str, tmp_path: Path) -> N
 def test_priority_is_raised_while_something_is_measured(led: int, tmp_path: Path) -> None:
     study = Foreground(lambda: [led], tmp_path / "turns")
     usual = os.getpriority(os.PRIO_PROCESS, led)
+    group = Path(f"/proc/{led}/autogroup")
+    before = group.read_text() if group.exists() else ""
     with study.holding(_CORE):
         raised = os.getpriority(os.PRIO_PROCESS, led)
     assert raised == (-20 if study.preferred else usual)
     assert os.getpriority(os.PRIO_PROCESS, led) == usual
-    group = Path(f"/proc/{led}/autogroup")
-    assert not group.exists() or group.read_text().split()[-1] == str(usual)
+    assert not before or group.read_text() == before
 
 
 def test_a_study_that_was_started_with_nice_stays_behind(led: int, tmp_path: Path) -> None:
