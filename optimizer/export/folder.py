@@ -53,6 +53,9 @@ if TYPE_CHECKING:
 
 WHOLE = "whole.tflite"
 _HERE = Path(__file__).parent
+_RUNNER = "run_plan.py"
+"""Written first: a folder that has it was exported to, and may be exported to again."""
+
 _CC = ("run_plan.cc", "CMakeLists.txt")
 _SCHEDULER = "scheduler.py"
 _TARGET_FILES = ("run.sh", "openvino_plan.py", "onnx_plan.py", "placement.json", "partition.json")
@@ -142,12 +145,14 @@ def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "l
     with disk_errors(out, "give --out a folder that you can write to"):
         out.mkdir(parents=True, exist_ok=True)
         strangers = sorted(p.name for p in out.iterdir())
-        if strangers and "plan.json" not in strangers:
+        if strangers and _RUNNER not in strangers:
             raise UsageError(f"{out}: holds {strangers[0]!r} and no exported plan", "give another --out")
         for stale in (*out.glob("stage_*.tflite"), *out.glob("partition_*.json"), *(out / name for name in _OURS)):
             stale.unlink(missing_ok=True)
         for stale in out.glob("model_*"):
             shutil.rmtree(stale)
+        for name in (_RUNNER, *_CC):
+            write_atomic(out / name, (_HERE / name).read_bytes())
         document = _write_several(study, out) if several else _write_one(study, out)
         if fallback:
             _write_whole(study, document, out)
@@ -158,8 +163,6 @@ def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "l
         if target == "android" and _runtimes(document) != [LITERT]:
             raise RunFolderError(f"{run}: its plan uses {', '.join(_runtimes(document))}", "a phone runs LiteRT alone")
         write_atomic(out / "plan.txt", printable(_in_words(document, out)).encode())
-        for name in ("run_plan.py", *_CC):
-            write_atomic(out / name, (_HERE / name).read_bytes())
         if several:
             write_atomic(out / _SCHEDULER, _queue_law().encode())
         custom = _custom_operators(out)

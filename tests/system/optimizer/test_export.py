@@ -134,6 +134,14 @@ def test_a_plan_of_split_operators_computes_what_the_product_computes(tmp_path: 
         assert [{k: v.tobytes() for k, v in each.items()} for each in mine.stream(samples)] == wanted
 
 
+def test_the_plan_of_a_run_is_not_overwritten(exported: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(exported.parent, tmp_path / "run")
+    before = {file.name: file.read_bytes() for file in (run / "best").iterdir()}
+    assert main(["export", str(run), "--out", str(run / "best")]) == 2
+    assert {file.name: file.read_bytes() for file in (run / "best").iterdir()} == before
+    assert main(["export", str(run)]) == 0  # into the folder of an earlier export
+
+
 @pytest.mark.parametrize("name", ["files", "platform", "a list", "nested", "a type"])
 def test_damaged_folders_are_one_line(exported: Path, name: str, tmp_path: Path) -> None:
     folder = shutil.copytree(exported, tmp_path / "copy")
