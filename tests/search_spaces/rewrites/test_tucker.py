@@ -110,7 +110,7 @@ def test_an_energy_rank_is_the_least_that_keeps_its_share(values: Array, share: 
 @given(st.integers(16, 48), st.integers(1, 8), st.integers(0, 6), st.sampled_from((0.0, 0.05, 0.2)), st.integers(0, 99))
 def test_vbmf_finds_the_rank_under_the_noise(rows: int, times: int, rank: int, noise: float, seed: int) -> None:
     assume(rank or noise)
-    assume(rank or rows >= 32)  # the estimate is asymptotic: 2 % of 16 x 16 values of noise alone seem to hold something
+    assume(rank or rows >= 32)  # asymptotic: 2 % of 16 x 16 values of noise alone seem to hold something
     rng = np.random.default_rng(seed)
     parts = [np.linalg.qr(rng.standard_normal((n, max(rank, 1))))[0][:, :rank] for n in (rows, rows * times)]
     matrix = 10 * parts[0] @ parts[1].T + noise * rng.standard_normal((rows, rows * times))
