@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from evaluators.base import Session
+from evaluators.cuda.session import CudaEvaluator
 from evaluators.litert import PlanRunner, WorkloadRunner
 from evaluators.litert.session import LitertEvaluator
 from evaluators.registry import make_evaluator
@@ -174,15 +175,22 @@ WITHOUT_FILES: dict[str, tuple[Sequence[str], Mapping[str, str]]] = {
     ),
     "synthetic": (("--evaluator", "synthetic"), {"cpu": "cpu1", "cpu0": "cpu0", "cpu1": "cpu1:builtin"}),
     "adb": (("--evaluator", "adb", "--device", "pixel"), {"big": "cpu0", "gpu": "cpu1:builtin"}),
+    "cuda": (
+        ("--evaluator", "cuda", "--processors", "stream0,stream1"),
+        {"stream0": "cpu0", "stream1": "cpu1:builtin"},
+    ),
 }
 
 
 @pytest.fixture(scope="module", params=WITHOUT_FILES)
 def elsewhere_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A study of each device that is not here."""
+    if request.param == "cuda":
+        pytest.importorskip("torch")
     folder = tmp_path_factory.mktemp("there")
     words = [MODEL, *WITHOUT_FILES[request.param][0], "--allow", "cuts", "--max-stages", "1", "--budget", "1", "-q"]
     with pytest.MonkeyPatch.context() as patch, phone_in_farm(folder, patch):
+        patch.setattr(CudaEvaluator.__init__, "__defaults__", ("cpu",))
         assert main([*words, "--out", str(folder / "run")]) == 0
         assert main(["execute", str(folder / "run")]) == 0
     return request.param, folder / "run"
