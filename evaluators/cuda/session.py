@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -195,8 +196,7 @@ class CudaSession(Session):
         frames = rounds(lowered.plan, self._platform, needs_of(lowered.graph, lowered.plan)).frames
         at_once = min(frames, MAX_INSTANCES // len(lowered.plan.by_processor()))
         # Owners that are named one after another are captured on streams of their own.
-        owners = [f"{weights} frame {next(self._numbers)}" for _ in range(at_once)]
-        streamed = (take(owner) for owner in owners)
+        streamed = [partial(take, f"{weights} frame {number}") for number in range(at_once)]
         candidate = CudaCandidate(self._bench, take(weights), streamed, lowered.plan, self._platform, compare)
         return LoweredCandidate(candidate, len(plan.stages), lowered.stage_of) if lowered.rewritten else candidate
 
@@ -205,7 +205,7 @@ class CudaCandidate(Candidate):
     """A plan whose stages are CUDA graphs.
 
     Args:
-        streamed: the instances of a stream, which are loaded for the first one.
+        streamed: load the instances of a stream, for the first one.
         compare: returns how the outputs of an instance that has run compare with the whole model's.
     """
 
@@ -213,7 +213,7 @@ class CudaCandidate(Candidate):
         self,
         bench: Bench,
         loaded: Loaded,
-        streamed: Iterable[Loaded],
+        streamed: Sequence[Callable[[], Loaded]],
         plan: Plan,
         platform: Platform,
         compare: Callable[[Loaded], Agreement],
@@ -221,7 +221,7 @@ class CudaCandidate(Candidate):
         self._bench, self._loaded, self._plan, self._compare = bench, loaded, plan, compare
         self._streamed, self._frames = streamed, list[Loaded]()
         self._law = NumberedProcessors.of(platform)
-        self._ran = -1  # the process that the last run was made in
+        self._ran, self._last = -1, [loaded]  # the process that the last run was made in, and what it ran
         self._block = 0  # inferences of each instance that make an observation of the period
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
@@ -236,7 +236,7 @@ class CudaCandidate(Candidate):
             schedulers += found
             if len(found) < wanted:
                 break
-        self._ran = self._bench.client.generation
+        self._ran, self._last = self._bench.client.generation, [self._loaded]
         rows = [scheduler.runs(0)[0] for scheduler in schedulers]
         took = [scheduler.requests(0)[0] for scheduler in schedulers]
         return Batch(
@@ -259,18 +259,30 @@ class CudaCandidate(Candidate):
         The first and the last inference of each instance, while not all of them are busy, are left out.
         """
         if not self._frames:
-            self._frames += self._streamed
+            self._frames = self._load_frames()
         frames = len(self._frames)
         if not self._block:
             took_s = float(self._periods(1, _LEAST_BLOCK).latency_s[0]) * frames
             self._block = max(_LEAST_BLOCK, math.ceil(_BLOCK_S / max(took_s, 1e-9)))
         return self._periods(n, self._block)
 
+    def _load_frames(self) -> list[Loaded]:
+        """Load the instances of a stream, all or none."""
+        loaded: list[Loaded] = []
+        try:
+            for load in self._streamed:
+                loaded.append(load())  # noqa: PERF401 - those before one that fails are given back
+        except UnavailableError:
+            with suppress(UnavailableError):
+                self._give_back(loaded)
+            raise
+        return loaded
+
     def _periods(self, n: int, block: int) -> Batch:
         """Return periods, each the mean over ``block`` inferences of every instance."""
         frames, jobs = len(self._frames), len(self._plan.stages)
         (scheduler,) = self._bench.run(self._setting(self._frames, n * block + 2), "fifo", self._frames)
-        self._ran = self._bench.client.generation
+        self._ran, self._last = self._bench.client.generation, self._frames
         ends_ns = sorted(end for k in range(frames) for _, end in scheduler.requests(k))
         marks = np.array(ends_ns[frames - 1 : -frames : block * frames]) * 1e-9
         runs = np.array([run for k in range(frames) for row in scheduler.runs(k)[1:-1] for run in row], np.int64)
@@ -293,9 +305,13 @@ class CudaCandidate(Candidate):
         """
         if self._ran != self._bench.client.generation:
             _ = self._periods(1, 1) if self._frames else self.run(1)
-        return worst(self._compare(each) for each in self._frames or [self._loaded])
+        return worst(map(self._compare, self._last))
 
     def close(self) -> None:
         """Give back what only this candidate holds; nothing, where it holds nothing."""
-        for each in (self._loaded, *self._frames):
-            self._bench.give_back(each)
+        self._give_back((self._loaded, *self._frames))
+
+    def _give_back(self, instances: Iterable[Loaded]) -> None:
+        with ExitStack() as stack:  # the others, too, where one fails
+            for each in instances:
+                stack.callback(self._bench.give_back, each)

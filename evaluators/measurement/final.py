@@ -710,7 +710,7 @@ class _Runner:
         self._loaded = policy.loaded
         self._room, self._instance_nbytes = policy.room, _LEAST_INSTANCE_NBYTES
         self._met = len(loads)  # plans that had a turn in the first round
-        self._building_s = 0.0  # of the instances of a group that were built in this round
+        self._building_s: dict[int, float] = {}  # of the instances that were built in this round
         self._spent_s, self._turns_made, self._disturbed = 0.0, 0, 0
 
     def run(self, conditions: Callable[[], Mapping[str, Any]]) -> Final:
@@ -766,7 +766,7 @@ class _Runner:
         """Build some plans, run blocks of turns, and give them back; return the turns, none of a plan that fails."""
         turns: dict[int, list[tuple[float, float]]] = {i: [] for i in group}
         built: dict[int, Candidate] = {}
-        self._building_s, self._builds, free = 0.0, 0, self._free_nbytes()
+        self._building_s, self._fresh, free = {}, 0, self._free_nbytes()
         try:
             for plan in map(int, self._rng.permutation(list(group))):
                 if (candidate := self._build(plan, built)) is not None:
@@ -802,7 +802,6 @@ class _Runner:
         took_s = self._counted_s(begin)
         if not (slow and not kept):  # a shared instance has no loading time
             self._load_s[plan] = min(took_s, self._load_s.get(plan, math.inf))
-            self._builds += 1
         try:
             settle = candidate.run(1)
         except UnavailableError as error:
@@ -814,7 +813,8 @@ class _Runner:
         self._typical_s.setdefault(plan, first_s)
         built_s = max(self._counted_s(begin), took_s + first_s)
         self._spent_s += built_s
-        self._building_s += built_s
+        self._building_s[plan] = built_s
+        self._fresh += bool(kept) or not slow
         if slow or took_s > self._policy.slow_load_s or self._has_room():
             self._kept.setdefault(plan, []).append(candidate)
             self._instances[plan] = self._instances.get(plan, 0) + 1
@@ -834,9 +834,9 @@ class _Runner:
     def _learn_room(self, free_nbytes: int | None) -> None:
         """Note how much memory instances take that were built since so much was free; kept ones may share weights."""
         left_nbytes = self._free_nbytes()
-        if not self._policy.keep_nbytes or not self._builds or free_nbytes is None or left_nbytes is None:
+        if not self._policy.keep_nbytes or not self._fresh or free_nbytes is None or left_nbytes is None:
             return
-        self._instance_nbytes = max(self._instance_nbytes, (free_nbytes - left_nbytes) // self._builds)
+        self._instance_nbytes = max(self._instance_nbytes, (free_nbytes - left_nbytes) // self._fresh)
         self._room = self._policy.keep_nbytes // (2 * self._instance_nbytes)
 
     def _affordable(self, plan: int) -> bool:
@@ -883,7 +883,7 @@ class _Runner:
         # Of slow networks a round is one block: rebuilt instances add more than more turns of the same ones.
         slow = all(self._typical_s[i] >= SETTLE_BELOW_S for i in built)
         count, begin_s = 1 if slow else policy.min_blocks, self._spent_s
-        building_s = self._building_s + ready_s
+        building_s = sum(self._building_s.get(i, 0.0) for i in built) + ready_s
         if self._levels:  # in the first round many plans matter more than how well each is known
             building_s *= 2.0
         done = 0

@@ -39,7 +39,7 @@ from search_spaces.rewrites.lower import Lowered
 
 _EXACT = Noise(run=0.0, instance=0.0, spike_share=0.0, cold=0.0)
 _HINT = "give the table as the model: --model FILE.yaml --evaluator table"
-_LEAST_S = 1e-12  # what takes no time by the table takes this long, for a run cannot take none
+_LEAST_S = 1e-9  # the scheduler counts nanoseconds; a stage of no time would have no place
 
 
 class TableEvaluator(Evaluator):
@@ -262,18 +262,13 @@ class TableSession(Session):
                 raise UnavailableError(f"{processor.name!r} has {limit:g} B of memory, not {needed:g}")
 
     def cost(self, graph: Graph, operators: Sequence[int], processor: int) -> JobCost:
-        """Return what operators cost as one stage; what a stage reads takes its own processor's time.
+        """Return what operators cost as one stage, infinite where the processor does not take one.
 
-        Raises:
-            UnavailableError: the processor does not take one.
+        What a stage reads takes its own processor's time.
         """
         self._table(graph)
         work_s = float(self._overhead_s[processor] + self._operator_s[graph.digest][processor, list(operators)].sum())
-        if not math.isfinite(work_s):
-            raise UnavailableError(
-                f"{self._platform.processors[processor].name!r} cannot run {len(operators)} operators as a stage: the "
-                "table says `never`"
-            )
+        work_s = max(work_s, _LEAST_S)
         inside = set(operators)
         writers = {b for o in operators for b in graph.predecessors(o)} - inside
         moved_s = self._transfer_s[graph.digest]
@@ -284,11 +279,25 @@ class TableSession(Session):
         place = {operator: index for index, stage in enumerate(plan.stages) for operator in stage.operators}
         tasks = []
         for stage, processor in zip(plan.stages, on, strict=True):
+            self.check_takes(graph, stage.operators, processor)
             cost = self.cost(graph, stage.operators, processor)
             work_s = cost.work_s + sum(from_s[on[place[w]]] for w, from_s in cost.transfer_s.items())
             needs = tuple((before, 0.0) for before in sorted({place[w] for w in cost.transfer_s}))
             tasks.append(Task(processor, max(work_s, _LEAST_S), needs))
         return tasks
+
+    def check_takes(self, graph: Graph, operators: Sequence[int], processor: int) -> None:
+        """Check that a processor takes operators.
+
+        Raises:
+            UnavailableError: it does not take one of them.
+        """
+        for operator in operators:
+            if not math.isfinite(self._operator_s[graph.digest][processor, operator]):
+                raise UnavailableError(
+                    f"{self._platform.processors[processor].name!r} cannot run operator {operator} of {graph.name!r}: "
+                    "the table says `never`"
+                )
 
     def _table(self, graph: Graph) -> Table:
         if graph.digest not in self._tables:
@@ -314,6 +323,10 @@ class _Simulator(WorkloadSimulator):
             for model, client in zip(found.models, found.clients, strict=True)
             for operators, processors in zip(model.operators, client.processors, strict=True)
         )
+        for model, client in zip(found.models, found.clients, strict=True):
+            for operators, processors in zip(model.operators, client.processors, strict=True):
+                for processor in processors:
+                    self._session.check_takes(model.model, operators, processor)
         return super().run(plan, known=known)
 
 

@@ -153,7 +153,12 @@ class PricedWorkload(Session):
         return self._simulator
 
     def predict_by(self, table: PriceTable) -> None:
-        """Predict plans by these prices from now on."""
+        """Predict plans by these prices from now on.
+
+        Raises:
+            RunFolderError: some are missing.
+        """
+        table.check(c.graph for c in self.joined.components)
         price = table.price(self._processors)
         self._simulator = WorkloadSimulator(self.workload, self.joined, self.platform, price, lowerings=self.lowerings)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise, permutations
 from typing import Annotated, Any
@@ -25,6 +25,7 @@ from search_spaces.core.errors import RunFolderError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import LayerRanks
 from search_spaces.core.platform import Processor
+from search_spaces.core.wording import plural
 from search_spaces.rewrites.lower import Lowered
 from search_spaces.rewrites.tucker import Ranks
 
@@ -33,8 +34,8 @@ _LEAST_S = 1e-7
 _MOST_REWRITTEN = 256
 _PARTNERS = 2  # others that a model is timed beside; processors that the system slices are timed with the model itself
 
-Time = Annotated[float, Field(strict=True, ge=0.0, allow_inf_nan=False)]
-"""Seconds, or a factor."""
+Size = Annotated[float, Field(strict=True, ge=0.0, allow_inf_nan=False)]
+"""A finite number that is not negative: seconds, a factor, an error."""
 
 Alone = Callable[[Setting, Sequence[tuple[Graph, Sequence[int]]], int], list[Outcome]]
 """Runs models, cut as given, on a setting some times."""
@@ -53,11 +54,11 @@ class PriceTable:
         triple_s: model → kind → convolution and ranks, as ``4: 16x24`` → the triple in its place, as ``operator_s``.
     """
 
-    whole_s: Mapping[str, Mapping[str, Time]]
-    operator_s: Mapping[str, Mapping[str, Sequence[Time]]]
-    job_s: Mapping[str, Time]
-    slowed: Mapping[str, Mapping[str, Time]]
-    triple_s: Mapping[str, Mapping[str, Mapping[str, Time]]] = field(default_factory=dict)
+    whole_s: Mapping[str, Mapping[str, Size]]
+    operator_s: Mapping[str, Mapping[str, Sequence[Size]]]
+    job_s: Mapping[str, Size]
+    slowed: Mapping[str, Mapping[str, Size]]
+    triple_s: Mapping[str, Mapping[str, Mapping[str, Size]]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the table as plain values."""
@@ -74,6 +75,23 @@ class PriceTable:
             RunFolderError: a field is missing, is not nested as it should be, or holds what is no time.
         """
         return built(cls, data, "the prices in the trial log are", RunFolderError)
+
+    def check(self, graphs: Iterable[Graph]) -> None:
+        """Check that there are prices of models and of all their operators.
+
+        Raises:
+            RunFolderError: some are missing.
+        """
+        for graph in graphs:
+            name, count, found = graph.name, len(graph.operators), self.operator_s.get(graph.digest)
+            if found is None or graph.digest not in self.whole_s or graph.digest not in self.slowed:
+                raise RunFolderError(f"the prices in the trial log are damaged: there are none of {name!r}")
+            for kind, each in found.items():
+                if len(each) != count:
+                    what = f"{name!r} has {plural(count, 'operator')}, {len(each)} of which have prices on {kind}"
+                    raise RunFolderError(f"the prices in the trial log are damaged: {what}")
+                if kind not in self.whole_s[graph.digest] or kind not in self.job_s:
+                    raise RunFolderError(f"the prices in the trial log are damaged: some of {kind} are missing for {name!r}")
 
     def price(self, processors: Sequence[Processor]) -> Price:
         """Return what determines the cost of a job on one of some processors."""

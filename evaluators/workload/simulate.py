@@ -75,10 +75,12 @@ def simulate(found: Setting, dispatch: Dispatch, costs: Costs, crowd: Crowd) -> 
     """
     for client, jobs in zip(found.clients, costs, strict=True):
         for processors, cost in zip(client.processors, jobs, strict=True):
-            if any(not 0.0 <= cost[processor].work_s < math.inf for processor in processors):
-                raise UnavailableError(
-                    f"a job takes {[cost[processor].work_s for processor in processors]} s, which is not a time"
-                )
+            for processor in processors:
+                if not 0.0 <= (work_s := cost[processor].work_s) < math.inf:
+                    name = found.processors[processor]
+                    raise UnavailableError(
+                        f"{name} cannot run a job" if work_s == math.inf else f"a job on {name} takes {work_s} s"
+                    )
     scheduler = Scheduler(found.clients, found.excluded, dispatch)
     every = [job for jobs in costs for job in jobs]
     scheduler.begin(_BEGIN_NS)

@@ -18,6 +18,7 @@ import numpy as np
 
 from evaluators.base import Evaluator, Session
 from evaluators.sampling import SamplingPolicy, measure
+from evaluators.workload.prices import Size
 from optimizer.exact.chain import best_chains, chain_cost
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.model.profile import Profile
@@ -45,7 +46,7 @@ class ErrorProfile:
         squares: like → one value for each operator.
     """
 
-    squares: Mapping[str, tuple[float, ...]]
+    squares: Mapping[str, tuple[Size, ...]]
 
     def expected(self, platform: Platform, plan: Plan) -> float:
         """Return by how much the outputs of a plan are expected to be off, relative."""

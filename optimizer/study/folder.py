@@ -349,7 +349,7 @@ def _shown(value: object) -> str:
 
 
 def _value(value: Any) -> str:
-    if value is None:
+    if value is None or value == []:
         return "left out"
     text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     return _shown(text)[1:-1]

@@ -139,7 +139,7 @@ class SeveralModels:
     def resume(self, records: Sequence[Record]) -> None:
         """Take up what an earlier session of the study has learnt of the space."""
         if (ranks := next((r.data for r in records if r.kind == RANKS), None)) is not None:
-            self._allow(Variants.from_json(ranks))
+            self._allow(Variants.from_json(ranks, len(self.problem.workload.clients)))
 
     def _allow(self, variants: Variants) -> None:
         """Add variants of models to the space."""
@@ -336,7 +336,8 @@ class SeveralModels:
             )
 
         shared = study.shared
-        found = find() if shared is None else Variants.from_json(shared.fact(RANKS, lambda: find().to_json()))
+        count = len(problem.workload.clients)
+        found = find() if shared is None else Variants.from_json(shared.fact(RANKS, lambda: find().to_json()), count)
         run.log.append(RANKS, found.to_json())
         self.least = check(simulator, memory, found.sets, freedoms_of(config.allow))
         self._allow(found)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from evaluators.workload.host import WorkloadSession
+from evaluators.workload.prices import Size
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.ranks import RankCosts, best_ranked, uniform
 from search_spaces.core.bounded import built
@@ -28,6 +29,7 @@ from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import LayerRanks, Plan
 from search_spaces.core.platform import Platform
 from search_spaces.core.pools import single_processors
+from search_spaces.core.wording import plural
 from search_spaces.core.workload import Client, Workload
 from search_spaces.rewrites.tucker import Ranks
 from search_spaces.rewrites.tucker_ranks import RankChoices
@@ -51,7 +53,7 @@ class Variant:
     """
 
     ranks: RankSet
-    error: float
+    error: Size
     made_for: str
     measured: bool = False
 
@@ -85,13 +87,18 @@ class Variants:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Variants:
-        """Build them from what :meth:`to_json` returned.
+    def from_json(cls, data: Mapping[str, Any], clients: int) -> Variants:
+        """Build those of a number of clients from what :meth:`to_json` returned.
 
         Raises:
-            RunFolderError: a field is missing or has the wrong type.
+            RunFolderError: a field is missing or has the wrong type, or a client is missing.
         """
-        return built(cls, data, "the ranks in the trial log are", RunFolderError)
+        found = built(cls, data, "the ranks in the trial log are", RunFolderError)
+        if len(found.of) != clients:
+            raise RunFolderError(
+                f"the ranks in the trial log are damaged: they are of {plural(len(found.of), 'client')}, not {clients}"
+            )
+        return found
 
 
 def as_set(ranks: Mapping[int, Ranks]) -> RankSet:

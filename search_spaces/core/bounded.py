@@ -15,6 +15,8 @@ from search_spaces.core.errors import OptimizeError
 Built = TypeVar("Built")
 MOST_NBYTES = 64 << 20
 _MOST_DIGITS = 300  # any float holds a number of so many
+_SHOWN = 40  # characters of a key that a file gave us
+_NO_MAPPING = "input should be a valid dictionary"  # as of fields that are mappings
 
 
 def read_bounded(path: Path, most_nbytes: int = MOST_NBYTES) -> bytes:
@@ -67,8 +69,11 @@ def built(kind: type[Built], data: object, what: str, error: type[OptimizeError]
         found: Built = _adapter(hashed).validate_python(data)
     except ValidationError as problem:
         first = problem.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or kind.__name__
-        raise error(f"{what} damaged: {where}: {first['msg'].lower()}") from problem
+        where = ".".join(each if len(each) <= _SHOWN else f"{each[:_SHOWN]}…" for each in map(str, first["loc"]))
+        why = _NO_MAPPING if first["type"] == "dataclass_type" else first["msg"].lower()
+        raise error(": ".join((f"{what} damaged", *filter(None, [where]), why))) from problem
+    except OptimizeError as problem:
+        raise error(f"{what} damaged: {problem.what}", problem.hint) from problem
     return found
 
 

@@ -480,3 +480,14 @@ def test_too_many_kinds_of_boards_are_given_up_in_time(tmp_path: Path) -> None:
     for objective in ("latency", "period"):
         with fails(UnavailableError):
             solve_file(_written(tmp_path, text), objective, 0.3)
+
+
+@pytest.mark.parametrize(("was", "now"), [("gpu: 3.0}", "gpu: never}"), ("gpu: 3.0}", "gpu: 0}")])
+def test_several_tables_may_have_operators_of_no_time_or_never(
+    was: str, now: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = STREAM.replace(was, now)
+    assert text != STREAM
+    words = _two(tmp_path, text)
+    assert main([*words, "--objective", "makespan", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["best"]["latency_ms"]["median"] > 0.0

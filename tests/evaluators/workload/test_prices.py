@@ -111,3 +111,20 @@ def test_prices_that_are_no_times_are_reported(value: Any) -> None:
     for name in ("whole_s", "operator_s", "job_s", "slowed"):
         with fails(RunFolderError):
             PriceTable.from_json({key: known for key, known in TABLE.to_json().items() if key != name})
+
+
+@pytest.mark.parametrize("name", ["whole_s", "operator_s", "slowed", "job_s", "operators"])
+def test_prices_of_another_model_are_reported(name: str) -> None:
+    graph = load(MODEL)
+    whole = {graph.digest: {"good": 1.0}}
+    each = {graph.digest: {"good": [0.1] * len(graph.operators)}}
+    document: dict[str, Any] = {
+        "whole_s": whole,
+        "operator_s": each,
+        "job_s": {"good": 0.0},
+        "slowed": {graph.digest: {}},
+    }
+    PriceTable.from_json(document).check([graph])
+    document |= {"operator_s": {graph.digest: {"good": [0.1]}}} if name == "operators" else {name: {}}
+    with fails(RunFolderError):
+        PriceTable.from_json(document).check([graph])

@@ -98,7 +98,7 @@ def test_ranks_that_are_none_of_the_space_are_reported() -> None:
     with fails(PlanError):
         SPACE.ranks.which(replace(found, ranks=((), (), SETS[0][0])))
     with fails(RunFolderError):
-        Variants.from_json({"of": [[{"ranks": [[1]]}]]})
+        Variants.from_json({"of": [[{"ranks": [[1]]}]]}, 1)
 
 
 def problem_of(**values: str) -> tuple[Problem, CostModelEvaluator]:
@@ -139,7 +139,10 @@ def test_variants_keep_their_error_and_each_triple_is_quicker_where_it_is_for(
                 grid = next(g for g in grids if layer in g)
                 triple = simulator.part_s(choices.graph, number, (layer.operator,), grid)
                 assert triple < simulator.part_s(choices.graph, number, (layer.operator,))
-    assert Variants.from_json(json.loads(json.dumps(variants.to_json()))) == variants
+    again = json.loads(json.dumps(variants.to_json()))
+    assert Variants.from_json(again, len(variants.of)) == variants
+    with fails(RunFolderError):
+        Variants.from_json(again, len(variants.of) + 1)
 
 
 def test_a_job_with_ranks_costs_what_its_decomposed_operators_do(found: tuple[Problem, Variants, Any]) -> None:
