@@ -91,7 +91,8 @@ class PriceTable:
                     what = f"{name!r} has {plural(count, 'operator')}, {len(each)} of which have prices on {kind}"
                     raise RunFolderError(f"the prices in the trial log are damaged: {what}")
                 if kind not in self.whole_s[graph.digest] or kind not in self.job_s:
-                    raise RunFolderError(f"the prices in the trial log are damaged: some of {kind} are missing for {name!r}")
+                    what = f"some of {kind} are missing for {name!r}"
+                    raise RunFolderError(f"the prices in the trial log are damaged: {what}")
 
     def price(self, processors: Sequence[Processor]) -> Price:
         """Return what determines the cost of a job on one of some processors."""
