@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from evaluators.litert.parts import join
+from evaluators.litert.parts import join, share_weights
 from evaluators.litert.processor_names import processor_options
 from evaluators.litert.stages import custom_operators, opens
 from evaluators.litert.worker.runtimes import INTERPRETER
@@ -88,6 +88,20 @@ def write_deployment(folder: Path, graph: Graph, plan: Plan, platform: Platform,
         ModelError: the model's file is gone or has changed.
         UsageError: the folder cannot be written, or the disk is full.
     """
+    document = _write_stages(folder, graph, plan, platform, content_digest)
+    share_weights({folder: document})
+    return _write_plan(folder, document)
+
+
+def _write_plan(folder: Path, document: Mapping[str, Any]) -> Path:
+    path = folder / "plan.json"
+    with replacing(path) as file:
+        file.write(json.dumps(document, indent=2).encode())
+    return path
+
+
+def _write_stages(folder: Path, graph: Graph, plan: Plan, platform: Platform, content_digest: str) -> dict[str, Any]:
+    """Write stage files and inputs of a plan, and return what ``plan.json`` is to say."""
     plan.validate(graph, platform)
     viewed = without_copies(graph, plan, platform) if graph.source is not None and graph.source.rewritten else None
     made, plan = (viewed.graph, viewed.plan) if viewed is not None else (graph, plan)
@@ -103,7 +117,7 @@ def write_deployment(folder: Path, graph: Graph, plan: Plan, platform: Platform,
         if made.views:  # what a stage reads may lie in tensors that others write
             entry |= {"inputs": made.boundary(stage.operators).inputs, "reads": model.inputs}
         stages.append(entry)
-    for stale in folder.glob("stage_*.tflite"):
+    for stale in folder.glob("stage_*.*"):
         if stale.name not in {s["file"] for s in stages}:
             stale.unlink()
     border = sorted(_touched(made, stages) | {*graph.inputs, *graph.outputs})
@@ -126,11 +140,8 @@ def write_deployment(folder: Path, graph: Graph, plan: Plan, platform: Platform,
     if made.views:
         places = ((t, *made.views[t]) for t in border if t in made.views)
         document["views"] = [[number[t], number[root], first] for t, root, first in places]
-    path = folder / "plan.json"
     write_inputs(folder / INPUTS, graph)
-    with replacing(path) as file:
-        file.write(json.dumps(document, indent=2).encode())
-    return path
+    return document
 
 
 def stage_needs(model: Any, processor: Processor) -> dict[str, Any]:
@@ -355,6 +366,7 @@ def write_workload(session: LitertWorkload, folder: Path, plan: Plan) -> Path:
     found = setting(session.workload, session.joined, plan, session.platform, session.lowerings)
     processors = {processor.name: processor for processor in single_processors(session.platform)}
     numbers: dict[Any, int] = {}
+    written: dict[Path, dict[str, Any]] = {}
     clients = []
     for client, index, model in zip(found.clients, found.components, found.models, strict=True):
         component = session.joined.components[index]
@@ -371,10 +383,13 @@ def write_workload(session: LitertWorkload, folder: Path, plan: Plan) -> Path:
             )
             part = Plan(model.graph.digest, tuple(stages))
             platform = Platform(session.platform.name, tuple(processors[name] for name in dict.fromkeys(first)))
-            write_deployment(place, model.graph, part, platform, session.digest(model.graph))
+            written[place] = _write_stages(place, model.graph, part, platform, session.digest(model.graph))
         named = [[found.processors[processor] for processor in each] for each in client.processors]
         own = {"own_weights": asks.own_weights}
         clients.append({"name": component.name, "model": numbers[key], **asdict(client), "processors": named, **own})
+    share_weights(written)
+    for place, model_plan in written.items():
+        _write_plan(place, model_plan)
     taken = {name for client in clients for each in client["processors"] for name in each}
     platform = Platform(
         session.platform.name, tuple(processor for name, processor in processors.items() if name in taken)
@@ -388,10 +403,7 @@ def write_workload(session: LitertWorkload, folder: Path, plan: Plan) -> Path:
         "clients": clients,
         "plan": plan.to_json(),
     }
-    path = folder / "plan.json"
-    with replacing(path) as file:
-        file.write(json.dumps(document, indent=2).encode())
-    return path
+    return _write_plan(folder, document)
 
 
 def read_workload_plan(path: Path) -> WorkloadFiles:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -26,6 +28,8 @@ from search_spaces.models.litert import read_model
 LEAST_NBYTES = 64 << 10
 """Fewer are written again: joining costs more than they take."""
 
+Part = tuple[str, int, int]  # file, first byte, how many
+
 _NAME = re.compile(r"(?:\.\./model_\d+/)?(?:stage_\d+|whole)\.(?:tflite|part)")
 
 
@@ -38,34 +42,69 @@ def share_weights(plans: Mapping[Path, MutableMapping[str, Any]]) -> None:
     Raises:
         UsageError: a folder cannot be written, or the disk is full.
     """
-    entries = [(folder, entry) for folder, plan in plans.items() for entry in _entries(plan)]
+    files = [_File.read(folder, entry) for folder, plan in plans.items() for entry in _entries(plan)]
+    often = Counter(nbytes for file in files for _, nbytes in file.weights)
     known: dict[bytes, tuple[Path, int]] = {}  # digest of weights → where they lie
-    for folder, entry in entries if len(entries) > 1 else ():
-        path = folder / entry["file"]
-        source, data = read_model(path).source, _bytes(path)
+    for file in files:
+        folder, entry, data, own = file.folder, file.entry, _bytes(file.path), Path(file.entry["file"]).stem + ".part"
+        digests = {
+            (first, nbytes): hashlib.sha256(data[first : first + nbytes]).digest()
+            for first, nbytes in file.weights
+            if often[nbytes] > 1
+        }
+        if "parts" not in entry and (parts := _split(folder, own, len(data), digests, known)):
+            with replacing(folder / own) as rest:
+                for (name, _, nbytes), end in zip(parts, accumulate(n for _, _, n in parts), strict=True):
+                    rest.write(data[end - nbytes : end] if name == own else b"")
+            file.path.unlink()
+            entry["parts"] = parts
+        lie = entry.get("parts", [(entry["file"], 0, len(data))])
+        for (first, _), digest in digests.items():
+            known.setdefault(digest, _place(folder, lie, first))
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A stage file, joined where it has parts, and its weights: first byte and size, in order."""
+
+    folder: Path
+    entry: MutableMapping[str, Any]
+    path: Path
+    weights: list[tuple[int, int]]
+
+    @classmethod
+    def read(cls, folder: Path, entry: MutableMapping[str, Any]) -> _File:
+        path = join(folder, entry["parts"], entry["sha256"]) if "parts" in entry else folder / entry["file"]
+        source = read_model(path).source
         extents = source.extents.values() if source is not None else ()
-        found = sorted((e.offset, e.nbytes) for e in extents if e.nbytes >= LEAST_NBYTES)
-        digests = [hashlib.sha256(data[first : first + nbytes]).digest() for first, nbytes in found]
-        parts: list[tuple[str, int, int]] = []
-        own, moved, done = path.with_suffix(".part"), 0, 0  # bytes that lie elsewhere, so that others move up; so far
-        new: dict[bytes, int] = {}
-        for digest, (first, nbytes) in zip(digests, found, strict=True):
-            if first < done:
-                continue  # it lies within the one before
-            if digest in known:
-                parts += [(own.name, done - moved, first - done), (*_from(folder, known[digest]), nbytes)]
-                moved, done = moved + nbytes, first + nbytes
-            else:
-                new.setdefault(digest, first - moved)
-        if parts:
-            parts.append((own.name, done - moved, len(data) - done))
-            ends = accumulate(nbytes for _, _, nbytes in parts)
-            with replacing(own) as file:
-                for (name, _, nbytes), end in zip(parts, ends, strict=True):
-                    file.write(data[end - nbytes : end] if name == own.name else b"")
-            path.unlink()
-            entry["parts"] = [part for part in parts if part[2]]
-        known |= {digest: (own if parts else path, first) for digest, first in new.items()}
+        return cls(folder, entry, path, sorted((e.offset, e.nbytes) for e in extents if e.nbytes >= LEAST_NBYTES))
+
+
+def _split(
+    folder: Path, own: str, size: int, digests: Mapping[tuple[int, int], bytes], known: Mapping[bytes, tuple[Path, int]]
+) -> list[Part]:
+    """Return a file as runs of its own bytes and of those that are known; nothing where none are.
+
+    Args:
+        own: the name of the file that is to hold its own bytes.
+        digests: of its weights, by first byte and size, in order.
+    """
+    parts: list[Part] = []
+    moved, done = 0, 0  # bytes that lie elsewhere, so that its own move up; so far
+    for (first, nbytes), digest in digests.items():
+        if digest in known and first >= done:  # else it lies within the one before
+            path, offset = known[digest]
+            parts += [(own, done - moved, first - done), (os.path.relpath(path, folder), offset, nbytes)]
+            moved, done = moved + nbytes, first + nbytes
+    return [part for part in (*parts, (own, done - moved, size - done)) if part[2]] if parts else []
+
+
+def _place(folder: Path, parts: Sequence[Part], first: int) -> tuple[Path, int]:
+    """Return the file and the place there of a byte of a stage file."""
+    for (name, offset, nbytes), end in zip(parts, accumulate(n for _, _, n in parts), strict=True):
+        if first < end:
+            return folder / name, offset + first - (end - nbytes)
+    raise ValueError(f"byte {first} is beyond the file")
 
 
 def _entries(plan: Mapping[str, Any]) -> list[MutableMapping[str, Any]]:
@@ -75,10 +114,6 @@ def _entries(plan: Mapping[str, Any]) -> list[MutableMapping[str, Any]]:
 def _bytes(path: Path) -> memoryview:
     """Return a file's bytes, which are read when they are looked at."""
     return np.memmap(path, np.uint8, "r").data if path.stat().st_size else memoryview(b"")
-
-
-def _from(folder: Path, place: tuple[Path, int]) -> tuple[str, int]:
-    return os.path.relpath(place[0], folder), place[1]
 
 
 def join(folder: Path, parts: Sequence[Any], digest: str) -> Path:

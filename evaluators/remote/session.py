@@ -172,7 +172,7 @@ class RemoteSession(Session):
             raise wire.WireError("the device reports other files than the plan has")
         # plan.json comes first by name; it is written last, when all that it names is there.
         fetched = {self._link.fetch(folder, entry).name for entry in reversed(entries)}
-        for stale in folder.glob("stage_*.tflite"):
+        for stale in folder.glob("stage_*.*"):
             if stale.name not in fetched:
                 stale.unlink()
         return agreement

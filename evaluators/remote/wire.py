@@ -36,7 +36,7 @@ MESSAGE_NBYTES = 8 << 20
 PIECE_NBYTES = 1 << 20
 MAX_RUNS = 100_000
 DIGEST = re.compile(r"[0-9a-f]{64}")
-FILE_NAME = re.compile(r"plan\.json|stage_[0-9]{1,6}\.tflite")
+FILE_NAME = re.compile(r"plan\.json|stage_[0-9]{1,6}\.(?:tflite|part)")
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_NBYTES),
     ("grpc.max_send_message_length", MESSAGE_NBYTES),

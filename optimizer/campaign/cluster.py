@@ -36,7 +36,7 @@ _CONNECT_S = 15.0
 _RETRIES = 3
 _MOST_NBYTES = 256 << 20
 _MOST_FILES = 10_000
-_NOT_SENT = {".tflite", ".log"}  # stage files are made again from the plan, wherever that is
+_NOT_SENT = {".tflite", ".part", ".log"}  # stage files are made again from the plan, wherever that is
 DEVICE = "device"
 
 

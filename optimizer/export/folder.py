@@ -158,8 +158,7 @@ def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "l
         if fallback:
             _write_whole(study, document, out)
         plans = {out: document} | {p.parent: parsed_json(read_bounded(p)) for p in out.glob("model_*/plan.json")}
-        if target != "openvino":  # which reads stage files itself
-            share_weights(plans)
+        share_weights(plans)
         for folder, plan in plans.items():
             write_json(folder / "plan.json", plan)
             _write_inputs(folder)
@@ -188,7 +187,7 @@ def _write_one(study: Study, out: Path) -> dict[str, Any]:
     """Bring the stage files of a plan of one model, and return the document beside them."""
     best, graph = study.path / "best", study.graph
     if has_files(best):
-        for file in (*sorted(best.glob("stage_*.tflite")), *best.glob(INPUTS)):
+        for file in (*sorted(best.glob("stage_*.*")), *best.glob(INPUTS)):
             _link(file, out / file.name)
     elif graph is not None and graph.source is not None:
         lowered = Lowering(graph).lower(study.best)

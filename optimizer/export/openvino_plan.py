@@ -16,6 +16,7 @@ for which OpenVINO has no word: they are refused.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 from collections.abc import Mapping
@@ -46,6 +47,8 @@ def placed(core: Any, folder: str | Path, given: Mapping[str, str] | None = None
     """
     import openvino
 
+    sys.path.append(str(Path(__file__).parent))
+    run_plan = importlib.import_module("run_plan")  # which joins stage files that have weights in common
     document = json.loads((Path(folder) / "plan.json").read_text(encoding="utf-8"))
     if "clients" in document or document.get("views"):
         raise ValueError("OpenVINO has no word for several models in one plan, nor for split operators")
@@ -53,7 +56,8 @@ def placed(core: Any, folder: str | Path, given: Mapping[str, str] | None = None
     parameters: dict[int, Any] = {}
     stages = zip(document["files"], devices_of(document, given or {}), strict=True)
     for index, (entry, device) in enumerate(stages):
-        part = core.read_model(Path(folder) / entry["file"])
+        with run_plan.whole_file(Path(folder), entry) as path:
+            part = core.read_model(path)
         for node in part.get_ordered_ops():
             node.set_friendly_name(f"stage_{index}/{node.get_friendly_name()}")
             node.get_rt_info()[AFFINITY] = device

@@ -160,7 +160,7 @@ class Stage:
         self._custom: Sequence[tuple[str, int]] = entry.get("custom_operators", ())
         self._kernels = folder / CUSTOM_OPS
         try:
-            with _whole_file(folder, entry) as path:
+            with whole_file(folder, entry) as path:
                 make(path, kind, options)
         except Exception as error:
             why = (str(error).splitlines() or [type(error).__name__])[-1]
@@ -300,7 +300,7 @@ class Stage:
 
 
 @contextlib.contextmanager
-def _whole_file(folder: Path, entry: Mapping[str, Any]) -> Iterator[str]:
+def whole_file(folder: Path, entry: Mapping[str, Any]) -> Iterator[str]:
     """Return the path of a stage file; one that has weights in common with others is joined, until it is loaded."""
     if "parts" not in entry:
         yield str(folder / entry["file"])
