@@ -117,7 +117,7 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
             for processors in client.processors
             for processor in processors
         )
-        whole, digest = self._model(self.lowerings.origin(model.model)), self.digest(graph)
+        whole, digest = self._model(self.lowerings.origin(model.model)), self._key(graph)
         packed = None if own else usable_packed(whole.packed, graph, self.lowerings.origin(model.model), operators)
         cut = tuple(self._stages.cut(graph, digest, each) for each in operators)
         jobs = Jobs(graph, operators, cut, model.viewed, digest, packed, name if threads or own else "")
@@ -138,9 +138,13 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
             self._models[id(graph)] = _Model(self._packed(graph), tensors.model_inputs(graph, INPUT_SEED))
         return self._models[id(graph)]
 
+    def _key(self, graph: Graph) -> str:
+        """Return what tells compiled stages apart: the model's file, and the library with its kernels."""
+        return f"{self.digest(graph)} {graph.source.custom_ops if graph.source is not None else ''}"
+
     def forget(self, graph: Graph) -> None:
         """Let go of what was made to run a decomposed model that was only looked at."""
-        self._stages.forget_cut(self.digest(graph))
+        self._stages.forget_cut(self._key(graph))
 
     def executor(self, found: Setting, dispatch: Dispatch, instances: Sequence[InstanceBinding]) -> Executor:
         """Return what runs a setting."""
@@ -214,7 +218,8 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
         """Write ``plan.json`` and the stage files to ``folder``, run them, and compare outputs."""
         write_workload(self, folder, plan)
         names = [component.name for component in self.joined.components]
-        with WorkloadRunner(folder) as runner:
+        libraries = {c.name: Path(c.custom_ops) for c in self.workload.clients if c.custom_ops}
+        with WorkloadRunner(folder, custom_ops=libraries) as runner:
             for name, component in zip(names, self.joined.components, strict=True):
                 runner.set_inputs(name, self.inputs(component.graph))
             runner.run()
