@@ -37,13 +37,12 @@ from evaluators.litert.deployment import (
 from evaluators.litert.executor import Executor, InstanceBinding, Jobs
 from evaluators.litert.packed import Holder, existing_packed_weights
 from evaluators.litert.program import largest
-from evaluators.litert.stages import StageCache, compiled_together, failure
+from evaluators.litert.stages import StageCache, compiled_together, failure_of_files
 from evaluators.litert.workers import Arena, Workers
 from evaluators.workload.outcome import Outcome
 from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.platform import Platform
 from search_spaces.models.inputs import read_inputs
-from search_spaces.models.litert import graph_of
 from search_spaces.rewrites.views import as_it_is
 
 Arrays = NDArray[Any] | Sequence[NDArray[Any]] | Mapping[str, NDArray[Any]]
@@ -123,14 +122,11 @@ class PlanRunner(_Runner):
 
     def _why(self, processor: str, what: str) -> UnavailableError:
         """Return the error that names the operator for which a processor's stages failed."""
-        deployed = self.deployment
-        for index, stage in enumerate(deployed.stages):
-            if deployed.plan.stages[index].processor == processor and deployed.platform[processor].kind == "cpu":
-                part = graph_of(stage.source, f"stage {index}")
-                found = failure(part, range(len(part.operators)), "")
-                if found.hint:
-                    return UnavailableError(f"stage {index}: {found.what}", found.hint)
-        return UnavailableError(what)
+        found, deployed = UnavailableError(what), self.deployment
+        if deployed.platform[processor].kind != "cpu":
+            return found
+        pairs = zip(deployed.stages, deployed.plan.stages, strict=True)
+        return failure_of_files((model for model, stage in pairs if stage.processor == processor), found)
 
     @property
     def inputs(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:

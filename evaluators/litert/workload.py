@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -96,7 +96,8 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
             instances = []
             for index, client, model in zip(found.components, found.clients, found.models, strict=True):
                 name, own = self.joined.components[index].name, self.workload.client_of(index).own_weights
-                instances.append(self._bound(found, client, model, name, own=own))
+                with _named(name):
+                    instances.append(self._bound(found, client, model, name, own=own))
                 undo.callback(instances[-1].close)
             run = WorkloadRun(self, found, plan, instances)
             undo.pop_all()
@@ -158,7 +159,7 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
         self, found: Setting, parts: Sequence[tuple[Graph, Sequence[int]]], runs: int
     ) -> tuple[list[Outcome], list[list[NDArray[np.generic]]]]:
         """Run models beside their workload; return what came of each run, and the outputs of each model."""
-        with ExitStack() as undo:
+        with _named(", ".join(dict.fromkeys(graph.name for graph, _ in parts))), ExitStack() as undo:
             instances = []
             for number, (client, (graph, cuts)) in enumerate(zip(found.clients, parts, strict=True)):
                 instances.append(self._bound(found, client, self._in_a_row(graph, cuts), f"alone {number}"))
@@ -201,10 +202,7 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
     def _outputs(self, graph: Graph) -> list[NDArray[np.generic]]:
         """Return what a model computes as a whole on the reference processor."""
         processor = [p.name for p in self._processors].index(self._reference_processor.name)
-        try:
-            return self._ran(closed_loops([processor], [1], self._processors), [(graph, ())], 1)[1][0]
-        except UnavailableError as error:
-            raise UnavailableError(f"{graph.name}: {error.what}", error.hint) from error
+        return self._ran(closed_loops([processor], [1], self._processors), [(graph, ())], 1)[1][0]
 
     def process(self, processor: str) -> int | None:
         """Return the number of the process that a processor is, or is a thread of; None where it is not running."""
@@ -225,6 +223,15 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
             runner.run()
             found = setting(self.workload, self.joined, plan, self.platform, self.lowerings)
             return worst(self.agreements(found, [runner.outputs(names[index]) for index in found.components]))
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Name the model, or models, in errors about it."""
+    try:
+        yield
+    except UnavailableError as error:
+        raise UnavailableError(f"{name}: {error.what}", error.hint) from error
 
 
 class WorkloadRun(HostedRun):

@@ -6,7 +6,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,11 @@ def check_custom_ops(library: Path) -> None:
         raise UsageError(f"--custom-ops {library}: a file or a shared study names it", "name it on the command line")
     if not library.is_file():
         raise UsageError(f"--custom-ops {library}: there is no such file", "give a shared library, as libops.so")
+    _tell_of(library.absolute())
+
+
+@cache
+def _tell_of(library: Path) -> None:
     _LOGGER.warning("processes of their own load %s, which has kernels of custom operators", library)
 
 
