@@ -56,9 +56,9 @@ def model_of(evaluator: Evaluator, client: Client, config: StudyConfig) -> Graph
     from search_spaces.models import load
 
     if not evaluator.capabilities.measures_here and (client.input or client.custom_ops):
-        option = "--input" if client.input else "--custom-ops"
+        option = f"--input {client.input}" if client.input else f"--custom-ops {client.custom_ops}"
         raise UsageError(
-            f"{option}: evaluator {config.evaluator!r} does not run the model on this machine", "leave it out"
+            f"{option}: evaluator {config.evaluator!r} does not run {client.name} on this machine", "leave it out"
         )
     if evaluator.capabilities.graphs:
         return evaluator.graph_of(client.model)

@@ -170,7 +170,7 @@ class PlanRunner(_Runner):
             UsageError: it holds no inputs that fit the plan.
         """
         graph = self.deployment.graph
-        return read_inputs(path, [graph.tensors[t] for t in graph.inputs])
+        return read_inputs(path, [graph.tensors[t] for t in graph.inputs], graph.name)
 
     def stream(self, inputs: Iterable[Arrays]) -> Generator[dict[str, NDArray[Any]], None, None]:
         """Run an inference for each of the inputs; consecutive ones overlap, and their outputs come in order.
@@ -331,7 +331,7 @@ class WorkloadRunner(_Runner):
         for of, instance in zip(self.files.clients, self._instances, strict=True):
             if of == client:
                 graph = instance.jobs.graph
-                instance.set_inputs(read_inputs(path, [graph.tensors[t] for t in graph.inputs]))
+                instance.set_inputs(read_inputs(path, [graph.tensors[t] for t in graph.inputs], client))
 
     def run(self) -> Outcome:
         """Run the workload once: all requests of all instances, as they come.

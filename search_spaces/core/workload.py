@@ -284,8 +284,9 @@ def by_name(option: str, texts: Sequence[str], names: Sequence[str]) -> dict[str
                 f"{option} {text}: there is no model {text.partition('=')[0]!r}", f"the models are: {', '.join(names)}"
             )
         if name in found:
+            whose = name or (names[0] if len(names) == 1 else "every model")
             raise UsageError(
-                f"{option} {text}: is given after {found[name]}, for the same", f"give one, or {option} {names[0]}=…"
+                f"{option} {text}: {whose} has {found[name]} already", "give one, or MODEL=VALUE for one of several"
             )
         found[name] = text[len(name) + 1 :] if name else text
     return {name: found.get(name, found.get("", "")) for name in names if name in found or "" in found}
