@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from evaluators.litert.parts import join
 from evaluators.litert.processor_names import processor_options
 from evaluators.litert.stages import custom_operators, opens
 from evaluators.litert.worker.runtimes import INTERPRETER
@@ -220,7 +221,8 @@ def read_deployment(path: Path) -> Deployment:
     for index, operator in enumerate(graph.operators):
         if set(graph.boundary((index,)).outputs) != set(operator.outputs):
             raise PlanError(f"{path}: the plan is damaged: an output of stage {index} goes nowhere")
-    files = tuple(_stage_file(path.parent, *pair) for pair in zip(names, digests, strict=True))
+    parts = [entry.get("parts") for entry in document["files"]]
+    files = tuple(_stage_file(path.parent, *each) for each in zip(names, digests, parts, strict=True))
     pairs = zip(files, document["files"], graph.operators, strict=True)
     models = tuple(_stage_model(file, _reads(entry, o, graph, path), o.outputs, graph) for file, entry, o in pairs)
     inputs = path.parent / INPUTS
@@ -297,10 +299,10 @@ def platform_of(data: Mapping[str, Any]) -> Platform:
     return Platform(str(data["name"]), tuple(processors))
 
 
-def _stage_file(folder: Path, name: str, digest: str) -> Path:
+def _stage_file(folder: Path, name: str, digest: str, parts: Sequence[Any] | None) -> Path:
     if not _FILE_NAME.fullmatch(name):
         raise PlanError(f"{folder}: the plan names a stage file {name!r}", "stage files are called stage_<n>.tflite")
-    path = folder / name
+    path = folder / name if parts is None else join(folder, parts, digest)
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise PlanError(f"{path}: is not a regular file", "keep stage files beside plan.json")
@@ -310,7 +312,7 @@ def _stage_file(folder: Path, name: str, digest: str) -> Path:
             f"{path}: {(error.strerror or str(error)).lower()}", "keep stage files beside plan.json"
         ) from error
     if found != digest:
-        raise PlanError(f"{path}: is not the stage file that the plan was made with: its digest differs")
+        raise PlanError(f"{folder / name}: is not the stage file that the plan was made with: its digest differs")
     return path
 
 

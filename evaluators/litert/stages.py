@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from ai_edge_litert import schema_py_generated as schema
 
 from evaluators.litert.settings import cache_settings, compile_settings, may_refuse, packs_weights, reads_files
-from evaluators.litert.worker.runtimes import INTERPRETER, LITERT, kernel_symbol, runtime_of
+from evaluators.litert.worker.runtimes import INTERPRETER, LITERT, OPENVINO, kernel_symbol, runtime_of
 from evaluators.litert.workers import Request, WorkerError, Workers
 from evaluators.machine import available_nbytes
 from evaluators.workload.setting import HOST
@@ -31,7 +31,16 @@ from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.models.litert import graph_of
 from search_spaces.models.shapes import needs_interpreter, why_it_fails
-from search_spaces.models.stages import JoinedModel, StageModel, cut_stage, flattened, handing_out, join, packing_model
+from search_spaces.models.stages import (
+    JoinedModel,
+    StageModel,
+    cut_stage,
+    flattened,
+    handing_out,
+    join,
+    packing_model,
+    weights_as_inputs,
+)
 
 COMPILE_LIMIT_S, _RELEASE_LIMIT_S = 300.0, 60.0
 _CUSTOM = schema.BuiltinOperator.CUSTOM
@@ -53,6 +62,7 @@ _NONE_AT_ALL = 4  # so many operators refused without exception speak against th
 _PLAIN = frozenset({"float32", "float16", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "bool"})
 # Each further output costs the runtime about 1 µs a call, and what fits the innermost cache may lie anywhere.
 _LEAST_NBYTES = 64 << 10
+_LARGE_NBYTES = 48 << 20  # of weights, that OpenVINO would take a quarter of a second to read
 # What XNNPACK computes without a look at its neighbours. It fuses a PAD with the convolution that reads it (ResNet-50's
 # first stage was 13 % slower with the tensor between them handed out) and a RELU with what it reads, and it works in
 # place where it only looks at elements or changes a shape.
@@ -433,6 +443,8 @@ def _compile_request(
     if not strict:  # an operator alone is only asked about
         settings |= cache_settings(processor)
     head = {"op": "compile", "id": number, "signatures": len(stages), "settings": settings, "engine": engine}
+    if engine == OPENVINO:
+        return Request(head, fds=_with_weights(stack, stages, settings))
     if engine != LITERT:
         return Request(head, fds=[_written(stack, join([stage])) for stage in stages])
     joined = join(stages)
@@ -489,6 +501,20 @@ def _written(stack: ExitStack, joined: JoinedModel) -> int:
     except OSError as error:
         raise UnavailableError(f"no memory for a stage of {joined.sources[0].path}: {error}") from error
     return descriptor
+
+
+def _with_weights(stack: ExitStack, stages: Sequence[StageModel], settings: dict[str, Any]) -> list[int]:
+    """Return the files of stages, each followed by that of its weights where these are large, and say where they lie.
+
+    OpenVINO takes 5 ms to read a megabyte of a ``.tflite``, and as long as for 50 MB to begin with the other way.
+    """
+    fds, settings["weights"] = [], []
+    for stage in stages:
+        lean, weights = weights_as_inputs(stage) if stage.weight_nbytes >= _LARGE_NBYTES else (stage, {})
+        fds.append(_written(stack, join([lean])))
+        fds += _opened(stack, [stage.source.path]) if weights else ()
+        settings["weights"].append({name: (extent.offset, extent.nbytes) for name, extent in weights.items()})
+    return fds
 
 
 def _opened(stack: ExitStack, paths: Sequence[Path]) -> list[int]:

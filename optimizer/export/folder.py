@@ -24,6 +24,7 @@ from evaluators.litert.deployment import (
     write_deployment,
     write_workload,
 )
+from evaluators.litert.parts import share_weights
 from evaluators.litert.settings import compile_settings
 from evaluators.litert.worker.runtimes import LITERT, PACKAGES
 from evaluators.objectives import OBJECTIVES
@@ -59,7 +60,7 @@ _RUNNER = "run_plan.py"
 _CC = ("run_plan.cc", "CMakeLists.txt")
 _SCHEDULER = "scheduler.py"
 _TARGET_FILES = ("run.sh", "openvino_plan.py", "onnx_plan.py", "placement.json", "partition.json")
-_OURS = (WHOLE, "plan.txt", INPUTS, PLAIN_INPUTS, _SCHEDULER, *_TARGET_FILES, *_CC)
+_OURS = (WHOLE, "whole.part", "plan.txt", INPUTS, PLAIN_INPUTS, _SCHEDULER, *_TARGET_FILES, *_CC)
 _ON_PHONE = "/data/local/tmp/plan"
 _BUILT = ("run_plan", "libLiteRt.so")
 """What a phone runs beside the files of a plan; a person builds it."""
@@ -125,7 +126,7 @@ def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "l
     The runners compare what stages take with what they took when the plan was found.
 
     Args:
-        fallback: write the whole model, too, for the runner in Python to compare with; the folder holds weights twice.
+        fallback: write the whole model, too, for the runner in Python to compare with.
         target: what runs it; ``linux``, ``android``, or another runtime, in whose format the plan is written.
 
     Raises:
@@ -147,7 +148,7 @@ def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "l
         strangers = sorted(p.name for p in out.iterdir())
         if strangers and _RUNNER not in strangers:
             raise UsageError(f"{out}: holds {strangers[0]!r} and no exported plan", "give another --out")
-        for stale in (*out.glob("stage_*.tflite"), *out.glob("partition_*.json"), *(out / name for name in _OURS)):
+        for stale in (*out.glob("stage_*.*"), *out.glob("partition_*.json"), *(out / name for name in _OURS)):
             stale.unlink(missing_ok=True)
         for stale in out.glob("model_*"):
             shutil.rmtree(stale)
@@ -156,8 +157,11 @@ def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "l
         document = _write_several(study, out) if several else _write_one(study, out)
         if fallback:
             _write_whole(study, document, out)
-        write_json(out / "plan.json", document)
-        for folder in (out, *out.glob("model_*")):
+        plans = {out: document} | {p.parent: parsed_json(read_bounded(p)) for p in out.glob("model_*/plan.json")}
+        if target != "openvino":  # which reads stage files itself
+            share_weights(plans)
+        for folder, plan in plans.items():
+            write_json(folder / "plan.json", plan)
             _write_inputs(folder)
         write_json(out / "delegates.json", _delegates(document))
         if target == "android" and _runtimes(document) != [LITERT]:
@@ -396,6 +400,7 @@ def _model_lines(model: Mapping[str, Any]) -> Iterator[str]:
         reads, writes = _numbers(entry.get("reads", entry["inputs"])), _numbers(entry["outputs"])
         custom = ",".join(f"{name}:{version}" for name, version in entry.get("custom_operators", ()))
         words = f" custom={''.join(custom.split())}" if custom else ""
+        words += f" parts={','.join(':'.join(map(str, part)) for part in entry['parts'])}" if "parts" in entry else ""
         words += f" engine={entry['engine']}" if "engine" in entry else ""  # which the runner in C++ refuses
         yield f"stage file={entry['file']} inputs={reads} outputs={writes} expected_ms={ms:.6g}{words}"
 

@@ -30,6 +30,7 @@ whole model where it is significantly faster. It requires that both compute the 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import functools
 import importlib.util
@@ -40,6 +41,7 @@ import queue
 import re
 import statistics
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -147,7 +149,7 @@ class Stage:
     run: Callable[[_Tensors, Sequence[Mapping[str, Any]]], _Tensors]
 
     def __init__(self, folder: Path, entry: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
-        path, kind, options = str(folder / entry["file"]), processor["kind"], processor["options"]
+        kind, options = processor["kind"], processor["options"]
         make: Callable[[str, str, Mapping[str, Any]], None] = self._make_by_c
         if options.get("runtime") == "openvino":
             make = self._make_openvino
@@ -156,8 +158,10 @@ class Stage:
         elif kind != "cpu":
             make = self._make_compiled
         self._custom: Sequence[tuple[str, int]] = entry.get("custom_operators", ())
+        self._kernels = folder / CUSTOM_OPS
         try:
-            make(path, kind, options)
+            with _whole_file(folder, entry) as path:
+                make(path, kind, options)
         except Exception as error:
             why = (str(error).splitlines() or [type(error).__name__])[-1]
             raise StartError(f"{processor['name']} does not take {entry['file']}: {why}") from error
@@ -218,7 +222,7 @@ class Stage:
         how = self._made("CreateOptions")
         self._call("SetOptionsHardwareAccelerators", how, _CPU)
         for name, version in self._custom:
-            kernels = ctypes.CDLL(str(Path(path).with_name(CUSTOM_OPS).absolute()))
+            kernels = ctypes.CDLL(str(self._kernels.absolute()))
             kernel = (ctypes.c_void_p * 4).in_dll(kernels, "litert_custom_op_" + re.sub(r"\W", "_", name))
             self._call("AddCustomOpKernelOption", how, name.encode(), int(version), kernel, None)
         settings = f"num_threads = {options.get('threads', 1)}\n{_SETTINGS.get(options.get('kernels', ''), '')}"
@@ -293,6 +297,20 @@ class Stage:
             self._interpreter.set_tensor(index, array)
         self._interpreter.invoke()
         return [self._interpreter.get_tensor(index) for index in self._out]
+
+
+@contextlib.contextmanager
+def _whole_file(folder: Path, entry: Mapping[str, Any]) -> Iterator[str]:
+    """Return the path of a stage file; one that has weights in common with others is joined, until it is loaded."""
+    if "parts" not in entry:
+        yield str(folder / entry["file"])
+        return
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place, entry["file"])
+        with path.open("wb") as file:
+            for name, first, nbytes in entry["parts"]:
+                file.write(np.memmap(folder / name, np.uint8, "r", first, (nbytes,)).data)
+        yield str(path)
 
 
 class _Option(ctypes.Structure):

@@ -218,10 +218,14 @@ def _against(result: Result, plan: Plan) -> str:
     ratio = result.against_best(plan)
     if ratio is None:
         return ""
-    text = slower_text(ratio, result.objective)
-    if text == UNDECIDED and not result.verdict.still_racing(plan):  # it left after too few rounds for an interval
-        return f"about {percent(ratio.value - 1.0)} {result.objective.larger}" if ratio.value > 1.0 else text
-    return text
+    return against_text(ratio, result.objective, racing=result.verdict.still_racing(plan))
+
+
+def against_text(ratio: Ratio, objective: Objective, *, racing: bool) -> str:
+    """Return how a plan compares with the recommended one; ``racing``: it was there at the end of the final."""
+    text = slower_text(ratio, objective)
+    early = text == UNDECIDED and not racing and ratio.value > 1.0  # after too few rounds for an interval
+    return f"about {percent(ratio.value - 1.0)} {objective.larger}" if early else text
 
 
 def figure_text(value: float, interval: tuple[float, float], unit: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from evaluators.measurement.final import Ratio
 from optimizer.model.ranks_text import describe_ranks
 from optimizer.report import plots
-from optimizer.report.console import crossing, describe_operators, slower_text
+from optimizer.report.console import against_text, crossing, describe_operators, slower_text
 from optimizer.report.data import STREAMED, Bar, Point, Study, bars, best_by_stages, objective_of, points, spreads
 from optimizer.report.document import Block, Code, Column, Document, Figure, Section, Table, Text, headed, listed, plain
 from optimizer.report.graph import render_svg
@@ -204,18 +204,15 @@ def _plan_table(study: Study, plan: Plan) -> Table:
 
 
 def _why(study: Study) -> Iterator[Block]:
-    from optimizer.tools.explain import blocks, explain
+    from optimizer.tools.explain import blocks, explain, explain_workload, workload_blocks
 
-    if study.result.get("workload"):
-        yield Text("The cost of moving each stage to another processor is printed by:")
-        yield Code(f"optimize explain {shlex.quote(str(study.path))}")
-        return
+    several = bool(study.result.get("workload"))
     try:
-        found = explain(study)
+        found = explain_workload(study.path) if several else explain(study)
     except OptimizeError as error:
         yield Text(f"The plan is not explained: {error}", "note")
         return
-    yield from blocks(found)
+    yield from workload_blocks(found) if several else blocks(found)
 
 
 def _workload(result: Mapping[str, Any]) -> Iterator[Block]:
@@ -275,7 +272,8 @@ def _baselines(study: Study) -> Iterator[Block]:
             samples = None if study.predicted else latency["samples"]
             numbers = latency["median"], None if exact else low, None if exact else high, samples
         against = entry.get("slower_than_best")
-        text = slower_text(Ratio(against["ratio"], *against["ci95"]), study.objective) if against else ""
+        ratio = Ratio(against["ratio"], *against["ci95"]) if against else None
+        text = against_text(ratio, study.objective, racing=against["racing"]) if ratio else ""
         if entry["plan"] == study.result["best"]["plan"]:
             text = "recommended"
         remark = entry["failure"] or ("measured in the search" if latency and latency["source"] == "search" else "")

@@ -373,7 +373,10 @@ class Result:
             }
             if samples and interval
             else None,
-            "slower_than_best": _ratio_json(ratio) if ratio else None,
+            "slower_than_best": _ratio_json(ratio)
+            | {"racing": self.verdict is not None and self.verdict.still_racing(plan)}
+            if ratio
+            else None,
             "after_pause_ms": after * 1e3 if (after := self._after_pause_s(plan)) is not None else None,
             f"stage_{self.objective.shown.lower()}": [s * 1e3 for s in stage_s]
             if (stage_s := self.stage_s(plan))

@@ -31,7 +31,7 @@ from search_spaces.core.graph import Boundary, Graph
 from search_spaces.models.files import file_digest
 from search_spaces.models.flatbuffer import MAX_NBYTES, pack_header, point_at, point_outside, write_into, write_model
 from search_spaces.models.litert import block_scales
-from search_spaces.models.source import ModelSource
+from search_spaces.models.source import Extent, ModelSource
 from search_spaces.models.subgraphs import reached, renumbered, stage_signatures
 
 
@@ -269,6 +269,51 @@ class _Blobs(Mapping[int, memoryview]):
 
     def __len__(self) -> int:
         return len(self._buffers)
+
+
+_FILTERED = (
+    schema.BuiltinOperator.CONV_2D,
+    schema.BuiltinOperator.DEPTHWISE_CONV_2D,
+    schema.BuiltinOperator.FULLY_CONNECTED,
+)
+_AS_INPUT = "weights_as_input_"
+
+
+def weights_as_inputs(stage: StageModel) -> tuple[StageModel, dict[str, Extent]]:
+    """Return a stage that reads its float32 filters as inputs, behind its own, and where each lies in the model's file.
+
+    For a runtime that copies what a file holds; it is given the weights where they lie instead. A stage with subgraphs
+    that are called keeps its filters.
+    """
+    main = stage.schema.subgraphs[0]
+    readers: dict[int, set[tuple[bool, int]]] = {}
+    for operator in main.operators:
+        code = stage.schema.operatorCodes[operator.opcodeIndex].builtinCode
+        for position, tensor in enumerate(operator.inputs):
+            readers.setdefault(int(tensor), set()).add((code in _FILTERED, position))
+    taken = {t: main.tensors[t] for t, found in readers.items() if found == {(True, 1)}}
+    moved = {t: e for t, tensor in taken.items() if (e := _alone(stage, tensor)) is not None}
+    if len(stage.schema.subgraphs) > 1 or any((t.name or b"").startswith(_AS_INPUT.encode()) for t in main.tensors):
+        moved = {}
+    part, made = copy.copy(main), copy.copy(stage.schema)
+    part.tensors = list(main.tensors)
+    for tensor in moved:
+        part.tensors[tensor] = copy.copy(main.tensors[tensor])
+        part.tensors[tensor].buffer, part.tensors[tensor].name = 0, f"{_AS_INPUT}{tensor}".encode()
+    part.inputs = [*main.inputs, *moved]
+    made.subgraphs = [part, *stage.schema.subgraphs[1:]]
+    if moved:
+        made.signatureDefs = []
+    used = {tensor.buffer for subgraph in made.subgraphs for tensor in subgraph.tensors}
+    buffers = tuple(b for b in stage.buffers if b in used)
+    return replace(stage, schema=made, buffers=buffers), {f"{_AS_INPUT}{t}": e for t, e in moved.items()}
+
+
+def _alone(stage: StageModel, tensor: Any) -> Extent | None:
+    """Return where the plain float32 numbers of a constant lie; None where they are anything else."""
+    scaled = tensor.quantization is not None and tensor.quantization.scale is not None
+    plain = tensor.type == schema.TensorType.FLOAT32 and not scaled and tensor.sparsity is None
+    return stage.source.extents.get(tensor.buffer) if plain and tensor.buffer in stage.buffers else None
 
 
 @dataclass(frozen=True, slots=True)

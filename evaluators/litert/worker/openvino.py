@@ -1,7 +1,8 @@
 """Stages run by OpenVINO, through its C API: on the CPU, and on Intel's GPUs and NPUs.
 
-Only worker processes load the library. Its Python package would take longer to import than most stages to compile, and
-imports a client that can send usage data. Prototypes follow the headers under ``openvino/c`` of OpenVINO 2026.4.
+Only worker processes load the library. Its Python package would take longer to import than most stages to compile, so
+only for large ones it serves, whose weights OpenVINO then reads where they lie instead of copying the file twice.
+Prototypes follow the headers under ``openvino/c`` of OpenVINO 2026.4.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from typing import Any
 
 from evaluators.litert.worker.capi import Compiled
 from evaluators.litert.worker.runtimes import OPENVINO, PACKAGES, check_installed, package_folders
+from evaluators.litert.worker.shared_memory import map_joined, unmap
 from evaluators.own_process import own_process
 from search_spaces.core.errors import OptimizeError, UnavailableError
+from search_spaces.models.stages import in_pages
 
 _QUERY_LIMIT_S = 60.0
 _NATIVE = {
@@ -31,6 +34,8 @@ _NATIVE = {
     "bf16": {"amx_bf16", "avx512_bf16", "avx_ne_convert", "bf16"},
     "f16": {"amx_fp16", "avx512_fp16", "fphp"},
 }
+_U8 = 16  # ov_common.h: ov_element_type_e
+_PARAMETER = re.compile(r'name="([^"]*)" type="Parameter"([^<>]*>\s*<data [^<>]*?)\s*/>')
 _MOST_ERROR = 300  # characters of OpenVINO's own message, which may hold a whole operator's attributes
 
 
@@ -127,10 +132,11 @@ def computes_natively(precision: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> 
 
 @dataclass(slots=True)
 class _Stage:
-    """A compiled stage and what its request is bound to: the arrays of tensors that it was last run with."""
+    """A compiled stage, the memory of its weights, and the arrays of tensors that its request was last run with."""
 
     model: c_void_p
     request: c_void_p
+    memory: tuple[int, int] | None = None
     inputs: Any = None
     outputs: Any = None
 
@@ -170,10 +176,7 @@ class OpenVino:
 
     def last_error(self) -> str:
         """Return the line of OpenVINO's last error that says what is wrong, without its source files."""
-        text = (self._lib.ov_get_last_err_msg() or b"").decode(errors="replace")
-        lines = map(str.strip, text.splitlines())
-        reasons = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
-        return (reasons[0] if reasons else "it gives no reason")[:_MOST_ERROR]
+        return _reason((self._lib.ov_get_last_err_msg() or b"").decode(errors="replace"))
 
     def core(self) -> c_void_p:
         """Return OpenVINO's core; made when first asked for, after the fork."""
@@ -202,40 +205,65 @@ class OpenVino:
         return found
 
     def compile(self, _header: bytes, fds: Sequence[int], _signatures: int, settings: dict[str, Any]) -> Compiled:
-        """Compile stages, one file each; there is no header."""
+        """Compile stages, one file each, with that of its weights where there is one; there is no header."""
         stages: list[_Stage] = []
-        ports = []
+        ports, files = [], iter(fds)
         try:
-            for fd in fds:
-                stages.append(self._stage(fd, settings))
+            for weights in settings.get("weights", [{}] * len(fds)):
+                stages.append(self._stage(next(files), next(files) if weights else -1, weights, settings))
                 ports.append((self._ports(stages[-1], "input"), self._ports(stages[-1], "output")))
         except OptimizeError:
             self._free(stages)
             raise
         return Compiled(self, self._run, stages, tuple(ports), accelerated=True)
 
-    def _stage(self, fd: int, settings: Mapping[str, Any]) -> _Stage:
+    def _stage(self, fd: int, source: int, weights: Mapping[str, Sequence[int]], settings: Mapping[str, Any]) -> _Stage:
         properties = dict(settings["properties"])
-        if "cache" in settings and os.fstat(fd).st_size <= settings["cached_nbytes"]:
+        nbytes = os.fstat(fd).st_size + sum(size for _, size in weights.values())
+        if "cache" in settings and nbytes <= settings["cached_nbytes"]:
             properties["CACHE_DIR"] = settings["cache"]
-        model, compiled, request = c_void_p(), c_void_p(), c_void_p()
+        model, memory = c_void_p(), None
         with tempfile.TemporaryDirectory() as folder:
             link = Path(folder) / "stage.tflite"  # OpenVINO tells formats apart by their file names
             link.symlink_to(f"/proc/self/fd/{fd}")
-            self.call("ov_core_read_model", self.core(), str(link).encode(), None, byref(model))
+            if weights:
+                text, own = _with_weights(link, weights)
+                memory = map_joined(own, [source])
+                self._read(text, memory, model)
+            else:
+                self.call("ov_core_read_model", self.core(), str(link).encode(), None, byref(model))
         try:
-            texts = [c_char_p(text.encode()) for pair in properties.items() for text in pair]
-            device = settings["device"].encode()
-            count = c_size_t(len(texts))
-            self.call("ov_core_compile_model", self.core(), model, device, count, byref(compiled), *texts)
+            return self._compiled(model, settings["device"], properties, memory)
+        except UnavailableError:
+            if memory is not None:
+                unmap(*memory)
+            raise
         finally:
             self._lib.ov_model_free(model)
+
+    def _compiled(
+        self, model: c_void_p, device: str, properties: Mapping[str, str], memory: tuple[int, int] | None
+    ) -> _Stage:
+        compiled, request = c_void_p(), c_void_p()
+        texts = [c_char_p(text.encode()) for pair in properties.items() for text in pair]
+        count = c_size_t(len(texts))
+        self.call("ov_core_compile_model", self.core(), model, device.encode(), count, byref(compiled), *texts)
         try:
             self.call("ov_compiled_model_create_infer_request", compiled, byref(request))
         except UnavailableError:
             self._lib.ov_compiled_model_free(compiled)
             raise
-        return _Stage(compiled, request)
+        return _Stage(compiled, request, memory)
+
+    def _read(self, text: bytes, memory: tuple[int, int], model: c_void_p) -> None:
+        """Read a model whose constants lie in memory of ours, where they stay."""
+        address, nbytes = memory
+        tensor = self._tensor(_U8, (nbytes,), address)
+        try:
+            found = c_char_p(text), c_size_t(len(text)), tensor, byref(model)
+            self.call("ov_core_read_model_from_memory_buffer", self.core(), *found)
+        finally:
+            self.unbind(tensor)
 
     def _ports(self, stage: _Stage, side: str) -> tuple[_Port, ...]:
         count = c_size_t()
@@ -282,14 +310,17 @@ class OpenVino:
 
         A tensor over the memory, without a copy.
         """
-        dimensions = (c_int64 * len(kind.shape))(*kind.shape)
-        tensor, size = c_void_p(), c_size_t()
-        shape = _Shape(len(kind.shape), dimensions)
-        self.call("ov_tensor_create_from_host_ptr", c_int(kind.kind), shape, c_void_p(address), byref(tensor))
+        tensor, size = self._tensor(kind.kind, kind.shape, address), c_size_t()
         self.call("ov_tensor_get_byte_size", tensor, byref(size))
         if size.value != nbytes:
             self.unbind(tensor)
             raise UnavailableError(f"OpenVINO has a tensor of {size.value} bytes where the model has {nbytes}")
+        return tensor
+
+    def _tensor(self, kind: int, shape: Sequence[int], address: int) -> c_void_p:
+        tensor, dimensions = c_void_p(), (c_int64 * len(shape))(*shape)
+        made = c_int(kind), _Shape(len(shape), dimensions), c_void_p(address), byref(tensor)
+        self.call("ov_tensor_create_from_host_ptr", *made)
         return tensor
 
     def unbind(self, buffer: c_void_p) -> None:
@@ -313,6 +344,41 @@ class OpenVino:
         for stage in stages:
             self._lib.ov_infer_request_free(stage.request)
             self._lib.ov_compiled_model_free(stage.model)
+            if stage.memory is not None:
+                unmap(*stage.memory)
+
+
+def _reason(text: str) -> str:
+    lines = map(str.strip, text.splitlines())
+    reasons = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
+    return (reasons[0] if reasons else "it gives no reason")[:_MOST_ERROR]
+
+
+def _with_weights(path: Path, weights: Mapping[str, Sequence[int]]) -> tuple[bytes, bytes]:
+    """Return OpenVINO's own format of a model whose inputs of some names are constants instead.
+
+    Args:
+        weights: name of an input → offset and size in a file that lies behind the constants.
+
+    Returns:
+        The text, and the model's other constants in whole pages.
+    """
+    text, constants = path.with_name("stage.xml"), path.with_name("stage.bin")
+    try:
+        import openvino  # which takes a quarter of a second
+
+        openvino.serialize(openvino.Core().read_model(path), text, constants)
+    except (ImportError, RuntimeError) as error:
+        raise UnavailableError(f"OpenVINO refused: {_reason(str(error))}") from error
+    own = constants.read_bytes()
+    own = own.ljust(max(in_pages(len(own)), in_pages(1)), b"\0")
+    at = {name: f'offset="{len(own) + first}" size="{nbytes}"' for name, (first, nbytes) in weights.items()}
+
+    def as_constant(found: re.Match[str]) -> str:
+        name, data = found.groups()
+        return f'name="{name}" type="Const"{data} {at[name]} />' if name in at else found[0]
+
+    return _PARAMETER.sub(as_constant, text.read_text(encoding="utf-8")).encode(), own
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -54,12 +54,17 @@ from search_spaces.core.workload import Arrival, Client, Workload
 from search_spaces.models import load
 from search_spaces.models.cache import cache_dir, private_folder, prune
 from search_spaces.models.litert import read_model
+from search_spaces.models.source import Extent
+from search_spaces.models.stages import StageModel, weights_as_inputs
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.shared_parts import Part
 from search_spaces.spaces.workload_space import WorkloadSpace
 from tests.support.models.tflite_models import Net
 from tests.support.sentences import fails
+
+if TYPE_CHECKING:
+    from evaluators.litert.candidate import LitertCandidate
 
 
 def why_not() -> str:
@@ -134,6 +139,43 @@ def test_plans_compute_what_the_whole_model_computes(
                         assert 0.0 < output.mean < output.largest == agreement.max_rel_error
                         assert output.name == graph.tensors[graph.outputs[0]].name
                     assert agreement.identical == (not agreement.outputs)
+
+
+@runs
+@pytest.mark.parametrize("precision", dict.fromkeys(("", REDUCED)))
+def test_weights_that_stay_in_the_models_file_give_the_same_bits(
+    precision: str, squeezenet: Graph, mobilenet: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = Net()
+    image = net.input()
+    kernel, bias = (net.constant(np.ones(shape, np.float32)) for shape in ((2, 1, 1, 2), (2,)))
+    named = read_model(net.outputs(net.conv(net.add(image, image), kernel, bias)).write(tmp_path / "net.tflite"))
+    assert named.source is not None
+    main = named.source.schema.subgraphs[0]
+    main.tensors[main.inputs[0]].name = b"weights_as_input_0"  # as ours are called: these filters stay
+    int8, dense = load("squeezenet1_1@0.5/64:int8"), load("alexnet@0.25")
+    name = f"{LAST}:openvino" + (f"-{precision}" if precision else "")
+    lean: list[int] = []
+
+    def counted(stage: StageModel) -> tuple[StageModel, dict[str, Extent]]:
+        found = weights_as_inputs(stage)
+        lean.append(len(found[1]))
+        return found
+
+    monkeypatch.setattr(stages, "weights_as_inputs", counted)
+    for graph in (squeezenet, mobilenet, dense, int8, named):
+        found = []
+        for large in (1 << 60, 0):
+            monkeypatch.setattr(stages, "_LARGE_NBYTES", large)
+            half = len(graph.operators) // 2
+            with LitertEvaluator().prepare(platform_of(name)) as opened:
+                for cuts in ((),) if graph is named else ((), (half,)):
+                    loaded = opened.load(graph, chain_plan(graph, cuts, [name] * (len(cuts) + 1)))
+                    with closing(cast("LitertCandidate", loaded)) as candidate:
+                        found.append([output.tobytes() for output in candidate.outputs()])
+        assert found[: len(found) // 2] == found[len(found) // 2 :]
+        assert any(lean) == (graph not in (int8, named))
+        lean.clear()
 
 
 @runs

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from evaluators.litert import PlanRunner, WorkloadRunner
+from evaluators.litert import PlanRunner, WorkloadRunner, parts
 from evaluators.litert.session import LitertEvaluator
 from optimizer.cli import main
 from optimizer.devices import choose_platform
@@ -111,7 +111,10 @@ def exported_with(run: Path, cuts: tuple[int, ...], processors: tuple[str, ...],
     return run / "export"
 
 
-def test_a_plan_of_split_operators_computes_what_the_product_computes(tmp_path: Path) -> None:
+def test_a_plan_of_split_operators_computes_what_the_product_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "LEAST_NBYTES", 1 << 10)
     run = tmp_path / "run"
     exported_with(run, (20,), ("cpu0", "cpu1"))
     graph = load(MODEL)
@@ -125,6 +128,7 @@ def test_a_plan_of_split_operators_computes_what_the_product_computes(tmp_path: 
     folder = run / "export"
     document = json.loads((folder / "plan.json").read_text())
     assert document["views"]
+    assert not {"stage_0.tflite", "stage_1.tflite"} <= {p.name for p in folder.iterdir()}
     assert " in=" in (folder / "plan.txt").read_text()  # tensors that are rows of others
     with PlanRunner(folder) as runner, RunPlan(folder) as mine:
         samples = [random_inputs(mine) for _ in range(5)]
@@ -263,6 +267,7 @@ def many_stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_fallback_is_used_only_on_request(many_stages: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads((many_stages / "plan.json").read_text())["fallback"]["file"] == "whole.tflite"
+    assert (many_stages / "whole.part").stat().st_size < 1 << 19  # of 1.8 MB: large weights are those of the stages
     assert "whole" not in (many_stages / "plan.txt").read_text()  # the runner in C++ has no fallback
     capsys.readouterr()
     with RunPlan(many_stages) as plan:
@@ -311,8 +316,9 @@ def test_a_fallback_that_computes_otherwise_is_refused(
 
     with fails(FallbackError):
         RunPlan(edited(many_stages, tmp_path / "kernels", fallback=other_kernels), fallback=True)
-    other_weights = edited(many_stages, tmp_path / "weights")
-    content = bytearray((other_weights / "whole.tflite").read_bytes())
+    known = json.loads((many_stages / "plan.json").read_text())["fallback"]["parts"]
+    content = bytearray(parts.join(many_stages, known, "whole").read_bytes())
+    other_weights = edited(many_stages, tmp_path / "weights", fallback=lambda fallback: fallback.pop("parts"))
     half = len(content) // 2
     content[half : half + 4096] = bytes(byte ^ 1 for byte in content[half : half + 4096])
     (other_weights / "whole.tflite").write_bytes(content)
