@@ -62,9 +62,9 @@ class Options(TypedDict, total=False):
     stop_when_proven: bool
     warm_start: Model | None
     input_shape: str | Sequence[str]
-    input: Model | None
-    signature: str | None
-    custom_ops: Model | None
+    input: Model | Sequence[Model]
+    signature: str | Sequence[str]
+    custom_ops: Model | Sequence[Model]
 
 
 def optimize(
@@ -112,23 +112,26 @@ def optimize(
 
 def _config(model: Model | Sequence[Model], budget: int, options: Options) -> StudyConfig:
     from optimizer.study.config import check_effects, parse_config
-    from search_spaces.core.allowed_code import allow
+    from search_spaces.core.allowed_code import allow, allow_libraries
+    from search_spaces.core.workload import GIVEN
 
     models = [model] if isinstance(model, str | PathLike) else list(model)
     given: dict[str, Any] = dict(options)
-    for name in ("out", "platform", "warm_start", "input", "custom_ops"):
+    for name in ("out", "platform", "warm_start"):
         if given.get(name) is not None:
             given[name] = fspath(given[name])
     freedoms = given.get("allow")
     if freedoms is not None and not isinstance(freedoms, str):
         given["allow"] = ",".join(freedoms)
-    for name in ("objective", "power", "state", "input_shape", "processors"):
-        if given.get(name) is not None and not isinstance(given[name], str):
-            given[name] = tuple(given[name])
+    for name in ("objective", "power", "state", "input_shape", "processors", *GIVEN):
+        if (value := given.get(name)) is not None and not isinstance(value, str):
+            given[name] = (fspath(value),) if isinstance(value, PathLike) else tuple(map(fspath, value))
+    libraries = given.get("custom_ops") or ()
+    allow_libraries((libraries,) if isinstance(libraries, str) else libraries)
     # Whoever calls this could run any code anyway.
     processors = given.get("processors") or ()
     named = processors.split(",") if isinstance(processors, str) else processors
-    allow(*filter(None, [given.get("sampler"), given.get("custom_ops"), *named, *(str(m) for m in models)]))
+    allow(*filter(None, [given.get("sampler"), *named, *(str(m) for m in models)]))
     check_effects(given)
     return parse_config({**given, "model": tuple(fspath(m) for m in models), "budget": budget})
 

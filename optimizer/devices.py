@@ -14,7 +14,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.platform import Platform, Processor, tell_apart, with_cpu
 from search_spaces.core.platform_file import read_platform
 from search_spaces.core.platform_names import find_platform_file
-from search_spaces.core.workload import is_workload, names_several
+from search_spaces.core.workload import Client, is_workload, names_several, with_given
 from search_spaces.core.workload_file import is_workload_file
 from search_spaces.spaces.registry import freedoms_of
 
@@ -34,12 +34,8 @@ def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tupl
     from optimizer.study.config import parse_powers
 
     go_to(evaluator, config)
-    if not evaluator.capabilities.measures_here and (config.input or config.custom_ops):
-        option = "--input" if config.input else "--custom-ops"
-        raise UsageError(
-            f"{option}: evaluator {config.evaluator!r} does not run the model on this machine", "leave it out"
-        )
-    brought = model_of(evaluator, config.model, config) if evaluator.capabilities.graphs else None
+    (client,) = with_given((Client(config.model, config.model),), config.given)
+    brought = model_of(evaluator, client, config) if evaluator.capabilities.graphs else None
     platform = choose_platform(
         evaluator,
         config.processors,
@@ -48,10 +44,10 @@ def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tupl
         reduced=bool(config.max_error) and "ranks" not in freedoms_of(config.allow),  # which the error is then for
     )
     platform = with_powers(platform, parse_powers(config.power))
-    return brought or model_of(evaluator, config.model, config), platform
+    return brought or model_of(evaluator, client, config), platform
 
 
-def model_of(evaluator: Evaluator, source: str, config: StudyConfig) -> Graph:
+def model_of(evaluator: Evaluator, client: Client, config: StudyConfig) -> Graph:
     """Return a model of a study, from the evaluator where it brings models.
 
     Raises:
@@ -59,11 +55,15 @@ def model_of(evaluator: Evaluator, source: str, config: StudyConfig) -> Graph:
     """
     from search_spaces.models import load
 
+    if not evaluator.capabilities.measures_here and (client.input or client.custom_ops):
+        option = f"--input {client.input}" if client.input else f"--custom-ops {client.custom_ops}"
+        raise UsageError(
+            f"{option}: evaluator {config.evaluator!r} does not run {client.name} on this machine", "leave it out"
+        )
     if evaluator.capabilities.graphs:
-        return evaluator.graph_of(source)
-    return load(
-        source, config.input_shape, signature=config.signature, inputs=config.input, custom_ops=config.custom_ops
-    )
+        return evaluator.graph_of(client.model)
+    files = {name: Path(file) for name, file in (("inputs", client.input), ("custom_ops", client.custom_ops)) if file}
+    return load(client.model, config.input_shape, signature=client.signature, **files)
 
 
 def go_to(evaluator: Evaluator, config: StudyConfig) -> None:

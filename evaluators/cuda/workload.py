@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from evaluators.base import Agreement, Capabilities
 from evaluators.cuda.client import Bench, Loaded
 from evaluators.cuda.devices import EXTRA, tolerance
-from evaluators.cuda.session import References
+from evaluators.cuda.session import References, fed
 from evaluators.litert import tensors
 from evaluators.workload.host import HostedRun, MeasuredWorkload
 from evaluators.workload.outcome import Objective, Outcome, outcome
@@ -104,7 +104,7 @@ class CudaWorkload(MeasuredWorkload):
         super().__init__(workload, joined, platform, objective)
         self._bench = bench
         self._references = References()
-        self._inputs: dict[str, list[NDArray[np.generic]]] = {}
+        self._inputs: dict[tuple[str, int], list[NDArray[np.generic]]] = {}
 
     def fingerprint(self) -> dict[str, Any]:
         """Return all that may change a number (machine, processors, versions, settings), as plain values."""
@@ -159,9 +159,10 @@ class CudaWorkload(MeasuredWorkload):
         weights: str,
         after: Sequence[int] = (),
     ) -> Loaded:
-        if graph.digest not in self._inputs:
-            self._inputs[graph.digest] = tensors.model_inputs(graph, _INPUT_SEED)
-        return self._bench.take(graph, jobs, owner, weights, self._inputs[graph.digest], after)
+        key = fed(graph)
+        if key not in self._inputs:
+            self._inputs[key] = tensors.model_inputs(graph, _INPUT_SEED)
+        return self._bench.take(graph, jobs, owner, weights, self._inputs[key], after)
 
     def alone(self, found: Setting, parts: Sequence[tuple[Graph, Sequence[int]]], runs: int) -> list[Outcome]:
         """Run models beside their workload, for what their jobs cost; at most as many as there are instances."""
@@ -236,7 +237,7 @@ class CudaWorkload(MeasuredWorkload):
     def forget(self, graph: Graph) -> None:
         """Let go of what was made to run a decomposed model that was only looked at."""
         self._bench.forget(graph)
-        self._inputs.pop(graph.digest, None)
+        self._inputs.pop(fed(graph), None)
 
     def give_back(self, instances: Sequence[Loaded]) -> None:
         """Let instances go."""

@@ -349,8 +349,9 @@ class WorkloadFiles:
     """A plan of a workload, read back.
 
     Attributes:
-        names: of the instance of each client.
-        models: the jobs of each client; instances of one model share them.
+        names: of the instances.
+        clients: of each instance the client's name.
+        models: the jobs of each instance; those of one model share them.
     """
 
     name: str
@@ -358,6 +359,7 @@ class WorkloadFiles:
     setting: Setting
     platform: Platform
     names: tuple[str, ...]
+    clients: tuple[str, ...]
     models: tuple[Deployment, ...]
 
 
@@ -367,12 +369,12 @@ def write_workload(session: LitertWorkload, folder: Path, plan: Plan) -> Path:
     processors = {processor.name: processor for processor in single_processors(session.platform)}
     numbers: dict[Any, int] = {}
     written: dict[Path, dict[str, Any]] = {}
-    clients = []
+    clients = list[dict[str, Any]]()
     for client, index, model in zip(found.clients, found.components, found.models, strict=True):
         component = session.joined.components[index]
         asks = session.workload.client_of(index)
         first = [found.processors[each[0]] for each in client.processors]
-        key = (model.graph.digest, asks.model, model.operators, tuple(processors[name].kind for name in first))
+        key = (model.graph.digest, asks.source, model.operators, tuple(processors[name].kind for name in first))
         if key not in numbers:
             numbers[key] = len(numbers)
             place = folder / f"model_{numbers[key]}"
@@ -385,8 +387,8 @@ def write_workload(session: LitertWorkload, folder: Path, plan: Plan) -> Path:
             platform = Platform(session.platform.name, tuple(processors[name] for name in dict.fromkeys(first)))
             written[place] = _write_stages(place, model.graph, part, platform, session.digest(model.graph))
         named = [[found.processors[processor] for processor in each] for each in client.processors]
-        own = {"own_weights": asks.own_weights}
-        clients.append({"name": component.name, "model": numbers[key], **asdict(client), "processors": named, **own})
+        own = {"client": asks.name, "own_weights": asks.own_weights, "processors": named}
+        clients.append({"name": component.name, "model": numbers[key], **asdict(client), **own})
     share_weights(written)
     for place, model_plan in written.items():
         _write_plan(place, model_plan)
@@ -421,7 +423,7 @@ def read_workload_plan(path: Path) -> WorkloadFiles:
             raise PlanError(f"{path}: has schema_version {document['schema_version']}, this version reads 1")
         platform = platform_of(document["platform"])
         dispatch = _DISPATCHES[_DISPATCHES.index(document["dispatch"])]
-        names = tuple(str(entry["name"]) for entry in document["clients"])
+        names, of = (tuple(str(entry[key]) for entry in document["clients"]) for key in ("name", "client"))
         numbers = [int(entry["model"]) for entry in document["clients"]]
         processors = [processor.name for processor in platform.processors]
         clients = tuple(_client(entry, processors) for entry in document["clients"])
@@ -436,7 +438,7 @@ def read_workload_plan(path: Path) -> WorkloadFiles:
     firsts = [0, *itertools.accumulate(len(client.processors) for client in clients)]
     stages = tuple(tuple(range(a, b)) for a, b in itertools.pairwise(firsts))
     made = Setting(clients, tuple(range(len(clients))), stages, tuple(processors), exclusions(platform.processors))
-    return WorkloadFiles(str(document["name"]), dispatch, made, platform, names, tuple(known[n] for n in numbers))
+    return WorkloadFiles(str(document["name"]), dispatch, made, platform, names, of, tuple(known[n] for n in numbers))
 
 
 def _client(entry: Mapping[str, Any], processors: Sequence[str]) -> QueueClient:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from evaluators.litert import tensors
 from evaluators.litert.program import ONE_FRAME, Binding, Copies, layout
 from evaluators.litert.settings import CPU, accelerators_of
-from evaluators.litert.stages import Entry, StageCache, engine_of
+from evaluators.litert.stages import Entry, StageCache, engine_of, failure, failure_of_files
 from evaluators.litert.worker.runtimes import INTERPRETER
 from evaluators.litert.worker.shared_memory import Semaphores
 from evaluators.litert.worker.shared_scheduler import SharedScheduler, scheduler_head
@@ -153,6 +153,15 @@ class InstanceBinding:
             program = {**ONE_FRAME, "steps": [bound.step(job) for job in ports]}
             bind_program(self._workers, self.number, arena, semaphores, {process: program})
 
+    def why(self, what: str) -> str:
+        """Return what a person reads of a job that failed: the operator to blame, where its processors are all CPUs."""
+        jobs, platform = self.jobs, self._stages.platform
+        if any(platform[name].kind != "cpu" for names in self._jobs_of.values() for name in names.values()):
+            return what
+        if jobs.graph.source is None:
+            return str(failure_of_files(jobs.stages, UnavailableError(what)))
+        return str(failure(jobs.graph, sorted(o for job in jobs.operators for o in job), what))
+
     def set_inputs(self, arrays: Arrays) -> None:
         """Copy one array per input of the model into its memory, and spoil its outputs."""
         tensors.fill(self.jobs.graph, self._view, arrays)
@@ -224,7 +233,8 @@ class Executor:
             state.wake(woken)
             self._attend(state, set(processes))
             if len(self.failures) == len(self._instances):
-                raise UnavailableError(f"every model failed; the first: {next(iter(self.failures.values()))}")
+                several = "every model failed; the first: " if len(self.failures) > 1 else ""
+                raise UnavailableError(several + next(iter(self.failures.values())))
             found = outcome(state.scheduler, self._found.stages, self._found.processors)
         self._learn(found)
         return found
@@ -278,7 +288,7 @@ class Executor:
                     self._workers.end(process)
                     self._lost(state, process, str(answer["error"]), working)
                 for client, status in (answer or {}).get("failed", ()):
-                    self.failures[client] = f"the runtime failed in a job: status {status}"
+                    self.failures[client] = self._instances[client].why(f"the runtime failed in a job: status {status}")
             self._end_what_hangs(state, working)
             if due:
                 with state.held():

@@ -37,13 +37,12 @@ from evaluators.litert.deployment import (
 from evaluators.litert.executor import Executor, InstanceBinding, Jobs
 from evaluators.litert.packed import Holder, existing_packed_weights
 from evaluators.litert.program import largest
-from evaluators.litert.stages import StageCache, compiled_together, failure
+from evaluators.litert.stages import StageCache, compiled_together, failure_of_files
 from evaluators.litert.workers import Arena, Workers
 from evaluators.workload.outcome import Outcome
 from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.platform import Platform
 from search_spaces.models.inputs import read_inputs
-from search_spaces.models.litert import graph_of
 from search_spaces.rewrites.views import as_it_is
 
 Arrays = NDArray[Any] | Sequence[NDArray[Any]] | Mapping[str, NDArray[Any]]
@@ -123,14 +122,11 @@ class PlanRunner(_Runner):
 
     def _why(self, processor: str, what: str) -> UnavailableError:
         """Return the error that names the operator for which a processor's stages failed."""
-        deployed = self.deployment
-        for index, stage in enumerate(deployed.stages):
-            if deployed.plan.stages[index].processor == processor and deployed.platform[processor].kind == "cpu":
-                part = graph_of(stage.source, f"stage {index}")
-                found = failure(part, range(len(part.operators)), "")
-                if found.hint:
-                    return UnavailableError(f"stage {index}: {found.what}", found.hint)
-        return UnavailableError(what)
+        found, deployed = UnavailableError(what), self.deployment
+        if deployed.platform[processor].kind != "cpu":
+            return found
+        pairs = zip(deployed.stages, deployed.plan.stages, strict=True)
+        return failure_of_files((model for model, stage in pairs if stage.processor == processor), found)
 
     @property
     def inputs(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
@@ -174,7 +170,7 @@ class PlanRunner(_Runner):
             UsageError: it holds no inputs that fit the plan.
         """
         graph = self.deployment.graph
-        return read_inputs(path, [graph.tensors[t] for t in graph.inputs])
+        return read_inputs(path, [graph.tensors[t] for t in graph.inputs], graph.name)
 
     def stream(self, inputs: Iterable[Arrays]) -> Generator[dict[str, NDArray[Any]], None, None]:
         """Run an inference for each of the inputs; consecutive ones overlap, and their outputs come in order.
@@ -271,6 +267,7 @@ class WorkloadRunner(_Runner):
     Args:
         path: a ``plan.json`` or the folder that holds it, as ``optimize`` writes it to ``RUN/best/``.
         log: where the runtime's own messages go; nowhere by default.
+        custom_ops: client → a library with kernels of its custom operators.
 
     Attributes:
         files: the plan as it was read.
@@ -281,22 +278,26 @@ class WorkloadRunner(_Runner):
         UnavailableError: this machine lacks the plan's cores or accelerators, or the runtime refuses a job.
     """
 
-    def __init__(self, path: str | Path, log: Path | None = None) -> None:
+    def __init__(
+        self, path: str | Path, log: Path | None = None, *, custom_ops: Mapping[str, Path] | None = None
+    ) -> None:
         self.files = files = read_workload_plan(Path(path))
         self.names = files.names
         super().__init__(path, files.platform, log)
         self._instances: list[InstanceBinding] = []
         numbers = count(1)
         try:
-            for client, deployment in zip(files.setting.clients, files.models, strict=True):
+            for client, of, read in zip(files.setting.clients, files.clients, files.models, strict=True):
+                library = (custom_ops or {}).get(of)
+                deployment = with_custom_ops(read, library)
                 together = [(deployment.plan.stages[0].processor, range(len(deployment.plan.stages)))]
                 graph, plan, stages = with_inner_tensors(deployment, together)
                 packed = self._packed.hold(existing_packed_weights(deployment.content_digest))
-                digest = f"{deployment.content_digest} {deployment.graph.digest}"
+                digest = f"{deployment.content_digest} {deployment.graph.digest} {library}"
                 operators = tuple(s.operators for s in plan.stages)
                 jobs = Jobs(graph, operators, stages, as_it_is(graph, plan), digest, packed)
                 self._instances.append(InstanceBinding(jobs, client, files.setting.processors, self._stages, numbers))
-                self._instances[-1].set_inputs(tensors.model_inputs(graph, 0))
+                self._instances[-1].set_inputs(list(deployment.inputs) or tensors.model_inputs(graph, 0))
             self._executor = Executor(files.setting, files.dispatch, self._instances, self._stages)
         except BaseException:
             self.close()
@@ -320,6 +321,17 @@ class WorkloadRunner(_Runner):
         if given != wanted:
             raise UsageError(f"inputs of {name!r} are {given}, the model reads {wanted}")
         instance.set_inputs(arrays)
+
+    def read(self, client: str, path: Path) -> None:
+        """Give all instances of a client the inputs that an ``.npy`` or ``.npz`` file holds.
+
+        Raises:
+            UsageError: it holds no inputs that fit the model.
+        """
+        for of, instance in zip(self.files.clients, self._instances, strict=True):
+            if of == client:
+                graph = instance.jobs.graph
+                instance.set_inputs(read_inputs(path, [graph.tensors[t] for t in graph.inputs], client))
 
     def run(self) -> Outcome:
         """Run the workload once: all requests of all instances, as they come.

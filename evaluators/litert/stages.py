@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from ai_edge_litert import schema_py_generated as schema
 
 from evaluators.litert.settings import cache_settings, compile_settings, may_refuse, packs_weights, reads_files
-from evaluators.litert.worker.runtimes import INTERPRETER, LITERT, OPENVINO, runtime_of
+from evaluators.litert.worker.runtimes import INTERPRETER, LITERT, OPENVINO, kernel_symbol, runtime_of
 from evaluators.litert.workers import Request, WorkerError, Workers
 from evaluators.machine import available_nbytes
 from evaluators.workload.setting import HOST
@@ -29,6 +29,7 @@ from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph, Tensor
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
+from search_spaces.models.litert import graph_of
 from search_spaces.models.shapes import needs_interpreter, why_it_fails
 from search_spaces.models.stages import (
     JoinedModel,
@@ -257,8 +258,8 @@ class StageCache:
             answers, errors = self.workers.ask_each(requests, self.platform.limits.load_s)
         held = [self._keep(lacking[worker][0], numbers[worker], graph, lacking[worker][2]) for worker in answers]
         for worker, error in errors.items():
-            key, processor, _ = lacking[worker]
-            self._raise(error, graph, processor, sorted(o for stage in key[3] for o in stage))
+            key, processor, models = lacking[worker]
+            self._raise(error, graph, processor, sorted(o for stage in key[3] for o in stage), models)
         for entry in held:
             entry.users = 1
         return held
@@ -289,19 +290,26 @@ class StageCache:
             limit_s = self.platform.limits.load_s
             answer = compile_stages(self.workers, processor, number, models, packed, limit_s=limit_s)
         except WorkerError as error:
-            self._raise(error, graph, processor, operators)
+            self._raise(error, graph, processor, operators, models)
         whole = fallback and graph.source is not None and len(operators) == len(graph.operators)
         if whole and (graph.digest, processor.name) not in self._placements:
             self._placements[graph.digest, processor.name] = self._placement(graph, processor, answer)
 
-    def _raise(self, error: WorkerError, graph: Graph, processor: Processor, operators: Sequence[int]) -> NoReturn:
+    def _raise(
+        self,
+        error: WorkerError,
+        graph: Graph,
+        processor: Processor,
+        operators: Sequence[int],
+        models: Sequence[StageModel],
+    ) -> NoReturn:
         """Raise the error that names the operator because of which a worker could not compile stages.
 
         Raises:
             UnavailableError: always.
         """
         if graph.source is None:  # the stages come from files, and the model is not here
-            raise error
+            raise (failure_of_files(models, error) if processor.kind == "cpu" else error) from error
         where = f"while it compiled operators {operators[0]} to {operators[-1]}"
         fallback = bool(processor.options.get("fallback"))
         if processor.kind == "cpu" and not reads_files(processor):
@@ -649,6 +657,8 @@ def failure(graph: Graph, operators: Sequence[int], what: str) -> UnavailableErr
         what: what the worker said.
     """
     operators, source = list(operators), graph.source
+    if source is not None and source.custom_ops is not None and f"{source.custom_ops} " in what:
+        return _without_kernel(graph, operators, source.custom_ops, what)
     said = why_it_fails(cut_stage(graph, operators), graph)
     while said and len(operators) > 1 and _NODE.search(said) is None:  # the runtime died, and says nothing
         half = operators[: len(operators) // 2]
@@ -681,6 +691,36 @@ def failure(graph: Graph, operators: Sequence[int], what: str) -> UnavailableErr
         if found[3] == "invoke" and "support" not in reason.lower()
         else "no runtime on this machine has a kernel for it; convert the model again",
     )
+
+
+def _without_kernel(graph: Graph, operators: Sequence[int], library: Path, what: str) -> UnavailableError:
+    """Return the error that names the operator whose kernel a library lacks; the first one where it cannot be loaded.
+
+    Args:
+        what: what the worker said of the library.
+    """
+    names = [name for name, _ in custom_operators(cut_stage(graph, operators).schema)]
+    kinds = [name for name in names if what.partition("exports no ")[2].split()[:1] == [kernel_symbol(name)]] or names
+    inside = ((o, part.kind) for o in operators for part in graph.operators[o].flat())
+    place, kind = next((found for found in inside if found[1] in kinds), (operators[0], kinds[0]))
+    said = what[what.index(f"{library} ") :].partition(" while it compiled")[0]
+    lacks = "exports no" in said
+    return UnavailableError(
+        f"operator {place} ({kind}) has no kernel: {said}",
+        "give a library that exports this LiteRtCustomOpKernel: --custom-ops LIBRARY"
+        if lacks
+        else "give a shared library that is built for this machine: --custom-ops LIBRARY",
+    )
+
+
+def failure_of_files(models: Iterable[StageModel], what: UnavailableError) -> UnavailableError:
+    """Return the error that names stage file and operator for which stages do not run on a CPU, else ``what``."""
+    for model in models:
+        part = graph_of(model.source, model.source.path.name)
+        found = failure(part, range(len(part.operators)), str(what))
+        if found.hint:
+            return UnavailableError(f"{model.source.path}: {found.what}", found.hint)
+    return what
 
 
 def _operator_at(graph: Graph, operators: Sequence[int], node: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -96,7 +96,8 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
             instances = []
             for index, client, model in zip(found.components, found.clients, found.models, strict=True):
                 name, own = self.joined.components[index].name, self.workload.client_of(index).own_weights
-                instances.append(self._bound(found, client, model, name, own=own))
+                with _named(name):
+                    instances.append(self._bound(found, client, model, name, own=own))
                 undo.callback(instances[-1].close)
             run = WorkloadRun(self, found, plan, instances)
             undo.pop_all()
@@ -117,7 +118,7 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
             for processors in client.processors
             for processor in processors
         )
-        whole, digest = self._model(self.lowerings.origin(model.model)), self.digest(graph)
+        whole, digest = self._model(self.lowerings.origin(model.model)), self._key(graph)
         packed = None if own else usable_packed(whole.packed, graph, self.lowerings.origin(model.model), operators)
         cut = tuple(self._stages.cut(graph, digest, each) for each in operators)
         jobs = Jobs(graph, operators, cut, model.viewed, digest, packed, name if threads or own else "")
@@ -138,9 +139,13 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
             self._models[id(graph)] = _Model(self._packed(graph), tensors.model_inputs(graph, INPUT_SEED))
         return self._models[id(graph)]
 
+    def _key(self, graph: Graph) -> str:
+        """Return what tells compiled stages apart: the model's file, and the library with its kernels."""
+        return f"{self.digest(graph)} {graph.source.custom_ops if graph.source is not None else ''}"
+
     def forget(self, graph: Graph) -> None:
         """Let go of what was made to run a decomposed model that was only looked at."""
-        self._stages.forget_cut(self.digest(graph))
+        self._stages.forget_cut(self._key(graph))
 
     def executor(self, found: Setting, dispatch: Dispatch, instances: Sequence[InstanceBinding]) -> Executor:
         """Return what runs a setting."""
@@ -154,7 +159,7 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
         self, found: Setting, parts: Sequence[tuple[Graph, Sequence[int]]], runs: int
     ) -> tuple[list[Outcome], list[list[NDArray[np.generic]]]]:
         """Run models beside their workload; return what came of each run, and the outputs of each model."""
-        with ExitStack() as undo:
+        with _named(", ".join(dict.fromkeys(graph.name for graph, _ in parts))), ExitStack() as undo:
             instances = []
             for number, (client, (graph, cuts)) in enumerate(zip(found.clients, parts, strict=True)):
                 instances.append(self._bound(found, client, self._in_a_row(graph, cuts), f"alone {number}"))
@@ -197,10 +202,7 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
     def _outputs(self, graph: Graph) -> list[NDArray[np.generic]]:
         """Return what a model computes as a whole on the reference processor."""
         processor = [p.name for p in self._processors].index(self._reference_processor.name)
-        try:
-            return self._ran(closed_loops([processor], [1], self._processors), [(graph, ())], 1)[1][0]
-        except UnavailableError as error:
-            raise UnavailableError(f"{graph.name}: {error.what}", error.hint) from error
+        return self._ran(closed_loops([processor], [1], self._processors), [(graph, ())], 1)[1][0]
 
     def process(self, processor: str) -> int | None:
         """Return the number of the process that a processor is, or is a thread of; None where it is not running."""
@@ -214,12 +216,22 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
         """Write ``plan.json`` and the stage files to ``folder``, run them, and compare outputs."""
         write_workload(self, folder, plan)
         names = [component.name for component in self.joined.components]
-        with WorkloadRunner(folder) as runner:
+        libraries = {c.name: Path(c.custom_ops) for c in self.workload.clients if c.custom_ops}
+        with WorkloadRunner(folder, custom_ops=libraries) as runner:
             for name, component in zip(names, self.joined.components, strict=True):
                 runner.set_inputs(name, self.inputs(component.graph))
             runner.run()
             found = setting(self.workload, self.joined, plan, self.platform, self.lowerings)
             return worst(self.agreements(found, [runner.outputs(names[index]) for index in found.components]))
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Name the model, or models, in errors about it."""
+    try:
+        yield
+    except UnavailableError as error:
+        raise UnavailableError(f"{name}: {error.what}", error.hint) from error
 
 
 class WorkloadRun(HostedRun):

@@ -144,7 +144,7 @@ def workload_pricing(
 def memory_nbytes(workload: Workload, setting: Setting) -> int:
     """Return what the models of a plan need: activations of every instance, and weights, once where they are shared."""
     total = 0
-    shared: dict[tuple[str, str, str], int] = {}
+    shared: dict[object, int] = {}
     for component, model in zip(setting.components, setting.models, strict=True):
         client = workload.client_of(component)
         graph, plan = model.lowered.graph, model.lowered.plan
@@ -157,6 +157,6 @@ def memory_nbytes(workload: Workload, setting: Setting) -> int:
             if client.own_weights:
                 total += weights_nbytes
             else:
-                key = (client.model, graph.digest, processor)
+                key = (client.source, graph.digest, processor)
                 shared[key] = max(weights_nbytes, shared.get(key, 0))
     return total + sum(shared.values())

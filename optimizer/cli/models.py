@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from optimizer.cli.parsing import Parser, add_common, add_model, note, show
+from optimizer.cli.parsing import Parser, add_common, add_shapes, note, show
 from search_spaces.core.allowed_code import allow
 
 
@@ -24,7 +24,8 @@ def inspect(parser: Parser, arguments: list[str]) -> int:
     """Show a model's operators and where it can be cut."""
     add = parser.add_argument
     add("model", metavar="NAME|FILE", help="a built-in model, or a .tflite file")
-    add_model(add)
+    add_shapes(add)
+    add("--signature", metavar="KEY", help="the model's signature to run (default: its main subgraph)")
     picture = "draw the graph with its cut points: .svg, or .html with zoom and tables"
     add("--picture", metavar="FILE", type=Path, help=picture)
     add_common(add)
@@ -63,7 +64,7 @@ def rewrite(parser: Parser, arguments: list[str]) -> int:
         " energy:SHARE of the squared singular values, vbmf, or given by --rank alone",
     )
     add("-o", "--out", metavar="FILE", type=Path, required=True, help="output .tflite file")
-    add("--input-shape", metavar="NAME=D,D,…", action="append", help="sizes of an input that the model leaves open")
+    add_shapes(add)
     add = parser.add_argument_group("with --tucker").add_argument
     add("--rank", metavar="LAYER=INxOUT", action="append", help="ranks of one layer, as conv3_1=64x96")
     add("--multiple-of", metavar="N", help="round the rule's ranks to multiples of N (default 8)")

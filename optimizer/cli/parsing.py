@@ -60,11 +60,23 @@ def add_common(add: Add, *, quiet: bool = False, as_json: bool = True) -> None:
     add("--debug", action="store_true", help="a traceback with every error")
 
 
-def add_model(add: Add) -> None:
-    """Add the options that say which part of a model's file is meant."""
+def add_shapes(add: Add) -> None:
+    """Add the option with the sizes of a model's inputs."""
     shapes = "sizes of an input that the model leaves open (default: as in the file)"
     add("--input-shape", metavar="NAME=D,D,…", action="append", help=shapes)
-    add("--signature", metavar="NAME", help="the model's signature to run (default: its main subgraph)")
+
+
+def add_given(add: Add, *names: str) -> None:
+    """Add options with what models are given; ``NAME=…`` is for one of several models."""
+    helps = {
+        "input": ("FILE", "inputs to run on: .npy, or .npz with a name for each"),
+        "signature": ("KEY", "the model's signature to run (default: its main subgraph)"),
+        "custom_ops": ("LIBRARY", "a library with kernels of custom operators"),
+    }
+    for name in names:
+        metavar, text = helps[name]
+        of_one = f"{text}; MODEL={metavar} for one of several models"
+        add(f"--{name.replace('_', '-')}", metavar=metavar, action="append", default=None, help=of_one)
 
 
 def show(options: argparse.Namespace, document: Callable[[], object], text: Callable[[], Any]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from optimizer.cli.parsing import Parser, add_common, note, show
-from search_spaces.core.allowed_code import allow
+from optimizer.cli.parsing import Parser, add_common, add_given, note, show
+from search_spaces.core.allowed_code import allow_libraries
 from search_spaces.core.errors import UnavailableError
 
 
@@ -14,29 +14,23 @@ def execute(parser: Parser, arguments: list[str]) -> int:
     """Run a plan from its files and print its latency. Exit code 4 if its outputs are wrong."""
     add = parser.add_argument
     add("plan", metavar="PLAN", help="a run folder, or a plan.json")
-    add("--input", metavar="FILE", type=Path, help="inputs: .npy, or .npz with a name for each")
-    _add_custom_ops(parser)
+    add_given(add, "input", "custom_ops")
     add("--stream", action="store_true", help="stream inferences: successive ones overlap")
     add_common(add)
     options = parser.read(arguments)
     from optimizer.tools.execute import execute
 
-    allow(str(options.custom_ops or ""))
-    found = execute(
-        options.plan, as_json=options.json, stream=options.stream, inputs=options.input, custom_ops=options.custom_ops
-    )
+    given = options.input or (), options.custom_ops or ()
+    allow_libraries(given[1])
+    found = execute(options.plan, as_json=options.json, stream=options.stream, inputs=given[0], custom_ops=given[1])
     print(found.text)
     return 0 if found.accepted else UnavailableError.exit_code
-
-
-def _add_custom_ops(parser: Parser) -> None:
-    parser.add_argument("--custom-ops", metavar="LIBRARY", type=Path, help="a library with kernels of custom operators")
 
 
 def compare(parser: Parser, arguments: list[str]) -> int:
     """Compare the plans of two runs: which is faster, and by how much."""
     parser.add_argument("runs", metavar="RUN", nargs=2, help="a run folder, or a plan.json")
-    _add_custom_ops(parser)
+    add_given(parser.add_argument, "custom_ops")
     add_common(parser.add_argument, quiet=True)
     options = parser.read(arguments)
     from optimizer.tools.compare import compare_runs
@@ -45,8 +39,9 @@ def compare(parser: Parser, arguments: list[str]) -> int:
         if not options.quiet:
             note(f"optimize: {text}")
 
-    allow(str(options.custom_ops or ""))
-    print(compare_runs(*options.runs, as_json=options.json, custom_ops=options.custom_ops, progress=progress))
+    libraries = options.custom_ops or ()
+    allow_libraries(libraries)
+    print(compare_runs(*options.runs, as_json=options.json, custom_ops=libraries, progress=progress))
     return 0
 
 

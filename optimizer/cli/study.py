@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optimizer.cli.parsing import Parser, add_common, add_model, note, show
-from search_spaces.core.allowed_code import allow
+from optimizer.cli.parsing import Parser, add_common, add_given, add_shapes, note, show
+from search_spaces.core.allowed_code import allow, allow_libraries
 from search_spaces.core.errors import EXIT_INTERRUPTED, InfeasibleError, OptimizeError, UnstableError, UsageError, shown
+from search_spaces.core.workload import GIVEN
 
 if TYPE_CHECKING:
     from optimizer.study.config import StudyConfig
@@ -76,9 +77,8 @@ def make_parser(summaries: str = "") -> Parser:
     )
     add("--model", metavar="MODEL", action="append", help="the same; may be given several times")
     add("--workload", metavar="FILE", action="append", dest="model", help="the same, for a workload's YAML file")
-    add_model(add)
-    add("--input", metavar="FILE", help="inputs to measure and verify with: .npy, or .npz with a name for each")
-    add("--custom-ops", metavar="LIBRARY", help="a library with kernels of custom operators")
+    add_shapes(add)
+    add_given(add, *GIVEN)
     add = parser.add_argument_group("device").add_argument
     add("--processors", metavar="A,B", help="processors to use: cpu, cpu0-3:threads=2, gpu:f32, … (default: all)")
     add("--platform", metavar="NAME|FILE", help="a known device (see optimize devices), or a file that describes one")
@@ -167,8 +167,9 @@ def _config(options: argparse.Namespace) -> StudyConfig:
 
     given = {name: getattr(options, name, None) for name in StudyConfig.model_fields}
     check_effects(given)
-    typed = [options.sampler, options.custom_ops, *(options.model or ()), *(options.processors or "").split(",")]
+    typed = [options.sampler, *(options.model or ()), *(options.processors or "").split(",")]
     allow(*map(str, filter(None, typed)))  # so that they may load code
+    allow_libraries(options.custom_ops or ())
     if options.model is not None:
         return parse_config(given)
     from optimizer.shared.study import joined

@@ -169,10 +169,10 @@ def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "l
         if several:
             write_atomic(out / _SCHEDULER, _queue_law().encode())
         custom = _custom_operators(out)
-        more = "\n".join(filter(None, (_kernels_wanted(custom), _add_target(target, study, document, out))))
+        more = "\n".join(filter(None, (*map(_kernels_wanted, custom), _add_target(target, study, document, out))))
         write_atomic(out / "README.md", printable(_readme(study, document, more)).encode())
     written = tuple(sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()))
-    needed = (*(_BUILT if target == "android" else ()), *([CUSTOM_OPS] if custom else ()))
+    needed = (*(_BUILT if target == "android" else ()), *(file for file, _ in custom))
     missing = tuple(name for name in needed if name not in written)
     return Exported(out, written, document["fallback"]["processor"]["name"] if fallback else None, missing)
 
@@ -232,17 +232,22 @@ def _write_inputs(folder: Path) -> None:
     write_atomic(folder / PLAIN_INPUTS, b"".join(array.tobytes() for array in read_inputs(kept, ports)))
 
 
-def _custom_operators(out: Path) -> list[str]:
-    """Return the names of the plan's custom operators."""
-    plans = (parsed_json(read_bounded(path)) for path in (out / "plan.json", *out.glob("model_*/plan.json")))
-    entries = (entry for plan in plans for entry in plan.get("files", ()))
-    return sorted({name for entry in entries for name, _ in entry.get("custom_operators", ())})
+def _custom_operators(out: Path) -> list[tuple[str, list[str]]]:
+    """Return each library that the plan needs, and the names of the custom operators whose kernels it must have."""
+    found = []
+    for path in (out / "plan.json", *sorted(out.glob("model_*/plan.json"))):
+        entries = parsed_json(read_bounded(path)).get("files", ())
+        names = sorted({name for entry in entries for name, _ in entry.get("custom_operators", ())})
+        found += [(str(path.with_name(CUSTOM_OPS).relative_to(out)), names)] if names else []
+    return found
 
 
-def _kernels_wanted(names: Sequence[str]) -> str:
-    """Return what the folder's README says of custom operators, "" where there are none."""
-    listed = ", ".join(map(escaped, names))
-    return f"- Put the library with the kernels of {listed} beside the stage files, as `{CUSTOM_OPS}`." if names else ""
+def _kernels_wanted(custom: tuple[str, Sequence[str]]) -> str:
+    """Return what the folder's README says of a library and its custom operators."""
+    file, names = custom
+    return (
+        f"- Put the library with the kernels of {', '.join(map(escaped, names))} beside the stage files, as `{file}`."
+    )
 
 
 def _usual(platform: Platform) -> Platform:

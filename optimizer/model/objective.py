@@ -16,8 +16,7 @@ from optimizer.exact.least import chain_costs
 from optimizer.exact.weighed import least_plan, weighed
 from optimizer.model.bounds import Bounds, ModelEstimate, price_of
 from optimizer.model.profile import Profile
-from optimizer.study.config import StudyConfig
-from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
@@ -48,22 +47,6 @@ class ObjectiveModel:
         if self.objective.law == "memory":
             return sum(peak_nbytes(self.graph, plan).values()) / 1e9
         return chain_cost(self.costs, plan, self.law)
-
-
-def check_several(config: StudyConfig) -> None:
-    """Check that no option is set that only a study of one model supports.
-
-    Raises:
-        UsageError: one is set.
-    """
-    asked = {
-        "--input": config.input,
-        "--signature": config.signature,
-        "--custom-ops": config.custom_ops,
-    }
-    for option, value in asked.items():
-        if value:
-            raise UsageError(f"{option}: is not supported with several models", "leave it out, or give one --model")
 
 
 def objective_model(session: PricedSession, graph: Graph, platform: Platform, profiled: Profile) -> ObjectiveModel:

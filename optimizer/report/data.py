@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +26,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import JoinedGraph, merge
 from search_spaces.core.plan import Plan, Stage
 from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.workload import Client, with_given
 from search_spaces.core.yaml_file import read_settings
 
 SCHEMA_VERSION = 1
@@ -354,11 +355,12 @@ def _models(config: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[Graph
     source, joined = str(config["model"]), None
     try:
         if workload := result.get("workload"):
-            graphs = [graph for c in workload["clients"] for graph in [_model(config, c["model"])] * int(c["count"])]
+            graphs = [graph for c in workload["clients"] for graph in [_model(config, c["model"], c)] * int(c["count"])]
             joined = merge(source, list(zip(map(str, workload["instances"]), graphs, strict=True)))
             found = joined.graph
         else:
-            found = _model(config, source)
+            (client,) = with_given((Client(source, source),), config)
+            found = _model(config, source, asdict(client))
     except OptimizeError as error:
         return None, None, str(error)
     if found.digest != result["model"]["digest"]:
@@ -366,14 +368,20 @@ def _models(config: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[Graph
     return (None, joined, "") if joined is not None else (found, None, "")
 
 
-def _model(config: Mapping[str, Any], source: str) -> Graph:
+def _model(config: Mapping[str, Any], source: str, given: Mapping[str, Any]) -> Graph:
     from search_spaces.models import load
 
     if source.endswith((".yaml", ".yml")):
         evaluator = make_evaluator(str(config.get("evaluator")))
         if evaluator.capabilities.graphs:
             return evaluator.graph_of(source)
-    return load(source, tuple(config.get("input_shape") or ()), signature=config.get("signature"))
+    inputs = Path(given.get("input") or "")  # it may be gone
+    return load(
+        source,
+        tuple(config.get("input_shape") or ()),
+        signature=given.get("signature"),
+        inputs=inputs if inputs.is_file() else None,
+    )
 
 
 def recorded_platform(data: Mapping[str, Any]) -> Platform:

@@ -12,7 +12,7 @@ import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
@@ -22,16 +22,16 @@ from evaluators.workload.outcome import OBJECTIVES as OF_WORKLOADS
 from search_spaces.core.errors import UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.platform import Platform
+from search_spaces.core.workload import GIVEN
 from search_spaces.models import parse_input_shapes
 from search_spaces.spaces.registry import EXACT, make_space, needs_any_stages, offered, parse_freedoms
 from search_spaces.spaces.space import EnumerableSpace
 
 _STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_LISTS = frozenset({"input_shape", "objective", "power", "state"})  # given once or several times
 _SHOWN_CHARACTERS = 60
 _MOST_DIGITS = 300  # longer numbers may overflow a float
 _MOST = 10**_MOST_DIGITS
-_REPEATED = ("input_shape", "objective", "power", "state")  # options that a person gives several times
+_REPEATED = ("input_shape", "objective", "power", "state", *GIVEN)  # options that a person may give several times
 
 
 def _order(name: str) -> int:
@@ -75,7 +75,8 @@ class StudyConfig(BaseModel):
             its best plans are tried on another one.
         stop_when_proven: whether to end once the best plan is within ``precision`` of the model's bound.
         input_shape: ``name=1,224,224,3`` for inputs of the model that have open dimensions; as in the file by default.
-        input: an ``.npy`` or ``.npz`` file with the inputs to measure and verify with; drawn ones by default.
+        input: an ``.npy`` or ``.npz`` file with the inputs to measure and verify with; drawn ones by default. Of one
+            of several models ``name=file``; so are the next two.
         signature: key of the model's signature to run; its main subgraph by default.
         custom_ops: a library with kernels of custom operators.
     """
@@ -109,9 +110,14 @@ class StudyConfig(BaseModel):
     stop_when_proven: bool = False
     warm_start: Path | None = None
     input_shape: tuple[str, ...] = ()
-    input: Path | None = None
-    signature: str | None = Field(default=None, max_length=1000)
-    custom_ops: Path | None = None
+    input: tuple[str, ...] = ()
+    signature: tuple[Annotated[str, Field(max_length=1000)], ...] = ()
+    custom_ops: tuple[str, ...] = ()
+
+    @property
+    def given(self) -> Mapping[str, Sequence[str]]:
+        """What models are given, for :func:`search_spaces.core.workload.with_given`."""
+        return {name: getattr(self, name) for name in GIVEN}
 
     @field_validator("model", mode="before")
     @classmethod
@@ -139,15 +145,15 @@ class StudyConfig(BaseModel):
 
     @field_validator("out", "platform", "warm_start", "input", "custom_ops", mode="before")
     @classmethod
-    def _given(cls, value: object) -> object:
-        if value == "":  # the current folder
+    def _named(cls, value: object) -> object:
+        if value == "" or (isinstance(value, list | tuple) and "" in value):  # the current folder
             raise ValueError("must not be empty")
         return value
 
     @field_validator("model", "out", "platform", "warm_start", "input", "custom_ops", mode="after")
     @classmethod
-    def _path(cls, value: str | Path | None) -> str | Path | None:
-        if value is not None and "\0" in str(value):
+    def _path(cls, value: str | Path | tuple[str, ...] | None) -> str | Path | tuple[str, ...] | None:
+        if any("\0" in str(path) for path in (value if isinstance(value, tuple) else (value,))):
             raise ValueError("a path cannot hold a NUL character")
         return value
 
@@ -195,7 +201,7 @@ class StudyConfig(BaseModel):
         parse_powers(value)
         return value
 
-    @field_validator("input_shape", "objective", "power", "state", mode="before")
+    @field_validator(*_REPEATED, mode="before")
     @classmethod
     def _one_or_more(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else value
@@ -331,7 +337,7 @@ def _explain(error: ErrorDetails) -> UsageError:
         "value_error": str(context.get("error")),
     }.get(error["type"], error["msg"])
     given = error["input"]
-    several = isinstance(given, tuple) or (name in _LISTS and isinstance(given, list))
+    several = isinstance(given, tuple) or (name in _REPEATED and isinstance(given, list))
     text = " ".join(map(str, given)) if several else str(given)
     shown = " ".join(text.split()) or "''"
     if len(shown) > _SHOWN_CHARACTERS:

@@ -21,7 +21,6 @@ from evaluators.workload.objectives import WorkloadPricing, find_workload_object
 from evaluators.workload.outcome import Outcome
 from evaluators.workload.predicted import WorkloadSimulator
 from optimizer.model.baselines import Baseline
-from optimizer.model.objective import check_several
 from optimizer.model.robust import in_states
 from optimizer.samplers.auto import Problem as SamplerProblem
 from optimizer.study.config import StudyConfig
@@ -92,7 +91,6 @@ class SeveralModels:
     @classmethod
     def read(cls, config: StudyConfig, evaluator: Evaluator) -> SeveralModels:
         """Return the subject of the settings; errors are those of :func:`~optimizer.workload.problem.read_problem`."""
-        check_several(config)
         problem = read_problem(config, evaluator)
         return cls(problem.config, evaluator, problem)
 

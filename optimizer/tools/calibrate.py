@@ -63,6 +63,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.core.wording import percent
+from search_spaces.core.workload import Client, with_given
 from search_spaces.core.yaml_file import read_settings
 from search_spaces.models import load
 
@@ -366,7 +367,8 @@ def _run(run: Path) -> tuple[Graph, list[tuple[Plan, Measurement]]]:
         raise RunFolderError(f"{run / CONFIG}: is damaged: it names no model")
     if config.get("evaluator") == "cost-model":
         raise UsageError(f"{run}: this study was predicted, not measured", "give a run that measured the device")
-    graph = load(str(config["model"]), tuple(config.get("input_shape") or ()), signature=config.get("signature"))
+    (client,) = with_given((Client(str(config["model"]), str(config["model"])),), config)
+    graph = load(client.model, tuple(config.get("input_shape") or ()), signature=client.signature)
     trials = [Trial.from_json(r.data) for r in read_log(run / LOG).records if r.kind in {"trial", "baseline"}]
     return graph, [
         (t.plan, t.measurement) for t in trials if t.measurement and not t.raced and t.measurement.cold == 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,7 @@ from optimizer.tools.execute import has_several, is_predicted, plan_of, reloaded
 from search_spaces.core.errors import RunFolderError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.wording import plural
-from search_spaces.models.source import check_custom_ops
+from search_spaces.models.source import libraries_of
 
 _POLICY = FinalPolicy(max_s=20.0)
 
@@ -83,7 +83,7 @@ def compare_runs(
     second: str,
     *,
     as_json: bool,
-    custom_ops: Path | None = None,
+    custom_ops: Sequence[str] = (),
     progress: Callable[[str], None] = lambda _: None,
 ) -> str:
     """Compare the best plans of two run folders (or two ``plan.json``) and return what to print.
@@ -91,7 +91,7 @@ def compare_runs(
     Plans of several models are compared by the mean of their models' latencies.
 
     Args:
-        custom_ops: a library with kernels of custom operators.
+        custom_ops: libraries with kernels of custom operators, as typed.
         progress: called once a round.
 
     Raises:
@@ -99,8 +99,6 @@ def compare_runs(
         RunFolderError: the plans are for different models (a model and its rewrites are one) or predicted for different
             devices, or only one is predicted.
     """
-    if custom_ops is not None:
-        check_custom_ops(custom_ops)
     with ExitStack() as stack:
         one, other = (_source(plan_of(run), stack, custom_ops) for run in (first, second))
         if one.content != other.content and one.interface != other.interface:
@@ -150,14 +148,15 @@ def compare_runs(
     return "\n".join(lines)
 
 
-def _source(path: Path, stack: ExitStack, custom_ops: Path | None) -> _Source:
+def _source(path: Path, stack: ExitStack, custom_ops: Sequence[str]) -> _Source:
     """Return where a plan comes from; what it opens is closed with the stack."""
     running: list[Any] = []
     if is_workload_plan(path):
-        names = ", ".join(read_workload_plan(path).names)
+        files = read_workload_plan(path)
+        names, libraries = ", ".join(files.names), libraries_of(custom_ops, list(dict.fromkeys(files.clients)))
 
         def load_several() -> Candidate:
-            runner = WorkloadRunner(path)
+            runner = WorkloadRunner(path, custom_ops=libraries)
             running.append(runner)
             runner.run()
             return _FromFiles(runner, running, partial(_measure_workload, runner))
@@ -172,9 +171,10 @@ def _source(path: Path, stack: ExitStack, custom_ops: Path | None) -> _Source:
     run = None if runs_here(path) else study_of(path)
     if run is None:
         deployed = read_deployment(path)
+        library = libraries_of(custom_ops, [deployed.graph.name]).get(deployed.graph.name)
 
         def load() -> Candidate:
-            runner = PlanRunner(path, custom_ops=custom_ops)
+            runner = PlanRunner(path, custom_ops=library)
             runner.run_seeded()
             running.append(runner)
             return _FromFiles(runner, running, runner.measure)

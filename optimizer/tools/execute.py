@@ -10,12 +10,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, chdir, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from evaluators.base import Agreement, Evaluator, Session
-from evaluators.litert.deployment import is_workload_plan, runs_here
+from evaluators.litert.deployment import is_workload_plan, read_deployment, read_workload_plan, runs_here
 from evaluators.litert.runner import PlanRunner, WorkloadRunner
 from evaluators.objectives import OBJECTIVES, Objective, PricedCandidate, Pricing
 from evaluators.registry import make_evaluator
@@ -35,9 +35,9 @@ from search_spaces.core.errors import PlanError, RunFolderError, UsageError, sho
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
-from search_spaces.core.workload import Workload
+from search_spaces.core.workload import Workload, by_name
 from search_spaces.core.yaml_file import read_settings
-from search_spaces.models.source import check_custom_ops
+from search_spaces.models.source import libraries_of
 
 _POLICY = SamplingPolicy(max_s=3.0, min_runs=10, max_runs=1000)
 # Each run is a stream of 0.2 s or more.
@@ -104,13 +104,13 @@ def is_predicted(run: Path) -> bool:
 
 
 def execute(
-    plan: str, *, as_json: bool, stream: bool = False, inputs: Path | None = None, custom_ops: Path | None = None
+    plan: str, *, as_json: bool, stream: bool = False, inputs: Sequence[str] = (), custom_ops: Sequence[str] = ()
 ) -> Executed:
     """Measure a plan from its files, or that of a study without files from its models.
 
     Args:
-        inputs: a file with the inputs to run on; those that the search measured with where left out.
-        custom_ops: a library with kernels of custom operators.
+        inputs: files with the inputs to run on, as typed; those that the search measured with where left out.
+        custom_ops: libraries with kernels of custom operators, as typed.
         stream: run inferences that follow each other without a pause and overlap, instead of one at a time.
 
     Raises:
@@ -120,18 +120,17 @@ def execute(
     path = plan_of(plan)
     files = is_workload_plan(path)
     study = None if files or runs_here(path) else study_of(path)
-    own = inputs is not None or custom_ops is not None
+    if study is not None and (inputs or custom_ops):
+        raise UsageError("--input and --custom-ops: the plan has no files for this machine", "leave them out")
     if files or (study is not None and has_several(study)):
         if stream:
             raise UsageError("--stream: a plan of several models has its own arrivals", "leave it out")
-        if own:
-            raise UsageError("--input and --custom-ops: a plan of several models draws its inputs", "leave them out")
-        return _workload_by_evaluator(study, as_json=as_json) if study else _workload_files(path, as_json=as_json)
+        if study is not None:
+            return _workload_by_evaluator(study, as_json=as_json)
+        return _workload_files(path, inputs, custom_ops, as_json=as_json)
     objective = OBJECTIVES["throughput" if stream else "latency"]
     policy = _STREAM_POLICY if stream else _POLICY
     if study is not None:
-        if own:
-            raise UsageError("--input and --custom-ops: the plan has no files for this machine", "leave them out")
         with reloaded(study) as again, closing(again.session.load(again.graph, again.plan)) as candidate:
             if stream and not again.session.capabilities.stream:
                 raise UsageError("--stream: the evaluator of this study runs one inference at a time", "leave it out")
@@ -140,10 +139,10 @@ def execute(
             agreement = candidate.verify()
         document = _figures(again.graph.name, objective, found, again.plan, _outputs(study, agreement))
     else:
-        if custom_ops is not None:
-            check_custom_ops(custom_ops)
-        with PlanRunner(path, custom_ops=custom_ops) as runner:
-            runner.run_seeded() if inputs is None else runner.run(runner.read(inputs))
+        name = read_deployment(path).graph.name
+        with PlanRunner(path, custom_ops=libraries_of(custom_ops, [name]).get(name)) as runner:
+            read = [runner.read(Path(file)) for file in by_name("--input", inputs, [name]).values()]
+            runner.run(*read) if read else runner.run_seeded()
             deployed, agreement = runner.deployment, None
             how = (Pricing(objective, deployed.platform, {}),)
             found = measure(PricedCandidate(runner.candidate, deployed.plan, how, lambda: 0), policy)
@@ -182,9 +181,12 @@ def _lines(document: Mapping[str, Any], objective: Objective, found: Measurement
     return [f"{_named(document['model'])}: {latency}", *stages, *_output_lines(document)]
 
 
-def _workload_files(path: Path, *, as_json: bool) -> Executed:
+def _workload_files(path: Path, inputs: Sequence[str], custom_ops: Sequence[str], *, as_json: bool) -> Executed:
     """Run a workload from its files; a model that fails is reported, and the others go on."""
-    with WorkloadRunner(path) as runner:
+    clients = list(dict.fromkeys(read_workload_plan(path).clients))
+    with WorkloadRunner(path, custom_ops=libraries_of(custom_ops, clients)) as runner:
+        for client, file in by_name("--input", inputs, clients).items():
+            runner.read(client, Path(file))
         runner.run()
         outcomes = _runs(runner.run)
         files, failures = runner.files, runner.failures
@@ -304,7 +306,8 @@ def open_workload(run: Path, *names: str) -> Iterator[Workload]:
     """
     path = run.resolve() / "best" / _WORKLOAD
     workload = _workload(path)
-    with _where(path, [*(client.model for client in workload.clients), *names]):
+    files = [name for c in workload.clients for name in (c.model, c.input)]
+    with _where(path, [*files, *names]):
         yield workload
 
 
@@ -320,9 +323,11 @@ def open_problem(run: Path) -> Iterator[tuple[Evaluator, Problem, Plan]]:
     config = _config(run)
     with open_workload(run, str(config.platform or "")) as workload:
         evaluator, plan = make_evaluator(config.evaluator), _plan(run / "best" / "plan.json")
-        problem = read_problem(config, evaluator, workload)
+        # Evaluators that are opened again run no custom operators.
+        bare = replace(workload, clients=tuple(replace(c, custom_ops=None) for c in workload.clients))
+        problem = read_problem(config, evaluator, bare)
         manifest = read_manifest(run) or {"fixed": {}}
-        digest = f"{problem.joined.graph.digest}+{problem.workload.digest}"
+        digest = f"{problem.joined.graph.digest}+{workload.digest}"
         if digest != manifest["fixed"].get("model_digest") or plan.graph_digest != problem.joined.graph.digest:
             raise RunFolderError(f"{run}: its models or their options have changed", "search again")
         yield evaluator, problem, plan
@@ -345,12 +350,13 @@ def reloaded_workload(run: Path) -> Iterator[ReloadedWorkload]:
 def _config(run: Path) -> StudyConfig:
     try:
         settings = read_settings(run / CONFIG)
-        return parse_config({name: value for name, value in settings.items() if name in StudyConfig.model_fields})
+        known = StudyConfig.model_fields.keys() - {"custom_ops"}  # which evaluators that are opened again do not run
+        return parse_config({name: value for name, value in settings.items() if name in known})
     except UsageError as error:
         raise RunFolderError(error.what, "search again") from error
 
 
-def _where(path: Path, names: Sequence[str]) -> AbstractContextManager[None]:
+def _where(path: Path, names: Sequence[str | None]) -> AbstractContextManager[None]:
     """Go to where the study ran if a file that it named lies there, and does not lie here."""
     try:
         folder = Path(parsed_json(read_bounded(path))["folder"])

@@ -42,7 +42,7 @@ class Memory:
         Args:
             ranks: of each instance, where models are decomposed.
         """
-        shared: dict[tuple[str, RankSet], int] = {}
+        shared: dict[object, int] = {}
         total = 0
         for number, c in enumerate(self._clients):
             client, own = self._workload.clients[c], ranks[number] if ranks else ()
@@ -51,7 +51,7 @@ class Memory:
             if client.own_weights:
                 total += taken.weights
             else:
-                shared[client.model, own] = taken.weights
+                shared[client.source, own] = taken.weights
         return total + sum(shared.values())
 
     def of_plan(self, plan: Plan) -> int:
@@ -72,7 +72,7 @@ class Memory:
         Args:
             sets: of each client the ranks that it may get beside none.
         """
-        shared: dict[str, int] = {}
+        shared: dict[object, int] = {}
         total = 0
         for number, c in enumerate(self._clients):
             client = self._workload.clients[c]
@@ -82,7 +82,7 @@ class Memory:
             if client.own_weights:
                 total += weights
             else:
-                shared[client.model] = min(weights, shared.get(client.model, weights))
+                shared[client.source] = min(weights, shared.get(client.source, weights))
         return total + sum(shared.values())
 
     def sparing(self, sets: Sequence[Sequence[RankSet]]) -> dict[int, int]:
@@ -93,8 +93,8 @@ class Memory:
         """
         offered = [((), *each) for each in sets]
         chosen = [0] * len(offered)
-        for model in dict.fromkeys(client.model for client in self._workload.clients):
-            group = [c for c, client in enumerate(self._workload.clients) if client.model == model]
+        for source in dict.fromkeys(client.source for client in self._workload.clients):
+            group = [c for c, client in enumerate(self._workload.clients) if client.source == source]
             begins = dict.fromkeys(ranks for c in group for ranks in offered[c])
             tries = [self._settled(offered, chosen, group, ranks) for ranks in begins]
             chosen = min(tries, key=lambda each: self._chosen_nbytes(offered, each))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from evaluators.base import Evaluator
@@ -20,7 +20,7 @@ from search_spaces.core.errors import UsageError
 from search_spaces.core.joined_graph import JoinedGraph, merge
 from search_spaces.core.platform import Platform
 from search_spaces.core.pools import with_pools
-from search_spaces.core.workload import RANKED_ERROR, Workload, names_file, workload_of
+from search_spaces.core.workload import RANKED_ERROR, Workload, names_file, with_given, workload_of
 from search_spaces.core.workload_file import read_workload
 from search_spaces.rewrites.tucker_ranks import RankChoices
 from search_spaces.spaces.registry import make_workload_space
@@ -79,12 +79,13 @@ def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload |
     if workload is None:
         workload = _asked(config)
     workload = with_errors(workload, config)
-    graphs = {c.model: model_of(evaluator, c.model, config) for c in workload.clients}
-    parts = [(i.name, graphs[workload.clients[i.client].model]) for i in workload.instances]
+    known = {c.source: model_of(evaluator, c, config) for c in workload.clients}
+    graphs = [known[c.source] for c in workload.clients]
+    parts = [(i.name, graphs[i.client]) for i in workload.instances]
     joined = merge(workload.name, parts)
     found = choose_platform(evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback)
     found = with_powers(found, parse_powers(config.power))
-    config = with_freedoms(config, graphs.values(), found)
+    config = with_freedoms(config, graphs, found)
     space = make_workload_space(config.allow, workload, joined, with_pools(found), config.max_stages)
     threads = config.evaluator == "litert"
     processes = evaluator.capabilities.sliced_processors
@@ -101,9 +102,9 @@ def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload |
 
 def _asked(config: StudyConfig) -> Workload:
     """Return the workload that the command line names, from its file or from words."""
-    if not names_file(config.model):
-        return workload_of(config.model)
-    return read_workload(Path(config.model), RANKED_ERROR if config.max_error is None else config.max_error)
+    most_error = RANKED_ERROR if config.max_error is None else config.max_error
+    found = read_workload(Path(config.model), most_error) if names_file(config.model) else workload_of(config.model)
+    return replace(found, clients=with_given(found.clients, config.given))
 
 
 def workload_objectives(names: Sequence[str]) -> tuple[Objective, ...]:

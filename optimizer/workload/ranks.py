@@ -59,23 +59,23 @@ def with_errors(workload: Workload, config: StudyConfig) -> Workload:
     return workload
 
 
-def choices_of(workload: Workload, graphs: Mapping[str, Graph]) -> dict[int, RankChoices]:
+def choices_of(workload: Workload, graphs: Sequence[Graph]) -> dict[int, RankChoices]:
     """Return for each client that may be decomposed what its convolutions may become; one that cannot be stays.
 
     Args:
-        graphs: model → graph.
+        graphs: of each client; clients of one model share theirs.
 
     Raises:
         RewriteError: none of them can be.
     """
     found: dict[int, RankChoices] = {}
-    made: dict[str, RankChoices] = {}
+    made: dict[int, RankChoices] = {}
     problems: list[RewriteError] = []
-    for c, client in enumerate(workload.clients):
+    for c, (client, graph) in enumerate(zip(workload.clients, graphs, strict=True)):
         if not client.tucker:
             continue
         try:
-            found[c] = made[client.model] = made.get(client.model) or RankChoices(graphs[client.model])
+            found[c] = made[id(graph)] = made.get(id(graph)) or RankChoices(graph)
         except RewriteError as error:
             problems.append(error)
     if problems and not found:

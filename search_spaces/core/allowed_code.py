@@ -5,12 +5,22 @@ The command line allows what is typed there; a program that uses the product as 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+
 _allowed: set[str] = set()
 
 
 def allow(*names: str) -> None:
     """Allow code by the name that loads it: ``module:Class`` of a sampler, or the folder of a library."""
     _allowed.update(filter(None, names))
+
+
+def allow_libraries(texts: Iterable[str]) -> None:
+    """Allow libraries that are typed as ``FILE`` or ``MODEL=FILE``; names of models and files may hold ``=``."""
+    for text in texts:
+        parts = text.split("=")
+        allow(*(str(Path("=".join(parts[first:])).absolute()) for first in range(len(parts))))
 
 
 def is_allowed(name: str) -> bool:

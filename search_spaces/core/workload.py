@@ -10,7 +10,8 @@ import hashlib
 import json
 import re
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,6 +24,8 @@ MAX_INSTANCES, MAX_REQUESTS = 256, 1_000_000
 QUEUE = 64
 RANKED_ERROR = 0.1
 """By how much outputs may be off, relative, where convolutions may be decomposed and nobody has said by how much."""
+GIVEN = ("input", "signature", "custom_ops")
+"""What a person may give each model; options of the command line and keys of a workload's file."""
 _COUNT = re.compile(r"(?P<model>.+?)(?:[×*:]|x)(?P<count>[0-9]+)")
 _SIZE = re.compile(r".*/[0-9]+x[0-9]+")
 _FILES = (".yaml", ".yml")
@@ -73,6 +76,9 @@ class Client:
         queue: requests of an instance that may wait; one that comes when so many do is turned away.
         tucker: how far the outputs may be off, relative, where its convolutions may be decomposed for that; 0: they may
             not; None: nobody has said.
+        input: an ``.npy`` or ``.npz`` file with what it is run on; None: drawn inputs.
+        signature: key of the signature to run; None: the main subgraph.
+        custom_ops: a library with kernels of its custom operators.
     """
 
     name: str
@@ -84,6 +90,14 @@ class Client:
     own_weights: bool = False
     queue: int = QUEUE
     tucker: float | None = None
+    input: str | None = None
+    signature: str | None = None
+    custom_ops: str | None = None
+
+    @property
+    def source(self) -> tuple[str, str | None, str | None, str | None]:
+        """What its network is read from; clients of one source share weights and files."""
+        return self.model, self.input, self.signature, self.custom_ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +168,9 @@ class Workload:
         """Return the workload as plain values."""
         document = asdict(self)
         for client in document["clients"]:
-            if client["tucker"] is None:  # as before there was any
-                del client["tucker"]
+            for name in ("tucker", *GIVEN):
+                if client[name] is None:  # as before there was any
+                    del client[name]
         return document
 
     @classmethod
@@ -236,3 +251,42 @@ def workload_of(text: str) -> Workload:
             raise UsageError(f"--model {word.strip()}: the count must be at least 1", "leave the model out")
         clients.append(Client(model, model, 1 if count is None else count))
     return Workload(text, tuple(clients))
+
+
+def with_given(clients: Sequence[Client], given: Mapping[str, Sequence[str]]) -> tuple[Client, ...]:
+    """Return clients with what the command line gives them, which goes before what a workload's file says.
+
+    Args:
+        given: for each of :data:`GIVEN` its texts; see :func:`by_name`.
+
+    Raises:
+        UsageError: a text is for no client, or one of several for the same.
+    """
+    names = [client.name for client in clients]
+    found = dict[str, dict[str, Any]]({name: {} for name in names})
+    for field in GIVEN:
+        for name, value in by_name(f"--{field.replace('_', '-')}", given.get(field) or (), names).items():
+            found[name][field] = value
+    return tuple(replace(client, **found[client.name]) for client in clients)
+
+
+def by_name(option: str, texts: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """Return model → value of an option: ``NAME=VALUE`` is for one model, ``VALUE`` for all others.
+
+    Raises:
+        UsageError: there is no such model, or two values are for the same.
+    """
+    found = dict[str, str]()
+    for text in texts:
+        name = max((n for n in names if text.startswith(f"{n}=")), key=len, default="")
+        if not name and "=" in text and len(names) > 1 and not Path(text).exists():
+            raise UsageError(
+                f"{option} {text}: there is no model {text.partition('=')[0]!r}", f"the models are: {', '.join(names)}"
+            )
+        if name in found:
+            whose = name or (names[0] if len(names) == 1 else "every model")
+            raise UsageError(
+                f"{option} {text}: {whose} has {found[name]} already", "give one, or MODEL=VALUE for one of several"
+            )
+        found[name] = text[len(name) + 1 :] if name else text
+    return {name: found.get(name, found.get("", "")) for name in names if name in found or "" in found}

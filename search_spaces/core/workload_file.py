@@ -14,6 +14,10 @@
       - model: squeezenet1_1
         arrival: {kind: closed, requests: 20}
         own_weights: true
+      - model: speech.tflite
+        input: spoken.npz          # what it is run on, as --input
+        signature: decode          # as --signature
+        custom_ops: libops.so      # as --custom-ops, which must name it, too: a file alone loads no code
       - model: resnet50
         tucker: {max_error: 0.05}  # decompose convolutions, as far as outputs stay so near; true: 0.1, or --max-error
       - model: googlenet
@@ -29,6 +33,7 @@ from typing import Any
 
 from search_spaces.core.errors import UsageError
 from search_spaces.core.workload import (
+    GIVEN,
     KINDS,
     MAX_INSTANCES,
     MAX_REQUESTS,
@@ -43,7 +48,7 @@ from search_spaces.core.yaml_file import Value, parsed
 
 _FILES = (".tflite", ".onnx", ".pt2")
 _WORKLOAD = ("name", "memory_limit_mb", "models", "seed")
-_CLIENT = ("model", "name", "count", "arrival", "priority", "deadline_ms", "own_weights", "queue", "tucker")
+_CLIENT = ("model", "name", "count", "arrival", "priority", "deadline_ms", "own_weights", "queue", "tucker", *GIVEN)
 _ARRIVAL = ("kind", "requests", "period_ms", "rate_per_s", "offset_ms")
 _WANTS = {"periodic": "period_ms", "poisson": "rate_per_s"}
 _MOST_MS = 86_400e3
@@ -94,9 +99,10 @@ def _client(entry: Value, path: Path, most_error: float) -> Client:
     if "model" not in fields:
         raise entry.error("an entry must say which 'model' it is")
     model = fields["model"].text("the model")
-    beside = path.parent / model
-    if model.endswith((".tflite", ".yaml", ".yml")) and not Path(model).is_absolute() and beside.is_file():
-        model = str(beside)
+    if model.endswith((".tflite", ".yaml", ".yml")):
+        model = _beside(path, model)
+    given = {name: fields[name].text(f"the {name.replace('_', ' ')}") for name in GIVEN if name in fields}
+    given |= {name: _beside(path, given[name]) for name in ("input", "custom_ops") if name in given}
     arrival = _arrival(fields["arrival"]) if "arrival" in fields else Arrival()
     deadline_s = arrival.period_s if arrival.kind == "periodic" else None
     if "deadline_ms" in fields:
@@ -117,11 +123,18 @@ def _client(entry: Value, path: Path, most_error: float) -> Client:
         _truth(fields["own_weights"], "own_weights") if "own_weights" in fields else False,
         _whole(fields["queue"], "the queue", 1, MAX_REQUESTS) if "queue" in fields else max(QUEUE, _at_once(arrival)),
         _tucker(fields["tucker"], most_error) if "tucker" in fields else None,
+        **given,
     )
     problem = wrong_with(client)
     if problem:
         raise entry.error(f"{client.name!r} {problem}")
     return client
+
+
+def _beside(path: Path, file: str) -> str:
+    """Return a file that lies beside the workload's, else as it is named."""
+    beside = path.parent / file
+    return str(beside) if beside.is_file() else file
 
 
 def _tucker(entry: Value, most_error: float) -> float:

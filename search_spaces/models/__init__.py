@@ -70,7 +70,8 @@ def load(
         raise UsageError(f"{INPUT_SHAPE} {' '.join(input_shapes)}: {error}") from None
     graph = fix_shapes(_read(source, signature), shapes)
     if graph.source is not None and (inputs is not None or custom_ops is not None):
-        given = tuple(read_inputs(inputs, [graph.tensors[t] for t in graph.inputs])) if inputs is not None else ()
+        ports = [graph.tensors[t] for t in graph.inputs]
+        given = tuple(read_inputs(inputs, ports, graph.name)) if inputs is not None else ()
         if custom_ops is not None:
             check_custom_ops(custom_ops)
             custom_ops = custom_ops.absolute()

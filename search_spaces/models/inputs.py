@@ -305,7 +305,7 @@ def write_inputs(path: Path, graph: Graph) -> None:
         np.savez(file, *arrays)
 
 
-def read_inputs(path: Path, ports: Sequence[Tensor]) -> list[Array]:
+def read_inputs(path: Path, ports: Sequence[Tensor], model: str = "the model") -> list[Array]:
     """Return the inputs that a file holds: an array of a model with one input, or an ``.npz`` with one for each name.
 
     Arrays of an ``.npz`` that was written without names (``arr_0``, ``arr_1`` …) are taken by position.
@@ -314,7 +314,7 @@ def read_inputs(path: Path, ports: Sequence[Tensor]) -> list[Array]:
         UsageError: the file is missing, damaged, too large, or does not fit the model.
     """
     names = [tensor.name for tensor in ports]
-    hint = f"the model reads: {', '.join(f'{shown(t.name)} {_form_text(t)}' for t in ports)}"
+    hint = f"{model} reads: {', '.join(f'{shown(t.name)} {_form_text(t)}' for t in ports)}"
     try:
         content = read_bounded(path, MAX_NBYTES)
         with warnings.catch_warnings():

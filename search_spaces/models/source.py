@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from search_spaces.core.allowed_code import is_allowed
 from search_spaces.core.errors import ModelError, UsageError
+from search_spaces.core.workload import by_name
 from search_spaces.models.files import file_digest
 
 _LOGGER = logging.getLogger("partition_optimizer")
@@ -42,11 +43,28 @@ def check_custom_ops(library: Path) -> None:
     Raises:
         UsageError: it may not.
     """
-    if not is_allowed(str(library)):
+    if not is_allowed(str(library.absolute())):
         raise UsageError(f"--custom-ops {library}: a file or a shared study names it", "name it on the command line")
     if not library.is_file():
         raise UsageError(f"--custom-ops {library}: there is no such file", "give a shared library, as libops.so")
+    _tell_of(library.absolute())
+
+
+@cache
+def _tell_of(library: Path) -> None:
     _LOGGER.warning("processes of their own load %s, which has kernels of custom operators", library)
+
+
+def libraries_of(texts: Sequence[str], models: Sequence[str]) -> dict[str, Path]:
+    """Return model → library of ``--custom-ops``, written as :func:`~search_spaces.core.workload.by_name` reads it.
+
+    Raises:
+        UsageError: there is no such model, or a library may not be loaded.
+    """
+    found = {name: Path(file).absolute() for name, file in by_name("--custom-ops", texts, models).items()}
+    for library in dict.fromkeys(found.values()):
+        check_custom_ops(library)
+    return found
 
 
 class DeferredBytes:

@@ -299,11 +299,12 @@ def test_options_are_understood(option: str, here: Path, capsys: pytest.CaptureF
     if "--processors" in option:
         LitertEvaluator().processor("cpu0")
         option = "--processors cpu0"
-    option = option.replace("NAME", "serving_default") if "--signature" in option else option
+    option = option.replace("KEY", "serving_default") if "--signature" in option else option
     graph = load(str(here / "path" / "to" / "model.tflite"))
     shape = graph.tensors[graph.inputs[0]].shape
     np.savez("photo.npz", **{graph.tensors[graph.inputs[0]].name: np.zeros(shape, np.float32)})  # type: ignore[arg-type]
     Path("libops.so").touch()
+    option = option.replace("detector=", f"{here / 'path' / 'to' / 'model.tflite'}=")
     model = str(here / "path" / "to" / "model.tflite") if "input-shape" not in option else SMALL
     option = option.replace("1,224,224,3", "1,64,64,3")
     code = main(["--model", model, "--dry-run", *shlex.split(option)])

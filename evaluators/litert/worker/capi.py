@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import re
 import time
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_char_p, c_int, c_int32, c_size_t, c_uint32, c_void_p
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evaluators.litert.worker.runtimes import LITERT, PACKAGES, package_folders
+from evaluators.litert.worker.runtimes import LITERT, PACKAGES, kernel_symbol, package_folders
 from evaluators.litert.worker.shared_memory import map_joined, unmap
 from search_spaces.core.errors import OptimizeError, UnavailableError
 
@@ -138,14 +137,19 @@ class Runtime:
     def _add_custom_ops(self, options: c_void_p, wanted: dict[str, Any]) -> None:
         """Register kernels: for each operator the library exports a ``LiteRtCustomOpKernel litert_custom_op_NAME``."""
         ctypes.CDLL(str(library_path()), ctypes.RTLD_GLOBAL)  # whose functions the library calls
+        path = wanted["library"]
         try:
-            library = ctypes.CDLL(wanted["library"])
-            for name, version in wanted["operators"]:
-                kernel = (c_void_p * 4).in_dll(library, "litert_custom_op_" + re.sub(r"\W", "_", name))
-                arguments = (c_char_p(name.encode()), c_int(version), byref(kernel), None)
-                self.call("LiteRtAddCustomOpKernelOption", options, *arguments)
-        except (OSError, ValueError) as error:
-            raise UnavailableError(f"--custom-ops: {error}") from None
+            library = ctypes.CDLL(path)
+        except OSError as error:
+            raise UnavailableError(f"{path} cannot be loaded: {str(error).removeprefix(f'{path}: ')}") from None
+        for name, version in wanted["operators"]:
+            symbol = kernel_symbol(name)
+            try:
+                kernel = (c_void_p * 4).in_dll(library, symbol)
+            except ValueError:
+                raise UnavailableError(f"{path} exports no {symbol}") from None
+            arguments = (c_char_p(name.encode()), c_int(version), byref(kernel), None)
+            self.call("LiteRtAddCustomOpKernelOption", options, *arguments)
 
     def compile(self, header: bytes, fds: Sequence[int], signatures: int, settings: dict[str, Any]) -> Compiled:
         """Compile the model that a header and files make, one behind the other.

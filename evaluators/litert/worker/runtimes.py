@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,3 +85,8 @@ def check_installed(runtime: str) -> None:
     numpy = importlib.metadata.version("numpy")
     if runtime == TFLITE and int(numpy.split(".", maxsplit=1)[0]) >= 2:
         raise UnavailableError(f"{runtime} {mine} does not work with NumPy {numpy}", PACKAGES[runtime].install)
+
+
+def kernel_symbol(name: str) -> str:
+    """Return what a library of ``--custom-ops`` calls its ``LiteRtCustomOpKernel`` of a custom operator."""
+    return "litert_custom_op_" + re.sub(r"\W", "_", name)

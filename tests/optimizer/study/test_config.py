@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from evaluators.objectives import OBJECTIVES
 from optimizer.study.config import StudyConfig, command_line, most_stages, option, parse_config
 from search_spaces.core.errors import UsageError
+from search_spaces.core.workload import GIVEN
 from tests.support.sentences import fails
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
@@ -29,6 +30,8 @@ configs = st.builds(
     precision=st.floats(0, 1, exclude_min=True, exclude_max=True),
     study=st.none() | names,
     out=st.none() | words.map(Path),
+    input=st.lists(words, max_size=2).map(tuple),
+    custom_ops=st.lists(words, max_size=2).map(tuple),
     processors=st.none() | st.lists(names, min_size=1, max_size=3, unique=True).map(tuple),
     input_shape=st.dictionaries(words, st.lists(st.integers(1, 2**31 - 1), min_size=1), max_size=3).map(
         lambda shapes: tuple(f"{name}={','.join(map(str, shape))}" for name, shape in shapes.items())
@@ -39,16 +42,17 @@ configs = st.builds(
 def parsed(line: str) -> dict[str, str | list[str]]:
     """Read a command line as the shell and argparse would."""
     values: dict[str, str | list[str]] = {}
-    shapes: list[str] = []
+    lists: dict[str, list[str]] = {"input_shape": [], **{field: [] for field in GIVEN}}
     _, *rest = shlex.split(line)
     while rest:
         name, equals, value = rest.pop(0).partition("=")
         text = value if equals else rest.pop(0)
-        if name == "--input-shape":
-            shapes.append(text)
+        field = name.removeprefix("--").replace("-", "_")
+        if field in lists:
+            lists[field].append(text)
         else:
-            values[name.removeprefix("--").replace("-", "_")] = text
-    return values | ({"input_shape": shapes} if shapes else {})
+            values[field] = text
+    return values | {field: texts for field, texts in lists.items() if texts}
 
 
 @given(configs)

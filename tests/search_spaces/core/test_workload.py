@@ -19,7 +19,16 @@ from search_spaces.core.joined_graph import merge
 from search_spaces.core.plan import Plan, Stage
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.core.pools import members, single_processors, with_pools
-from search_spaces.core.workload import Arrival, Client, Workload, counted, is_workload, workload_of
+from search_spaces.core.workload import (
+    Arrival,
+    Client,
+    Workload,
+    by_name,
+    counted,
+    is_workload,
+    with_given,
+    workload_of,
+)
 from search_spaces.core.workload_file import read_workload
 from search_spaces.models import load
 from search_spaces.spaces.shared_workload_space import SharedWorkloadSpace
@@ -178,6 +187,38 @@ def test_requests_come_in_order_and_follow_from_the_seed(requests: int, period_s
         assert all(a <= b for a, b in pairwise(times))
         assert min(times) >= 0.5
         assert times == arrival.releases_s(seed)
+
+
+def test_what_models_are_given_is_for_one_by_its_name_or_for_all(tmp_path: Path) -> None:
+    clients = (Client("a", "a", signature="old"), Client("a=b", "m"), Client("c", "m"))
+    found = with_given(clients, {"signature": ["x", "a=b=y", "c=z=w"], "input": [f"a={tmp_path}/=.npy"]})
+    assert [c.signature for c in found] == ["x", "y", "z=w"]
+    assert [c.input for c in found] == [f"{tmp_path}/=.npy", None, None]
+    assert with_given(clients, {}) == clients
+    assert Workload.from_json(Workload("w", found).to_json()).clients == found
+    assert len({c.source for c in found}) == len({Workload("w", (c,)).digest for c in found}) == 3
+    for texts in (["d=x"], ["x", "y"], ["a=x", "a=y"]):
+        with fails(UsageError):
+            with_given(clients, {"custom_ops": texts})
+    named = by_name("--input", ["d=x"], ["m.tflite"])
+    assert named == {"m.tflite": "d=x"}  # of one model alone no name is asked for
+    with fails(UsageError):
+        by_name("--input", ["m.tflite=x", "m.tflite=y"], ["m.tflite"])
+
+
+def test_a_file_says_what_models_are_given(tmp_path: Path) -> None:
+    path = tmp_path / "w.yaml"
+    (tmp_path / "x.npz").touch()
+    path.write_text(
+        "models: [{model: a, input: x.npz, signature: s, custom_ops: /libops.so}, {model: b, input: y.npy}]"
+    )
+    assert read_workload(path).clients == (
+        Client("a", "a", input=str(tmp_path / "x.npz"), signature="s", custom_ops="/libops.so"),
+        Client("b", "b", input="y.npy"),
+    )
+    path.write_text("models: [{model: a, input: [x.npz]}]")
+    with fails(UsageError):
+        read_workload(path)
 
 
 GOOD = """\

@@ -267,6 +267,22 @@ def test_kernels_of_custom_operators(tmp_path: Path, capsys: pytest.CaptureFixtu
     allow(str(tmp_path / "ops.c"))
     with fails(UnavailableError):
         run_alone(load(str(path), custom_ops=tmp_path / "ops.c"))
+    assert main(["execute", str(out), "--custom-ops", str(tmp_path / "ops.c")]) == 4
+    says(capsys.readouterr().err.splitlines()[-1])
+
+
+@pytest.mark.litert
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler")
+def test_an_operator_whose_kernel_a_library_lacks_is_named(tmp_path: Path) -> None:
+    library = kernels(tmp_path)
+    net = Net()
+    x = net.op("Twice", [net.op("RELU", [net.input()])])
+    path = net.outputs(net.op("Twice", [net.op("Other-Op", [net.op("RELU", [x])])])).write(tmp_path / "m.tflite")
+    allow(str(library))
+    with pytest.raises(UnavailableError) as caught:
+        run_alone(load(str(path), custom_ops=library))
+    assert str(caught.value).startswith(f"operator 3 (Other-Op) has no kernel: {library} exports no litert_custom_op_")
+    assert "--custom-ops" in caught.value.hint
 
 
 def test_rewritten_models_keep_inputs_and_kernels(tmp_path: Path) -> None:

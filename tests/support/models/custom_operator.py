@@ -30,9 +30,9 @@ struct { void *init, *layouts, *run, *destroy; } litert_custom_op_Twice = {init,
 """
 
 
-def kernels(folder: Path) -> Path:
+def kernels(folder: Path, code: str = LIBRARY) -> Path:
     """Compile the library, and return its path; its source ``ops.c`` lies beside it."""
     source, library = folder / "ops.c", folder / "libops.so"
-    source.write_text(LIBRARY)
+    source.write_text(code)
     subprocess.run(["gcc", "-w", "-shared", "-fPIC", "-o", library, source], check=True)
     return library
