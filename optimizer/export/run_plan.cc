@@ -530,7 +530,7 @@ class LitertStage : public Stage {
     for (const auto node : file.Items(subgraph, 3)) {
       if (const auto changed = file.Field(node, 7); changed != 0) file.At<std::uint32_t>(file.Follow(changed)) = 0;
       if (const auto scales = file.Field(node, 8); scales != 0 && file.At<std::uint32_t>(file.Follow(scales)) > 0) {
-        throw std::runtime_error(line().file + " has an LSTM in integers (intermediates), which only run_plan.py can do");
+        throw std::runtime_error(line().file + " has an LSTM in integers, which only run_plan.py can do");
       }
     }
     const auto outputs = file.Follow(file.Field(subgraph, 2));
