@@ -26,7 +26,7 @@ from evaluators.litert.deployment import (
 )
 from evaluators.litert.parts import share_weights
 from evaluators.litert.settings import compile_settings
-from evaluators.litert.worker.runtimes import LITERT, PACKAGES
+from evaluators.litert.worker.runtimes import LITERT, PACKAGES, TFLITE
 from evaluators.objectives import OBJECTIVES
 from evaluators.workload import scheduler
 from evaluators.workload.lowered import Lowerings
@@ -382,7 +382,7 @@ def _processor_words(processor: Mapping[str, Any], processors: Sequence[Mapping[
         **({"both": 1} if options.get("fallback") else {}),
         "threads": options.get("threads", 1),
         "cores": _numbers(options.get("cores", ())),
-        **{name: options[name] for name in ("precision", "kernels", "runtime") if name in options},
+        **{name: options[name] for name in ("precision", "kernels", "runtime", "device") if name in options},
         "excludes": _numbers([i for i, other in enumerate(processors) if excludes(processor, other)]),
     }
     return " ".join(f"{key}={value}" for key, value in words.items())
@@ -400,7 +400,7 @@ def _model_lines(model: Mapping[str, Any]) -> Iterator[str]:
         custom = ",".join(f"{name}:{version}" for name, version in entry.get("custom_operators", ()))
         words = f" custom={''.join(custom.split())}" if custom else ""
         words += f" parts={','.join(':'.join(map(str, part)) for part in entry['parts'])}" if "parts" in entry else ""
-        words += f" engine={entry['engine']}" if "engine" in entry else ""  # which the runner in C++ refuses
+        words += f" engine={entry['engine']}" if "engine" in entry else ""
         yield f"stage file={entry['file']} inputs={reads} outputs={writes} expected_ms={ms:.6g}{words}"
 
 
@@ -457,7 +457,7 @@ def _readme(study: Study, document: Mapping[str, Any], more: str) -> str:
         f"- `python run_plan.py` times it (needs {needs} and numpy); {one} runs it.",
         *_fallback_lines(document),
     ]
-    if _runtimes(document) == [LITERT]:  # the one in C++ refuses others in one line
+    if TFLITE not in _runtimes(document):  # which the one in C++ refuses in one line
         lines += [
             "- `run_plan.cc` with `CMakeLists.txt` is the same in C++: it needs the sources of LiteRT and Abseil, and",
             "  the libLiteRt.so of the package ai-edge-litert; the head of `CMakeLists.txt` has the command.",

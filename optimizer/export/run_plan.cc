@@ -1,17 +1,19 @@
-// Runs an exported plan with LiteRT's C++ API, of one model or of several that queue for the processors.
+// Runs an exported plan by LiteRT's C++ API and OpenVINO's C API, of one model or of several that queue.
 //
 //   run_plan FOLDER [RUNS]                     times the plan, and compares with what it expects
-//   run_plan FOLDER RUNS INPUTS OUTPUTS        on the bytes of all inputs in a file, one after another, of all models in
-//                                              their order; the outputs' bytes go to another one
+//   run_plan FOLDER RUNS INPUTS OUTPUTS        on the bytes of all inputs in a file, one after another, of all models
+//                                              in their order; the outputs' bytes go to another one
 //
-// plan.txt in the folder is plan.json in words: a line for each processor, model, tensor, stage and client. The stages of
-// one model run in the order of the plan, on one thread. Of several models, each processor is a thread; jobs are scheduled
-// as by scheduler.py beside the plan. A stage that takes more than 1.2 times as long as expected has
-// drifted. The plan always runs: only the runner in Python can fall back to the whole model. Kernels of custom operators
-// are in custom_ops.so beside the stage files, each a LiteRtCustomOpKernel litert_custom_op_NAME.
+// plan.txt in the folder is plan.json in words: a line for each processor, model, tensor, stage and client. The stages
+// of one model run in the order of the plan, on one thread. Of several models, each processor is a thread; jobs are
+// scheduled as by scheduler.py beside the plan. A stage that takes more than 1.2 times as long as expected has drifted.
+// The plan always runs: only the runner in Python can fall back to the whole model. Kernels of custom operators are in
+// custom_ops.so beside the stage files, each a LiteRtCustomOpKernel litert_custom_op_NAME. OpenVINO is the library that
+// the environment variable OPENVINO_C_LIBRARY names, else libopenvino_c.so beside this program or of the system.
 
 #include <dlfcn.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
@@ -21,6 +23,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <map>
@@ -36,6 +39,8 @@
 #include <utility>
 #include <vector>
 
+#include "litert/c/internal/litert_accelerator_registration.h"
+#include "litert/c/internal/litert_delegate_wrapper.h"
 #include "litert/cc/litert_common.h"
 #include "litert/cc/litert_compiled_model.h"
 #include "litert/cc/litert_environment.h"
@@ -47,6 +52,7 @@ namespace {
 constexpr double kSlower = 1.2;
 
 constexpr std::uint32_t kXnnpackFloat16 = 0xF;  // compute in float16 whatever the model says
+constexpr std::size_t kAlignment = 64;  // of a tensor's memory, beyond whose end kernels read a little
 constexpr std::int64_t kNever = std::int64_t{1} << 62;
 
 using Bytes = std::vector<std::uint8_t>;
@@ -68,10 +74,16 @@ void Must(litert::Expected<void> done, const std::string& what) {
 
 // A processor as a line of plan.txt has it.
 struct ProcessorLine {
-  std::string kind, precision, kernels;
+  std::string kind, precision, kernels, runtime, device;
   bool both = false;
   int threads = 1;
   std::vector<int> cores, excludes;
+};
+
+// A range of a file's bytes.
+struct Part {
+  std::string file;
+  std::int64_t offset = 0, nbytes = 0;
 };
 
 // A stage file, and the tensors that it reads and writes, by number.
@@ -79,7 +91,9 @@ struct StageLine {
   std::string file;
   std::vector<int> inputs, outputs;
   double expected_ms = 0.0;
+  bool interpreted = false;  // it has state, or outputs that are constant or sized by data
   std::vector<std::pair<std::string, int>> custom;  // names and versions of its custom operators
+  std::vector<Part> parts;  // where it is no file, what it is joined from
 };
 
 // A tensor, which may be rows of another one.
@@ -137,6 +151,8 @@ ProcessorLine ReadProcessor(const Words& words) {
     if (key == "kind") processor.kind = value;
     else if (key == "precision") processor.precision = value;
     else if (key == "kernels") processor.kernels = value;
+    else if (key == "device") processor.device = value;
+    else if (key == "runtime" && value == "openvino") processor.runtime = value;
     else if (key == "both") processor.both = value == "1";
     else if (key == "threads") processor.threads = std::stoi(value);
     else if (key == "cores") processor.cores = Numbers<int>(value);
@@ -149,15 +165,26 @@ ProcessorLine ReadProcessor(const Words& words) {
 StageLine ReadStage(const Words& words) {
   StageLine stage{words.at("file"), Numbers<int>(words.at("inputs")), Numbers<int>(words.at("outputs")),
                   std::stod(words.at("expected_ms"))};
-  if (words.count("engine")) {  // LiteRT's C++ API compiles models, and these leave outputs as they were
-    throw std::runtime_error(stage.file + " has state, or outputs that are constant or sized by data, which only run_plan.py can do");
-  }
-  std::stringstream custom(words.count("custom") ? words.at("custom") : "");
-  for (std::string part; std::getline(custom, part, ',');) {
-    const auto split = part.rfind(':');
-    if (split == std::string::npos) throw std::runtime_error("plan.txt: " + part + " is no NAME:VERSION");
-    stage.custom.emplace_back(part.substr(0, split), std::stoi(part.substr(split + 1)));
-  }
+  stage.interpreted = words.count("engine") > 0;
+  const auto each = [&](const char* key, auto add) {
+    std::stringstream list(words.count(key) ? words.at(key) : "");
+    for (std::string item; std::getline(list, item, ',');) add(item);
+  };
+  const auto last = [](std::string& item) {  // the number behind the last colon, which goes
+    const auto split = item.rfind(':');
+    if (split == std::string::npos) throw std::runtime_error("plan.txt: " + item + " lacks :NUMBER");
+    const std::int64_t number = std::stoll(item.substr(split + 1));
+    item.resize(split);
+    return number;
+  };
+  each("custom", [&](std::string item) {
+    const int version = static_cast<int>(last(item));
+    stage.custom.emplace_back(item, version);
+  });
+  each("parts", [&](std::string item) {
+    const std::int64_t nbytes = last(item), offset = last(item);
+    stage.parts.push_back({item, offset, nbytes});
+  });
   return stage;
 }
 
@@ -232,11 +259,38 @@ class Tensors {
 
   litert::Span<std::uint8_t> At(int number) {
     const TensorLine& line = lines_->at(number);
-    Bytes& data = data_.at(line.root < 0 ? number : line.root);
+    const int root = line.root < 0 ? number : line.root;
+    Bytes& data = data_.at(root);
+    CheckSize(root, data.size());
     return litert::Span<std::uint8_t>(data.data() + line.first, line.nbytes);
   }
 
+  // Takes what a stage has computed; its size may depend on data.
+  void Set(int number, const void* data, std::size_t nbytes) {
+    const auto first = static_cast<const std::uint8_t*>(data);
+    if (lines_->at(number).root < 0) {
+      data_.at(number).assign(first, first + nbytes);
+    } else {
+      CheckSize(number, nbytes);
+      std::copy(first, first + nbytes, At(number).begin());
+    }
+  }
+
+  // Returns a tensor of any size, copied out of another one where it lies in it.
+  Bytes Whole(int number) {
+    if (lines_->at(number).root < 0) return data_.at(number);
+    const auto data = At(number);
+    return Bytes(data.begin(), data.end());
+  }
+
  private:
+  void CheckSize(int number, std::size_t nbytes) const {
+    if (nbytes == lines_->at(number).nbytes) return;
+    throw std::runtime_error("tensor " + std::to_string(number) + " has " + std::to_string(nbytes) +
+                             " bytes where the plan has room for " + std::to_string(lines_->at(number).nbytes) +
+                             ": its size depends on the inputs");
+  }
+
   const std::map<int, TensorLine>* lines_;
   std::map<int, Bytes> data_;
 };
@@ -258,13 +312,118 @@ const LiteRtCustomOpKernel& Kernel(const std::string& folder, std::string name) 
   return *static_cast<const LiteRtCustomOpKernel*>(kernel);
 }
 
-// A stage file, compiled for its processor; threads of its kernels are made on its cores.
+// A stage file on disk; one that is joined from parts goes when this does.
+class StageFile {
+ public:
+  StageFile(const std::string& folder, const StageLine& line) : path(folder + "/" + line.file) {
+    if (line.parts.empty()) return;
+    path = joined_ = std::filesystem::temp_directory_path() / "stage_XXXXXX.tflite";
+    const int made = mkstemps(joined_.data(), 7);
+    if (made < 0) throw std::runtime_error(path + " cannot be made: " + std::strerror(errno));
+    close(made);
+    path = joined_;
+    try {
+      std::ofstream out(joined_, std::ios::binary);
+      for (const auto& [file, offset, nbytes] : line.parts) Append(out, folder + "/" + file, offset, nbytes);
+      if (!out.flush()) throw std::runtime_error(joined_ + " cannot be written");
+    } catch (...) {
+      unlink(joined_.c_str());
+      throw;
+    }
+  }
+  ~StageFile() {
+    if (!joined_.empty()) unlink(joined_.c_str());
+  }
+  StageFile(const StageFile&) = delete;
+
+  std::string path;
+
+ private:
+  static void Append(std::ofstream& out, const std::string& file, std::int64_t offset, std::int64_t nbytes) {
+    std::ifstream in(file, std::ios::binary | std::ios::ate);
+    if (!in) throw std::runtime_error(file + " cannot be read");
+    const std::int64_t size = in.tellg();
+    if (offset < 0 || nbytes < 0 || offset > size || nbytes > size - offset) {
+      throw std::runtime_error(file + " has " + std::to_string(size) + " bytes, fewer than the plan reads of it");
+    }
+    in.seekg(offset);
+    std::vector<char> block(1 << 20);
+    for (std::int64_t count; nbytes > 0; nbytes -= count) {
+      count = std::min<std::int64_t>(nbytes, block.size());
+      if (!in.read(block.data(), count)) throw std::runtime_error(file + " cannot be read");
+      out.write(block.data(), count);
+    }
+  }
+
+  std::string joined_;
+};
+
+// A stage on its processor.
 class Stage {
  public:
-  Stage(litert::Environment& environment, const std::string& folder, const StageLine& line,
-        const ProcessorLine& processor)
-      : line_(&line), processor_(&processor) {
-    Pin(processor.cores);
+  Stage(const StageLine& line, const ProcessorLine& processor) : line_(&line), processor_(&processor) {}
+  virtual ~Stage() = default;
+
+  const StageLine& line() const { return *line_; }
+  const ProcessorLine& processor() const { return *processor_; }
+
+  // Runs the stage on an instance's tensors, and returns the milliseconds that it took.
+  double Run(Tensors& tensors) {
+    const auto begin = std::chrono::steady_clock::now();
+    Execute(tensors);
+    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+  }
+
+ protected:
+  virtual void Execute(Tensors& tensors) = 0;
+
+  void CheckPorts(std::size_t inputs, std::size_t outputs) const {
+    if (inputs != line_->inputs.size() || outputs != line_->outputs.size()) {
+      throw std::runtime_error(line_->file + " has other inputs or outputs than the plan says");
+    }
+  }
+
+ private:
+  const StageLine* line_;
+  const ProcessorLine* processor_;
+};
+
+// Tables of a FlatBuffer, whose fields are known by number.
+struct FlatBuffer {
+  template <typename T>
+  T& At(std::size_t position) const {
+    if (position > bytes.size() || sizeof(T) > bytes.size() - position) {
+      throw std::runtime_error("a stage file is damaged");
+    }
+    return *reinterpret_cast<T*>(bytes.data() + position);
+  }
+
+  std::size_t Follow(std::size_t position) const { return position + At<std::uint32_t>(position); }
+
+  // Returns where a field of a table is, 0 where it is not there.
+  std::size_t Field(std::size_t table, std::size_t number) const {
+    const std::size_t fields = table - At<std::int32_t>(table), entry = 4 + 2 * number;
+    const std::size_t offset = entry < At<std::uint16_t>(fields) ? At<std::uint16_t>(fields + entry) : 0;
+    return offset == 0 ? 0 : table + offset;
+  }
+
+  // Returns the tables of a field that is a list of them.
+  std::vector<std::size_t> Items(std::size_t table, std::size_t number) const {
+    std::vector<std::size_t> found;
+    const std::size_t list = Field(table, number) == 0 ? 0 : Follow(Field(table, number));
+    for (std::size_t i = 1; list != 0 && i <= At<std::uint32_t>(list); ++i) found.push_back(Follow(list + 4 * i));
+    return found;
+  }
+
+  Bytes& bytes;
+};
+
+// A stage file compiled by LiteRT; threads of its kernels are made on the processor's cores.
+class LitertStage : public Stage {
+ public:
+  LitertStage(litert::Environment& environment, const std::string& folder, const StageLine& line,
+              const ProcessorLine& processor)
+      : Stage(line, processor) {
     auto options = Must(litert::Options::Create(), "options");
     const auto accelerator = processor.kind == "gpu"   ? litert::HwAccelerators::kGpu
                              : processor.kind == "npu" ? litert::HwAccelerators::kNpu
@@ -282,7 +441,8 @@ class Stage {
       } else if (processor.kernels == "reference") {
         Must(cpu.SetKernelMode(kLiteRtCpuKernelModeReference), "kernels");
       } else if (processor.kernels == "f16") {
-        Must(cpu.SetXNNPackFlags(kXnnpackFloat16), "kernels");
+        // The interpreter of run_plan.py computes in float32.
+        if (!line.interpreted) Must(cpu.SetXNNPackFlags(kXnnpackFloat16), "kernels");
       } else if (!processor.kernels.empty() && processor.kernels != "xnnpack") {
         throw std::runtime_error("kernels " + processor.kernels + " are not known");
       }
@@ -293,37 +453,268 @@ class Stage {
     for (const auto& [name, version] : line.custom) {
       Must(options.AddCustomOpKernel(name, version, Kernel(folder, name)), "kernel of " + name);
     }
-    const std::string path = folder + "/" + line.file;
-    model_.emplace(Must(litert::CompiledModel::Create(environment, path, options), path));
-    into_ = Must(model_->CreateInputBuffers(), path);
-    out_ = Must(model_->CreateOutputBuffers(), path);
-    if (into_.size() != line.inputs.size() || out_.size() != line.outputs.size()) {
-      throw std::runtime_error(path + " has other inputs or outputs than the plan says");
+    const StageFile file(folder, line);
+    loading = line.interpreted ? this : nullptr;
+    if (line.interpreted) {
+      HideState(file.path);
+      const litert::BufferRef<std::uint8_t> bytes(bytes_.data(), bytes_.size());
+      model_.emplace(Must(litert::CompiledModel::Create(environment, bytes, options), line.file));
+    } else {
+      model_.emplace(Must(litert::CompiledModel::Create(environment, file.path, options), line.file));
     }
+    into_ = Must(model_->CreateInputBuffers(), line.file);
+    out_ = Must(model_->CreateOutputBuffers(), line.file);
+    CheckPorts(into_.size(), out_.size());
+    if (!line.interpreted) return;
+    CheckPorts(into_.size(), context_ == nullptr ? 0 : outputs_.size());
+    Must(model_->GetOutputTensorLayouts(0, true), line.file);  // kernels say now which outputs they allocate
+    model_->SetCancellationFunction(this, &LitertStage::Begin);
   }
 
-  const StageLine& line() const { return *line_; }
-  const ProcessorLine& processor() const { return *processor_; }
-
-  // Runs the stage on an instance's tensors, and returns the milliseconds that it took.
-  double Run(Tensors& tensors) {
-    const auto begin = std::chrono::steady_clock::now();
-    for (std::size_t i = 0; i < into_.size(); ++i) {
-      Must(into_[i].Write<std::uint8_t>(tensors.At(line_->inputs[i])), "input of " + line_->file);
+  // Registers a delegate that takes no operator: LiteRT shows it the tensors of an interpreted stage.
+  static void ShowTensors(litert::Environment& environment) {
+    LiteRtAccelerator shown = nullptr;
+    LiteRtCreateAccelerator(&shown);
+    LiteRtSetAcceleratorGetName(shown, [](LiteRtAcceleratorConst, const char** name) {
+      *name = "tensors";
+      return kLiteRtStatusOk;
+    });
+    LiteRtSetAcceleratorGetVersion(shown, [](LiteRtAcceleratorConst, LiteRtApiVersion* version) {
+      *version = {1, 0, 0};
+      return kLiteRtStatusOk;
+    });
+    LiteRtSetAcceleratorGetHardwareSupport(shown, [](LiteRtAcceleratorConst, LiteRtHwAcceleratorSet* supported) {
+      *supported = kLiteRtHwAcceleratorCpu;
+      return kLiteRtStatusOk;
+    });
+    LiteRtSetDelegateFunction(shown, [](LiteRtRuntimeContext*, LiteRtEnvironment, LiteRtAcceleratorConst, LiteRtOptions,
+                                        LiteRtDelegateWrapper* made) {
+      static TfLiteDelegate delegate{.Prepare = [](TfLiteContext* context, TfLiteDelegate*) {
+                                       loading->Show(context);
+                                       return kTfLiteOk;
+                                     },
+                                     .flags = kTfLiteDelegateFlagsAllowDynamicTensors};
+      if (loading == nullptr) return kLiteRtStatusOk;
+      return LiteRtWrapDelegate(reinterpret_cast<TfLiteOpaqueDelegate*>(&delegate), [](TfLiteOpaqueDelegate*) {}, made);
+    });
+    if (LiteRtRegisterAccelerator(environment.Get(), shown, nullptr, [](void*) {}) != kLiteRtStatusOk) {
+      throw std::runtime_error("LiteRT takes no delegate of ours");
     }
-    Must(model_->Run(into_, out_), line_->file);
-    for (std::size_t i = 0; i < out_.size(); ++i) {
-      Must(out_[i].Read<std::uint8_t>(tensors.At(line_->outputs[i])), "output of " + line_->file);
-    }
-    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
   }
 
  private:
-  const StageLine* line_;
-  const ProcessorLine* processor_;
+  // An output of an interpreted stage among LiteRT's tensors, and what it was when the run began.
+  struct Output {
+    bool OfKernel() const { return type == kTfLiteDynamic || type == kTfLitePersistentRo; }
+
+    std::uint32_t index = 0;
+    TfLiteAllocationType type = kTfLiteMemNone;
+    void* data = nullptr;
+    std::size_t nbytes = 0;
+  };
+
+  // Notes outputs and state of a stage's main subgraph. LiteRT loads no model with state, so the bytes are changed to
+  // say that there is none; the tensors get it back when they are shown.
+  void HideState(const std::string& path) {
+    std::ifstream in(path, std::ios::binary);
+    bytes_.assign(std::istreambuf_iterator<char>(in), {});
+    const FlatBuffer file{bytes_};
+    const auto subgraph = file.Items(file.Follow(0), 2).at(0);
+    const auto tensors = file.Items(subgraph, 0);
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      if (const auto flag = file.Field(tensors[i], 5); flag != 0 && file.At<std::uint8_t>(flag) != 0) {
+        state_.push_back(i);
+        file.At<std::uint8_t>(flag) = 0;
+      }
+    }
+    for (const auto node : file.Items(subgraph, 3)) {
+      if (const auto changed = file.Field(node, 7); changed != 0) file.At<std::uint32_t>(file.Follow(changed)) = 0;
+      if (const auto scales = file.Field(node, 8); scales != 0 && file.At<std::uint32_t>(file.Follow(scales)) > 0) {
+        throw std::runtime_error(line().file + " has an LSTM in integers, which only run_plan.py can do");
+      }
+    }
+    const auto outputs = file.Follow(file.Field(subgraph, 2));
+    for (std::uint32_t i = 0; i < file.At<std::uint32_t>(outputs); ++i) {
+      outputs_.push_back({file.At<std::uint32_t>(outputs + 4 + 4 * i)});
+    }
+  }
+
+  void Show(TfLiteContext* context) {
+    if (context_ != nullptr) return;  // the first is the main subgraph
+    context_ = context;
+    for (const std::size_t i : state_) {
+      TfLiteTensor& tensor = context->tensors[i];
+      const std::size_t nbytes = (tensor.bytes + 2 * kAlignment - 1) / kAlignment * kAlignment;
+      tensor.data.data = std::aligned_alloc(kAlignment, nbytes);  // as long as the stage: until the end
+      std::memset(tensor.data.data, tensor.type == kTfLiteInt8 ? tensor.params.zero_point : 0, nbytes);
+      tensor.allocation_type = kTfLiteCustom;
+      tensor.is_variable = true;
+    }
+  }
+
+  void Execute(Tensors& tensors) override {
+    for (std::size_t i = 0; i < into_.size(); ++i) {
+      Must(into_[i].Write<std::uint8_t>(tensors.At(line().inputs[i])), "input of " + line().file);
+    }
+    // A compiled model gives each output a buffer, and refuses to run where a kernel has the memory. So such an output
+    // is said to be a usual one until the first operator is about to run.
+    for (Output& output : outputs_) {
+      TfLiteTensor& tensor = context_->tensors[output.index];
+      output.type = tensor.allocation_type;
+      output.data = tensor.data.data;
+      output.nbytes = tensor.bytes;
+      if (!output.OfKernel()) continue;
+      tensor.allocation_type = kTfLiteArenaRw;
+      tensor.bytes = 0;  // it may have been larger than LiteRT's buffer
+    }
+    begun_ = false;
+    Must(model_->Run(into_, out_), line().file);
+    for (std::size_t i = 0; i < out_.size(); ++i) {
+      if (line().interpreted) {
+        const TfLiteTensor& tensor = context_->tensors[outputs_[i].index];
+        tensors.Set(line().outputs[i], tensor.data.data, tensor.bytes);
+      } else {
+        Must(out_[i].Read<std::uint8_t>(tensors.At(line().outputs[i])), "output of " + line().file);
+      }
+    }
+  }
+
+  // Called before each operator.
+  static bool Begin(void* self) {
+    auto& stage = *static_cast<LitertStage*>(self);
+    for (const Output& output : stage.outputs_) {
+      if (stage.begun_ || !output.OfKernel()) continue;
+      TfLiteTensor& tensor = stage.context_->tensors[output.index];
+      tensor.allocation_type = output.type;
+      tensor.data.data = output.data;
+      tensor.bytes = output.nbytes;
+    }
+    stage.begun_ = true;
+    return false;
+  }
+
+  static inline thread_local LitertStage* loading = nullptr;
+
   std::optional<litert::CompiledModel> model_;
   std::vector<litert::TensorBuffer> into_, out_;
+  // Of interpreted stages:
+  Bytes bytes_;
+  TfLiteContext* context_ = nullptr;
+  std::vector<std::size_t> state_;  // tensors
+  std::vector<Output> outputs_;
+  bool begun_ = false;
 };
+
+// OpenVINO's C API, declared here because the Python package has the library without headers.
+struct OpenVino {
+  template <typename Function>
+  Function* Find(const char* name) const {
+    void* found = dlsym(library, name);
+    if (found == nullptr) throw std::runtime_error(std::string("OpenVINO's library has no ") + name);
+    return reinterpret_cast<Function*>(found);
+  }
+
+  void Must(int status, const std::string& what) const {
+    if (status == 0) return;
+    std::string why = last_error();
+    std::replace(why.begin(), why.end(), '\n', ' ');
+    throw std::runtime_error(what + ": " + why);
+  }
+
+  using Create = int(void** made);
+  using CreateOf = int(const void* from, void** made);
+  using Count = int(const void* of, std::size_t* count);
+  using Port = int(const void* request, std::size_t index, void** tensor);
+
+  void* library = [] {
+    const char* path = std::getenv("OPENVINO_C_LIBRARY");
+    void* found = dlopen(path != nullptr ? path : "libopenvino_c.so", RTLD_NOW);
+    if (found == nullptr) throw std::runtime_error("OpenVINO: set OPENVINO_C_LIBRARY: " + std::string(dlerror()));
+    return found;
+  }();
+  const char* (*last_error)() = Find<const char*()>("ov_get_last_err_msg");
+  Create* create = Find<Create>("ov_core_create");
+  int (*compile)(const void*, const char* path, const char* device, std::size_t words, void** compiled, ...) =
+      Find<int(const void*, const char*, const char*, std::size_t, void**, ...)>("ov_core_compile_model_from_file");
+  CreateOf* request = Find<CreateOf>("ov_compiled_model_create_infer_request");
+  Count* inputs = Find<Count>("ov_compiled_model_inputs_size");
+  Count* outputs = Find<Count>("ov_compiled_model_outputs_size");
+  int (*infer)(void* request) = Find<int(void*)>("ov_infer_request_infer");
+  Port* input = Find<Port>("ov_infer_request_get_input_tensor_by_index");
+  Port* output = Find<Port>("ov_infer_request_get_output_tensor_by_index");
+  CreateOf* data = Find<CreateOf>("ov_tensor_data");
+  Count* nbytes = Find<Count>("ov_tensor_get_byte_size");
+  void (*free_tensor)(void* tensor) = Find<void(void*)>("ov_tensor_free");
+};
+
+// A stage file compiled by OpenVINO, with the properties of run_plan.py.
+class OpenVinoStage : public Stage {
+ public:
+  OpenVinoStage(const std::string& folder, const StageLine& line, const ProcessorLine& processor)
+      : Stage(line, processor) {
+    const bool cpu = processor.kind == "cpu";
+    const std::string threads = std::to_string(processor.threads);
+    std::vector<const char*> words{"PERFORMANCE_HINT", "LATENCY"};
+    if (processor.kind != "npu") {
+      const char* mode = processor.precision == "f32" ? "ACCURACY" : "PERFORMANCE";
+      words.insert(words.end(), {"NUM_STREAMS", "1", "INFERENCE_PRECISION_HINT", processor.precision.c_str(),
+                                 "EXECUTION_MODE_HINT", mode});
+    }
+    if (cpu) words.insert(words.end(), {"INFERENCE_NUM_THREADS", threads.c_str(), "ENABLE_HYPER_THREADING", "YES"});
+    const std::size_t count = words.size();
+    words.resize(12);
+    std::string device = cpu ? "CPU" : processor.device;
+    if (processor.both) device = "HETERO:" + device + ",CPU";
+    const StageFile file(folder, line);
+    void* core = nullptr;
+    void* compiled = nullptr;
+    api_.Must(api_.create(&core), "OpenVINO");
+    api_.Must(api_.compile(core, file.path.c_str(), device.c_str(), count, &compiled, words[0], words[1], words[2],
+                           words[3], words[4], words[5], words[6], words[7], words[8], words[9], words[10], words[11]),
+              line.file);
+    api_.Must(api_.request(compiled, &request_), line.file);
+    std::size_t inputs = 0, outputs = 0;
+    api_.Must(api_.inputs(compiled, &inputs), line.file);
+    api_.Must(api_.outputs(compiled, &outputs), line.file);
+    CheckPorts(inputs, outputs);
+  }
+
+ private:
+  void Execute(Tensors& tensors) override {
+    for (std::size_t i = 0; i < line().inputs.size(); ++i) {
+      const auto given = tensors.At(line().inputs[i]);
+      const auto room = At(api_.input, i);
+      if (room.size() != given.size()) throw std::runtime_error(line().file + " has an input of another size");
+      std::copy(given.begin(), given.end(), room.begin());
+    }
+    api_.Must(api_.infer(request_), line().file);
+    for (std::size_t i = 0; i < line().outputs.size(); ++i) {
+      const auto found = At(api_.output, i);
+      tensors.Set(line().outputs[i], found.data(), found.size());
+    }
+  }
+
+  litert::Span<std::uint8_t> At(OpenVino::Port* port, std::size_t i) const {
+    void *tensor = nullptr, *data = nullptr;
+    std::size_t nbytes = 0;
+    api_.Must(port(request_, i, &tensor), line().file);
+    const int status = api_.data(tensor, &data) | api_.nbytes(tensor, &nbytes);
+    api_.free_tensor(tensor);  // the request holds it
+    api_.Must(status, line().file);
+    return litert::Span<std::uint8_t>(static_cast<std::uint8_t*>(data), nbytes);
+  }
+
+  OpenVino api_;
+  void* request_ = nullptr;
+};
+
+// Compiles a stage for its processor, on whose cores its kernels' threads are made.
+std::unique_ptr<Stage> MakeStage(litert::Environment& environment, const std::string& folder, const StageLine& line,
+                                 const ProcessorLine& processor) {
+  Pin(processor.cores);
+  if (processor.runtime == "openvino") return std::make_unique<OpenVinoStage>(folder, line, processor);
+  return std::make_unique<LitertStage>(environment, folder, line, processor);
+}
 
 std::int64_t Now() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -548,8 +939,7 @@ class Models {
           const bool mine = std::find(takes.begin(), takes.end(), processor) != takes.end();
           auto& place = made_[processor][{client.model, static_cast<int>(job)}];
           if (mine && !place) {
-            place = std::make_unique<Stage>(environment, model.folder, model.stages.at(job),
-                                            plan_.processors[processor]);
+            place = MakeStage(environment, model.folder, model.stages.at(job), plan_.processors[processor]);
           }
         }
       }
@@ -634,7 +1024,7 @@ void WriteOutputs(const std::string& path, const PlanText& plan, std::vector<Ten
   std::ofstream file(path, std::ios::binary);
   for (std::size_t k = 0; k < tensors.size(); ++k) {
     for (const int number : plan.models.at(plan.clients[k].model).outputs) {
-      const auto data = tensors[k].At(number);
+      const Bytes data = tensors[k].Whole(number);
       file.write(reinterpret_cast<const char*>(data.data()), static_cast<std::streamsize>(data.size()));
     }
   }
@@ -647,7 +1037,7 @@ void RunOne(litert::Environment& environment, const PlanText& plan, Tensors& ten
   std::vector<std::unique_ptr<Stage>> stages;
   for (std::size_t i = 0; i < model.stages.size(); ++i) {
     const ProcessorLine& processor = plan.processors.at(plan.clients.at(0).processors.at(i).at(0));
-    stages.push_back(std::make_unique<Stage>(environment, model.folder, model.stages[i], processor));
+    stages.push_back(MakeStage(environment, model.folder, model.stages[i], processor));
   }
   std::vector<std::vector<double>> took(stages.size());
   std::vector<double> totals;
@@ -686,6 +1076,7 @@ void RunSeveral(litert::Environment& environment, const PlanText& plan, std::vec
 int Run(const std::string& folder, int runs, const std::string& inputs, const std::string& outputs) {
   const PlanText plan = ReadPlan(folder);
   auto environment = Must(litert::Environment::Create({}), "LiteRT");
+  LitertStage::ShowTensors(environment);
   std::vector<Tensors> tensors;
   for (const ClientLine& client : plan.clients) tensors.emplace_back(plan.models.at(client.model));
   if (inputs.empty()) {

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,14 @@ from evaluators.litert import PlanRunner, WorkloadRunner, parts
 from evaluators.litert.session import LitertEvaluator
 from optimizer.cli import main
 from optimizer.devices import choose_platform
-from optimizer.export.run_plan import ALPHA, MAX_PAIRS, MIN_PAIRS, SURE_RUNS, Comparison, FallbackError
+from optimizer.export.run_plan import ALPHA, MAX_PAIRS, MIN_PAIRS, SURE_RUNS, Comparison, FallbackError, _usual_inputs
 from optimizer.export.run_plan import Plan as RunPlan
 from search_spaces.core.plan import Plan, Share, Stage
 from search_spaces.models import load
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.registry import FREEDOMS
 from tests.support.commands import SEARCHED
+from tests.support.models.operator_corpus import corpus
 from tests.support.models.tflite_models import TYPES, Net
 from tests.support.sentences import fails
 from tests.system.optimizer.test_export_everything import drawn
@@ -383,34 +385,83 @@ def in_cpp(program: Path, folder: Path, inputs: bytes) -> tuple[bytes, str]:
     return (folder / "outputs").read_bytes(), ""
 
 
+def agrees_in_cpp(program: Path, folder: Path) -> None:
+    """Check that both runners compute the same."""
+    with RunPlan(folder) as runner:
+        arrays = random_inputs(runner)
+        if (folder / "inputs.bin").exists():  # not just any fit
+            arrays = dict(zip(arrays, _usual_inputs(folder, runner.document), strict=True))
+        for _ in range(5):  # as many as in C++: state is kept between runs
+            wanted = b"".join(value.tobytes() for value in runner.run(arrays).values())
+    assert in_cpp(program, folder, b"".join(array.tobytes() for array in arrays.values())) == (wanted, "")
+
+
 @pytest.mark.timeout(900)
-def test_the_runner_in_cpp_computes_what_the_one_in_python_computes(runner_in_cpp: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("second", ["cpu1:builtin", "cpu1:openvino"])
+def test_the_runner_in_cpp_computes_what_the_one_in_python_computes(
+    runner_in_cpp: Path, second: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "run"
-    exported_with(run, (20,), ("cpu0", "cpu1:builtin"))
+    exported_with(run, (20,), ("cpu0", second))
+    if second.endswith("openvino"):
+        assert "set OPENVINO_C_LIBRARY" in in_cpp(runner_in_cpp, run / "export", bytes(64 * 64 * 12))[1]
+        (library,) = Path(pytest.importorskip("openvino").__file__).parent.glob("libs/libopenvino_c.so*")
+        monkeypatch.setenv("OPENVINO_C_LIBRARY", str(library))
     graph, evaluator = load(MODEL), LitertEvaluator()
-    platform = choose_platform(evaluator, ("cpu0", "cpu1:builtin"))
+    platform = choose_platform(evaluator, ("cpu0", second))
     for freedom in FREEDOMS:
         with evaluator.prepare(platform) as session:
             session.deploy(run / "best", graph, drawn(graph, platform, freedom))
         assert main(["export", str(run)]) == 0
-        with RunPlan(run / "export") as runner:
-            arrays = random_inputs(runner)
-            wanted = b"".join(value.tobytes() for value in runner.run(arrays).values())
-        given = b"".join(array.tobytes() for array in arrays.values())
-        assert in_cpp(runner_in_cpp, run / "export", given) == (wanted, "")
+        agrees_in_cpp(runner_in_cpp, run / "export")
     assert "does not hold as many bytes as the inputs" in in_cpp(runner_in_cpp, run / "export", b"too few")[1]
     text = (run / "export" / "plan.txt").read_text()
-    (run / "export" / "plan.txt").write_text(text.replace(" threads=1 ", " runtime=openvino threads=1 ", 1))
-    assert "runtime=openvino, which only run_plan.py can do" in in_cpp(runner_in_cpp, run / "export", given)[1]
+    (run / "export" / "plan.txt").write_text(text.replace(" threads=1 ", " runtime=tflite-runtime threads=1 ", 1))
+    assert "runtime=tflite-runtime, which only run_plan.py can do" in in_cpp(runner_in_cpp, run / "export", b"")[1]
 
 
 @pytest.mark.timeout(900)
-def test_the_runner_in_cpp_refuses_what_compiled_models_leave_undone(
-    runner_in_cpp: Path, sized_at_run_time: Path
+def test_the_runner_in_cpp_joins_stage_files(runner_in_cpp: Path, tmp_path: Path) -> None:
+    folder = exported_with(tmp_path / "run", (20,), ("cpu0", "cpu1:builtin"))
+    content = (folder / "stage_1.tflite").read_bytes()
+    (tmp_path / "run" / "elsewhere").write_bytes(b"before" + content[:1000] + b"behind")
+    (folder / "stage_1.part").write_bytes(content[1000:])
+    plan = folder / "plan.txt"
+    text = plan.read_text().replace(
+        "file=stage_1.tflite", f"file=stage_1.tflite parts=../elsewhere:6:1000,stage_1.part:0:{len(content) - 1000}"
+    )
+    plan.write_text(text)
+    folder.joinpath("stage_1.tflite").rename(tmp_path / "stage_1.tflite")
+    before = set(Path(tempfile.gettempdir()).glob("stage_*.tflite"))
+    given = bytes(64 * 64 * 12)
+    joined = in_cpp(runner_in_cpp, folder, given)
+    for part, problem in (("../elsewhere:6:2000", "has 1012 bytes"), ("gone:0:9", "cannot be read"), ("x", "lacks")):
+        plan.write_text(text.replace("../elsewhere:6:1000", part))
+        assert problem in in_cpp(runner_in_cpp, folder, given)[1]
+    assert set(Path(tempfile.gettempdir()).glob("stage_*.tflite")) == before
+    plan.write_text(text)
+    shutil.copy(tmp_path / "stage_1.tflite", folder)
+    with RunPlan(folder) as runner:
+        outputs = runner.run(np.zeros((1, 64, 64, 3), np.float32))
+    assert joined == (b"".join(value.tobytes() for value in outputs.values()), "")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["LSTM", "SVDF", "WHERE", "SHAPE", "EMBEDDING_LOOKUP_SPARSE", "UNIQUE"])
+def test_the_runner_in_cpp_runs_what_compiled_models_leave_undone(
+    runner_in_cpp: Path, name: str, tmp_path: Path
 ) -> None:
-    assert "which only run_plan.py can do" in in_cpp(runner_in_cpp, sized_at_run_time, bytes(12))[1]
-    (sized_at_run_time / "plan.txt").write_text("tensor 0 4\n")
-    assert in_cpp(runner_in_cpp, sized_at_run_time, bytes(12))[1].startswith("run_plan: ")
+    case = next(case for case in corpus(("float32",)) if case.name == f"{name} float32")
+    words = [str(case.net().write(tmp_path / "m.tflite")), "--processors", "cpu0", "--max-stages", "1", "--budget", "1"]
+    assert main([*words, "-q", "--out", str(tmp_path / "run")]) in SEARCHED
+    folder = tmp_path / "run" / "export"
+    assert main(["export", str(tmp_path / "run")]) == 0
+    assert " engine=interpreter" in (folder / "plan.txt").read_text()
+    agrees_in_cpp(runner_in_cpp, folder)
+    (folder / "stage_0.tflite").write_bytes((folder / "stage_0.tflite").read_bytes()[:60])
+    assert in_cpp(runner_in_cpp, folder, (folder / "inputs").read_bytes())[1].startswith("run_plan: ")
+    (folder / "plan.txt").write_text("tensor 0 4\n")
+    assert in_cpp(runner_in_cpp, folder, bytes(12))[1].startswith("run_plan: ")
 
 
 @pytest.mark.timeout(900)

@@ -306,6 +306,6 @@ def test_a_phone_runs_litert_alone(run: Path, tmp_path: Path, capsys: pytest.Cap
     document["platform"]["processors"][0]["options"] |= {"runtime": "openvino", "precision": "f32"}
     (other / "best" / "plan.json").write_text(json.dumps(document))
     assert main(["export", str(other)]) == 0
-    assert " runtime=openvino " in (other / "export" / "plan.txt").read_text()  # which the runner in C++ refuses
+    assert " runtime=openvino " in (other / "export" / "plan.txt").read_text()
     assert main(["export", str(other), "--target", "android"]) == 2
     assert "openvino; a phone runs LiteRT alone" in capsys.readouterr().err
