@@ -137,6 +137,13 @@ def machine_digest(*words: str) -> str:
     return hashlib.sha256("\n".join([*words, *sorted(found)]).encode()).hexdigest()[:32]
 
 
+def can_be_packed(graph: Graph) -> bool:
+    """Return whether XNNPACK's file can hold a model's weights: it takes two filters in one buffer for the same."""
+    seen: dict[int, tuple[str, tuple[int, ...]]] = {}
+    filters = ((o.kind, graph.tensors[o.inputs[1]]) for o in graph.operators if o.kind in _WITH_WEIGHTS)
+    return all(seen.setdefault(t.buffer, (kind, t.shape)) == (kind, t.shape) for kind, t in filters if t.constant)
+
+
 def usable_packed(packed: Path | None, graph: Graph, whole: Graph, stages: Sequence[Sequence[int]]) -> Path | None:
     """Return the packed weights that stages can use, which are compiled together.
 

@@ -44,6 +44,7 @@ def share_weights(plans: Mapping[Path, MutableMapping[str, Any]]) -> None:
     """
     files = [_File.read(folder, entry) for folder, plan in plans.items() for entry in _entries(plan)]
     often = Counter(nbytes for file in files for _, nbytes in file.weights)
+    named = {(file.folder / part[0]).resolve() for file in files for part in file.entry.get("parts", ())}
     known: dict[bytes, tuple[Path, int]] = {}  # digest of weights → where they lie
     for file in files:
         folder, entry, data, own = file.folder, file.entry, _bytes(file.path), Path(file.entry["file"]).stem + ".part"
@@ -52,7 +53,8 @@ def share_weights(plans: Mapping[Path, MutableMapping[str, Any]]) -> None:
             for first, nbytes in file.weights
             if often[nbytes] > 1
         }
-        if "parts" not in entry and (parts := _split(folder, own, len(data), digests, known)):
+        fixed = "parts" in entry or file.path.resolve() in named  # others need it as it is
+        if not fixed and (parts := _split(folder, own, len(data), digests, known)):
             with replacing(folder / own) as rest:
                 for (name, _, nbytes), end in zip(parts, accumulate(n for _, _, n in parts), strict=True):
                     rest.write(data[end - nbytes : end] if name == own else b"")
@@ -126,7 +128,7 @@ def join(folder: Path, parts: Sequence[Any], digest: str) -> Path:
     Raises:
         PlanError: a part is not there, or not within its file.
     """
-    to = Path(_room().name, f"{hashlib.sha256(digest.encode()).hexdigest()}.tflite")
+    to = Path(_room().name, f"{hashlib.sha256(repr(digest).encode()).hexdigest()}.tflite")
     try:
         named = [(str(name), int(first), int(nbytes)) for name, first, nbytes in parts]
         sizes = {name: (folder / name).stat().st_size for name, _, _ in named if _NAME.fullmatch(name)}
@@ -137,7 +139,7 @@ def join(folder: Path, parts: Sequence[Any], digest: str) -> Path:
         with to.open("wb") as file:
             for name, first, nbytes in named:
                 file.write(_bytes(folder / name)[first : first + nbytes])
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise PlanError(f"{folder}: the plan is damaged: parts of a stage file are not numbers") from error
     except OSError as error:
         raise PlanError(

@@ -21,7 +21,7 @@ from evaluators.forwarding import LoweredCandidate
 from evaluators.litert import tensors
 from evaluators.litert.candidate import LitertCandidate
 from evaluators.litert.deployment import write_deployment
-from evaluators.litert.packed import Holder, packed_weights, usable_packed
+from evaluators.litert.packed import Holder, can_be_packed, packed_weights, usable_packed
 from evaluators.litert.processors import (
     check_is_here,
     computes_with_xnnpack,
@@ -185,7 +185,7 @@ class LocalSession(Session):
         """Return a model's packed weights, made if need be, and keep them where they are."""
         digest, name = self.digest(graph), self._reference_processor.name
         whole = self._stages.cut(graph, digest, tuple(range(len(graph.operators))))
-        if not packs_weights(self._reference_processor) or needs_interpreter(whole.schema):
+        if not packs_weights(self._reference_processor) or needs_interpreter(whole.schema) or not can_be_packed(graph):
             return None
         return self._holder.hold(packed_weights(digest, lambda path: self._stages.pack(name, graph, path)))
 

@@ -157,7 +157,9 @@ def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "l
         document = _write_several(study, out) if several else _write_one(study, out)
         if fallback:
             _write_whole(study, document, out)
-        plans = {out: document} | {p.parent: parsed_json(read_bounded(p)) for p in out.glob("model_*/plan.json")}
+        plans = {out: document} | {
+            p.parent: parsed_json(read_bounded(p)) for p in sorted(out.glob("model_*/plan.json"))
+        }
         share_weights(plans)
         for folder, plan in plans.items():
             write_json(folder / "plan.json", plan)

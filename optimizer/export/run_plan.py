@@ -302,11 +302,11 @@ class Stage:
 @contextlib.contextmanager
 def whole_file(folder: Path, entry: Mapping[str, Any]) -> Iterator[str]:
     """Return the path of a stage file; one that has weights in common with others is joined, until it is loaded."""
-    if "parts" not in entry:
+    if not entry.get("parts"):
         yield str(folder / entry["file"])
         return
     with tempfile.TemporaryDirectory() as place:
-        path = Path(place, entry["file"])
+        path = Path(place, "stage.tflite")
         with path.open("wb") as file:
             for name, first, nbytes in entry["parts"]:
                 file.write(np.memmap(folder / name, np.uint8, "r", first, (nbytes,)).data)

@@ -280,9 +280,10 @@ def by_name(option: str, texts: Sequence[str], names: Sequence[str]) -> dict[str
     for text in texts:
         name = max((n for n in names if text.startswith(f"{n}=")), key=len, default="")
         if not name and "=" in text and len(names) > 1 and not Path(text).exists():
-            raise UsageError(
-                f"{option} {text}: there is no model {text.partition('=')[0]!r}", f"the models are: {', '.join(names)}"
-            )
+            what = f"{option} {text}: there is no model {text.partition('=')[0]!r}"
+            raise UsageError(what, f"the models are: {', '.join(sorted(names))}")
+        if text == f"{name}=":
+            raise UsageError(f"{option} {text}: nothing stands behind '='", f"give {name}=VALUE")
         if name in found:
             whose = name or (names[0] if len(names) == 1 else "every model")
             raise UsageError(

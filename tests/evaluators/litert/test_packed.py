@@ -5,17 +5,27 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
+import numpy as np
 import pytest
+from ai_edge_litert import schema_py_generated as schema
+from ai_edge_litert.interpreter import Interpreter
 
 from evaluators.litert.packed import Holder, existing_packed_weights, packed_weights
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from search_spaces.core.graph import Graph
+from search_spaces.models import load
 from search_spaces.models.cache import ENVIRONMENT
 from search_spaces.spaces.chain import chain_plan
 from tests.support.disks import small_disk
 from tests.support.models.litert_loading import agrees, litert_processors
+from tests.support.models.tflite_models import Net
+
+if TYPE_CHECKING:
+    from evaluators.litert.candidate import LitertCandidate
 
 pytestmark = pytest.mark.litert
 
@@ -135,3 +145,28 @@ def test_without_room_for_packed_weights_stages_pack_for_themselves(
         assert not [p for p in disk.rglob("*") if p.is_file() and p.stat().st_size]
     assert [r.name for r in caplog.records] == ["partition_optimizer"]
     assert "not kept" in caplog.text
+
+
+def test_filters_in_one_buffer_under_two_shapes_are_not_taken_for_the_same(tmp_path: Path, cache_folder: Path) -> None:
+    net = Net()
+    first = net.input((1, 8))
+    dense = schema.FullyConnectedOptionsT()
+    filters = net.constant(np.random.default_rng(0).standard_normal((16, 8), dtype=np.float32))
+    buffer = net.graph.tensors[filters].buffer
+    wide = net.op("FULLY_CONNECTED", [first, filters, -1], net.tensor((1, 16)), dense)
+    other = net.tensor((8, 16), buffer=buffer)
+    path = net.outputs(net.op("FULLY_CONNECTED", [wide, other, -1], net.tensor((1, 8)), dense)).write(tmp_path / "n")
+    interpreter = Interpreter(str(path.rename(tmp_path / "net.tflite")))
+    interpreter.allocate_tensors()
+    graph = load(str(tmp_path / "net.tflite"))
+    with (
+        LitertEvaluator().prepare(PLATFORM) as session,
+        closing(session.load(graph, chain_plan(graph, [], PROCESSORS[:1]))) as found,
+    ):
+        candidate = cast("LitertCandidate", found)
+        (given,) = session.inputs(graph)
+        candidate.run(1)
+        interpreter.set_tensor(interpreter.get_input_details()[0]["index"], given)
+        interpreter.invoke()
+        wanted = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+        assert candidate.outputs()[0].tobytes() == wanted.tobytes()

@@ -73,10 +73,21 @@ def test_models_of_one_plan_share_what_they_have_in_common(tmp_path: Path) -> No
     assert "../model_0/stage_2.tflite" in named
 
 
+def test_what_others_are_joined_from_stays(tmp_path: Path) -> None:
+    places = [tmp_path / f"model_{i}" for i in range(2)]
+    plans = {place: written(place) for place in places}
+    share_weights(plans)
+    share_weights({place: plans[place] for place in reversed(places)})  # as an export that lists the last first
+    for place, document in plans.items():
+        write_json(place / "plan.json", document)
+        read_deployment(place)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
         [["stage_0.tflite", 0]],
+        [["stage_0.tflite", 0, "1e999"]],  # which stands there as a number
         [["stage_0.tflite", 0, "many"]],
         [["stage_0.tflite", -1, 8]],
         [["stage_0.tflite", 0, 1 << 60]],
@@ -96,7 +107,7 @@ def test_damaged_parts_are_one_line(wrong: Any, shared: Path) -> None:
     kept = (shared / "plan.json").read_bytes()
     document["files"][1]["parts"] = wrong
     try:
-        write_json(shared / "plan.json", document)
+        (shared / "plan.json").write_text(json.dumps(document).replace('"1e999"', "1e999"))
         with fails(PlanError):
             read_deployment(shared)
     finally:
