@@ -513,8 +513,9 @@ class LitertStage : public Stage {
     std::size_t nbytes = 0;
   };
 
-  // Notes outputs and state of a stage's main subgraph. LiteRT loads no model with state, so the bytes are changed to
-  // say that there is none; the tensors get it back when they are shown.
+  // Notes outputs and state of a stage's main subgraph, and which tensors hold scales between its gates. LiteRT loads no
+  // model with state or such tensors, so the bytes are changed to say that there are none; tensors and operators get
+  // them back when they are shown.
   void HideState(const std::string& path) {
     std::ifstream in(path, std::ios::binary);
     bytes_.assign(std::istreambuf_iterator<char>(in), {});
@@ -527,11 +528,15 @@ class LitertStage : public Stage {
         file.At<std::uint8_t>(flag) = 0;
       }
     }
-    for (const auto node : file.Items(subgraph, 3)) {
-      if (const auto changed = file.Field(node, 7); changed != 0) file.At<std::uint32_t>(file.Follow(changed)) = 0;
-      if (const auto scales = file.Field(node, 8); scales != 0 && file.At<std::uint32_t>(file.Follow(scales)) > 0) {
-        throw std::runtime_error(line().file + " has an LSTM in integers, which only run_plan.py can do");
+    const auto nodes = file.Items(subgraph, 3);
+    for (std::size_t i = 0; i < nodes.size(); ++i) {
+      if (const auto changed = file.Field(nodes[i], 7); changed != 0) file.At<std::uint32_t>(file.Follow(changed)) = 0;
+      const auto scales = file.Field(nodes[i], 8) == 0 ? 0 : file.Follow(file.Field(nodes[i], 8));
+      if (scales == 0) continue;
+      for (std::uint32_t k = 0; k < file.At<std::uint32_t>(scales); ++k) {
+        scales_[i].push_back(file.At<std::int32_t>(scales + 4 + 4 * k));
       }
+      file.At<std::uint32_t>(scales) = 0;
     }
     const auto outputs = file.Follow(file.Field(subgraph, 2));
     for (std::uint32_t i = 0; i < file.At<std::uint32_t>(outputs); ++i) {
@@ -549,6 +554,15 @@ class LitertStage : public Stage {
       std::memset(tensor.data.data, tensor.type == kTfLiteInt8 ? tensor.params.zero_point : 0, nbytes);
       tensor.allocation_type = kTfLiteCustom;
       tensor.is_variable = true;
+    }
+    for (const auto& [index, tensors] : scales_) {
+      TfLiteNode* node = nullptr;
+      TfLiteRegistration* kernel = nullptr;
+      if (context->GetNodeAndRegistration(context, index, &node, &kernel) != kTfLiteOk) continue;
+      const std::size_t nbytes = sizeof(TfLiteIntArray) + tensors.size() * sizeof(int);
+      node->intermediates = static_cast<TfLiteIntArray*>(std::malloc(nbytes));  // which the node frees
+      node->intermediates->size = tensors.size();
+      std::copy(tensors.begin(), tensors.end(), node->intermediates->data);
     }
   }
 
@@ -601,6 +615,7 @@ class LitertStage : public Stage {
   Bytes bytes_;
   TfLiteContext* context_ = nullptr;
   std::vector<std::size_t> state_;  // tensors
+  std::map<int, std::vector<int>> scales_;  // operator -> the tensors whose scales it reads, of an LSTM in integers
   std::vector<Output> outputs_;
   bool begun_ = false;
 };

@@ -380,6 +380,7 @@ def _built() -> Iterator[Case]:
     for kind in ("HASHTABLE", "HASHTABLE_FIND", "HASHTABLE_IMPORT", "HASHTABLE_SIZE"):
         yield built(kind, _hashtable)
     yield built("DENSIFY", _densify)
+    yield built("UNIDIRECTIONAL_SEQUENCE_LSTM", _lstm_in_integers, "int8 activations, int16 cells")
     yield built("STABLEHLO_COMPOSITE", _composite)
     yield built("STABLEHLO_CASE", _case)
     yield built("STABLEHLO_SCATTER", _scatter)
@@ -483,6 +484,33 @@ def _densify(net: Net) -> None:
     _done(
         net, net.op("FULLY_CONNECTED", [net.input((2, 4)), dense, -1], net.tensor((2, 3)), S.FullyConnectedOptionsT())
     )
+
+
+def _lstm_in_integers(net: Net) -> None:
+    rng = np.random.default_rng(0)
+
+    def scaled(scale: float) -> Any:
+        return S.QuantizationParametersT(scale=[scale], zeroPoint=[0])
+
+    def constant(value: Array, scale: float) -> int:
+        number = net.constant(value)
+        net.graph.tensors[number].quantization = scaled(scale)
+        return number
+
+    def weights(*shape: int) -> int:
+        return constant(rng.integers(-100, 100, shape, dtype=np.int8), 1 / 64)
+
+    first = net.input((2, 3, 6), TYPES.INT8, quantization=scaled(1 / 32))
+    gates = [*(weights(4, 6) for _ in range(4)), *(weights(4, 4) for _ in range(4)), -1, -1, -1]
+    biases = [constant(rng.integers(-500, 500, 4, dtype=np.int32), 1 / 2048) for _ in range(4)]
+    output = net.tensor((2, 4), TYPES.INT8, quantization=scaled(1 / 128), isVariable=True)
+    cell = net.tensor((2, 4), TYPES.INT16, quantization=scaled(2**-11), isVariable=True)
+    between = [net.tensor((2, 4), TYPES.INT16, quantization=scaled(2**-12)) for _ in range(4)]
+    between.append(net.tensor((2, 4), TYPES.INT8, quantization=scaled(1 / 128)))
+    last = net.tensor((2, 3, 4), TYPES.INT8, quantization=scaled(1 / 128))
+    options = S.UnidirectionalSequenceLSTMOptionsT(fusedActivationFunction=_RNN)
+    inputs = [first, *gates, *biases, -1, -1, output, cell, -1, -1, -1, -1]
+    _done(net, net.op("UNIDIRECTIONAL_SEQUENCE_LSTM", inputs, last, options, intermediates=between))
 
 
 def _with_options2(net: Net, kind: str, inputs: Sequence[int], outputs: Sequence[int], options: Any) -> None:
