@@ -135,6 +135,16 @@ class Agreement:
         """Whether the plan computes what the model computes, within the tolerance."""
         return self.identical or (math.isfinite(self.max_rel_error) and self.max_rel_error <= self.tolerance)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return its fields as plain values; None stands for an error that is no number."""
+
+        def number(value: float) -> float | None:
+            return value if math.isfinite(value) else None
+
+        numbers = {name: number(getattr(self, name)) for name in ("max_abs_error", "max_rel_error", "tolerance")}
+        outputs = [{"name": e.name, "largest": number(e.largest), "mean": number(e.mean)} for e in self.outputs]
+        return {"identical": self.identical, **numbers, "outputs": outputs, "top1": self.top1}
+
     def __str__(self) -> str:
         if self.identical:
             return "bit for bit as the whole model's"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, get_args
 
@@ -137,7 +137,7 @@ class Measurement:
             "warmup_s": list(self.warmup_s),
             "stopped": self.stopped,
             "timeline": None if self.timeline is None else [e.to_json() for e in self.timeline.events],
-            "agreement": None if self.agreement is None else asdict(self.agreement),
+            "agreement": None if self.agreement is None else self.agreement.to_json(),
             "cold": self.cold,
             "promised": self.promised,
             **({"figures": dict(self.figures)} if self.figures else {}),

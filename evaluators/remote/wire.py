@@ -222,11 +222,7 @@ def agreement_from_json(data: Any) -> Agreement | None:
 
 def agreement_to_json(agreement: Agreement | None) -> dict[str, Any] | None:
     """Return an agreement as plain values; an error that is not a number becomes None."""
-    if agreement is None:
-        return None
-    numbers = {name: finite(getattr(agreement, name)) for name in ("max_abs_error", "max_rel_error", "tolerance")}
-    outputs = [{"name": e.name, "largest": finite(e.largest), "mean": finite(e.mean)} for e in agreement.outputs]
-    return {"identical": agreement.identical, **numbers, "outputs": outputs, "top1": agreement.top1}
+    return None if agreement is None else agreement.to_json()
 
 
 def platform_to_json(platform: Platform) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 _MOST_PROPOSED = 5
+_OF_OUTPUTS = ("identical", "max_rel_error", "outputs", "tolerance")
 PROPOSED = "proposed"
 """The name of plans that the search found, in a table."""
 
@@ -310,7 +311,7 @@ class Result:
             "unique_plans": self.history.measured,
             "cache_hits": self.history.repeats,
             "space": {"freedoms": list(self.freedoms), "plans": self.cardinality, "exhausted": self.exhausted},
-            "deployed": asdict(self.deployed) if self.deployed is not None else None,
+            "deployed": self.deployed.to_json() if self.deployed is not None else None,
             "disturbances": self.disturbances,
             "placements": dict(self.placements),
             "tolerances": self.tolerances,
@@ -360,6 +361,7 @@ class Result:
     def _plan_json(self, plan: Plan) -> dict[str, Any]:
         samples, measured, agreement = self.samples(plan), self.measurement(plan), self.agreement(plan)
         interval, ratio = self.interval(plan), self.against_best(plan)
+        outputs = agreement.to_json() if agreement is not None else None
         failure = self.history.known[plan.digest].failure if plan.digest in self.history.known else "not tried"
         return {
             "plan": plan.to_json(),
@@ -382,10 +384,10 @@ class Result:
             if (stage_s := self.stage_s(plan))
             else None,
             **({"figures": dict(measured.figures)} if measured and measured.figures else {}),
-            "identical": agreement.identical if agreement else None,
-            "max_rel_error": agreement.max_rel_error if agreement else None,
-            "outputs": [asdict(output) for output in agreement.outputs] if agreement else None,
-            "tolerance": agreement.tolerance if agreement else None,
+            **{
+                name: outputs[name] if outputs else None
+                for name in ("identical", "max_rel_error", "outputs", "tolerance")
+            },
             "stopped": measured.stopped if measured else None,
             "failure": failure or None,
         }

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -169,7 +169,7 @@ class Verdict:
             "eligible": list(self.eligible),
             "left_out": self.left_out,
             "cores": self.cores,
-            "compared": {digest: asdict(agreement) for digest, agreement in self.compared.items()},
+            "compared": {digest: agreement.to_json() for digest, agreement in self.compared.items()},
         }
 
     @classmethod

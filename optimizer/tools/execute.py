@@ -260,7 +260,7 @@ def _outputs(run: Path, agreement: Agreement | None) -> Mapping[str, Any]:
     """Return how outputs compare, for the document of ``--json``, and whether figures are predicted."""
     if agreement is None:
         return {"predicted": is_predicted(run), "outputs": None}
-    error = agreement.max_rel_error
+    error = agreement.to_json()["max_rel_error"]
     return {"outputs": {"max_rel_error": error, "allowed": agreement.tolerance, "accepted": agreement.accepted}}
 
 
@@ -272,7 +272,9 @@ def _output_lines(document: Mapping[str, Any]) -> list[str]:
         predicted = document["predicted"]
         return ["everything is predicted; nothing was run" if predicted else "the evaluator returns no outputs"]
     verdict = "as they should be" if outputs["accepted"] else "NOT what they should be"
-    return [f"outputs are {verdict}: within {outputs['max_rel_error']:.1e} of the whole model's"]
+    error = outputs["max_rel_error"]
+    how = "infinite or no numbers where" if error is None else f"within {error:.1e} of"
+    return [f"outputs are {verdict}: {how} the whole model's" + (" are not" if error is None else "")]
 
 
 @contextmanager

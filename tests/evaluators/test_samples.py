@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluators.base import Agreement
-from evaluators.samples import RUN_NOISE, Measurement, Samples
+from evaluators.base import Agreement, OutputError
+from evaluators.samples import RUN_NOISE, Measurement, Samples, read_agreement
 from evaluators.schedule import Event, Timeline
 from search_spaces.core.errors import RunFolderError, UnavailableError
 from tests.support.sentences import fails
@@ -125,3 +125,11 @@ def test_damaged_measurements(name: str, value: object) -> None:
         Measurement.from_json({**good, name: value})
     with fails(RunFolderError):
         Measurement.from_json({key: v for key, v in good.items() if key != name})
+
+
+def test_errors_that_are_no_numbers_are_written_as_none() -> None:
+    found = Agreement(False, math.inf, math.inf, 0.1, (OutputError("x", math.inf, math.inf),), (3, 100))
+    written = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert written["max_rel_error"] is None
+    assert read_agreement(written) == found
+    assert not found.accepted
