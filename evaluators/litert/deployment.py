@@ -313,7 +313,9 @@ def platform_of(data: Mapping[str, Any]) -> Platform:
 def _stage_file(folder: Path, name: str, digest: str, parts: Sequence[Any] | None) -> Path:
     if not _FILE_NAME.fullmatch(name):
         raise PlanError(f"{folder}: the plan names a stage file {name!r}", "stage files are called stage_<n>.tflite")
-    path = folder / name if parts is None else join(folder, parts, digest)
+    if parts is not None:
+        return join(folder, parts, digest)
+    path = folder / name
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise PlanError(f"{path}: is not a regular file", "keep stage files beside plan.json")
@@ -323,7 +325,7 @@ def _stage_file(folder: Path, name: str, digest: str, parts: Sequence[Any] | Non
             f"{path}: {(error.strerror or str(error)).lower()}", "keep stage files beside plan.json"
         ) from error
     if found != digest:
-        raise PlanError(f"{folder / name}: is not the stage file that the plan was made with: its digest differs")
+        raise PlanError(f"{path}: is not the stage file that the plan was made with: its digest differs")
     return path
 
 

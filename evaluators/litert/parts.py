@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -42,15 +42,16 @@ def share_weights(plans: Mapping[Path, MutableMapping[str, Any]]) -> None:
     Raises:
         UsageError: a folder cannot be written, or the disk is full.
     """
-    files = [_File.read(folder, entry) for folder, plan in plans.items() for entry in _entries(plan)]
-    often = Counter(nbytes for file in files for _, nbytes in file.weights)
+    entries = [(folder, entry) for folder, plan in plans.items() for entry in _entries(plan)]
+    files = [_File.read(folder, entry) for folder, entry in entries] if len(entries) > 1 else []
+    often = Counter(nbytes for file in files for nbytes in {nbytes for _, nbytes in file.rows})
     named = {(file.folder / part[0]).resolve() for file in files for part in file.entry.get("parts", ())}
-    known: dict[bytes, tuple[Path, int]] = {}  # digest of weights → where they lie
+    known = _Known({}, {})
     for file in files:
         folder, entry, data, own = file.folder, file.entry, _bytes(file.path), Path(file.entry["file"]).stem + ".part"
         digests = {
             (first, nbytes): hashlib.sha256(data[first : first + nbytes]).digest()
-            for first, nbytes in file.weights
+            for first, nbytes in file.rows
             if often[nbytes] > 1
         }
         fixed = "parts" in entry or file.path.resolve() in named  # others need it as it is
@@ -62,41 +63,67 @@ def share_weights(plans: Mapping[Path, MutableMapping[str, Any]]) -> None:
             entry["parts"] = parts
         lie = entry.get("parts", [(entry["file"], 0, len(data))])
         for (first, _), digest in digests.items():
-            known.setdefault(digest, _place(folder, lie, first))
+            place = _place(folder, lie, first)
+            known.digests[place] = digest
+            known.places.setdefault(digest, place)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Where rows of weights lie, as file and first byte, and what lies there, as a digest."""
+
+    places: dict[bytes, tuple[Path, int]]
+    digests: dict[tuple[Path, int], bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A stage file, joined where it has parts, and its weights: first byte and size, in order."""
+    """A stage file, joined where it has parts, and the rows of its weights: first byte and size, in order.
+
+    A filter that is split by channels is some of the rows of the whole one.
+    """
 
     folder: Path
     entry: MutableMapping[str, Any]
     path: Path
-    weights: list[tuple[int, int]]
+    rows: list[tuple[int, int]]
 
     @classmethod
     def read(cls, folder: Path, entry: MutableMapping[str, Any]) -> _File:
+        if not _NAME.fullmatch(str(entry["file"])):
+            raise PlanError(f"{folder}: the plan names a stage file {entry['file']!r}", "it is called stage_<n>.tflite")
         path = join(folder, entry["parts"], entry["sha256"]) if "parts" in entry else folder / entry["file"]
-        source = read_model(path).source
-        extents = source.extents.values() if source is not None else ()
-        return cls(folder, entry, path, sorted((e.offset, e.nbytes) for e in extents if e.nbytes >= LEAST_NBYTES))
+        graph = read_model(path)
+        extents = graph.source.extents if graph.source is not None else {}
+        counts = {tensor.buffer: tensor.shape[0] for tensor in graph.tensors if tensor.constant and tensor.shape}
+        rows: list[tuple[int, int]] = []
+        for buffer, extent in sorted(extents.items(), key=lambda pair: pair[1].offset):
+            count = counts.get(buffer, 1)
+            each = extent.nbytes // count if count and extent.nbytes % count == 0 else extent.nbytes
+            if extent.nbytes >= LEAST_NBYTES:
+                rows += [(extent.offset + first, each) for first in range(0, extent.nbytes, each)]
+        return cls(folder, entry, path, rows)
 
 
-def _split(
-    folder: Path, own: str, size: int, digests: Mapping[tuple[int, int], bytes], known: Mapping[bytes, tuple[Path, int]]
-) -> list[Part]:
+def _split(folder: Path, own: str, size: int, digests: Mapping[tuple[int, int], bytes], known: _Known) -> list[Part]:
     """Return a file as runs of its own bytes and of those that are known; nothing where none are.
 
     Args:
         own: the name of the file that is to hold its own bytes.
-        digests: of its weights, by first byte and size, in order.
+        digests: of its rows, by first byte and size, in order.
     """
+    runs: list[tuple[int, Path, int, int]] = []  # first byte here, file, first byte there, how many
+    for (first, nbytes), digest in digests.items():
+        begin, path, there, so_far = runs[-1] if runs else (0, Path(), 0, 0)
+        if runs and first == begin + so_far and known.digests.get((path, there + so_far)) == digest:
+            runs[-1] = begin, path, there, so_far + nbytes
+        elif digest in known.places and first >= begin + so_far:  # else it lies within the one before
+            runs.append((first, *known.places[digest], nbytes))
     parts: list[Part] = []
     moved, done = 0, 0  # bytes that lie elsewhere, so that its own move up; so far
-    for (first, nbytes), digest in digests.items():
-        if digest in known and first >= done:  # else it lies within the one before
-            path, offset = known[digest]
-            parts += [(own, done - moved, first - done), (os.path.relpath(path, folder), offset, nbytes)]
+    for first, path, there, nbytes in runs:
+        if nbytes >= LEAST_NBYTES:
+            parts += [(own, done - moved, first - done), (os.path.relpath(path, folder), there, nbytes)]
             moved, done = moved + nbytes, first + nbytes
     return [part for part in (*parts, (own, done - moved, size - done)) if part[2]] if parts else []
 
@@ -105,7 +132,7 @@ def _place(folder: Path, parts: Sequence[Part], first: int) -> tuple[Path, int]:
     """Return the file and the place there of a byte of a stage file."""
     for (name, offset, nbytes), end in zip(parts, accumulate(n for _, _, n in parts), strict=True):
         if first < end:
-            return folder / name, offset + first - (end - nbytes)
+            return Path(os.path.normpath(folder / name)), offset + first - (end - nbytes)
     raise ValueError(f"byte {first} is beyond the file")
 
 
@@ -123,12 +150,11 @@ def join(folder: Path, parts: Sequence[Any], digest: str) -> Path:
 
     Args:
         folder: of the plan.
-        digest: SHA-256 of the file; the caller checks it.
+        digest: SHA-256 (hex) of the file.
 
     Raises:
-        PlanError: a part is not there, or not within its file.
+        PlanError: a part is not there, or not within its file, or they make another file.
     """
-    to = Path(_room().name, f"{hashlib.sha256(repr(digest).encode()).hexdigest()}.tflite")
     try:
         named = [(str(name), int(first), int(nbytes)) for name, first, nbytes in parts]
         sizes = {name: (folder / name).stat().st_size for name, _, _ in named if _NAME.fullmatch(name)}
@@ -136,16 +162,23 @@ def join(folder: Path, parts: Sequence[Any], digest: str) -> Path:
             raise PlanError(f"{folder}: the plan is damaged: a part of a stage file lies in no file of the plan")
         if sum(nbytes for _, _, nbytes in named) > sum(sizes.values()):
             raise PlanError(f"{folder}: the plan is damaged: parts of a stage file are named several times")
-        with to.open("wb") as file:
+        found = hashlib.sha256()
+        with NamedTemporaryFile(dir=_room().name, suffix=".tflite", delete=False) as file:
             for name, first, nbytes in named:
-                file.write(_bytes(folder / name)[first : first + nbytes])
+                run = _bytes(folder / name)[first : first + nbytes]
+                found.update(run)
+                file.write(run)
+        if found.hexdigest() != digest:
+            Path(file.name).unlink()
+            raise PlanError(f"{folder}: parts make another stage file than the plan was made with: its digest differs")
     except (TypeError, ValueError, OverflowError) as error:
         raise PlanError(f"{folder}: the plan is damaged: parts of a stage file are not numbers") from error
     except OSError as error:
         raise PlanError(
             f"{error.filename or folder}: {(error.strerror or str(error)).lower()}", "keep stage files beside plan.json"
         ) from error
-    return to
+    to = Path(_room().name, f"{digest}.tflite")
+    return Path(file.name).replace(to)  # who has the one before open keeps it
 
 
 @cache

@@ -47,7 +47,8 @@ def placed(core: Any, folder: str | Path, given: Mapping[str, str] | None = None
     """
     import openvino
 
-    sys.path.append(str(Path(__file__).parent))
+    if (here := str(Path(__file__).parent)) not in sys.path:
+        sys.path.append(here)
     run_plan = importlib.import_module("run_plan")  # which joins stage files that have weights in common
     document = json.loads((Path(folder) / "plan.json").read_text(encoding="utf-8"))
     if "clients" in document or document.get("views"):

@@ -384,10 +384,7 @@ class Result:
             if (stage_s := self.stage_s(plan))
             else None,
             **({"figures": dict(measured.figures)} if measured and measured.figures else {}),
-            **{
-                name: outputs[name] if outputs else None
-                for name in ("identical", "max_rel_error", "outputs", "tolerance")
-            },
+            **{name: outputs[name] if outputs else None for name in _OF_OUTPUTS},
             "stopped": measured.stopped if measured else None,
             "failure": failure or None,
         }

@@ -223,16 +223,16 @@ class OpenVino:
         if "cache" in settings and nbytes <= settings["cached_nbytes"]:
             properties["CACHE_DIR"] = settings["cache"]
         model, memory = c_void_p(), None
-        with tempfile.TemporaryDirectory() as folder:
-            link = Path(folder) / "stage.tflite"  # OpenVINO tells formats apart by their file names
-            link.symlink_to(f"/proc/self/fd/{fd}")
-            if weights:
-                text, own = _with_weights(link, weights)
-                memory = map_joined(own, [source])
-                self._read(text, memory, model)
-            else:
-                self.call("ov_core_read_model", self.core(), str(link).encode(), None, byref(model))
         try:
+            with tempfile.TemporaryDirectory() as folder:
+                link = Path(folder) / "stage.tflite"  # OpenVINO tells formats apart by their file names
+                link.symlink_to(f"/proc/self/fd/{fd}")
+                if weights:
+                    text, own = _with_weights(link, weights)
+                    memory = map_joined(own, [source])
+                    self._read(text, memory, model)
+                else:
+                    self.call("ov_core_read_model", self.core(), str(link).encode(), None, byref(model))
             return self._compiled(model, settings["device"], properties, memory)
         except UnavailableError:
             if memory is not None:

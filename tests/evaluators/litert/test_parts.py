@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from evaluators.litert import parts
+from evaluators.litert import deployment, parts
 from evaluators.litert.deployment import read_deployment, write_deployment
 from evaluators.litert.parts import share_weights
 from optimizer.files import write_json
@@ -25,12 +25,16 @@ PLATFORM = Platform(
 )
 
 
-def written(folder: Path) -> dict[str, Any]:
-    """Write a network whose first twelve operators are split by rows; return its plan."""
+ROWS = (Share("height", 0, 3), Share("height", 3, 7))
+CHANNELS = (Share("channels", 0, 16), Share("channels", 16, 32))
+
+
+def written(folder: Path, sides: tuple[Share, ...] = ROWS) -> dict[str, Any]:
+    """Write a network whose first twelve operators are split by rows, or its first one by channels; return its plan."""
     graph = load("squeezenet1_1@0.5/64")
-    sides = (Share("height", 0, 3), Share("height", 3, 7))
-    stages = [Stage(tuple(range(12)), f"cpu{i}", share) for i, share in enumerate(sides)]
-    plan = Plan(graph.digest, (*stages, Stage(tuple(range(12, len(graph.operators))), "cpu1")))
+    split = 1 if sides is CHANNELS else 12 if sides else 0
+    stages = [Stage(tuple(range(split)), f"cpu{i}", share) for i, share in enumerate(sides)]
+    plan = Plan(graph.digest, (*stages, Stage(tuple(range(split, len(graph.operators))), "cpu1")))
     lowered = Lowering(graph).lower(plan)
     folder.mkdir()
     write_deployment(folder, lowered.graph, lowered.plan, PLATFORM, "0" * 64)
@@ -71,6 +75,34 @@ def test_models_of_one_plan_share_what_they_have_in_common(tmp_path: Path) -> No
         read_deployment(place)
     named = [part[0] for entry in plans[places[1]]["files"] for part in entry.get("parts", ())]
     assert "../model_0/stage_2.tflite" in named
+
+
+@pytest.mark.parametrize("cuts", [(CHANNELS, ()), ((), CHANNELS), (CHANNELS, ROWS)], ids=str)
+def test_a_filter_split_by_channels_is_rows_of_the_whole_one(
+    cuts: tuple[tuple[Share, ...], ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "LEAST_NBYTES", 1 << 10)
+    monkeypatch.setattr(deployment, "share_weights", lambda _: None)  # all are shared at once, as of several models
+    plans = {tmp_path / f"model_{i}": written(tmp_path / f"model_{i}", sides) for i, sides in enumerate(cuts)}
+    share_weights(plans)
+    runs = {}
+    for place, document in plans.items():
+        write_json(place / "plan.json", document)
+        runs[place] = [stage.source.path.read_bytes() for stage in read_deployment(place).stages]
+    filters = load("squeezenet1_1@0.5/64")
+    assert filters.source is not None
+    whole = filters.source.buffer_bytes(filters.tensors[filters.operators[0].inputs[1]].buffer)
+    held = [path.read_bytes() for place in plans for path in place.glob("stage_*")]
+    rows = [whole[first : first + 4 * 108] for first in range(0, len(whole), 4 * 108)]
+    assert [sum(row in content for content in held) for row in rows] == [1] * len(rows)
+    assert sum(row in content for row in rows for each in runs.values() for content in each) >= 2 * len(rows)
+
+
+def test_what_is_joined_again_stays_as_it_is_for_who_has_it(shared: Path) -> None:
+    first = read_deployment(shared).stages[1].source.path
+    with first.open("rb") as file:
+        read_deployment(shared)
+        assert file.read() == first.read_bytes()
 
 
 def test_what_others_are_joined_from_stays(tmp_path: Path) -> None:
