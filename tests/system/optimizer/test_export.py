@@ -23,7 +23,16 @@ from evaluators.litert import PlanRunner, WorkloadRunner, parts
 from evaluators.litert.session import LitertEvaluator
 from optimizer.cli import main
 from optimizer.devices import choose_platform
-from optimizer.export.run_plan import ALPHA, MAX_PAIRS, MIN_PAIRS, SURE_RUNS, Comparison, FallbackError, _usual_inputs
+from optimizer.export.run_plan import (
+    ALPHA,
+    MAX_PAIRS,
+    MIN_PAIRS,
+    SURE_RUNS,
+    Comparison,
+    FallbackError,
+    _usual_inputs,
+    whole_file,
+)
 from optimizer.export.run_plan import Plan as RunPlan
 from search_spaces.core.plan import Plan, Share, Stage
 from search_spaces.models import load
@@ -318,8 +327,9 @@ def test_a_fallback_that_computes_otherwise_is_refused(
 
     with fails(FallbackError):
         RunPlan(edited(many_stages, tmp_path / "kernels", fallback=other_kernels), fallback=True)
-    known = json.loads((many_stages / "plan.json").read_text())["fallback"]["parts"]
-    content = bytearray(parts.join(many_stages, known, "whole").read_bytes())
+    known = json.loads((many_stages / "plan.json").read_text())["fallback"]
+    with whole_file(many_stages, known) as path:
+        content = bytearray(Path(path).read_bytes())
     other_weights = edited(many_stages, tmp_path / "weights", fallback=lambda fallback: fallback.pop("parts"))
     half = len(content) // 2
     content[half : half + 4096] = bytes(byte ^ 1 for byte in content[half : half + 4096])
