@@ -31,7 +31,7 @@ from search_spaces.core.states import State
 
 if TYPE_CHECKING:
     from evaluators.workload.host import WorkloadSession
-    from evaluators.workload.outcome import Objective
+    from evaluators.workload.outcome import Objective, Outcome
     from search_spaces.core.joined_graph import JoinedGraph
     from search_spaces.core.workload import Workload
 
@@ -79,12 +79,14 @@ class Batch:
         errors: of a prediction, what one standard deviation of each thing that it may be wrong about changes the
             latency by, relative; the same things, in the same places, for all plans of a graph in one session. None
             where it was measured.
+        outcome: of several models, what came of each request in the last run.
     """
 
     latency_s: NDArray[np.float64]
     stage_s: NDArray[np.float64]
     timeline: Timeline | None = None
     errors: NDArray[np.float64] | None = None
+    outcome: Outcome | None = None
 
     @property
     def relative_sigma(self) -> float | None:

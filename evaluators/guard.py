@@ -27,7 +27,7 @@ from evaluators.forwarding import (
     forwarded,
 )
 from evaluators.workload.host import WorkloadSession
-from evaluators.workload.outcome import Objective, Outcome
+from evaluators.workload.outcome import Objective
 from evaluators.workload.predicted import Grids, WorkloadSimulator
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
@@ -195,7 +195,7 @@ class _Candidate(_Guarded, ForwardingCandidate):
     def limit_s(self, method: str, arguments: tuple[Any, ...]) -> float:
         if method == "close":
             return _CLOSE_S
-        more = {"run": 1, "stream": 1, "after_pause": 1 / self._run_s, "verify": 0, "figures": 0, "outcome": 0}[method]
+        more = {"run": 1, "stream": 1, "after_pause": 1 / self._run_s, "verify": 0, "figures": 0}[method]
         return self._run_s * (1 + more * arguments[0] if more else 4)
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
@@ -203,12 +203,6 @@ class _Candidate(_Guarded, ForwardingCandidate):
 
     def stream(self, n: int) -> Batch:
         return self._checked("stream", super().stream(n), n, math.inf)
-
-    @property
-    def outcome(self) -> Outcome:
-        with self.guard("outcome"):
-            found: Outcome = self.inner.outcome
-            return found
 
     def _checked(self, method: str, batch: Batch, n: int, stop_above_s: float) -> Batch:
         with foreign(f"{self.what}: {method}({n})"):

@@ -111,6 +111,7 @@ class Measurement:
         promised: whether there are later runs only because the first one was fast.
         figures: medians of what else was asked for, by the names of :mod:`evaluators.objectives`, in their units.
         load_s: seconds that loading took, where it was slow; stages that were compiled before take none.
+        outcome: of several models, medians of the figures of :meth:`~evaluators.workload.outcome.Outcome.to_json`.
     """
 
     latency_s: Samples
@@ -123,6 +124,7 @@ class Measurement:
     promised: bool = False
     figures: Mapping[str, float] = field(default_factory=dict)
     load_s: float = 0.0
+    outcome: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def median_s(self) -> float:
@@ -142,6 +144,7 @@ class Measurement:
             "promised": self.promised,
             **({"figures": dict(self.figures)} if self.figures else {}),
             **({"load_s": self.load_s} if self.load_s else {}),
+            **({"outcome": dict(self.outcome)} if self.outcome else {}),
         }
 
     @classmethod
@@ -164,9 +167,22 @@ class Measurement:
                 promised=bool(content.get("promised", False)),
                 figures={str(k): float(v) for k, v in content.get("figures", {}).items()},
                 load_s=float(content.get("load_s", 0.0)),
+                outcome=read_outcome(content.get("outcome", {})),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunFolderError(f"measurement is damaged: {damage(error)}") from error
+
+
+def read_outcome(found: Any) -> dict[str, Any]:
+    """Return the figures of a run of several models, checked.
+
+    Raises:
+        AttributeError, TypeError, ValueError: they are none.
+    """
+    return {
+        str(key): [float(v) for v in value] if isinstance(value, list) else None if value is None else float(value)
+        for key, value in found.items()
+    }
 
 
 def _factor(value: Any) -> float:

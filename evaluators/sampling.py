@@ -27,6 +27,7 @@ from evaluators.base import Candidate
 from evaluators.measurement.disturbance import RunFilter
 from evaluators.samples import RUN_NOISE, Measurement, Samples, Stopped
 from evaluators.schedule import Timeline
+from evaluators.workload.outcome import median_figures
 from search_spaces.core.errors import UnavailableError, UsageError
 
 MARGIN = 0.02
@@ -241,6 +242,7 @@ def measure(
         timeline=record.timeline,
         cold=cold.usual if stopped == "glimpsed" else 1.0,
         promised=promised,
+        outcome=median_figures(record.outcomes),
     )
 
 
@@ -255,6 +257,7 @@ class _Record:
     values_s: list[float] = field(default_factory=list)
     stage_s: list[NDArray[np.float64]] = field(default_factory=list)
     timeline: Timeline | None = None
+    outcomes: list[Mapping[str, Any]] = field(default_factory=list)
     warm: int = 0
     disturbed: bool = False  # the first run waited for a core
 
@@ -275,6 +278,8 @@ class _Record:
         self.values_s += Samples(tuple(float(v) for v in batch.latency_s)).values_s
         self.stage_s.append(batch.stage_s)
         self.timeline = batch.timeline
+        if batch.outcome is not None:
+            self.outcomes.append(batch.outcome.to_json())
 
     def stages_s(self) -> tuple[float, ...]:
         """Return the stages' medians; a run that was broken off has no times of its last stages."""

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command line has it; numpy reads it when it is imported
 
 from evaluators.measurement import final
-from optimizer.study import one_model
+from optimizer.study import course
 from search_spaces.core.graph import Graph
 from search_spaces.models import load
 from search_spaces.models.cache import ENVIRONMENT
@@ -66,7 +66,7 @@ def _decided() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(final, "UNDECIDED", math.inf)
-        patch.setattr(one_model, "_DISTURBED_S", 0.0)
+        patch.setattr(course, "_DISTURBED_S", 0.0)
         yield
 
 

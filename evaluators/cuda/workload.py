@@ -250,7 +250,7 @@ class CudaWorkload(MeasuredWorkload):
 
 
 class CudaRun(HostedRun):
-    """A loaded plan of a workload; see :class:`~evaluators.workload.host.WorkloadCandidate`."""
+    """A loaded plan of a workload."""
 
     def __init__(self, session: CudaWorkload, found: Setting, plan: Plan, instances: Sequence[Loaded]) -> None:
         super().__init__(found, plan, session.objective)

@@ -235,7 +235,7 @@ def _named(name: str) -> Iterator[None]:
 
 
 class WorkloadRun(HostedRun):
-    """A loaded plan of a workload; see :class:`~evaluators.workload.host.WorkloadCandidate`."""
+    """A loaded plan of a workload."""
 
     def __init__(
         self, session: LitertWorkload, found: Setting, plan: Plan, instances: Sequence[InstanceBinding]

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from evaluators.base import Batch, Candidate
 from evaluators.measurement.disturbance import CALM, NOTHING, QUIET, Counters, Disturbance, RunFilter
-from evaluators.samples import Samples
+from evaluators.samples import Samples, read_outcome
+from evaluators.workload.outcome import median_figures
 from search_spaces.core.errors import RunFolderError, UnavailableError, UsageError, damage
 from search_spaces.core.wording import plural
 
@@ -177,6 +178,7 @@ class Standing:
         failure: why it dropped out, or "".
         kept: how many instances were built where loading is slow; 0 where each round had one of its own.
         instances: which of these each round's level is of; None where the round built one, or the plan took no part.
+        outcome: of several models, medians of the figures of :meth:`~evaluators.workload.outcome.Outcome.to_json`.
         errors: of a prediction, see :class:`~evaluators.base.Batch`.
     """
 
@@ -187,6 +189,7 @@ class Standing:
     errors: tuple[float, ...] | None = None
     kept: int = 0
     instances: tuple[int | None, ...] = ()
+    outcome: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the standing as plain values."""
@@ -197,6 +200,7 @@ class Standing:
             **({"failure": self.failure} if self.failure else {}),
             **({"errors": list(self.errors)} if self.errors is not None else {}),
             **({"kept": self.kept, "instances": list(self.instances)} if self.kept else {}),
+            **({"outcome": dict(self.outcome)} if self.outcome else {}),
         }
 
     @classmethod
@@ -211,6 +215,7 @@ class Standing:
             None if errors is None else tuple(float(e) for e in errors),
             int(data.get("kept", 0)),
             tuple(None if number is None else int(number) for number in data.get("instances", ())),
+            read_outcome(data.get("outcome", {})),
         )
 
 
@@ -701,7 +706,10 @@ class _Runner:
         self._stages: dict[int, list[Array]] = defaultdict(list)
         self._failures: dict[int, list[str]] = defaultdict(list)
         self._errors: dict[int, Array] = {}
-        self._typical_s: dict[int, float] = {}
+        self._outcomes: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+        self._typical_s: dict[
+            int, float
+        ] = {}  # of a run, which takes longer than a figure of several models or a stream
         self._best_s: dict[int, float] = {}
         self._load_s: dict[int, float] = {}
         self._kept: dict[int, list[Candidate]] = {}
@@ -802,6 +810,7 @@ class _Runner:
         took_s = self._counted_s(begin)
         if not (slow and not kept):  # a shared instance has no loading time
             self._load_s[plan] = min(took_s, self._load_s.get(plan, math.inf))
+        settling = time.monotonic()
         try:
             settle = candidate.run(1)
         except UnavailableError as error:
@@ -810,7 +819,7 @@ class _Runner:
                 candidate.close()
             return None
         first_s = float(settle.latency_s[0])
-        self._typical_s.setdefault(plan, first_s)
+        self._typical_s.setdefault(plan, self._run_s(first_s, settling, 1))
         built_s = max(self._counted_s(begin), took_s + first_s)
         self._spent_s += built_s
         self._building_s[plan] = built_s
@@ -825,6 +834,13 @@ class _Runner:
         took_s = time.monotonic() - begin
         quick = took_s < min(_NO_LOAD_S, self._policy.slow_load_s)
         return 0.0 if self._computed and quick else took_s
+
+    def _run_s(self, figure_s: float, begin: float, runs: int) -> float:
+        """Return the seconds that each run since ``begin`` took: a figure of several models is of one of its requests.
+
+        What is computed takes what it says.
+        """
+        return figure_s if self._computed else max(figure_s, (time.monotonic() - begin) / runs)
 
     def _has_room(self) -> bool:
         """Return whether instances are kept since loading all plans takes long, and memory has room for so few."""
@@ -924,15 +940,19 @@ class _Runner:
         runs = min(_MOST_RUNS, max(_SHORT_RUNS if settle else 1, math.ceil(policy.turn_s / typical_s)))
         begin = time.monotonic()
         settling_s = self._settle(plan, candidate, settle) if settle else 0.0
+        settled = time.monotonic()
         batch = candidate.run(runs)
         values = _checked(batch, runs)
         said_s = settling_s + math.fsum(batch.latency_s)  # computed: a busy machine must change no result
         self._spent_s += max(0.0 if self._computed else time.monotonic() - begin, said_s)
         self._stages[plan].append(batch.stage_s)
-        self._typical_s[plan] = median_s = float(np.median(values))
+        median_s = float(np.median(values))
+        self._typical_s[plan] = self._run_s(median_s, settled, runs)
         self._best_s[plan] = min(median_s, _FORGETS * self._best_s.get(plan, math.inf))
         if batch.errors is not None:
             self._errors[plan] = batch.errors
+        if batch.outcome is not None:
+            self._outcomes[plan].append(batch.outcome.to_json())
         return math.log(median_s)
 
     def _settle(self, plan: int, candidate: Candidate, runs: int) -> float:
@@ -1072,6 +1092,7 @@ class _Runner:
                 tuple(map(float, self._errors[i])) if i in self._errors else None,
                 self._instances.get(i, 0),
                 tuple(used.get(i) for used in self._used) if i in self._instances else (),
+                median_figures(self._outcomes[i]),
             )
         racing = tuple(sorted(i for i in self._racing if self._seen(i) and i in self._running))
         return Final(tuple(standings), racing, self._filter.total, self._filter.repeated, table.exact)

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from evaluators.base import Candidate, Evaluator, Session, unsupported_operators
 from evaluators.machine import Conditions
@@ -37,9 +37,6 @@ from search_spaces.core.pools import with_pools
 from search_spaces.core.workload import Workload
 from search_spaces.models.files import file_digest
 from search_spaces.models.litert import read_model
-
-if TYPE_CHECKING:
-    from evaluators.workload.host import WorkloadCandidate
 
 LEASE_S = 30.0
 _TICK_S = 0.5
@@ -410,10 +407,7 @@ class Agent:
         stop_above_s = wire.seconds(data, "stop_above_s")
         with time_limit(held.platform.limits.run_s * (n + 1), f"running the plan {n} times"):
             batch = candidate.stream(n) if data.get("stream") is True else candidate.run(n, stop_above_s)
-        answer = {"batch": wire.batch_to_json(batch), "conditions": self._conditions(held)}
-        if held.joined is not None:
-            answer["outcome"] = wire.outcome_to_json(cast("WorkloadCandidate", candidate).outcome)
-        return answer
+        return {"batch": wire.batch_to_json(batch), "conditions": self._conditions(held)}
 
     def _after_pause(self, data: Mapping[str, Any]) -> Answer:
         held = self._held(data)

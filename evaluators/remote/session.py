@@ -23,7 +23,7 @@ from evaluators.remote import wire
 from evaluators.remote.connection import SHORT_S, SLACK_S, Connection, Link, Sendable, sendable, waited
 from evaluators.remote.devices import Device, find_devices
 from evaluators.workload.host import PricedWorkload
-from evaluators.workload.outcome import Objective, Outcome
+from evaluators.workload.outcome import Objective
 from evaluators.workload.predicted import Grids
 from evaluators.workload.prices import PriceTable
 from search_spaces.core.decoded_plan import RankSet
@@ -328,15 +328,11 @@ class RemoteCandidate(Candidate):
     def _batch(self, request: dict[str, Any], n: int, stop_above_s: float) -> Batch:
         answer = self._asked("Run", request, self._link.platform.limits.run_s * (n + 1) + SLACK_S)
         batch = wire.batch_from_json(answer.get("batch"))
-        self._take(answer, batch)
         problem = wrong_batch(batch, n, len(self._plan.stages), stop_above_s)
         if problem:
             raise UnavailableError(f"the device returned {problem}")
         self._shown = True
         return batch
-
-    def _take(self, answer: Mapping[str, Any], batch: Batch) -> None:
-        """Take what an answer reports beside its batch."""
 
     def verify(self) -> Agreement | None:
         """Compare the outputs of the last run with the whole model's; runs once if none was made."""
@@ -369,22 +365,9 @@ class RemoteWorkloadCandidate(RemoteCandidate):
     def __init__(self, link: Link, session: RemoteWorkload, plan: Plan, *, fresh: bool) -> None:
         super().__init__(link, None, plan, fresh=fresh)
         self._session = session
-        self._outcome: Outcome | None = None
 
     def _sent(self) -> Plan:
         return self._session.there(self._plan)
-
-    def _take(self, answer: Mapping[str, Any], batch: Batch) -> None:
-        self._outcome = wire.outcome_from_json(answer.get("outcome"), batch.timeline)
-
-    @property
-    def outcome(self) -> Outcome:
-        """What came of the last run; runs once if there was none."""
-        if self._outcome is None:
-            self.run(1)
-        if self._outcome is None:
-            raise wire.WireError("the device reports nothing about a run")
-        return self._outcome
 
 
 def _load_limit_s(link: Link, plan: Plan) -> float:

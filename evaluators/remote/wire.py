@@ -136,6 +136,7 @@ def batch_to_json(batch: Batch) -> dict[str, Any]:
         "stage_s": np.asarray(batch.stage_s, dtype=float).tolist(),
         "timeline": None if batch.timeline is None else [e.to_json() for e in batch.timeline.events],
         "errors": None if batch.errors is None else np.asarray(batch.errors, dtype=float).tolist(),
+        **({} if batch.outcome is None else {"outcome": _outcome_to_json(batch.outcome)}),
     }
 
 
@@ -149,7 +150,8 @@ def batch_from_json(data: Any) -> Batch:
         timeline = None if data["timeline"] is None else Timeline(tuple(map(_event, data["timeline"])))
         latency_s, stage_s = (np.array(data[key], dtype=np.float64) for key in ("latency_s", "stage_s"))
         errors = None if data["errors"] is None else np.array(data["errors"], dtype=np.float64)
-        return Batch(latency_s, stage_s, timeline, errors)
+        outcome = _outcome_from_json(data["outcome"], timeline) if "outcome" in data else None
+        return Batch(latency_s, stage_s, timeline, errors, outcome)
     except (KeyError, TypeError, ValueError) as error:
         raise WireError(f"an answer is damaged: {damage(error)}") from error
 
@@ -166,28 +168,20 @@ def ranks_from_json(data: Any) -> tuple[LayerRanks, ...]:
         raise WireError(f"ranks are damaged: {damage(error)}") from error
 
 
-def outcome_to_json(found: Outcome) -> dict[str, Any]:
+def _outcome_to_json(found: Outcome) -> dict[str, Any]:
     """Return what came of a run of a workload as plain values; its timeline goes with the batch."""
     rows = [[[r.came_s, r.latency_s, r.rejected, r.missed] for r in each] for each in found.requests]
     return {"requests": rows, "makespan_s": found.makespan_s}
 
 
-def outcome_from_json(data: Any, timeline: Timeline | None) -> Outcome:
-    """Build what came of a run from what :func:`outcome_to_json` returned.
-
-    Raises:
-        WireError: a field is missing or has the wrong type, or the run has no timeline.
-    """
-    try:
-        if timeline is None:
-            raise WireError("a run of several models has no timeline")
-        rows = tuple(
-            tuple(Request(float(c), None if t is None else float(t), bool(r), bool(m)) for c, t, r, m in each)
-            for each in data["requests"]
-        )
-        return Outcome(rows, float(data["makespan_s"]), timeline)
-    except (KeyError, TypeError, ValueError) as error:
-        raise WireError(f"an answer is damaged: {damage(error)}") from error
+def _outcome_from_json(data: Any, timeline: Timeline | None) -> Outcome:
+    if timeline is None:
+        raise WireError("a run of several models has no timeline")
+    rows = tuple(
+        tuple(Request(float(c), None if t is None else float(t), bool(r), bool(m)) for c, t, r, m in each)
+        for each in data["requests"]
+    )
+    return Outcome(rows, float(data["makespan_s"]), timeline)
 
 
 def _event(data: Mapping[str, Any]) -> Event:

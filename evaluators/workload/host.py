@@ -26,17 +26,11 @@ from search_spaces.core.pools import single_processors
 from search_spaces.core.workload import Workload
 
 
-class WorkloadCandidate(Candidate, Protocol):
-    """A loaded plan of a workload; a run is a run of the whole workload, its latency the objective's value."""
-
-    @property
-    def outcome(self) -> Outcome:
-        """What came of the last run."""
-        ...
-
-
 class WorkloadSession(Session, Protocol):
-    """A session whose candidates are plans of one workload, and whose graph is the joined one."""
+    """A session whose candidates are plans of one workload, and whose graph is the joined one.
+
+    A run of a candidate is a run of the whole workload, its latency the objective's value.
+    """
 
     @property
     def simulator(self) -> WorkloadSimulator:
@@ -54,12 +48,16 @@ class WorkloadSession(Session, Protocol):
         """
         ...
 
-    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> WorkloadCandidate:
-        """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance).
 
-        ``graph`` is the joined one.
-        """
-        ...
+def came_of(batch: Batch) -> Outcome:
+    """Return what came of the requests of a batch's last run.
+
+    Raises:
+        UnavailableError: the evaluator does not report it.
+    """
+    if batch.outcome is None:
+        raise UnavailableError("the evaluator reports nothing about the requests of a run")
+    return batch.outcome
 
 
 class HostedRun(Candidate, ABC):
@@ -86,13 +84,6 @@ class HostedRun(Candidate, ABC):
     def agreements(self) -> Iterable[Agreement]:
         """Return how the outputs of each instance, which has run, compare with its whole model's."""
 
-    @property
-    def outcome(self) -> Outcome:
-        """What came of the last run; runs once if there was none."""
-        if self._outcome is None:
-            self._outcome = self.once()
-        return self._outcome
-
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
         """Run ``n`` inferences, fewer where one takes longer than ``stop_above_s``.
 
@@ -108,7 +99,8 @@ class HostedRun(Candidate, ABC):
             stages.append(stage_means_s(found, self._found, len(self._plan.stages)))
             if values[-1] > stop_above_s:
                 break
-        return Batch(np.array(values), np.array(stages), self._outcome.timeline if self._outcome else None)
+        last = self._outcome
+        return Batch(np.array(values), np.array(stages), last.timeline if last else None, outcome=last)
 
     def verify(self) -> Agreement | None:
         """Compare the outputs of the last run with the whole model's; runs once if none was made.

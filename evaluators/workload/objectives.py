@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from evaluators.base import Batch, Candidate
 from evaluators.energy import powers_w
 from evaluators.objectives import TAIL, Objective, Pricing, find_objective, peak_nbytes
-from evaluators.workload.host import WorkloadCandidate, WorkloadSession
+from evaluators.workload.host import WorkloadSession, came_of
 from evaluators.workload.outcome import OBJECTIVES as OF_OUTCOMES
 from evaluators.workload.outcome import Objective as OfOutcome
 from evaluators.workload.outcome import Outcome
@@ -87,24 +86,24 @@ class WorkloadPricing(Pricing):
         Raises:
             UnavailableError: a model failed, or the meter cannot be read.
         """
-        run = cast("WorkloadCandidate", candidate)
-        values, stages, last = [], [], None
-        for _ in range(n):
+        values: list[float] = []
+        stages: list[NDArray[np.float64]] = []
+        while True:
             before_j = self.meter.joules() if self.meter is not None else 0.0
-            last = run.run(1)
-            value = self.value(plan, run.outcome)
+            last = candidate.run(1)
+            outcome = came_of(last)
+            value = self.value(plan, outcome)
             if self.meter is not None:
-                value = (self.meter.joules() - before_j) / max(1, run.outcome.answered)
+                value = (self.meter.joules() - before_j) / max(1, outcome.answered)
             elif self.objective.name == "latency-p99" and last.errors is None:
-                value = self._tail(run)
+                value = self._tail(candidate, outcome)
             values.append(value)
             summed = self.objective.law == "sum"
-            stages.append(self._shares(run.outcome, len(plan.stages)) if summed else last.stage_s[0])
-            if value > stop_above:
+            stages.append(self._shares(outcome, len(plan.stages)) if summed else last.stage_s[0])
+            if len(values) == n or value > stop_above:
                 break
-        timeline, errors = (last.timeline, last.errors) if last is not None else (None, None)
-        errors = None if self.objective.name == "memory" else errors
-        return Batch(np.array(values), np.array(stages), timeline, errors)
+        errors = None if self.objective.name == "memory" else last.errors
+        return Batch(np.array(values), np.array(stages), last.timeline, errors, outcome)
 
     def _shares(self, outcome: Outcome, stages: int) -> NDArray[np.float64]:
         """Return what each stage adds to an objective that adds up, per request."""
@@ -112,12 +111,11 @@ class WorkloadPricing(Pricing):
         each = [by.get(e.processor, 1.0) * (e.end_s - e.start_s) / max(1, outcome.answered) for e in events]
         return np.asarray(np.bincount([e.stage for e in events], each, stages), np.float64)
 
-    def _tail(self, run: WorkloadCandidate) -> float:
-        """Return the percentile of the requests of as many runs as are needed to know it."""
-        times, end_s = list(run.outcome.request_s), time.monotonic() + _TAIL_S
+    def _tail(self, candidate: Candidate, first: Outcome) -> float:
+        """Return the percentile of the requests of a run, and of as many more as are needed to know it."""
+        times, end_s = list(first.request_s), time.monotonic() + _TAIL_S
         while len(times) < _TAIL_REQUESTS[0] or (len(times) < _TAIL_REQUESTS[1] and time.monotonic() < end_s):
-            run.run(1)
-            times += run.outcome.request_s
+            times += came_of(candidate.run(1)).request_s
         return float(np.quantile(times, TAIL))
 
 

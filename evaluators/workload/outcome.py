@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -106,7 +106,20 @@ class Outcome:
             "answered": self.answered,
             "rejected": sum(r.rejected for each in self.requests for r in each),
             "misses": self.misses,
+            "instances_ms": [s * 1e3 for s in self.latencies_s],
         }
+
+
+def median_figures(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the medians of what :meth:`Outcome.to_json` returned for some runs of a plan; {} of none."""
+    medians: dict[str, Any] = {}
+    for key in found[0] if found else ():
+        values = [each[key] for each in found if each[key] is not None]
+        if key == "instances_ms":
+            medians[key] = [statistics.median(times) for times in zip(*values, strict=True)]
+        else:
+            medians[key] = statistics.median(values) if values else None
+    return medians
 
 
 def outcome(scheduler: Scheduler, stages: Sequence[Sequence[int]], processors: Sequence[str]) -> Outcome:

@@ -227,11 +227,7 @@ class PredictedSession(Session):
 
 
 class PredictedRun(Prediction):
-    """A plan of a workload with a predicted run.
-
-    Attributes:
-        outcome: what is predicted.
-    """
+    """A plan of a workload with a predicted run."""
 
     def __init__(
         self,
@@ -240,5 +236,5 @@ class PredictedRun(Prediction):
         objective: Objective,
         errors: NDArray[np.float64] | None = None,
     ) -> None:
-        super().__init__(Batch(np.array([found.value_s(objective)]), np.array([stage_s]), found.timeline, errors))
-        self.outcome = found
+        value_s = np.array([found.value_s(objective)])
+        super().__init__(Batch(value_s, np.array([stage_s]), found.timeline, errors, found))

@@ -335,7 +335,13 @@ def decide_front(
     )
     if not trials:
         raise UnavailableError("no plan could be measured", "see the failures in the trial log")
-    policy = replace(how.policy, max_s=how.policy.max_s / len(objectives), loaded=max(2, len(trials)))
+    count = len(objectives)
+    policy = replace(
+        how.policy,
+        max_s=how.policy.max_s / count,
+        disturbed_s=how.policy.disturbed_s / count,
+        loaded=max(2, len(trials)),
+    )
     stages = [len(t.plan.stages) for t in trials]
     finals: list[Final] = []
     for which in range(1, len(objectives)):

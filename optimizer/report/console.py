@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import shlex
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -55,6 +57,8 @@ _NOISE = 0.01  # a difference that the machine makes by itself
 _CHANGE = 0.05  # a difference between two blocks of runs that is more than noise
 _PIPE_WIDTH = 110
 _LABEL = 12  # width of what stands before the lines of the answer
+_NUMBER = re.compile(r"[0-9]+")
+_EVERY_S = 5.0
 
 
 class _PlainConsole(Console):
@@ -92,6 +96,7 @@ class ProgressWatcher:
         self._verbose = verbose
         self._history: History | None = None
         self._unit = "ms"
+        self._step, self._written_s = "", 0.0
         clock = TimeRemainingColumn(compact=True)
         self._progress = progress_bar(self._console, "plans {task.fields[best]}", clock, SpinnerColumn(), quiet=quiet)
         self._task = self._progress.add_task("starting", total=budget, best="")
@@ -104,10 +109,13 @@ class ProgressWatcher:
         self._progress.stop()
 
     def message(self, text: str) -> None:
-        """Show what is being done now."""
+        """Show what is being done now; into a pipe, what only counts on is written every few seconds."""
         self._progress.update(self._task, description=text)
-        if self._verbose or (not self._console.is_terminal and not self._quiet):
+        step, now_s = _NUMBER.sub("", text), time.monotonic()
+        new = step != self._step or now_s >= self._written_s + _EVERY_S
+        if self._verbose or (new and not self._console.is_terminal and not self._quiet):
             self._console.print(text, style="dim", markup=False)
+            self._step, self._written_s = step, now_s
 
     def warn(self, text: str) -> None:
         """Print what the person must know above the bar."""

@@ -232,7 +232,7 @@ def _workload(result: Mapping[str, Any]) -> Iterator[Block]:
     if result.get("predicted"):
         yield Text(f"{head} predicted.")
     else:
-        yield Text(f"{head} medians of runs after the search; the last column is the simulator's prediction.")
+        yield Text(f"{head} medians of the final comparison; the last column is the simulator's prediction.")
         figures.append(Column(f"predicted, {objective.shown}", ".4g"))
         expected = ((entry.get("predicted") or {}).get("objective") for entry in outcomes.values())
         rows = [(*row, value) for row, value in zip(rows, expected, strict=True)]

@@ -10,6 +10,7 @@ from functools import partial
 
 from evaluators.base import Agreement, Session, counters_of
 from evaluators.measurement.disturbance import RunFilter
+from evaluators.measurement.final import FinalPolicy
 from evaluators.registry import make_evaluator
 from optimizer.devices import asks_for_several
 from optimizer.model.bounds import Bounds
@@ -25,10 +26,15 @@ from optimizer.study.front import Front
 from optimizer.study.history import WARM, History, Trial
 from optimizer.study.loop import Loop, Origin
 from optimizer.study.result import Result
-from optimizer.study.subjects import FINAL_S, Search, Subject
-from optimizer.study.verdict import FinalSettings, Verdict, decide
+from optimizer.study.subjects import Search, Subject
+from optimizer.study.verdict import PAUSE_S, FinalSettings, Verdict, decide
 from search_spaces.core.plan import Plan
 from search_spaces.spaces.space import in_space
+
+_PRECISION = 0.005
+_FINAL_S, _FINAL_SHARE, _LEAST_FINAL_S, _DISTURBED_S = 20.0, 0.2, 5.0, 60.0
+_FINAL_OF_TRIAL_S = 0.5  # of the final, for each trial: a budget of 40 has all 20 s, however quick its search was
+_PAUSES = 3  # inferences after a pause, of each of two plans
 
 
 @dataclass(slots=True)
@@ -203,7 +209,7 @@ def _decide(study: Study, search: Search, loop: Loop) -> Verdict:
     spent_s = drift.measured_s + drift.probed_s + loaded_s  # also when resumed
     if not search.session.capabilities.computed:
         spent_s = max(time.monotonic() - study.begin_s, spent_s)
-    policy, pauses = search.final(max(spent_s, FINAL_S) if study.undecided else spent_s)
+    policy, pauses = _policy(study.config, max(spent_s, _FINAL_S) if study.undecided else spent_s)
     how = FinalSettings(
         study.subject.graph,
         policy,
@@ -220,3 +226,23 @@ def _decide(study: Study, search: Search, loop: Loop) -> Verdict:
         study.front, verdict = decide_front(search.priced, history, study.baselines, how, objectives)
         return verdict
     return decide(search.session, history, study.baselines, how, loop.by_estimate())
+
+
+def _policy(config: StudyConfig, spent_s: float) -> tuple[FinalPolicy, int]:
+    """Return the final's policy, and the inferences after a pause: at most 20 s or a fifth of the study.
+
+    Less after a quick search of a few trials. Two rounds hold the best plan, but not how much faster it is: a gain of
+    3 % took five rounds or more to be sure.
+
+    Args:
+        spent_s: seconds of the study so far.
+    """
+    least_s = max(_LEAST_FINAL_S, spent_s, _FINAL_OF_TRIAL_S * config.budget)
+    limit_s = min(max(_FINAL_S, _FINAL_SHARE * spent_s), least_s)
+    pauses = _PAUSES if spent_s >= _FINAL_S else 1
+    policy = FinalPolicy(
+        precision=min(config.precision, _PRECISION),
+        max_s=limit_s - 2 * PAUSE_S * pauses,
+        disturbed_s=min(_DISTURBED_S, 2.0 * limit_s),
+    )
+    return policy, pauses

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from evaluators.base import Agreement, Evaluator, Session
-from evaluators.measurement.final import FinalPolicy
 from evaluators.objectives import LATENCY, OBJECTIVES, Objective, find_objective
 from optimizer.devices import choose_model_and_platform, unused_precisions
 from optimizer.model.baselines import Baseline, baselines
@@ -32,8 +31,8 @@ from optimizer.study.history import History
 from optimizer.study.limits import allowed_error, expected, keeps, limits_of, none_keeps, unreachable_limit
 from optimizer.study.records import Record
 from optimizer.study.result import Result
-from optimizer.study.subjects import FINAL_S, Search
-from optimizer.study.verdict import PAUSE_S, Verdict
+from optimizer.study.subjects import Search
+from optimizer.study.verdict import Verdict
 from optimizer.study.warm import Warm, begin_warm, warm_start
 from search_spaces.core.constraints import Violation
 from search_spaces.core.errors import UsageError
@@ -46,10 +45,6 @@ from search_spaces.spaces.registry import freedoms_in
 from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.space import EnumerableSpace, in_space
 
-_PRECISION = 0.005
-_FINAL_SHARE, _LEAST_FINAL_S, _DISTURBED_S = 0.2, 5.0, 60.0
-_FINAL_OF_TRIAL_S = 0.5  # of the final, for each trial: a budget of 40 has all 20 s, however quick its search was
-_PAUSES = 3  # inferences after a pause, of each of two plans
 _MANY_PARAMETERS = 300
 _NO_OTHER = "the model's optimum"
 
@@ -159,7 +154,6 @@ class OneModel:
             breaks,
             named,
             proposed,
-            lambda spent_s: self._final(spent_s, predicted=objective.priced is not None),
             replace(objective.problem(lambda plan: not breaks(plan)), optima=optima, predict=objective.predict),
             carried=warm.plans if warm is not None else (),
             bounds=objective.estimate.bounds,
@@ -168,23 +162,6 @@ class OneModel:
             allowed=lambda plan: len(plan.stages) <= most or in_space(self.space, plan),
             asks_all=allowed_error(config) is not None,
         )
-
-    def _final(self, spent_s: float, *, predicted: bool) -> tuple[FinalPolicy, int]:
-        """Return the final's policy: at most 20 s or a fifth of the study; less after a quick search of a few trials.
-
-        Two rounds hold the best plan, but not how much faster it is: a gain of 3 % took five rounds or more to be sure.
-        """
-        least_s = max(_LEAST_FINAL_S, spent_s, _FINAL_OF_TRIAL_S * self.config.budget)
-        limit_s = min(max(FINAL_S, _FINAL_SHARE * spent_s), least_s)
-        pauses = _PAUSES if spent_s >= FINAL_S else 1
-        policy = FinalPolicy(
-            precision=min(self.config.precision, _PRECISION),
-            max_s=limit_s - 2 * PAUSE_S * pauses,
-            disturbed_s=min(_DISTURBED_S, 2.0 * limit_s),
-        )
-        if predicted:  # a run takes longer than the figure that it returns
-            policy = replace(policy, min_rounds=3, max_rounds=8, min_blocks=1, max_blocks=1, turn_s=0.0, settle_s=0.0)
-        return policy, pauses
 
     def _constraints(self, objective: StudyObjective, most: int) -> Callable[[Plan], tuple[Violation, ...]]:
         """Return the function of a plan's violations.

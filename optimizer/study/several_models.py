@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from evaluators.base import Agreement, Evaluator, Session
-from evaluators.measurement.final import FinalPolicy
 from evaluators.objectives import OBJECTIVES, Objective, PricedSession
 from evaluators.sampling import SamplingPolicy
 from evaluators.workload.host import WorkloadSession
@@ -30,7 +28,7 @@ from optimizer.study.history import History, Trial
 from optimizer.study.limits import expected, keeps, limits_of, none_keeps
 from optimizer.study.records import Record
 from optimizer.study.result import Result
-from optimizer.study.subjects import FINAL_S, Search
+from optimizer.study.subjects import Search
 from optimizer.study.verdict import Verdict
 from optimizer.study.warm import PRICES, Warm, begin_warm, fingerprint_of, warm_several
 from optimizer.workload.baselines import first_plans
@@ -39,7 +37,7 @@ from optimizer.workload.limits import Least, bound_of, check
 from optimizer.workload.memory import Memory
 from optimizer.workload.problem import Problem, read_problem
 from optimizer.workload.ranks import PLAIN, RANKS, decomposed, grids_of, rank_summary, twins, write_rewritten
-from optimizer.workload.result import WorkloadResult, summary
+from optimizer.workload.result import WorkloadResult
 from optimizer.workload.search import STEPS, WorkloadProposer
 from optimizer.workload.starts import shared_starts
 from optimizer.workload.variants import Variants, find_variants
@@ -57,14 +55,8 @@ from search_spaces.spaces.workload_space import WorkloadSpace
 
 _NO_OTHER = "the best predicted plan"
 _SHARED_STEPS = 150  # predicting a split plan takes milliseconds
-_OWN_TURNS, _OWN_RUNS, _OWN_S = 3, 3, 4.0
 _NAMED = SamplingPolicy(max_s=1.5, min_runs=3)
 _PROPOSED = SamplingPolicy(max_s=0.5, min_runs=2)
-# A run of a workload is long and has many requests: one run is a turn.
-_FINAL = FinalPolicy(
-    max_s=FINAL_S, min_rounds=3, max_rounds=8, min_blocks=2, max_blocks=4, turn_s=0.0, settle_s=0.0, loaded=4, least=4
-)
-_PAUSES = 3  # inferences after a pause, of each of two plans
 
 
 @dataclass(slots=True)
@@ -75,7 +67,6 @@ class SeveralModels:
         simulator: predicts plans once prices are known.
         asked: the pricing of each objective and limit.
         least: each client's lower bound.
-        outcomes: each model's own figures under the recommended plan and baselines, at the end.
         files: client → file of its decomposed model.
     """
 
@@ -85,7 +76,6 @@ class SeveralModels:
     simulator: WorkloadSimulator | None = None
     asked: Sequence[WorkloadPricing] = ()
     least: Mapping[str, Least] = field(default_factory=dict)
-    outcomes: dict[str, Any] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -207,7 +197,6 @@ class SeveralModels:
             breaks,
             _NAMED,
             _PROPOSED,
-            lambda _: (_FINAL, _PAUSES),
             problem=known,
             carried=warm.plans if warm is not None else (),
             bounds=bounds,
@@ -365,11 +354,8 @@ class SeveralModels:
         return predict
 
     def finish(self, study: Study, session: Session, verdict: Verdict) -> Agreement | None:
-        """Run the plans of the table a few times more, and log every model's own figures."""
-        problem, known = self.problem, study.history.known
-        named = {"best": verdict.best, **{b.name: b.plan for b in problem.baselines}}
-        measured = {n: p for n, p in named.items() if (t := known.get(p.digest)) is not None and t.measurement}
-        self.outcomes = self._outcomes(study, cast("WorkloadSession", session), measured)
+        """Write the files of the recommended plan."""
+        problem = self.problem
         folder = study.run.path / "best"
         # Paths of models and platforms may be relative to where the study ran.
         document = {"schema_version": 1, **problem.workload.to_json(), "folder": str(Path.cwd())}
@@ -397,7 +383,7 @@ class SeveralModels:
             workload=problem.workload,
             joined=problem.joined,
             freedoms=(*problem.space.freedoms, *(("ranks",) if problem.choices else ())),
-            outcomes=self.outcomes,
+            predictions=self._predictions(known["history"], verdict) if verdict is not None else {},
             tucker=tucker,
         )
 
@@ -406,30 +392,16 @@ class SeveralModels:
         if (broken := none_keeps(limits_of(self.config), result.history, self.objectives[0].name)) is not None:
             raise broken
 
-    def _outcomes(self, study: Study, session: WorkloadSession, plans: Mapping[str, Plan]) -> dict[str, Any]:
-        """Return every model's own figures under each plan; plans take turns, so all see the same machine."""
-        outcomes: dict[str, list[Outcome]] = {plan.digest: [] for plan in plans.values()}
-        distinct = list({plan.digest: plan for plan in plans.values()}.values())
-        limit_s = _OWN_S * len(distinct)
-        begin_s = time.monotonic()
-        for turn in range(_OWN_TURNS):
-            if turn and time.monotonic() - begin_s > limit_s:
-                break
-            study.watcher.message(f"every model's own latency, turn {turn + 1} of {_OWN_TURNS}")
-            for plan in distinct:
-                with closing(session.load(self.graph, plan)) as candidate:
-                    candidate.run(1)
-                    for _ in range(_OWN_RUNS):
-                        candidate.run(1)
-                        outcomes[plan.digest].append(candidate.outcome)
-        problem = self.problem
-
-        def shown(plan: Plan) -> dict[str, Any]:
-            run = self.simulator.run(plan) if self.simulator is not None else None
-            predicted = (run, self.asked[0].value(plan, run)) if run is not None else None
-            return summary(problem.workload, outcomes[plan.digest], predicted, plan, problem.joined)
-
-        return {name: shown(plan) for name, plan in plans.items()}
+    def _predictions(self, history: History, verdict: Verdict) -> dict[str, tuple[Outcome, float]]:
+        """Return what the simulator predicts for the recommended plan and each baseline, and the objective's value."""
+        if self.simulator is None:
+            return {}
+        found = {}
+        for plan in (verdict.best, *(b.plan for b in self.problem.baselines)):
+            if (trial := history.known.get(plan.digest)) is not None and trial.measurement is not None:
+                run = self.simulator.run(plan)
+                found[plan.digest] = run, self.asked[0].value(plan, run)
+        return found
 
 
 def _says(space: WorkloadSpace, trial: Trial) -> bool:

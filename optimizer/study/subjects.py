@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from evaluators.base import Agreement, Session
-from evaluators.measurement.final import FinalPolicy
 from evaluators.objectives import Objective, Priced
 from evaluators.sampling import SamplingPolicy
 from optimizer.model.baselines import Baseline
@@ -29,9 +28,6 @@ from search_spaces.spaces.space import EnumerableSpace
 if TYPE_CHECKING:
     from optimizer.study.course import Study
 
-FINAL_S = 20.0
-"""The final takes so long at most, or a fifth of the study."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Search:
@@ -43,8 +39,6 @@ class Search:
         baselines: plans with a name; those outside the space are measured too.
         breaks: the violations of a plan.
         named, proposed: sampling policies of named plans, and of proposals.
-        final: from the study's seconds so far to the final's policy, and the number of inferences after a pause for
-            each of two plans.
         problem: the search as samplers see it.
         carried: plans of an earlier study, to be measured again.
         bounds: lower bounds under the model, where known.
@@ -60,7 +54,6 @@ class Search:
     breaks: Callable[[Plan], Sequence[Violation]]
     named: SamplingPolicy
     proposed: SamplingPolicy
-    final: Callable[[float], tuple[FinalPolicy, int]]
     problem: Problem | None = None
     carried: tuple[Plan, ...] = ()
     bounds: Bounds | None = None

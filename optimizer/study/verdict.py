@@ -305,7 +305,13 @@ def decide(
         return lambda: checked(session.load(how.graph, plan), plan)
 
     free_nbytes = conditions_of(session)().get("memory_free_nbytes")
-    policy = replace(how.policy, room=_room(how, free_nbytes), keep_nbytes=int(_MEMORY_SHARE * (free_nbytes or 0)))
+    room, most = _room(how, free_nbytes), how.policy.loaded
+    policy = replace(
+        how.policy,
+        room=room,
+        keep_nbytes=int(_MEMORY_SHARE * (free_nbytes or 0)),
+        loaded=max(2, min(most, 2 * room)) if free_nbytes else most,
+    )
     loads_s = [t.measurement.load_s if t.measurement else 0.0 for t in trials]
     least_s = policy.loads_slowly_s(loads_s)
     slow = [i for i, load_s in enumerate(loads_s) if load_s > least_s]

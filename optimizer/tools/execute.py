@@ -6,7 +6,6 @@ What several models are asked is what they were asked in the study, whatever its
 from __future__ import annotations
 
 import json
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, chdir, closing, contextmanager, nullcontext
@@ -21,8 +20,8 @@ from evaluators.objectives import OBJECTIVES, Objective, PricedCandidate, Pricin
 from evaluators.registry import make_evaluator
 from evaluators.samples import Measurement
 from evaluators.sampling import SamplingPolicy, measure
-from evaluators.workload.host import WorkloadSession
-from evaluators.workload.outcome import Outcome
+from evaluators.workload.host import WorkloadSession, came_of
+from evaluators.workload.outcome import Outcome, median_figures
 from optimizer.devices import choose_model_and_platform
 from optimizer.report.console import interval_ms
 from optimizer.report.data import read_result
@@ -199,13 +198,8 @@ def _workload_by_evaluator(run: Path, *, as_json: bool) -> Executed:
         reloaded_workload(run) as found,
         closing(found.session.load(found.problem.joined.graph, found.plan)) as candidate,
     ):
-
-        def once() -> Outcome:
-            candidate.run(1)
-            return candidate.outcome
-
-        once()
-        outcomes, agreement = _runs(once), candidate.verify()
+        candidate.run(1)
+        outcomes, agreement = _runs(lambda: came_of(candidate.run(1))), candidate.verify()
     problem = found.problem
     names = [problem.joined.components[k].name for k in jobs_of(found.plan, problem.joined)]
     more = {"failures": {}, **_outputs(run, agreement)}
@@ -231,13 +225,9 @@ def _workload_text(
         more: of the JSON document: why instances failed, and the check of ``outputs``.
     """
     document: dict[str, Any] = {"schema_version": 1, "workload": name, "runs": len(outcomes)}
-    figures = [o.to_json() for o in outcomes]
-    for key in _FIGURES:
-        known = [f[key] for f in figures if f[key] is not None]
-        document[key] = statistics.median(known) if known else None
-    each = zip(*(o.latencies_s for o in outcomes), strict=True)
-    document["instances_ms"] = {n: statistics.median(t) * 1e3 for n, t in zip(names, each, strict=True)}
-    document |= more
+    medians = median_figures([o.to_json() for o in outcomes])
+    document |= {key: medians[key] for key in _FIGURES}
+    document |= {"instances_ms": dict(zip(names, medians["instances_ms"], strict=True)), **more}
     if as_json:
         return json.dumps(document, indent=2)
     latency = (

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,20 +13,57 @@ from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Plan
 from search_spaces.core.workload import Workload
 
+_TIMES = ("mean_ms", "worst_ms", "longest_ms", "makespan_ms")
+
 
 @dataclass(frozen=True, slots=True)
 class WorkloadResult(Result):
     """The result of a study of several models; its latencies are the objective's values.
 
     Attributes:
-        outcomes: ``best`` and the name of each baseline → what :func:`summary` returns.
+        predictions: digest of a plan → the simulator's run, and the objective's value.
         tucker: model that may be decomposed → what became of it in the best plan (:mod:`optimizer.workload.ranks`).
     """
 
     workload: Workload = field(kw_only=True)
     joined: JoinedGraph = field(kw_only=True)
-    outcomes: Mapping[str, Any] = field(kw_only=True)
+    predictions: Mapping[str, tuple[Outcome, float]] = field(default_factory=dict, kw_only=True)
     tucker: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+
+    @property
+    def outcomes(self) -> dict[str, dict[str, Any]]:
+        """Return each model's own figures under the recommended plan and each baseline that was measured; {} before.
+
+        They are medians of the final's runs, of other plans the search's, in the state of the machine in the final.
+        """
+        if self.verdict is None:
+            return {}
+        found = {}
+        for name, plan in {"best": self.verdict.best, **self.baselines}.items():
+            standing, trial = self.verdict.standing(plan), self.history.known.get(plan.digest)
+            measured = standing or (trial.measurement if trial is not None else None)
+            samples = self.samples(plan)
+            if measured is not None and samples is not None and measured.outcome:
+                found[name] = self._figures(plan, measured.outcome, samples.median)
+        return found
+
+    def _figures(self, plan: Plan, medians: Mapping[str, Any], value_s: float) -> dict[str, Any]:
+        """Return medians of runs of a plan, scaled so that they have the objective's value that the verdict has."""
+        value_ms = {**medians, "throughput_ms": 1e3 / medians["throughput_per_s"]}.get(f"{self.objective.name}_ms")
+        scale = value_s * 1e3 / value_ms if value_ms else 1.0
+        found = {key: value * scale if key in _TIMES and value is not None else value for key, value in medians.items()}
+        found["throughput_per_s"] /= scale
+        names = [i.name for i in self.workload.instances]
+        each = zip(jobs_of(plan, self.joined), medians["instances_ms"], strict=True)
+        found["instances_ms"] = {names[k]: ms * scale for k, ms in each}
+        if plan.digest in self.predictions:
+            run, predicted = self.predictions[plan.digest]
+            found["predicted"] = {
+                "objective": predicted * 1e3,
+                "mean_ms": run.value_s("mean") * 1e3,
+                "makespan_ms": run.makespan_s * 1e3,
+            }
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``--json``."""
@@ -36,43 +72,7 @@ class WorkloadResult(Result):
         document["workload"] = {
             **self.workload.to_json(),
             "instances": [i.name for i in self.workload.instances],
-            "outcomes": dict(self.outcomes),
+            "outcomes": self.outcomes,
             **({"tucker": dict(self.tucker)} if self.tucker else {}),
         }
         return document
-
-
-def summary(
-    workload: Workload,
-    outcomes: Sequence[Outcome],
-    predicted: tuple[Outcome, float] | None,
-    plan: Plan,
-    joined: JoinedGraph,
-) -> dict[str, Any]:
-    """Return the medians over some runs of a plan as plain values, and what was predicted.
-
-    Every instance stands under its name, with its mean latency; those of a plan come in its order.
-
-    Args:
-        predicted: a run, and its objective.
-    """
-    figures = [o.to_json() for o in outcomes]
-    found: dict[str, Any] = {key: _median([f[key] for f in figures]) for key in figures[0]}
-    names = [i.name for i in workload.instances]
-    order = list(jobs_of(plan, joined))
-    each = zip(*(o.latencies_s for o in outcomes), strict=True)
-    found["instances_ms"] = {names[k]: statistics.median(times) * 1e3 for k, times in zip(order, each, strict=True)}
-    found["runs"] = len(outcomes)
-    if predicted is not None:
-        run, value = predicted
-        found["predicted"] = {
-            "objective": value * 1e3,
-            "mean_ms": run.value_s("mean") * 1e3,
-            "makespan_ms": run.makespan_s * 1e3,
-        }
-    return found
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return statistics.median(known) if known else None

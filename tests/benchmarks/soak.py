@@ -23,6 +23,7 @@ from evaluators.cuda.session import CudaEvaluator
 from evaluators.cuda.workload import CudaRun, CudaWorkload
 from evaluators.litert.runner import WorkloadRunner
 from evaluators.litert.session import LitertEvaluator
+from evaluators.workload.host import came_of
 from optimizer.provenance import provenance
 from optimizer.study.config import parse_config
 from optimizer.workload.problem import read_problem
@@ -123,8 +124,7 @@ def _rounds(session: CudaWorkload, candidate: CudaRun, count: int) -> dict[str, 
         if number == SETTLED:
             memory = _taken(session)
             begin_s, answered, asked, rejected = time.monotonic(), 0, 0, 0
-        candidate.run(1)
-        found = candidate.outcome
+        found = came_of(candidate.run(1))
         makespans.append(found.makespan_s)
         answered, asked = answered + found.answered, asked + found.count
         rejected += sum(r.rejected for each in found.requests for r in each)

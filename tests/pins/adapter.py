@@ -24,6 +24,7 @@ from optuna.distributions import CategoricalDistribution, IntDistribution
 from evaluators.base import Batch, Session
 from evaluators.cost_model.session import CostModelEvaluator, CostModelSession
 from evaluators.table.placement import read_placement
+from evaluators.workload.host import came_of
 from evaluators.workload.predicted import PredictedSession
 from optimizer.devices import choose_model_and_platform
 from optimizer.exact.graphs.placement import PlacementObjective, solve_placement
@@ -219,8 +220,8 @@ def _opened(case: Plain) -> Iterator[_Opened]:
 
             def value(plan: Plan) -> Plain:
                 with closing(session.load(graph, plan)) as candidate:
-                    found = _figures(candidate.run(1))
-                    return found | {"instances_s": list(candidate.outcome.latencies_s)}
+                    batch = candidate.run(1)
+                    return _figures(batch) | {"instances_s": list(came_of(batch).latencies_s)}
 
             yield _Opened(_Shape.joined(problem.joined), joint, value)
         return

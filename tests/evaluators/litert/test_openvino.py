@@ -37,6 +37,7 @@ from evaluators.litert.worker.openvino import Device, computes_natively, find_de
 from evaluators.litert.worker.runtimes import OPENVINO, check_installed
 from evaluators.litert.workers import WorkerError
 from evaluators.testing import EvaluatorContract
+from evaluators.workload.host import came_of
 from optimizer.cli import main
 from optimizer.devices import choose_platform, unused_precisions
 from optimizer.exact.chain import chain_cost
@@ -569,8 +570,7 @@ def test_several_models_are_run_from_one_queue(squeezenet: Graph, mobilenet: Gra
     with LitertEvaluator().host(workload, joined, baseline_processors(space, threads=True), "mean") as session:
         for plan in (b.plan for b in baselines):
             with closing(session.load(joined.graph, plan)) as candidate:
-                candidate.run(2)
-                assert candidate.outcome.answered == 6
+                assert came_of(candidate.run(2)).answered == 6
                 found = candidate.verify()
                 assert found is not None
                 assert found.accepted

@@ -15,6 +15,7 @@ from evaluators.litert.processors import local_platform, make_processor
 from evaluators.litert.runner import WorkloadRunner
 from evaluators.litert.session import LitertEvaluator
 from evaluators.litert.workload import LitertWorkload
+from evaluators.workload.host import came_of
 from optimizer.workload.baselines import baseline_processors, workload_baselines
 from search_spaces.core.errors import PlanError, UsageError
 from search_spaces.core.graph import Graph
@@ -71,7 +72,7 @@ def test_models_at_once_compute_what_they_compute_alone(squeezenet: Graph, mobil
                 assert batch.latency_s.shape == (2,)
                 assert batch.stage_s.shape == (2, len(plan.stages))
                 assert (batch.stage_s > 0.0).all()
-                assert candidate.outcome.answered == 6
+                assert came_of(batch).answered == 6
                 found = candidate.verify()
                 assert found is not None
                 assert found.identical
@@ -86,11 +87,11 @@ def test_requests_come_when_they_are_due(squeezenet: Graph, mobilenet: Graph) ->
         opened([squeezenet, mobilenet], *clients) as (session, space),
         closing(session.load(space.joined.graph, plan_of(space))) as candidate,
     ):
-        candidate.run(1)
-        periodic, _ = candidate.outcome.requests
+        outcome = came_of(candidate.run(1))
+        periodic, _ = outcome.requests
         assert [r.came_s for r in periodic] == pytest.approx([0.0, 0.05, 0.1, 0.15])
-        assert candidate.outcome.answered == 7
-        assert candidate.outcome.makespan_s > 0.15
+        assert outcome.answered == 7
+        assert outcome.makespan_s > 0.15
 
 
 def test_a_plan_runs_from_its_files(squeezenet: Graph, mobilenet: Graph, tmp_path: Path) -> None:
