@@ -114,6 +114,7 @@ def busy() -> Iterator[int]:
         process.kill()
 
 
+@pytest.mark.timing
 def test_load_is_what_others_use(busy: int) -> None:
     cores = sorted(os.sched_getaffinity(0))
     theirs, mine = Conditions(cores, list), Conditions(cores, lambda: [busy], {"runtime": "1.2"})

@@ -208,6 +208,7 @@ def test_arcs_carry_what_is_under_way(squeezenet: Graph) -> None:
     assert found == {(0, 1): 1, (1, 2): 1}
 
 
+@pytest.mark.timing
 @pytest.mark.litert
 def test_energy_of_this_machine_is_reported_or_said_to_be_unknown(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -73,6 +73,7 @@ def test_a_plan_of_branches_is_deployed_and_runs_without_us(
     assert all(np.array_equal(first[name], again[name]) for name in first)
 
 
+@pytest.mark.timing
 def test_runs_and_joins_are_timed_on_the_device(session: LitertSession, squeezenet: Graph, platform: Platform) -> None:
     space = SegmentSpace(squeezenet, platform, splits=False)
     known = profile(session, squeezenet, platform)

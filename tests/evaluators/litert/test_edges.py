@@ -13,6 +13,8 @@ import pytest
 
 from evaluators.litert.worker.shared_memory import SLOT_NBYTES, Semaphore, Semaphores, map_file, post, unmap
 
+pytestmark = pytest.mark.timing
+
 
 @contextmanager
 def edges(count: int, spin_ns: int, *, regular: bool = False) -> Iterator[list[Semaphore]]:

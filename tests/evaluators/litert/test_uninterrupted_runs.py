@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +10,8 @@ from evaluators.litert.worker.execution import NO_LIMIT_NS, Step, on_cpu, uninte
 from evaluators.litert.worker.shared_memory import Semaphores
 from search_spaces.core.errors import UnavailableError
 from tests.support.sentences import fails
+
+pytestmark = pytest.mark.timing
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=9), st.booleans())

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from evaluators.litert import candidate as waking
 from search_spaces.core.platform import Platform, Processor, with_cpu
 
+pytestmark = pytest.mark.timing
+
 
 class Sleeper:
     """An adapter that is slow until it has been busy for a time, on a clock of its own."""

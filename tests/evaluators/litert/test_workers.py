@@ -22,7 +22,7 @@ from search_spaces.spaces.chain import chain_plan
 from tests.support.models.litert_loading import agrees, pid_of, signalled, single_cores, three_processors
 from tests.support.sentences import fails
 
-pytestmark = pytest.mark.litert
+pytestmark = [pytest.mark.litert, pytest.mark.timing]
 
 PLATFORM = three_processors()
 PROCESSORS = [p.name for p in PLATFORM.processors]

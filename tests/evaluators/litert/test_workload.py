@@ -27,7 +27,7 @@ from search_spaces.core.workload import Arrival, Client, Workload
 from search_spaces.spaces.workload_space import WorkloadSpace
 from tests.support.sentences import fails
 
-pytestmark = pytest.mark.litert
+pytestmark = [pytest.mark.litert, pytest.mark.timing]
 
 
 def processors(run_s: float = 60.0) -> Platform:

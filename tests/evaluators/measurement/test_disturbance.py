@@ -25,6 +25,8 @@ from evaluators.measurement.disturbance import (
     in_words,
 )
 
+pytestmark = pytest.mark.timing
+
 
 @pytest.fixture(autouse=True)
 def quick_reads(monkeypatch: pytest.MonkeyPatch) -> None:

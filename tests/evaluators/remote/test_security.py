@@ -35,6 +35,8 @@ from search_spaces.spaces.chain import chain_plan
 from tests.support.remote_agents import agent_here
 from tests.support.sentences import fails
 
+pytestmark = pytest.mark.timing
+
 grpc = pytest.importorskip("grpc", reason="remote devices need the extra 'remote'")
 
 TOKEN = "correct-horse-battery-staple"

@@ -209,6 +209,7 @@ def test_what_fails_there_is_one_line_here(tmp_path: Path, small: Graph) -> None
             pass
 
 
+@pytest.mark.timing
 def test_two_studies_never_measure_at_once(
     tmp_path: Path, small: Graph, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

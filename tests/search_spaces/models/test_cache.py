@@ -113,6 +113,7 @@ def started(folder: Path) -> list[Path]:
     return list((folder / "models").glob("started.*"))
 
 
+@pytest.mark.timing
 def test_processes_at_once_build_once(folder: Path) -> None:
     context = multiprocessing.get_context("spawn")
     children = [context.Process(target=in_child) for _ in range(3)]

@@ -12,6 +12,8 @@ import pytest
 
 from optimizer.exact.graphs.cpsat import run_solver, solver_module
 
+pytestmark = pytest.mark.timing
+
 
 def test_ctrl_c_ends_a_solve_and_the_next_one_too() -> None:
     cp = solver_module()
