@@ -228,7 +228,8 @@ class Final:
         racing: the plans that were left at the end; others may be no slower, but look so.
         disturbance: what kept the measuring threads off their cores.
         repeated: how many turns were repeated for it.
-        exact: whether every instance of each plan took exactly the same time, as predictions do.
+        exact: whether every instance of each plan has exactly the same figure, as predictions do.
+        computed: whether the figures are computed and not measured.
     """
 
     standings: tuple[Standing, ...]
@@ -236,6 +237,7 @@ class Final:
     disturbance: Disturbance = NOTHING
     repeated: int = 0
     exact: bool = False
+    computed: bool = False
     _made: list[_Levels] = field(default_factory=list, init=False, repr=False, compare=False)
     _noise: list[tuple[float, float]] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -403,6 +405,7 @@ class Final:
             "disturbance": self.disturbance.to_json(),
             "repeated": self.repeated,
             "exact": self.exact,
+            "computed": self.computed,
         }
 
     @classmethod
@@ -420,6 +423,7 @@ class Final:
                 Disturbance.from_json(content["disturbance"]),
                 int(content["repeated"]),
                 bool(content["exact"]),
+                bool(content["computed"]),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunFolderError(f"the final in the log is damaged: {damage(error)}") from error
@@ -637,6 +641,7 @@ def run_final(
     watched: Callable[[Final], Iterable[int]] = lambda _: (),
     progress: Callable[[str], None] = lambda _: None,
     computed: bool = True,
+    counted: bool = False,
     groups: Sequence[Hashable] = (),
     recommended: Callable[[Final], int] | None = None,
     free_nbytes: Callable[[], int | None] = lambda: None,
@@ -654,6 +659,7 @@ def run_final(
         progress: called once a round.
         computed: whether latencies that repeat each other to the last bit are computed ones. Otherwise a coarse timer
             made them, and nothing finer than its resolution is known.
+        counted: whether figures are no times but counts, as bytes are, which repeat though plans are run.
         groups: of each plan; plans of one group take turns with each other, and those of another group before or
             after them. An H100 that the CPU's turns left idle for half of the time lowered its clock from 1,980 to
             345 MHz, and an inference of 1.2 ms took 1.6 ms. By default all plans are one group.
@@ -670,10 +676,8 @@ def run_final(
         raise UsageError("a final needs at least one plan")
     apart = list(groups) if groups and policy.settle_s > 0.0 else [None] * len(loads)
     runs = RunFilter(counters)
-    runner = _Runner(
-        loads, reuse, policy, rng, runs, watched, progress, apart, recommended, free_nbytes, computed=computed
-    )
-    return runner.run(conditions)
+    seams = runs, watched, progress, apart, recommended, free_nbytes
+    return _Runner(loads, reuse, policy, rng, *seams, computed=computed, counted=counted).run(conditions)
 
 
 class _Runner:
@@ -693,9 +697,11 @@ class _Runner:
         free_nbytes: Callable[[], int | None],
         *,
         computed: bool,
+        counted: bool,
     ) -> None:
         self._loads, self._reuse, self._policy, self._rng = loads, reuse, policy, rng
         self._filter, self._watched, self._progress, self._computed = runs, watched, progress, computed
+        self._repeats = computed or counted
         self._groups, self._recommended, self._free_nbytes = groups, recommended, free_nbytes
         self._racing = set(range(len(loads)))  # may still be the fastest
         self._running = list(range(len(loads)))  # are measured in the next round
@@ -707,9 +713,7 @@ class _Runner:
         self._failures: dict[int, list[str]] = defaultdict(list)
         self._errors: dict[int, Array] = {}
         self._outcomes: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
-        self._typical_s: dict[
-            int, float
-        ] = {}  # of a run, which takes longer than a figure of several models or a stream
+        self._typical_s: dict[int, float] = {}  # of a run; one of several models takes longer than their latency
         self._best_s: dict[int, float] = {}
         self._load_s: dict[int, float] = {}
         self._kept: dict[int, list[Candidate]] = {}
@@ -1005,7 +1009,7 @@ class _Runner:
 
     def _exact(self) -> bool:
         """Return whether rebuilt instances repeat each other to the last bit: they are computed, not measured."""
-        if not self._computed:
+        if not self._repeats:
             return False
         seen: dict[int, set[float]] = defaultdict(set)
         for turns in self._turns:
@@ -1095,7 +1099,8 @@ class _Runner:
                 median_figures(self._outcomes[i]),
             )
         racing = tuple(sorted(i for i in self._racing if self._seen(i) and i in self._running))
-        return Final(tuple(standings), racing, self._filter.total, self._filter.repeated, table.exact)
+        total, repeated = self._filter.total, self._filter.repeated
+        return Final(tuple(standings), racing, total, repeated, table.exact, self._computed)
 
 
 def _without_odd_rounds(table: Array, numbers: NDArray[np.int64]) -> Array:

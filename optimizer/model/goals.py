@@ -356,6 +356,7 @@ def decide_front(
                 counters=counters_of(other),
                 watched=lambda found: found.measured,
                 computed=other.capabilities.computed,
+                counted=session.how[which].objective.law == "memory",
                 groups=[how.loaded_by(t.plan) for t in trials],
             )
         )

@@ -184,7 +184,8 @@ def _head(result: Result) -> Text:
 
 
 def _baselines(result: Result) -> Table:
-    what = f"predicted {result.objective.title}" if result.predicted else f"{result.objective.title} [95 %]"
+    sure = result.predicted or (result.verdict is not None and result.verdict.final.exact)
+    what = f"{'predicted ' if result.predicted else ''}{result.objective.title}{'' if sure else ' [95 %]'}"
     against = "" if result.verdict is None else "difference"
     made = table(("plan", what, against, ">stages"))
     for name, plan in result.rows():

@@ -220,6 +220,7 @@ def _decide(study: Study, search: Search, loop: Loop) -> Verdict:
         cores=len({core for p in study.subject.processors for core in p.cores}),
         pauses=pauses,
         platform=study.subject.measured_on,
+        counted=study.subject.objectives[0].law == "memory",
     )
     objectives = study.subject.objectives
     if search.priced is not None and len(objectives) > 1:

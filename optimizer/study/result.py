@@ -108,7 +108,8 @@ class Result:
     @property
     def predicted(self) -> bool:
         """Whether the figures are predictions."""
-        return self.verdict is not None and (self.verdict.final.predicted or self.verdict.final.exact)
+        final = self.verdict.final if self.verdict is not None else None
+        return final is not None and (final.predicted or (final.exact and final.computed))
 
     def samples(self, plan: Plan) -> Samples | None:
         """Return the samples to report of a plan: the final's, or the search's scaled to the final."""

@@ -211,6 +211,7 @@ class FinalSettings:
         cores: how many the measurements use.
         pauses: inferences after a pause, of the recommended plan and of the reference.
         platform: with the accelerators that plans load; None without any.
+        counted: whether the figures are counts, see :func:`~evaluators.measurement.final.run_final`.
     """
 
     graph: Graph
@@ -222,6 +223,7 @@ class FinalSettings:
     cores: int = 1
     pauses: int = 3
     platform: Platform | None = None
+    counted: bool = False
 
     def loaded_by(self, plan: Plan) -> frozenset[str]:
         """Return the kinds of accelerators that a plan loads."""
@@ -325,6 +327,7 @@ def decide(
         counters=counters_of(session),
         watched=watched,
         computed=session.capabilities.computed,
+        counted=how.counted,
         progress=how.progress,
         groups=[how.loaded_by(p) for p in plans],
         recommended=chosen,

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,6 +29,7 @@ from evaluators.measurement.final import (
 from evaluators.samples import Samples
 from evaluators.schedule import Event, Timeline
 from evaluators.testing import Noise, SyntheticCandidate
+from evaluators.workload.outcome import Outcome, Request
 from search_spaces.core.errors import RunFolderError, UnavailableError, UsageError
 from tests.support.sentences import fails
 
@@ -190,6 +192,37 @@ def test_timers_with_coarse_resolution() -> None:
     opened = [2]
     found = compare(lambda: Ticks(0.0155, opened), lambda: Ticks(0.0155, opened), POLICY, np.random.default_rng(0))
     assert not found.significant
+
+
+@dataclass
+class Counted(Throttling):
+    """What is counted is the same in each run, though each takes some time; two models answer a request each."""
+
+    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+        batch = super().run(n, stop_above_s)
+        requests = tuple((Request(0.0, share * self.latency_s, rejected=False, missed=False),) for share in (0.5, 1.5))
+        return replace(batch, outcome=Outcome(requests, 2.0 * self.latency_s, Timeline(())))
+
+
+def test_counts_repeat_though_they_are_no_predictions() -> None:
+    loads = [partial(Counted, nbytes, [9]) for nbytes in (2.0, 1.9, 1.9)]
+    found = run_final(loads, POLICY, np.random.default_rng(0), computed=False, counted=True)
+    assert found.exact
+    assert not found.computed
+    assert found.rounds == 2
+    assert found.ratio(1, 2).value == 1.0
+    assert found.ratio(0, 1).low == found.ratio(0, 1).high == pytest.approx(2.0 / 1.9)
+    assert not run_final(loads, replace(POLICY, max_s=0.5), np.random.default_rng(0), computed=False).exact
+
+
+def test_what_came_of_requests_is_told_of_each_plan() -> None:
+    loads = [partial(Counted, seconds, [9]) for seconds in (0.02, 0.01)]
+    found = run_final(loads, POLICY, np.random.default_rng(0))
+    for standing, ms in zip(found.standings, (20.0, 10.0), strict=True):
+        assert standing.outcome["instances_ms"] == pytest.approx([0.5 * ms, 1.5 * ms])
+        assert standing.outcome["mean_ms"] == pytest.approx(ms)
+        assert standing.outcome["throughput_per_s"] == pytest.approx(1e3 / ms)
+    assert Final.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
 RNG = np.random.default_rng(11)
