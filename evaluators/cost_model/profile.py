@@ -308,6 +308,7 @@ SHIPPED = Path(__file__).parents[2] / "experiments" / "profiles"
 SUFFIXES = (".json", ".yaml", ".yml")
 _MAX_NBYTES, _HEAD_NBYTES = 64 << 20, 256
 _NOT_NEGATIVE = ("processors", "links", "contention")
+_MOST_S, _MOST_COUNT, _MOST_HISTORY = 1e3, 1e18, 10.0  # seconds; bytes or multiply-accumulates; a logarithm
 
 
 def find_profile(source: str | Path) -> tuple[CostProfile, Platform] | None:
@@ -393,9 +394,16 @@ def from_json(content: object) -> tuple[CostProfile, Platform]:
                 raise ProfileError(f"{key} was fitted by another version of this program", "calibrate the device again")
     plain = asdict(profile)
     for where, number in _numbers({name: plain[name] for name in _NOT_NEGATIVE}, "profile"):
-        if not (math.isfinite(number) and number >= 0.0):
+        if not 0.0 <= number <= _most(where):  # NaN is not, either
             raise ProfileError(f"{where} is {number}, which is not a price", "calibrate the device again")
     return profile, platform
+
+
+def _most(where: str) -> float:
+    """Return the most that a number of a profile can be: larger ones overflow, or are no times of a device."""
+    if where.endswith(".history"):
+        return _MOST_HISTORY
+    return _MOST_S if where.endswith("_s") or ".prices." in where else _MOST_COUNT
 
 
 def _numbers(value: Any, where: str) -> Iterator[tuple[str, float]]:

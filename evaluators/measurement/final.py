@@ -723,6 +723,7 @@ class _Runner:
         self._room, self._instance_nbytes = policy.room, _LEAST_INSTANCE_NBYTES
         self._met = len(loads)  # plans that had a turn in the first round
         self._building_s: dict[int, float] = {}  # of the instances that were built in this round
+        self._fresh = 0  # how many these are, without those that share what is loaded
         self._spent_s, self._turns_made, self._disturbed = 0.0, 0, 0
 
     def run(self, conditions: Callable[[], Mapping[str, Any]]) -> Final:

@@ -146,6 +146,8 @@ def test_a_profile_for_another_platform_is_refused() -> None:
         lambda d: d["profile"].pop("processors"),
         lambda d: d["profile"]["processors"]["gpu"].update(invocation_s=-1.0),
         lambda d: d["profile"]["links"][0].update(latency_s="soon"),
+        lambda d: d["profile"]["processors"]["gpu"].update(invocation_s=1e300),
+        lambda d: next(iter(d["profile"]["processors"]["gpu"]["kernels"].values())).update(history=1e4),
     ],
 )
 def test_damaged_profiles_are_reported(tmp_path: Path, change: Any) -> None:
