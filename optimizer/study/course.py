@@ -119,7 +119,12 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
     with (
         sharing(config, subject.digest, processors) as shared,
         RunFolder.create_or_resume(
-            config, model_digest=subject.digest, fingerprint=fingerprint, command=command, processors=processors
+            config,
+            model_digest=subject.digest,
+            inputs_digest=subject.inputs_digest,
+            fingerprint=fingerprint,
+            command=command,
+            processors=processors,
         ) as run,
     ):
         tell_of_damage(run, watcher)

@@ -73,6 +73,7 @@ class RunFolder:
         config: StudyConfig,
         *,
         model_digest: str,
+        inputs_digest: str = "",
         fingerprint: Mapping[str, Any],
         command: Sequence[str],
         processors: Sequence[str] = (),
@@ -82,6 +83,7 @@ class RunFolder:
         Args:
             config: ``out`` is the folder itself, else it is ``runs/<study>`` here; without either it is a new one.
             model_digest: of the graph's structure.
+            inputs_digest: of inputs that a person gave; "" without any.
             fingerprint: of the evaluator's session, plain values.
             command: the command line, for the manifest.
             processors: those that plans may name, with the group of identical ones; another machine is refused.
@@ -92,7 +94,8 @@ class RunFolder:
         path, study = _place(config)
         settings = config.model_dump(mode="json") | {"objective": ",".join(config.objective)}
         kept = {name: settings[name] for name in _FIXED}
-        fixed = {"model_digest": model_digest, **kept, "measured_on": sorted(processors)}
+        digests = {"model_digest": model_digest, **({"inputs_digest": inputs_digest} if inputs_digest else {})}
+        fixed = {**digests, **kept, "measured_on": sorted(processors)}
         with disk_errors(path):
             _refuse_foreign(path)
             _check(path, config.study, fixed)  # before opening the log, which may be another study's
@@ -329,6 +332,8 @@ def _difference(name: str, there: Any, here: Any) -> str:
     """Return the difference between an existing study's setting and the requested one, in words."""
     if name == "model_digest":
         return "it is of another model"
+    if name == "inputs_digest":
+        return "the file of its --input had other content"
     if name == "measured_on":
         before, now = (
             [str(each).split(" (", maxsplit=1)[0] for each in names] if isinstance(names, Sequence) else []

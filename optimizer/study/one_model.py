@@ -39,6 +39,7 @@ from search_spaces.core.errors import UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
+from search_spaces.models.inputs import given_digest
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.rank_space import RankSpace
 from search_spaces.spaces.registry import freedoms_in
@@ -103,6 +104,11 @@ class OneModel:
     def digest(self) -> str:
         """Changes with the models, and with everything that changes what a plan computes."""
         return self.graph.digest
+
+    @property
+    def inputs_digest(self) -> str:
+        """Changes with the inputs that a person gave; "" without any."""
+        return given_digest([self.graph])
 
     @property
     def ready(self) -> bool:

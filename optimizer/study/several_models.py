@@ -48,6 +48,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.core.pools import single_processors
+from search_spaces.models.inputs import given_digest
 from search_spaces.spaces.registry import freedoms_of, make_workload_space
 from search_spaces.spaces.shared_workload_space import SharedWorkloadSpace
 from search_spaces.spaces.space import in_space
@@ -118,6 +119,11 @@ class SeveralModels:
     def digest(self) -> str:
         """Changes with the models, and with everything that changes what a plan computes."""
         return f"{self.graph.digest}+{self.problem.workload.digest}"
+
+    @property
+    def inputs_digest(self) -> str:
+        """Changes with the inputs that a person gave; "" without any."""
+        return given_digest(c.graph for c in self.problem.joined.components)
 
     @property
     def ready(self) -> bool:

@@ -107,6 +107,11 @@ class Subject(Protocol):
         ...
 
     @property
+    def inputs_digest(self) -> str:
+        """Changes with the inputs that a person gave; "" without any."""
+        ...
+
+    @property
     def ready(self) -> bool:
         """Whether the space is known before :meth:`learn` is called."""
         ...

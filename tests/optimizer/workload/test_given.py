@@ -88,6 +88,10 @@ def test_a_study_goes_on_with_what_its_models_are_given(capsys: pytest.CaptureFi
     shutil.copy("x.npy", "other.npy")
     assert main([*again, "--custom-ops", "libops.so", "--input", "minus=other.npy"]) == 2  # which is another study
     says(capsys.readouterr().err.splitlines()[-1])
+    np.save("x.npy", 2 * X)
+    assert main([*again, "--custom-ops", "own=libops.so"]) == 2
+    says(capsys.readouterr().err.splitlines()[-1])
+    np.save("x.npy", X)
     assert main([*again, "--custom-ops", "own=libops.so"]) in SEARCHED
 
 
