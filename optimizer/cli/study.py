@@ -30,8 +30,8 @@ def optimize(arguments: list[str], commands: Collection[str], summaries: str) ->
     """Do ``optimize MODEL``.
 
     Args:
-        commands: the names of all commands, for those who mistype one.
-        summaries: a line for each of them, for the help.
+        commands: the names of all commands, to suggest one for a mistyped word.
+        summaries: a line for each command, for the help.
     """
     parser = make_parser(summaries)
     parser.commands = [*commands, "help"]
@@ -134,10 +134,10 @@ def make_parser(summaries: str = "") -> Parser:
 
 
 def _check_models(word: str, commands: Collection[str]) -> None:
-    """Raise where a word is neither a file nor a built-in model: somebody may have mistyped a command.
+    """Check that a word is not a mistyped command.
 
     Raises:
-        UsageError: it is none, and looks like a command.
+        UsageError: it resembles a command, and is neither a file nor a model.
     """
     near = difflib.get_close_matches(word, commands, n=1, cutoff=0.75)
     if not near or not word.isalpha() or Path(word).exists():
@@ -152,7 +152,7 @@ def _check_models(word: str, commands: Collection[str]) -> None:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Put off an interrupt: raised within the import of a compiled module it can become that module's panic."""
+    """Delay interrupts: one that is raised while a compiled module is imported can panic in that module."""
     signals = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:

@@ -35,7 +35,7 @@ class Shape(Protocol):
         ...
 
     def price(self, costs: ChainCosts, plan: Plan) -> float:
-        """Return what a plan costs."""
+        """Return the cost of a plan."""
         ...
 
 

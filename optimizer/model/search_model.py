@@ -164,7 +164,7 @@ def starts_of(
 
 @dataclass(frozen=True, slots=True)
 class _Chains:
-    """Chains; see :class:`~optimizer.exact.ranks.Shape`."""
+    """Chains, as a :class:`~optimizer.exact.ranks.Shape`."""
 
     graph: Graph
     most: int
@@ -179,7 +179,7 @@ class _Chains:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """Cuts, branches and splits; see :class:`~optimizer.exact.ranks.Shape`."""
+    """Cuts, branches and splits, as a :class:`~optimizer.exact.ranks.Shape`."""
 
     space: SegmentSpace
 

@@ -53,7 +53,7 @@ def split_profile(
     """Return a profile with directly measured times of starting a part and of joining another core.
 
     As differences of two latencies they would drown in noise on large models. Joins are measured in a plan that splits
-    every operator, since a core that waits for half a model would fall asleep.
+    every operator, since a core that waits for half a model would go idle.
 
     Args:
         known: the operators' times; those of processors with memory of their own stay as they are.

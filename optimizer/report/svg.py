@@ -78,8 +78,8 @@ class Plot:
 
     Attributes:
         name: unique on the page.
-        title: what it is, for those who hear it.
-        description: what it shows.
+        title: what it is, for screen readers.
+        description: what it shows, for screen readers.
     """
 
     name: str
