@@ -10,7 +10,7 @@ from pathlib import Path
 
 from search_spaces.core.errors import UnavailableError, UsageError
 
-_DAYS = "825"  # what browsers and libraries still accept of a leaf
+_DAYS = "825"  # longest validity of a leaf that browsers and libraries accept
 _CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}")
 
@@ -22,11 +22,11 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> list[Path]:
     measures there; ``ca.key`` signs more of them and stays where it is.
 
     Args:
-        folder: made if need be; what is there of an earlier time is not touched.
+        folder: created if it is missing; an authority that is in it is not replaced.
         hosts: names and addresses by which the agent is reached.
 
     Raises:
-        UsageError: there are no hosts, one is none, or the folder holds an authority.
+        UsageError: there are no hosts, one is invalid, or the folder holds an authority.
         UnavailableError: there is no OpenSSL, or it fails.
     """
     if not hosts:

@@ -105,8 +105,8 @@ def moved_bytes(cost: Cost) -> int:
 def to_json(found: Inspection) -> dict[str, Any]:
     """Return the document that ``optimize inspect --json`` prints.
 
-    Sizes are bytes, ``intensity`` is MACs per byte. Operators, tensors and groups are named by their index. Groups come
-    in one flat list: ``within`` is the index in it of the innermost group of whose branches one holds this group.
+    Sizes are bytes, ``intensity`` is MACs per byte. Operators, tensors and groups are named by their index. Groups are
+    one flat list: ``within`` is the index of the innermost group that holds this one in a branch.
     """
     graph = found.graph
     return {
