@@ -83,7 +83,7 @@ def _check_resources(client: Any, measuring: Sequence[str]) -> None:
     workers = client.scheduler_info(n_workers=-1)["workers"].values()
     if measuring and workers and not any(DEVICE in worker["resources"] for worker in workers):
         raise UsageError(
-            f"--scheduler: evaluator {measuring[0]!r} measures, and no worker may",
+            f"--scheduler: evaluator {measuring[0]!r} measures, but no worker has the resource {DEVICE!r}",
             f'start workers with: dask worker ADDRESS --nthreads 1 --resources "{DEVICE}=1"',
         )
 
@@ -150,11 +150,11 @@ def unpack(content: bytes, folder: Path) -> None:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries = archive.infolist()
             if len(entries) > _MOST_FILES or sum(e.file_size for e in entries) > _MOST_NBYTES:
-                raise RunFolderError(f"{folder}: what a worker gave back is too large")
+                raise RunFolderError(f"{folder}: the result of a worker is too large")
             for entry in entries:
                 path = PurePosixPath(entry.filename)
                 if path.is_absolute() or ".." in path.parts or "\\" in entry.filename or entry.is_dir():
-                    raise RunFolderError(f"{folder}: a worker gave back a file called {entry.filename!r}")
+                    raise RunFolderError(f"{folder}: the result of a worker holds a file called {entry.filename!r}")
             for entry in entries:
                 target = folder / entry.filename
                 target.parent.mkdir(parents=True, exist_ok=True)

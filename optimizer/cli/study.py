@@ -89,13 +89,13 @@ def make_parser(summaries: str = "") -> Parser:
     add("--power", metavar="NAME=WATTS", action="append", help="power of a busy processor; may be repeated")
     states = "a state of the device, as hot:gpu=1.5: the GPU takes 1.5 times as long; repeat for others"
     add("--state", metavar="NAME:P=FACTOR,…", action="append", help=states)
-    add("--robust", metavar="HOW", help="over all --state: worst (default), or expected")
+    add("--robust", metavar="HOW", help="value over all --state: worst (default), or expected (their mean)")
     add = parser.add_argument_group("search").add_argument
     add("--budget", metavar="N", default="200", help="measure at most N distinct plans (default 200)")
     add("--minutes", metavar="M", help="end the search after M minutes; the final comparison follows")
     freedoms = (
         "freedoms of a plan: some of cuts,branches,splits,ranks (default exact: all but ranks that model and processors"
-        " offer, or cuts with --max-stages; ranks within --max-error, then 0.1)"
+        " offer; cuts if --max-stages is given); ranks keep --max-error (then 0.1 by default)"
     )
     add("--allow", metavar="A,B", help=freedoms)
     add(
@@ -105,7 +105,7 @@ def make_parser(summaries: str = "") -> Parser:
         help="latency (default), latency-p99, throughput, energy, memory, occupancy; give it again for a front of"
         " several. Of several models latency is the mean, and there are also worst, makespan and misses",
     )
-    add("--max-stages", metavar="K", help="stages of a plan at most (default 4, of cuts alone)")
+    add("--max-stages", metavar="K", help="stages of a plan at most (default 4 for cuts alone)")
     add("--sampler", metavar="NAME", help="proposes plans: auto (default), reinforce, tpe, …, or module:Class")
     add(
         "--precision",

@@ -221,7 +221,7 @@ def _why_none(costs: ChainCosts) -> InfeasibleError:
         return infeasible(
             Violation(f"memory of the devices of {costs.platform.name!r} together", needed, room, "B", lever)
         )
-    return InfeasibleError("no choice of devices keeps to the memory and the stages", lever)
+    return InfeasibleError("no placement keeps the limits of memory and stages", lever)
 
 
 def _period_s(costs: ChainCosts, networks: Sequence[range], graph: _Reads, chosen: Sequence[int]) -> float:

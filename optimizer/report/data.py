@@ -364,7 +364,7 @@ def _models(config: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[Graph
     except OptimizeError as error:
         return None, None, str(error)
     if found.digest != result["model"]["digest"]:
-        return None, None, f"{source} is another model now"
+        return None, None, f"{source} has changed since the study"
     return (None, joined, "") if joined is not None else (found, None, "")
 
 

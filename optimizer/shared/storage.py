@@ -151,7 +151,7 @@ def patiently(call: Callable[[], Found], what: str, patience_s: float = PATIENCE
                 strange = isinstance(error, (ValueError, TypeError, RecursionError)) or type(error) is LookupError
                 if strange:  # rows that somebody else wrote
                     found = type(error).__name__
-                    raise UsageError(f"{what}: what it holds cannot be read ({found})", "give another study") from error
+                    raise UsageError(f"{what}: its content cannot be read ({found})", "give another study") from error
                 raise
             if why := _no_file(error):
                 hint = "give a database of SQLite, or a new file, where you can write"

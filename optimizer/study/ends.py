@@ -93,7 +93,7 @@ def tell_of_damage(run: RunFolder, watcher: Watcher) -> None:
     for damage in run.contents.damage:
         watcher.warn(f"trial log: {damage}")
     if run.contents.original is not None:
-        watcher.warn(f"trial log: as it was found, it is kept as {run.contents.original}")
+        watcher.warn(f"trial log: the damaged file is kept as {run.contents.original}")
     for change in run.changes:
         watcher.warn(change)
 

@@ -322,7 +322,7 @@ class History:
         if dropped and not self._warned:
             self._warned = True
             _LOGGER.warning(
-                "trial %d carries the attribute %s, which is not read: constraints alone are; others like it are "
+                "trial %d carries the attribute %s, which is not read: only constraints are; others like it are "
                 "dropped too",
                 trial.number,
                 shown(dropped[0]),

@@ -30,10 +30,10 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> list[Path]:
         UnavailableError: there is no OpenSSL, or it fails.
     """
     if not hosts:
-        raise UsageError("--certificates: by which names is the agent reached?", "give --hosts pi4.local,192.168.1.20")
+        raise UsageError("--certificates requires the names of the agent", "give --hosts pi4.local,192.168.1.20")
     names = ",".join(_name(host) for host in hosts)
     if (folder / "ca.pem").exists():
-        raise UsageError(f"{folder / 'ca.pem'}: is there already", "give another folder")
+        raise UsageError(f"{folder / 'ca.pem'}: exists already", "give another folder")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     authority = ("-subj", "/CN=partition-optimizer", "-addext", "basicConstraints=critical,CA:TRUE")
     _openssl(folder, "req", "-x509", *_CURVE, "-days", "3650", *authority, "-keyout", "ca.key", "-out", "ca.pem")
@@ -66,5 +66,5 @@ def _openssl(folder: Path, *words: str) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UnavailableError("certificates are made by openssl, which is not here", "install openssl") from error
     if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["without a word"]
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
         raise UnavailableError(f"openssl failed: {lines[-1]}", "OpenSSL 3 is needed")

@@ -216,7 +216,7 @@ def _cpu() -> Iterator[Finding]:
     yield Finding(
         "priority",
         "what is measured runs before other processes" if first else "that of other processes",
-        advice="" if first else "root measures undisturbed beside them",
+        advice="" if first else "run as root, so that measurements run first",
     )
     yield from _state(machine_state(cores))
 

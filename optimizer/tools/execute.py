@@ -281,7 +281,7 @@ def reloaded(run: Path) -> Iterator[Reloaded]:
     evaluator = make_evaluator(config.evaluator)
     graph, platform = choose_model_and_platform(evaluator, config)
     if graph.digest != plan.graph_digest:
-        raise RunFolderError(f"{run}: {config.model} is another model now", "search again")
+        raise RunFolderError(f"{run}: {config.model} has changed since the study", "search again")
     with evaluator.prepare(platform) as session:
         yield Reloaded(session, graph, plan, platform)
 

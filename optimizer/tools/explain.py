@@ -168,7 +168,7 @@ def _model_of(study: Study) -> Iterator[Model]:
     graph, platform = choose_model_and_platform(evaluator, parse_config(given))
     now = json.loads(json.dumps(platform.to_json()))
     if graph.digest != study.graph.digest or now != study.result["platform"]:
-        raise RunFolderError(f"{study.path}: its model or its platform is another one now", "run the study again")
+        raise RunFolderError(f"{study.path}: its model or its platform has changed", "run the study again")
     with evaluator.prepare(platform) as session:
         if not session.capabilities.costs:
             yield profiled

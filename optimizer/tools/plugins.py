@@ -101,7 +101,7 @@ def _tried(kind: str, entry: EntryPoint, limit_s: float) -> Plugin:
     except subprocess.TimeoutExpired:
         version, problem = None, f"importing it took longer than {limit_s:g} s"
     except (ValueError, IndexError, TypeError):
-        version, problem = None, "the process that imported it said nothing that can be read"
+        version, problem = None, "the process that imported it gave no readable answer"
     return Plugin(kind, entry.name, origin(entry), version, problem)
 
 

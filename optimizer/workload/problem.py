@@ -91,7 +91,7 @@ def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload |
     processes = evaluator.capabilities.sliced_processors
     objectives = workload_objectives(config.objective)
     if any(o.name == "misses" for o in objectives) and not workload.deadlines:
-        raise UsageError("--objective misses: no model has a deadline", "say deadline_ms in the workload's file")
+        raise UsageError("--objective misses: no model has a deadline", "set deadline_ms in the workload's file")
     # The busy time of processes that share cores is not known, and no state names them.
     if config.state or any(o.law == "sum" for o in objectives):
         threads = processes = False
