@@ -59,7 +59,7 @@ def write_all(descriptor: int, content: bytes | memoryview) -> None:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Replace the file at ``path``; whoever reads it meanwhile sees the old content or the new. Makes its folder.
+    """Replace the file at ``path``; a concurrent reader sees the old content or the new. Makes its folder.
 
     Raises:
         RunFolderError: it cannot be written; the previous file is unchanged.

@@ -230,9 +230,8 @@ def read_campaign(path: Path) -> CampaignFile:
         return CampaignFile(path, Campaign.model_validate(data), lines)
     except ValidationError as error:
         found = error.errors(include_url=False)
-        worst = next(
-            (e for e in found if e["type"] == "extra_forbidden"), found[0]
-        )  # a misspelled key is often why another is missing
+        # A misspelled key is often why another one is missing.
+        worst = next((e for e in found if e["type"] == "extra_forbidden"), found[0])
         raise _explain(path, lines, worst) from None
 
 

@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, f"see {self.prog} --help")
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Return the options, wherever they stand among the other words."""
+        """Return the options, at any place among the other words."""
         complete(self, self.commands)
         return self.parse_intermixed_args(arguments)
 

@@ -35,7 +35,7 @@ class Part:
     Attributes:
         cost: of operators ``first … last-1`` as one stage, ``[processor, first, last]``; infinite where they cannot be
             one.
-        transfer: what a cut before an operator adds, ``[operator, from, to]``; None for nothing.
+        transfer: added by a cut before an operator, ``[operator, from, to]``; None for nothing.
         joined: whether the costs of stages are summed, or the largest counts.
     """
 

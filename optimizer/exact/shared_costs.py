@@ -30,7 +30,7 @@ class Shared:
     """The parts that begin with one operator and are shared in one way: R of them, on any of L processors.
 
     Attributes:
-        lasts, cuts: shape ``(R,)``: see :class:`~search_spaces.spaces.shared_parts.Part`; ``lasts`` ascend.
+        lasts, cuts: shape ``(R,)``: as in :class:`~search_spaces.spaces.shared_parts.Part`; ``lasts`` ascend.
         seconds: shape ``(2, R, L)``: of each side's operators.
         sliced_nbytes: shape ``(2, R)``: sliced by each side, where slicing copies.
         joined_nbytes: shape ``(R,)``: copied by the join.

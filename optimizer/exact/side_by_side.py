@@ -160,7 +160,7 @@ class SideBySide:
         """Return the least seconds of runs and the rest, the processor of each run, and that of the join.
 
         Args:
-            before: the processor on which what is before the segment ended.
+            before: the processor on which the part before the segment ended.
         """
         return min((self._least(*ways, timed, before) for ways in self._ways), key=lambda found: found[0])
 

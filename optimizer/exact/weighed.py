@@ -68,7 +68,7 @@ def least_plan(
     The whole graph on each processor is priced first, as the answer if time is up before the first chain is found.
 
     Args:
-        costs: a bound on what the evaluator says, by ``law``: ``latency`` for a sum over the stages.
+        costs: a bound on the evaluator's cost, by ``law``: ``latency`` for a sum over the stages.
         price: the evaluator's cost of a plan; infinite if the plan is not supported.
         stop_s: the monotonic time at which to return the best plan that is known.
 

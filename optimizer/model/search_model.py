@@ -119,7 +119,7 @@ def model_session(session: Session, graph: Graph, platform: Platform, profiled: 
 
 
 def priced_model(session: Session, platform: Platform, asked: Sequence[Pricing]) -> PricedSession:
-    """Return a predicting session of objectives; time stands for energy that a meter measures."""
+    """Return a predicting session of objectives; busy time replaces energy that only a meter measures."""
     return PricedSession(session, [replace(how, powers=known_weights(how, platform), meter=None) for how in asked])
 
 

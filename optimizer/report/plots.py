@@ -209,7 +209,7 @@ def forest(rows: Sequence[tuple[str, float, float, float]], label: str) -> str:
 
     Args:
         rows: name, ratio, and the ends of its interval.
-        label: what the ratios are.
+        label: of the axis of ratios.
     """
     row = 26.0
     height = row * len(rows) + 60

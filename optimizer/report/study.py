@@ -30,11 +30,7 @@ _FIGURES = {
     "missed": "misses",
     "turned away": "rejected",
 }
-_SELDOM = {
-    "longest_ms": "worst_ms",
-    "misses": "",
-    "rejected": "",
-}  # shown only if a value differs from this key's, or from 0
+_SELDOM = {"longest_ms": "worst_ms", "misses": "", "rejected": ""}  # shown if a value differs from this key's, or 0
 _MOST_OPERATORS = 1500  # of a graph that is drawn: beyond, the picture alone would be megabytes
 
 

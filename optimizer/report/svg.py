@@ -28,7 +28,7 @@ COLOURS = {
 }
 FONT = 'system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,"DejaVu Sans",sans-serif'
 PARTS = 8
-_CHARACTER = 7.0  # about what a character of the 12 px font is wide
+_CHARACTER = 7.0  # estimated width of a character of the 12 px font, px
 
 
 def part_colour(index: int) -> str:

@@ -149,7 +149,7 @@ def patiently(call: Callable[[], Found], what: str, patience_s: float = PATIENCE
                         f"{what} rejected a request: {_reason(error)}", "check how it was started"
                     ) from error
                 strange = isinstance(error, (ValueError, TypeError, RecursionError)) or type(error) is LookupError
-                if strange:  # rows that somebody else wrote
+                if strange:  # rows that another program wrote
                     found = type(error).__name__
                     raise UsageError(f"{what}: its content cannot be read ({found})", "give another study") from error
                 raise

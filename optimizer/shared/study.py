@@ -130,7 +130,7 @@ class SharedStudy:
 
         if key not in known():
             made = make()
-            if key not in known():  # nobody else has made it meanwhile
+            if key not in known():  # no other worker has made it meanwhile
                 self._patiently(lambda: self._storage.set_study_user_attr(self._id, key, made))
         return known()[key]
 

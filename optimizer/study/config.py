@@ -31,7 +31,7 @@ _STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SHOWN_CHARACTERS = 60
 _MOST_DIGITS = 300  # longer numbers may overflow a float
 _MOST = 10**_MOST_DIGITS
-_REPEATED = ("input_shape", "objective", "power", "state", *GIVEN)  # options that a person may give several times
+_REPEATED = ("input_shape", "objective", "power", "state", *GIVEN)  # options that may be given several times
 
 
 def _order(name: str) -> int:
@@ -192,7 +192,7 @@ class StudyConfig(BaseModel):
                 raise ValueError(f"must be of {', '.join(OBJECTIVES)}{hint}")
         if len(set(value)) != len(value):
             raise ValueError("an objective is named twice")
-        return tuple(sorted(value, key=_order))  # the order in which a person names objectives changes nothing
+        return tuple(sorted(value, key=_order))  # the order of objectives on the command line changes nothing
 
     @field_validator("power", mode="after")
     @classmethod
@@ -228,7 +228,7 @@ def parse_powers(words: Sequence[str]) -> dict[str, float]:
 
 
 def most_stages(config: StudyConfig, operators: int) -> int:
-    """Return the most stages of a plan of a model; a limit that a person set is kept even where it is too large."""
+    """Return the most stages of a plan of a model; a given limit is kept even if the model has fewer operators."""
     if "max_stages" in config.model_fields_set:
         return config.max_stages
     return operators if needs_any_stages(config.allow) else min(config.max_stages, operators)

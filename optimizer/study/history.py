@@ -114,7 +114,7 @@ class Trial:
 def plain_attributes(attributes: Mapping[str, Any]) -> dict[str, float]:
     """Return the attributes accepted from a log or a storage: the finite numbers of Optuna's constraints.
 
-    Samplers write what they like into attributes, and some read it back as a pickle.
+    Samplers may write anything into attributes, and some read it back as a pickle.
     """
     found = dict(attributes)
     return {

@@ -234,7 +234,7 @@ def measure_plan(loop: Loop, plan: Plan, *, race: bool, single_run: bool = False
 
     Args:
         race: whether it may be given up as soon as it has lost against the best plan so far.
-        single_run: whether a single-run probe may end the race; see :func:`~evaluators.sampling.measure`.
+        single_run: whether a single-run probe may end the race.
 
     Raises:
         UnavailableError: it cannot be loaded or run, or it computes something else than the whole model.

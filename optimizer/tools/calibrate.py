@@ -78,7 +78,7 @@ _KINDS: dict[str, tuple[str, Callable[[Mapping[str, Any]], Any]]] = {
     "link": ("links", lambda data: LinkProfile(**data)),
     "contention": ("contention", lambda data: ContentionProfile(**data)),
     "cut": ("cuts", lambda data: CutProfile(**data)),
-}  # kind of a record → where it is held, and what it is made into
+}  # kind of a record → field of Measured, and constructor of its value
 
 Rows = dict[str, list[tuple[float, float]]]
 """Processor of the profile → predicted seconds without the invocation, and measured seconds, of each stage."""

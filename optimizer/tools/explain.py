@@ -53,7 +53,7 @@ from search_spaces.spaces.registry import needs_any_stages
 
 SCHEMA_VERSION = 1
 _MOST_PARTS = 8
-_LOOKS = 10_000  # at chains of so many stages, for each number of stages: an explanation takes seconds
+_LOOKS = 10_000  # choices of processors to try for each number of stages: an explanation takes seconds
 _HAIR = 1e-9
 _LITTLE = 1e-3  # relative to the latency: a limit that costs less is shown as “hardly any”
 _TIME = ".4g"

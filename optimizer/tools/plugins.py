@@ -1,4 +1,4 @@
-"""List of plug-ins for ``optimize plugins``: evaluators, spaces, samplers and models, and what is broken.
+"""List of plug-ins for ``optimize plugins``: evaluators, spaces, samplers and models, and which of them are broken.
 
 Each plug-in that is not ours is loaded in a process of its own, so that one that crashes or hangs is reported in its
 row of the table. ``python -m optimizer.tools.plugins KIND NAME SECONDS`` is that process.

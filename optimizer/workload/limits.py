@@ -160,7 +160,7 @@ def bound_of(objective: str, simulator: WorkloadSimulator, bounds: Mapping[str, 
 
     Args:
         bounds: of each client, by its name.
-        own: whether the prices are what the evaluator itself computes with.
+        own: whether the prices are the evaluator's own.
     """
     workload = simulator.workload
     each_s = [bounds[client.name].latency_s for client in workload.clients for _ in range(client.count)]

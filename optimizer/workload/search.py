@@ -1,4 +1,4 @@
-"""The sampler ``auto`` for workloads: plans that the simulator finds good, corrected by what was measured.
+"""The sampler ``auto`` for workloads: plans that the simulator finds good, corrected by measurements.
 
 Simulated annealing by predicted values makes a list of good plans that differ. The times of stages correct what
 operators take (:mod:`optimizer.samplers.critic`). For each trial annealing goes on by the corrected values, from the

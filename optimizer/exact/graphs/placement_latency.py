@@ -93,7 +93,7 @@ def lower_bound(problem: PlacementProblem, devices: Sequence[int] | None) -> flo
     weights = [light, list(problem.cpu)]
     if devices is not None:
         took = loads(problem, devices)
-        # A node of a part is given its own share of what the part takes, transfers included.
+        # The time of a part, transfers included, is shared among its nodes in proportion to their work.
         work = dict.fromkeys(took, 0.0)
         for node, device in enumerate(devices):
             work[device] += problem.accelerator[node] if device >= 0 else problem.cpu[node]

@@ -79,7 +79,7 @@ class _Model:
             for unit in sorted(set(self.unit))
         }
         self.on: dict[int, list[cp.IntVar]] = {}
-        self.on_cpu: dict[int, list[cp.IntVar]] = {}  # where there are several, and their loads count
+        self.on_cpu: dict[int, list[cp.IntVar]] = {}  # if there are several CPUs, and their loads count
         for unit, at_least in self.at_least.items():
             for lower, upper in pairwise(at_least[1:]):
                 model.add_implication(upper, lower)

@@ -33,7 +33,7 @@ def first_solutions(
 def filled(problem: PlacementProblem, order: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Return the greedy placement of Tarnawski et al. (appendix F): one accelerator after another is filled.
 
-    What fits into none, and what is left when all are full, is on the CPU.
+    Nodes that fit into none, and those left when all are full, are on the CPU.
     """
     devices, device, kept = [CPU] * len(problem.names), -1, float("inf")
     for group in order:
