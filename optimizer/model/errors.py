@@ -1,9 +1,9 @@
 """Errors of outputs on processors of less precision: measured, and a model of them.
 
 Rounding errors of different operators are nearly independent, so their squares add up. The whole network is run on each
-kind of processor; if its error exceeds the limit, groups of its operators are run there one by one, with all
-others on the most exact kind. Squares are additive, as seconds are: with a multiplier that turns them into seconds,
-dynamic programming finds the fastest chains for an error.
+kind of processor; if its error exceeds the limit, groups of its operators are run there one by one, with all others on
+the most exact kind. Squares are additive, as seconds are: with a multiplier that turns them into seconds, dynamic
+programming finds the fastest chains for an error.
 """
 
 from __future__ import annotations

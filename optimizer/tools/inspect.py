@@ -184,7 +184,7 @@ def render(found: Inspection, width: int | None = None) -> Group:
 
 
 def human_count(number: int) -> str:
-    """Return a count with three digits or four and a unit: ``15.5 G``."""
+    """Return a count with one decimal and a unit: ``15.5 G``; below 1000 the number itself."""
     if number < 1000:
         return str(number)
     size, units = number / 1000, ["k", "M", "G", "T", "P"]

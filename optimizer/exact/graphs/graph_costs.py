@@ -1,8 +1,8 @@
 """Costs of a plan of any shape in a model: stages on processors, by the rules of the runner and the simulator.
 
 A stage begins when its processor and all processors that exclude it are free and its inputs are available. It takes its
-overhead, its transfers and its operators; its outputs are available when it ends. Each
-processor runs its stages in the order of the plan.
+overhead, its transfers and its operators; its outputs are available when it ends. Each processor runs its stages in the
+order of the plan.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One segment of a graph as a model of CP-SAT: which operators form a stage, where it runs, and when.
 
 A stage is named by its first operator, its leader. The stage that the entry gate is in may go on into the segment
-(leader ``OPEN``): it costs no overhead then, and begins at time 0, the end of the gate's own work. Cycles of
-stages are ruled out by time: a stage begins when those that it reads from have ended.
+(leader ``OPEN``): it costs no overhead then, and begins at time 0, the end of the gate's own work. Cycles of stages are
+ruled out by time: a stage begins when those that it reads from have ended.
 """
 
 from __future__ import annotations
