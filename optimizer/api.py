@@ -1,4 +1,4 @@
-"""The product from Python: ``from optimizer import optimize``.
+"""The Python interface: ``from optimizer import optimize``.
 
 ::
 
@@ -24,10 +24,10 @@ Model = str | PathLike[str]
 
 
 class Module(Protocol):
-    """A ``torch.nn.Module``, of which only torch itself knows more."""
+    """A ``torch.nn.Module``, typed without torch."""
 
     def eval(self) -> Any:
-        """Return the module, for inference."""
+        """Return the module in inference mode."""
         ...
 
 
@@ -84,7 +84,7 @@ def optimize(
             ``example_inputs``, a ``torch.nn.Module``.
         example_inputs: what a module is called with, one tensor each.
         budget: distinct plans to measure at most.
-        on_trial: called after each trial; an exception of it ends the study, and what was measured is kept.
+        on_trial: called after each trial; an exception that it raises ends the study, which can be resumed.
         progress: whether to show a bar on stderr.
         options: see :class:`Options`.
 
@@ -92,7 +92,7 @@ def optimize(
         The result; where the machine was too disturbed to decide, ``result.verdict.undecided`` says what is open.
 
     Raises:
-        OptimizeError: a setting is wrong, nothing fits, or a device cannot be used; ``exit_code`` says which.
+        OptimizeError: a setting is wrong, no plan is feasible, or a device cannot be used; ``exit_code`` says which.
         KeyboardInterrupt: the search was interrupted; the same ``study`` resumes it.
     """
     from optimizer.study.course import run_study
@@ -128,7 +128,7 @@ def _config(model: Model | Sequence[Model], budget: int, options: Options) -> St
             given[name] = (fspath(value),) if isinstance(value, PathLike) else tuple(map(fspath, value))
     libraries = given.get("custom_ops") or ()
     allow_libraries((libraries,) if isinstance(libraries, str) else libraries)
-    # Whoever calls this could run any code anyway.
+    # A caller of this function can run any code anyway.
     processors = given.get("processors") or ()
     named = processors.split(",") if isinstance(processors, str) else processors
     allow(*filter(None, [given.get("sampler"), *named, *(str(m) for m in models)]))
@@ -149,7 +149,7 @@ def _watching(config: StudyConfig, on_trial: Callable[[Trial], None] | None, *, 
             call_back(trial)
 
     class Quiet:
-        """Shows nothing; what a person must know is a warning of Python's."""
+        """Shows no progress; warnings become Python warnings."""
 
         def message(self, *_: object) -> None:
             return

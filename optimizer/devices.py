@@ -1,4 +1,4 @@
-"""Processors of a study: those that are found, named, or described in a file."""
+"""Model and platform of a study; processors are detected, named, or described in a file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tuple[Graph, Platform]:
     """Return the model and the platform of a study.
 
-    An evaluator that brings the model gives it before its platform.
+    An evaluator that supplies models is asked for the model before the platform.
 
     Raises:
         UsageError: a name or a file is wrong.
@@ -41,14 +41,14 @@ def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tupl
         config.processors,
         config.platform,
         allow_fallback=config.allow_fallback,
-        reduced=bool(config.max_error) and "ranks" not in freedoms_of(config.allow),  # which the error is then for
+        reduced=bool(config.max_error) and "ranks" not in freedoms_of(config.allow),  # with ranks the limit is for them
     )
     platform = with_powers(platform, parse_powers(config.power))
     return brought or model_of(evaluator, client, config), platform
 
 
 def model_of(evaluator: Evaluator, client: Client, config: StudyConfig) -> Graph:
-    """Return a model of a study, from the evaluator where it brings models.
+    """Return a model of a study, from the evaluator if that supplies models.
 
     Raises:
         UsageError: a name or a file is wrong.
@@ -67,7 +67,7 @@ def model_of(evaluator: Evaluator, client: Client, config: StudyConfig) -> Graph
 
 
 def go_to(evaluator: Evaluator, config: StudyConfig) -> None:
-    """Tell an evaluator on which device to measure, if a person says so.
+    """Select the device of ``--device`` on an evaluator.
 
     Raises:
         UsageError: it measures on this machine alone, or there is no such device.
@@ -87,14 +87,14 @@ def unused_precisions(evaluator: Evaluator, config: StudyConfig) -> Sequence[Pro
 
 
 def asks_for_several(evaluator: Evaluator, config: StudyConfig) -> bool:
-    """Return whether a study is about several models; a file that an evaluator reads as its own is no workload."""
+    """Return whether a study is about several models; an evaluator's own file, as a table of times, is one model."""
     if evaluator.capabilities.graphs and Path(config.model).is_file():
         return is_workload_file(Path(config.model))
     return names_several(config.model) if evaluator.capabilities.graphs else is_workload(config.model)
 
 
 def with_powers(platform: Platform, powers: Mapping[str, float]) -> Platform:
-    """Return a platform whose processors have the watts that are given to them, or to what they are like.
+    """Return a platform whose processors have the given watts; a power also applies to processors of the same kind.
 
     Raises:
         UsageError: there is no such processor.
@@ -123,11 +123,11 @@ def choose_platform(
     """Return the platform to search on.
 
     Args:
-        names: of the processors to use, in order of preference; None for all. What the evaluator does not find by
-            itself it may know by name, as the core set ``cpu0-3`` or a software adapter.
-        file: describes the platform instead of what the evaluator finds; also a name that ships with the product.
+        names: of the processors to use, in order of preference; None for all. The evaluator may support names that
+            it does not detect, as the core set ``cpu0-3`` or a software adapter.
+        file: a platform file, or the name of one that ships with the product, in place of detected processors.
         allow_fallback: accelerators may leave operators to the CPU; they are then called ``gpu+cpu``.
-        reduced: where none are named, use those that compute in less than float32, too.
+        reduced: if no names are given, also use processors that compute in less than float32.
 
     Raises:
         UsageError: a name or the file is wrong.

@@ -22,21 +22,21 @@ def disk_errors(path: Path, hint: str = "") -> Iterator[None]:
     """Turn an operating system's error about ``path`` into one line.
 
     Raises:
-        RunFolderError: instead of any OSError, and of the ValueError for a path that no system can have.
+        RunFolderError: instead of any OSError, and of the ValueError for a path with a NUL byte.
     """
     try:
         yield
     except OSError as error:
         raise RunFolderError(f"{path}: {(error.strerror or str(error)).lower()}", hint) from error
     except ValueError as error:
-        if "null" not in str(error):  # a NUL byte in a path; anything else is not a matter of the disk
+        if "null" not in str(error):  # "embedded null byte": others are defects
             raise
         raise RunFolderError(f"{str(path)!r}: {error}", hint) from error
 
 
 @contextlib.contextmanager
 def damage_of(file: Path, hint: str = "") -> Iterator[None]:
-    """Name ``file`` in errors of reading what it holds.
+    """Name ``file`` in errors about its content.
 
     Raises:
         RunFolderError: instead of the errors of missing and wrong values.
@@ -59,7 +59,7 @@ def write_all(descriptor: int, content: bytes | memoryview) -> None:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Replace the file at ``path``; whoever reads it meanwhile sees the old content or the new. Makes its folder.
+    """Replace the file at ``path``; a concurrent reader sees the old content or the new. Makes its folder.
 
     Raises:
         RunFolderError: it cannot be written; the previous file is unchanged.
@@ -77,7 +77,7 @@ def write_json(path: Path, data: Any) -> None:
     """Replace the file at ``path`` by ``data`` as indented JSON.
 
     Raises:
-        OptimizeError: ``data`` holds what JSON cannot say (NaN, an object of a class, …).
+        OptimizeError: ``data`` holds what JSON cannot represent (NaN, an object of a class, …).
         RunFolderError: the file cannot be written.
     """
     try:
@@ -94,7 +94,7 @@ def read_document(
 
     Args:
         version: the newest ``schema_version`` that can be read.
-        hint: what to do where it is damaged, which ``damaged`` is raised for.
+        hint: what to do if it is damaged; the error is then ``damaged``.
 
     Raises:
         RunFolderError: it is missing, damaged, or written by a newer version.

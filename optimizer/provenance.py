@@ -25,7 +25,7 @@ def provenance() -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Return what this machine is; None for what it does not report."""
+    """Return the properties of this machine; None for unknown ones."""
     return {
         "cpu": _cpu_model(),
         "architecture": platform.machine(),

@@ -1,1 +1,1 @@
-"""Campaigns: a matrix of studies from a file, run one after another or on a cluster, and what came out as tables."""
+"""Campaigns: a matrix of studies from a file, run one after another or on a cluster, and their results as tables."""

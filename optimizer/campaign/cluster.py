@@ -1,12 +1,12 @@
 """Studies of a campaign on the workers of a Dask cluster.
 
-A task is the command line of one study; the worker runs it in a process of its own and gives the run folder back. A
-worker that dies has its study begun anew elsewhere. Studies that measure go to workers that were started with
+A task is the command line of one study; the worker runs it in a process of its own and returns the run folder. If a
+worker dies, its study starts again on another one. Studies that measure go to workers that were started with
 ``--resources "device=1"``, one at a time, so that none disturbs another.
 
 Dask's workers run whatever a client sends them: whoever reaches the scheduler can run anything on them. So a cluster
-belongs behind TLS (``tls://``, with the certificates in Dask's own configuration) or on one machine; boards that are to
-measure for others, and nothing else, run ``optimize agent`` instead.
+belongs behind TLS (``tls://``, with the certificates in Dask's own configuration) or on one machine. A board that only
+measures runs ``optimize agent`` instead.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ DEVICE = "device"
 
 
 def run_on_cluster(run: CampaignRun, waiting: Sequence[State], watcher: ProgressCampaign, address: str) -> None:
-    """Run studies on the workers of a cluster, and keep their run folders here.
+    """Run studies on the workers of a cluster, and store their run folders here.
 
     Raises:
-        UsageError: the address is none, or no worker may measure though a study wants to.
+        UsageError: the address is invalid, or a study measures and no worker has the resource ``device``.
         UnavailableError: Dask is not installed, or the scheduler does not answer.
-        KeyboardInterrupt: a person ended it; studies that have begun end by themselves, for nothing.
+        KeyboardInterrupt: it was interrupted; studies that have begun run on, and their results are lost.
     """
     client = _connect(address)
     try:
@@ -83,7 +83,7 @@ def _check_resources(client: Any, measuring: Sequence[str]) -> None:
     workers = client.scheduler_info(n_workers=-1)["workers"].values()
     if measuring and workers and not any(DEVICE in worker["resources"] for worker in workers):
         raise UsageError(
-            f"--scheduler: evaluator {measuring[0]!r} measures, and no worker may",
+            f"--scheduler: evaluator {measuring[0]!r} measures, but no worker has the resource {DEVICE!r}",
             f'start workers with: dask worker ADDRESS --nthreads 1 --resources "{DEVICE}=1"',
         )
 
@@ -107,7 +107,7 @@ def _collect(loop: Any, run: CampaignRun, futures: dict[Any, State], watcher: Pr
 
 
 def _take(run: CampaignRun, state: State, future: Any) -> None:
-    """Keep what a worker gave back."""
+    """Store the result of a worker."""
     if future.status != "finished":
         error = future.exception()
         state.status, state.exit_code = "failed", UnavailableError.exit_code
@@ -131,7 +131,7 @@ def study_there(words: Sequence[str]) -> dict[str, Any]:
 
 
 def pack(folder: Path) -> bytes:
-    """Return a run folder as one value, without its stage files."""
+    """Return a run folder as a zip archive, without its stage files."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(folder.rglob("*")):
@@ -144,17 +144,17 @@ def unpack(content: bytes, folder: Path) -> None:
     """Write a packed run folder.
 
     Raises:
-        RunFolderError: it is damaged, too large, or holds a name that leads elsewhere.
+        RunFolderError: it is damaged, too large, or holds a path outside of the folder.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries = archive.infolist()
             if len(entries) > _MOST_FILES or sum(e.file_size for e in entries) > _MOST_NBYTES:
-                raise RunFolderError(f"{folder}: what a worker gave back is too large")
+                raise RunFolderError(f"{folder}: the result of a worker is too large")
             for entry in entries:
                 path = PurePosixPath(entry.filename)
                 if path.is_absolute() or ".." in path.parts or "\\" in entry.filename or entry.is_dir():
-                    raise RunFolderError(f"{folder}: a worker gave back a file called {entry.filename!r}")
+                    raise RunFolderError(f"{folder}: the result of a worker holds a file called {entry.filename!r}")
             for entry in entries:
                 target = folder / entry.filename
                 target.parent.mkdir(parents=True, exist_ok=True)

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from optimizer.study.folder import RunFolder
     from optimizer.study.history import History, Trial
 
-# About what a study takes beside its trials (profile, known plans, final comparison), and each trial, in seconds;
-# 87 to 96 s for VGG16 with 200 trials is `optimize --model vgg16 --budget 200` on two cores of a Xeon.
+# Rough seconds of a study without its trials (profile, known plans, final comparison), of one trial, and of all trials
+# at most: `optimize --model vgg16 --budget 200` took 87 to 96 s on two cores of a Xeon.
 _REST_S, _TRIAL_S, _MOST_TRIALS_S = 25.0, 0.4, 60.0
 _PREDICTED_REST_S, _PREDICTED_TRIAL_S = 2.0, 0.005
 _LONG_S = 120.0
 
 
 class ProgressCampaign:
-    """Shows how a campaign goes: bars for studies and trials, a line per study in a pipe."""
+    """Shows a campaign's progress: bars for studies and trials; in a pipe, a line per study."""
 
     def __init__(self, studies: int, *, quiet: bool) -> None:
         self._console = make_console(stderr=True)
@@ -54,13 +54,13 @@ class ProgressCampaign:
         return _StudyWatcher(self, planned.name)
 
     def trials(self, running: Sequence[tuple[Planned, int]]) -> None:
-        """Tell how many trials the studies in other processes have written."""
+        """Show how many trials the studies in other processes have written."""
         total = sum(planned.config.budget for planned, _ in running)
         done = sum(min(count, planned.config.budget) for planned, count in running)
         self._progress.update(self._trials, description=f"{len(running)} at a time", completed=done, total=total)
 
     def ended(self, state: State) -> None:
-        """Tell that a study has ended, or was finished before."""
+        """Show that a study has ended, or was finished before."""
         self._progress.advance(self._studies)
         if state.status == "failed":
             self.note(f"optimize: {state.planned.name}: {state.error}")
@@ -73,12 +73,12 @@ class ProgressCampaign:
         self._console.print(text, markup=False, soft_wrap=True)
 
     def measured(self, count: int, description: str) -> None:
-        """Tell how many plans the study of this process has tried."""
+        """Show how many plans the study of this process has tried."""
         self._progress.update(self._trials, completed=count, description=description)
 
 
 class _StudyWatcher:
-    """Moves the bar of trials on, and prints warnings above it with the name of the study."""
+    """Advances the bar of trials, and prints warnings above it with the name of the study."""
 
     def __init__(self, campaign: ProgressCampaign, name: str) -> None:
         self._campaign = campaign
@@ -100,7 +100,7 @@ class _StudyWatcher:
 
 
 def dry_run(run: CampaignRun) -> dict[str, Any]:
-    """Return what a campaign would do: studies, their sizes, and about how long they take; nothing is measured."""
+    """Return a campaign's studies, their sizes and their expected seconds, without measuring."""
     studies: list[dict[str, Any]] = []
     for planned, status in ((state.planned, state.status) for state in run.states):
         operators, plans, problem, seconds = None, None, "", 0.0
@@ -169,7 +169,7 @@ def render_dry_run(document: Mapping[str, Any]) -> Group:
 
 
 def render_summary(run: CampaignRun, tables: Tables) -> Group:
-    """Return what a campaign found."""
+    """Return the tables of a campaign's results."""
     columns = ("model", "platform", "evaluator", "allow", "sampler", "objective", "max_stages", "max_error", "budget")
     axes = [a for a in columns if a == "model" or len({json.dumps(row[a]) for row in tables.summary}) > 1]
     units = {row["unit"] for row in tables.summary} or {"ms"}

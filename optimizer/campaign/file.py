@@ -1,4 +1,4 @@
-"""Campaign files: what may stand in one, and errors at ``file:line`` with the nearest valid key.
+"""Campaign files: their keys, and errors at ``file:line`` with the nearest valid key.
 
 A campaign is a matrix of studies. ``experiments/campaign.schema.json`` describes the same to an editor.
 """
@@ -51,10 +51,9 @@ class Matrix(_Strict):
         platform: names of devices that ship with the program, or paths of files; null for what the evaluator finds.
         processors: those to use, as ``cpu0,cpu1``; null for all.
         evaluator: ``litert`` measures this machine; ``optimize plugins`` lists the others.
-        allow: what plans may do; null as on the command line.
-        sampler: who proposes them; null for ``auto``.
-        objective: what is minimised: one, or several as ``latency,memory``; energy needs the powers of the processors,
-            or a meter.
+        allow: freedoms of plans, as ``cuts,branches``; null for the default of ``--allow``.
+        sampler: proposes plans; null for ``auto``.
+        objective: one, or several as ``latency,memory``; energy needs the powers of the processors, or a meter.
         max_stages: stages of a plan at most; null for 4, or the model's operators where it has fewer.
         max_error: by how much outputs may differ from the whole model's, relative to its largest one.
         budget: distinct plans to try.
@@ -144,7 +143,7 @@ class Expectation(_Strict):
         where: the studies that it is about.
         metric: ``latency_ms`` of ``plan``; ``ratio`` of its latency to that of ``over``; ``speedup`` of the best plan.
         plan: ``best``, or the name of a baseline.
-        over: likewise, for a ratio.
+        over: the plan whose latency divides a ratio: ``best``, or the name of a baseline.
         paper: the published value.
         tolerance: relative difference up to which ours counts as equal.
         source: where it was published.
@@ -165,13 +164,13 @@ class Campaign(_Strict):
 
     Attributes:
         schema_version: version of this format.
-        name: of the campaign and its folder: letters, digits, ``.``, ``_`` and ``-``.
+        name: name of the campaign and its folder: letters, digits, ``.``, ``_`` and ``-``.
         description: which question it answers.
         matrix: the studies.
         include: studies beside those of the matrix; axes that are left out have the first value of the matrix.
         exclude: studies of the matrix that are left out.
-        repetitions: how often each study is done, from the beginning each time.
-        baselines: baselines that the tables show beside the best plan; all where empty.
+        repetitions: independent runs of each study.
+        baselines: baselines that the tables show beside the best plan; all if empty.
         indicators: whether to report how well work, weights and memory traffic of the models explain the latency of
             their best plans, as seed 004 asks.
         settings: what all studies have in common.
@@ -209,7 +208,7 @@ _BOUNDS = {"minimum": "at least", "maximum": "at most", "exclusiveMinimum": "abo
 
 @dataclass(frozen=True, slots=True)
 class CampaignFile:
-    """A campaign and where each part of it stands in its file."""
+    """A campaign, and the line of each part in its file."""
 
     path: Path
     campaign: Campaign
@@ -224,14 +223,15 @@ def read_campaign(path: Path) -> CampaignFile:
     """Read a campaign file.
 
     Raises:
-        UsageError: it is missing, no YAML, or says what cannot be; the text begins with ``file:line``.
+        UsageError: the file is missing, not YAML, or invalid; the message begins with ``file:line``.
     """
     data, lines = _parsed(path)
     try:
         return CampaignFile(path, Campaign.model_validate(data), lines)
     except ValidationError as error:
         found = error.errors(include_url=False)
-        worst = next((e for e in found if e["type"] == "extra_forbidden"), found[0])  # often why another one is missing
+        # A misspelled key is often why another one is missing.
+        worst = next((e for e in found if e["type"] == "extra_forbidden"), found[0])
         raise _explain(path, lines, worst) from None
 
 
@@ -253,7 +253,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _documented(part: type[BaseModel]) -> tuple[str, dict[str, str]]:
-    """Return what a class's docstring says of it, and of each of its attributes."""
+    """Return the summary of a class's docstring, and the description of each attribute."""
     about, _, rest = (inspect.getdoc(part) or "").partition("\n\nAttributes:\n")
     texts: dict[str, str] = {}
     names: list[str] = []

@@ -1,14 +1,14 @@
-"""Running a campaign: study after study, each resumable, none run again once it is finished.
+"""Runs a campaign: an interrupted study resumes, and a finished one is not run again.
 
 ::
 
     runs/NAME/
     ├── campaign.yaml   the file, as it was
-    ├── campaign.json   each study: digest, state, error; who ran it
+    ├── campaign.json   each study: digest, state, error; provenance
     ├── results.csv     a row for each plan of each study (results.parquet where the extra "parquet" is installed)
     ├── curves.csv      best latency so far against plans tried
     ├── summary.csv     a row for each cell of the matrix, seeds and repetitions together
-    ├── summary.json    the same with who made it, and published figures beside ours: the file to keep
+    ├── summary.json    the same with provenance, and published figures beside ours: the file to keep
     └── STUDY-DIGEST/   run folders
 """
 
@@ -65,10 +65,10 @@ class CampaignRun:
     """A campaign and its folder.
 
     Attributes:
-        file: what is asked.
-        folder: of the campaign.
-        states: of each study, in the order of the file.
-        interrupted: whether a person ended it early.
+        file: the campaign's file.
+        folder: the campaign's folder.
+        states: one for each study, in the order of the file.
+        interrupted: whether Ctrl-C or SIGTERM ended it.
     """
 
     file: CampaignFile
@@ -115,7 +115,7 @@ class CampaignRun:
 def opened(
     file: CampaignFile, studies: Sequence[Planned], folder: Path, command: Sequence[str]
 ) -> Iterator[CampaignRun]:
-    """Open a campaign's folder, or make it; nobody else runs it meanwhile.
+    """Open a campaign's folder, or make it, and lock it against other processes.
 
     Raises:
         RunFolderError: it cannot be written, is in use, or holds something else.
@@ -171,13 +171,13 @@ def run_campaign(run: CampaignRun, watcher: ProgressCampaign, jobs: int = 1, sch
     except KeyboardInterrupt:
         run.interrupted = True
         for state in run.states:
-            if state.exit_code == EXIT_INTERRUPTED:  # with us, in a process of its own
+            if state.exit_code == EXIT_INTERRUPTED:  # its process got our Ctrl-C
                 state.status, state.error, state.exit_code = "pending", "", 0
     run.save()
 
 
 def is_finished(folder: Path) -> bool:
-    """Tell whether a run folder holds a study that has its verdict."""
+    """Return whether a run folder holds a completed study."""
     try:
         result = parsed_json(read_bounded(folder / RESULT, _MOST_NBYTES))
         return bool(result["complete"]) and (folder / "manifest.json").is_file()
@@ -196,7 +196,7 @@ def _one(run: CampaignRun, state: State, watcher: ProgressCampaign) -> None:
         raise KeyboardInterrupt from None
     except OptimizeError as error:
         state.status, state.error, state.exit_code = "failed", str(error), error.exit_code
-    except Exception as error:  # noqa: BLE001 - a defect that one study shows must not cost the others
+    except Exception as error:  # noqa: BLE001 - a defect in one study must not end the others
         state.status, state.exit_code = "failed", 1
         state.error = f"a defect of ours: {type(error).__name__}: {' '.join(str(error).split())}"
     state.wall_s = time.monotonic() - begin_s
@@ -255,7 +255,7 @@ def _check_jobs(run: CampaignRun) -> None:
 
 
 def _check_state(folder: Path, name: str) -> None:
-    """Raise where the folder is that of another campaign, or a newer version wrote it; a damaged state is made anew."""
+    """Raise where the folder is that of another campaign, or a newer version wrote it; a damaged state is replaced."""
     if not (folder / STATE).exists():
         return
     try:
@@ -267,7 +267,7 @@ def _check_state(folder: Path, name: str) -> None:
 
 
 def _summary_json(saved: Mapping[str, Any], tables: Tables, path: Path) -> dict[str, Any]:
-    """Return the small document that is worth keeping of a campaign: who made it, and what came out."""
+    """Return the document ``summary.json``: provenance and results of a campaign."""
     kept = ("schema_version", "name", "description", "created_utc", "product", "python", "packages", "machine")
     return {
         **{name: saved.get(name) for name in kept},

@@ -1,4 +1,4 @@
-"""From a campaign to its studies: what each asks, its name, and the digest by which a finished one is known again."""
+"""Studies of a campaign: settings, names, and the digest by which a finished study is recognised."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Planned:
         name: unique in the campaign; also its folder, with the digest's first letters.
         axes: the value of each axis, as the file has it.
         repetition: from 1.
-        config: without study and folder.
-        digest: of everything that the study is asked, files included.
+        config: the study's settings, without its name and folder.
+        digest: of all settings of the study and the contents of its files.
     """
 
     name: str
@@ -62,13 +62,13 @@ class Planned:
 
 @dataclass(slots=True)
 class State:
-    """What became of a study.
+    """Outcome of a study.
 
     Attributes:
         status: ``pending``, ``done`` or ``failed``.
         error: why it failed, or "".
-        exit_code: that the study alone would have ended with.
-        wall_s: seconds that it took in the end; 0 where it was finished before.
+        exit_code: of the study, as if it had been run alone.
+        wall_s: seconds that it took; 0 if it was finished before.
     """
 
     planned: Planned
@@ -78,7 +78,7 @@ class State:
     wall_s: float = 0.0
 
     def end(self, code: int, error: str) -> None:
-        """Take in how the study's process ended; one that is undecided has its best known plan, and is done."""
+        """Store how the study's process ended; an undecided study is done, with its best known plan."""
         if code in {0, UnstableError.exit_code}:
             self.status = "done"
             return
@@ -109,7 +109,7 @@ def plan_studies(file: CampaignFile) -> list[Planned]:
     """Return the studies of a campaign, in the order of the file.
 
     Raises:
-        UsageError: a study cannot be, two are the same, none is left, or a baseline does not exist; with ``file:line``.
+        UsageError: a study is invalid, two are the same, none is left, or a baseline is unknown; with ``file:line``.
     """
     campaign = file.campaign
     _check_plans(file)
@@ -139,7 +139,7 @@ def plan_studies(file: CampaignFile) -> list[Planned]:
 
 
 def code_of(campaign: Campaign) -> list[str]:
-    """Return what a campaign names that can be code: its samplers and processors."""
+    """Return the names in a campaign that can load code: samplers and processors."""
     samplers = (*campaign.matrix.sampler, *(cell.sampler for cell in campaign.include))
     processors = (*campaign.matrix.processors, *(cell.processors for cell in campaign.include))
     return [name for name in (*samplers, *",".join(filter(None, processors)).split(",")) if name]
@@ -201,7 +201,7 @@ def _check_model(name: str) -> None:
 
 
 def _check_sampler(name: str) -> None:
-    with suppress(UnavailableError):  # a package that is missing is the matter of the studies that need it
+    with suppress(UnavailableError):  # only the studies that need a missing package fail
         make_sampler(name, 0, 0)
 
 
@@ -220,7 +220,7 @@ _CHECKS: dict[str, Callable[[Any], object]] = {
 
 
 def _place(file: CampaignFile, loc: Loc, axis: str, value: object) -> Loc:
-    """Return where a value of an axis stands."""
+    """Return the location of an axis's value in the file."""
     if loc != ("matrix",):
         return (*loc, axis)
     return "matrix", axis, getattr(file.campaign.matrix, axis).index(value)
@@ -237,7 +237,7 @@ def _file(file: CampaignFile, value: object) -> Path | None:
 def _inputs(
     file: CampaignFile, axes: dict[str, Any], config: StudyConfig, loc: Loc, digests: dict[Path, str]
 ) -> dict[str, Any]:
-    """Return all that a study depends on, as plain values; files count by their content."""
+    """Return all that a study depends on, as plain values; files are represented by their digests."""
     inputs = config.model_dump(mode="json", exclude={"study", "out"})
     for axis in ("model", "platform"):
         path = _file(file, axes[axis])
@@ -262,7 +262,7 @@ def _name(axes: dict[str, Any], varying: list[str]) -> str:
 
 
 def _check_plans(file: CampaignFile) -> None:
-    """Raise where a plan is named that no study can have."""
+    """Raise if no study can have a named plan."""
     campaign: Campaign = file.campaign
     named: list[tuple[Loc, str]] = [(("baselines", i), name) for i, name in enumerate(campaign.baselines)]
     for i, expected in enumerate(campaign.expect):

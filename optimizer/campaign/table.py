@@ -24,7 +24,7 @@ from search_spaces.core.errors import OptimizeError, RunFolderError, printable
 SCHEMA_VERSION = 1
 STATE = "campaign.json"
 GROUP = ("evaluator", "platform", "processors")
-"""Axes whose values keep models apart: latencies of one device are explained together."""
+"""Axes that identify a device: R² is computed over the latencies of one device."""
 
 Row = dict[str, Any]
 _POOLED = ("seed",)
@@ -41,7 +41,7 @@ class Tables:
         summary: a row for each cell of the matrix, over its seeds and repetitions.
         expected: published figures beside ours.
         indicators: work, weights and memory traffic of each model, with the latency of its best plan.
-        explained: how much of the latencies each of these explains.
+        explained: R² of each indicator.
         unreadable: study → why its folder could not be read.
     """
 
@@ -118,7 +118,7 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
 
 
 def write_tables(tables: Tables, folder: Path) -> str:
-    """Write each table that has rows as CSV, and the first also as Parquet; return why not, or "".
+    """Write each table that has rows as CSV, and the first also as Parquet; return why Parquet is missing, or "".
 
     Raises:
         RunFolderError: a file cannot be written.
@@ -142,7 +142,7 @@ def write_tables(tables: Tables, folder: Path) -> str:
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """Return rows as CSV with a header; what is not known is empty, and no text is a formula to a spreadsheet."""
+    """Return rows as CSV with a header; unknown values are empty, and text cannot become a spreadsheet formula."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -169,7 +169,7 @@ def _in_ms(objective: Objective, **numbers: Any) -> Row:
 def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
     objective, rows = objective_of(result), []
     for name, entry in {"best": result["best"], **result["baselines"]}.items():
-        found = entry["latency_ms"] or {}  # as every study has it that was read; in the objective's unit
+        found = entry["latency_ms"] or {}  # in the objective's unit, whatever the key says
         low, high = found.get("ci95", (None, None))
         mine = result if name == "best" else {}
         speedup = mine.get("speedup") or {}
@@ -233,7 +233,7 @@ def _summary(results: Sequence[Row]) -> list[Row]:
 
 
 def _pooled(rows: Sequence[Row]) -> tuple[float | None, float | None, float | None]:
-    """Return the geometric mean of the ratios and its 95 % interval: over studies, or that of the only one."""
+    """Return the geometric mean of the ratios and its 95 % interval; of a single study, its own ratio and interval."""
     known = [r for r in rows if r["ratio_to_best_known"]]
     if not known:
         return None, None, None
@@ -243,7 +243,7 @@ def _pooled(rows: Sequence[Row]) -> tuple[float | None, float | None, float | No
 
     logs = [math.log(r["ratio_to_best_known"]) for r in known]
     mean = statistics.mean(logs)
-    # Studies that measured the same plan on a quiet day agree by chance: no less than what each knows of itself.
+    # Few studies may agree by chance, so the interval is at least as wide as their own intervals imply.
     within = statistics.median(math.log(r["ratio_high"] / r["ratio_low"]) / 2 for r in known) / math.sqrt(len(logs))
     between = float(t.ppf(0.975, len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
     half = max(within, between)
@@ -310,7 +310,7 @@ def _indicator_row(head: Mapping[str, Any], study: Study, machine: Mapping[str, 
 
     Args:
         head: the study's axes.
-        machine: that ran the campaign, by its provenance.
+        machine: the campaign's machine, from its provenance.
     """
     latency = study.result["best"].get("latency_ms")
     if study.graph is None or latency is None:
@@ -340,7 +340,7 @@ def _explained_rows(rows: Sequence[Row]) -> Iterator[Row]:
 
 
 def _cache_bytes(study: Study, machine: Mapping[str, Any]) -> int:
-    """Return the last cache of the first processor: of a profile what that says, else of a core of the machine."""
+    """Return the first processor's cache bytes, by its profile, or a core's own cache, by the machine's provenance."""
     if study.result["evaluator"] == "cost-model":
         try:
             found = find_profile(str(study.config.get("platform")))
@@ -352,5 +352,5 @@ def _cache_bytes(study: Study, machine: Mapping[str, Any]) -> int:
 
 
 def named(value: object) -> str:
-    """Return the value of an axis as people read it."""
+    """Return the value of an axis as text."""
     return "default" if value is None else str(value)

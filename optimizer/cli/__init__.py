@@ -24,7 +24,7 @@ from search_spaces.core.errors import EXIT_INTERRUPTED, OptimizeError, UsageErro
 
 
 class _Warnings(logging.Handler):
-    """Writes to what stderr is at that moment, so that a progress bar can step aside."""
+    """Writes to the current ``sys.stderr``, which a progress bar replaces while it runs."""
 
     def emit(self, record: logging.LogRecord) -> None:
         note(self.format(record))
@@ -42,14 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal that lacks “…”, or a path that is not text
     try:
         code = _run(arguments)
-        if sys.stdout is not None:  # as after ">&-"
+        if sys.stdout is not None:  # None if closed by ">&-"
             sys.stdout.flush()
     except OptimizeError as error:
         return _fail(str(error), error.exit_code, traced=debug)
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
-        # Whoever read our output has gone; the interpreter must not complain about it at exit.
+        # The reader of our pipe has ended; the interpreter must not report that again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
@@ -118,4 +118,4 @@ _ALL: tuple[tuple[Work, str], ...] = (
 COMMANDS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
     work.__name__: (summary, partial(_parsed, work)) for work, summary in _ALL
 }
-"""All commands but the study itself: what each does, in a few words for the list, and the function that does it."""
+"""All commands but ``optimize MODEL``: a summary for the help, and the function that runs the command."""

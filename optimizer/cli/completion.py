@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 _COMPLETING = "_ARGCOMPLETE"
-"""What the shell sets while it asks for completions: how many words of the line, less one, belong to the program."""
+"""Set by a shell that asks for completions: the index, from 1, of the first word that argcomplete reads."""
 
 
 def completed_line() -> list[str]:
@@ -29,7 +29,7 @@ def complete(parser: argparse.ArgumentParser, commands: Iterable[str] = ()) -> N
     """Print the completions of a line and exit, where a shell asks for them.
 
     Args:
-        commands: what may stand in the place of a model.
+        commands: words that are offered where a model is expected.
     """
     if _COMPLETING not in os.environ:
         return
@@ -44,7 +44,7 @@ def complete(parser: argparse.ArgumentParser, commands: Iterable[str] = ()) -> N
 
 
 def _offering(names: Callable[[], Iterable[str]], more: Iterable[str]) -> Callable[..., list[str]]:
-    """Return what completes a word by names, and by files that are there."""
+    """Return a completer that offers names and existing files."""
     from argcomplete.completers import FilesCompleter
 
     files = FilesCompleter()
@@ -89,4 +89,4 @@ _NAMES: dict[str, Callable[[], Iterable[str]]] = {
     "evaluator": _evaluators,
     "sampler": _samplers,
 }
-"""What completes an option's value, by the option's name."""
+"""Values to offer, by the option's name."""

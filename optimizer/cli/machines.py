@@ -1,4 +1,4 @@
-"""Commands about devices: what there is, what is wrong, how fast it is."""
+"""Commands about devices: list, check, calibrate."""
 
 from __future__ import annotations
 

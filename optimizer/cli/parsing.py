@@ -14,16 +14,16 @@ from search_spaces.core.errors import UsageError, printable, shown
 
 Add = Callable[..., object]
 Work = Callable[["Parser", list[str]], int]
-"""Does a command, given its parser and the words behind its name; its docstring is what its own help says."""
+"""A command: takes its parser and the words after its name; its docstring is the description in its help."""
 
 _MOST_NUMBER = 2**31 - 1
 
 
 class Parser(argparse.ArgumentParser):
-    """Tells what is wrong in one line, as all our errors, and completes words for a shell that asks."""
+    """Reports errors in one line, and completes words for a shell."""
 
     commands: Sequence[str] = ()
-    """What may stand in the place of a model."""
+    """Words that are offered where a model is expected."""
 
     def error(self, message: str) -> NoReturn:
         """Raise the error instead of printing the usage."""
@@ -36,15 +36,15 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, f"see {self.prog} --help")
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Return the options, wherever they stand among the other words."""
+        """Return the options, at any place among the other words."""
         complete(self, self.commands)
         return self.parse_intermixed_args(arguments)
 
     def whole(self, option: str, text: str, least: int, most: int | None = None) -> int:
-        """Return an option's whole number between two others.
+        """Return an option's value, a whole number from ``least`` to ``most``.
 
         Raises:
-            UsageError: it is none.
+            UsageError: it is not a whole number, or out of range.
         """
         if not text.isdecimal() or not least <= int(text) <= (most or _MOST_NUMBER):
             self.error(f"{option} {text}: must be a whole number from {least}{f' to {most}' if most else ''}")
@@ -67,7 +67,7 @@ def add_shapes(add: Add) -> None:
 
 
 def add_given(add: Add, *names: str) -> None:
-    """Add options with what models are given; ``NAME=…`` is for one of several models."""
+    """Add options for inputs, signatures and custom operators; ``MODEL=…`` is for one of several models."""
     helps = {
         "input": ("FILE", "inputs to run on: .npy, or .npz with a name for each"),
         "signature": ("KEY", "the model's signature to run (default: its main subgraph)"),
@@ -80,7 +80,7 @@ def add_given(add: Add, *names: str) -> None:
 
 
 def show(options: argparse.Namespace, document: Callable[[], object], text: Callable[[], Any]) -> None:
-    """Print what was found: as JSON with ``--json``, else as a text or what Rich makes one of."""
+    """Print a result: as JSON with ``--json``, else as text or a Rich renderable."""
     if options.json:
         print(json.dumps(document(), indent=2))
     elif isinstance(shown := text(), str):

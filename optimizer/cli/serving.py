@@ -1,4 +1,4 @@
-"""Commands that serve others, until Ctrl-C: where they listen, and who is let in."""
+"""Commands that serve clients until Ctrl-C, and their options of addresses and credentials."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ def optimize(arguments: list[str], commands: Collection[str], summaries: str) ->
     """Do ``optimize MODEL``.
 
     Args:
-        commands: the names of all commands, for those who mistype one.
-        summaries: a line for each of them, for the help.
+        commands: the names of all commands, to suggest one for a mistyped word.
+        summaries: a line for each command, for the help.
     """
     parser = make_parser(summaries)
     parser.commands = [*commands, "help"]
@@ -89,13 +89,13 @@ def make_parser(summaries: str = "") -> Parser:
     add("--power", metavar="NAME=WATTS", action="append", help="power of a busy processor; may be repeated")
     states = "a state of the device, as hot:gpu=1.5: the GPU takes 1.5 times as long; repeat for others"
     add("--state", metavar="NAME:P=FACTOR,…", action="append", help=states)
-    add("--robust", metavar="HOW", help="over all --state: worst (default), or expected")
+    add("--robust", metavar="HOW", help="value over all --state: worst (default), or expected (their mean)")
     add = parser.add_argument_group("search").add_argument
     add("--budget", metavar="N", default="200", help="measure at most N distinct plans (default 200)")
     add("--minutes", metavar="M", help="end the search after M minutes; the final comparison follows")
     freedoms = (
         "freedoms of a plan: some of cuts,branches,splits,ranks (default exact: all but ranks that model and processors"
-        " offer, or cuts with --max-stages; ranks within --max-error, then 0.1)"
+        " offer; cuts if --max-stages is given); ranks keep --max-error (then 0.1 by default)"
     )
     add("--allow", metavar="A,B", help=freedoms)
     add(
@@ -105,7 +105,7 @@ def make_parser(summaries: str = "") -> Parser:
         help="latency (default), latency-p99, throughput, energy, memory, occupancy; give it again for a front of"
         " several. Of several models latency is the mean, and there are also worst, makespan and misses",
     )
-    add("--max-stages", metavar="K", help="stages of a plan at most (default 4, of cuts alone)")
+    add("--max-stages", metavar="K", help="stages of a plan at most (default 4 for cuts alone)")
     add("--sampler", metavar="NAME", help="proposes plans: auto (default), reinforce, tpe, …, or module:Class")
     add(
         "--precision",
@@ -134,10 +134,10 @@ def make_parser(summaries: str = "") -> Parser:
 
 
 def _check_models(word: str, commands: Collection[str]) -> None:
-    """Raise where a word is neither a file nor a built-in model: somebody may have mistyped a command.
+    """Check that a word is not a mistyped command.
 
     Raises:
-        UsageError: it is none, and looks like a command.
+        UsageError: it resembles a command, and is neither a file nor a model.
     """
     near = difflib.get_close_matches(word, commands, n=1, cutoff=0.75)
     if not near or not word.isalpha() or Path(word).exists():
@@ -152,7 +152,7 @@ def _check_models(word: str, commands: Collection[str]) -> None:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Put off an interrupt: raised within the import of a compiled module it can become that module's panic."""
+    """Delay interrupts: one that is raised while a compiled module is imported can panic in that module."""
     signals = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from optimizer.exact.segment_model import SegmentModel
 
 NEVER_S = 1e15
-"""What a processor takes for what it refuses, where times are multiplied by 0."""
+"""Seconds of an unsupported operator where times are multiplied by 0: infinity would give NaN."""
 
-_TIE = 1e-13  # of what a model takes: more than rounding, less than anything that is known of it
+_TIE = 1e-13  # relative to the network's latency: above rounding, below any modelled difference
 
 
 class _Best(NamedTuple):
@@ -31,7 +31,7 @@ class _Best(NamedTuple):
 
 
 def block_of(space: SegmentSpace, ways: Ways, at: int) -> Block:
-    """Return one of the ways to run a part, as a block."""
+    """Return entry ``at`` of some ways as a block."""
     row, pair = divmod(at, len(ways.pairs.names))
     last, (on, other) = int(ways.lasts[row]), ways.pairs.names[pair]
     if ways.how is None:
@@ -51,16 +51,16 @@ class Search:
         count = len(model.space.graph.operators)
         self._rest_s = np.zeros(
             (count + 1, len(self._processors))
-        )  # from an operator on, by where what is before ended
+        )  # least cost from an operator on, by the processor before it
         self._chosen: list[dict[int | None, Block]] = [{} for _ in range(count)]
         self._whole_s = np.full((count + 1, len(self._processors)), np.inf)  # the same, of a whole block on a processor
         self._whole_last = np.zeros((count + 1, len(self._processors)), dtype=np.int64)
         self._beyond_s, self._beyond_last = np.copy(self._whole_s), np.copy(self._whole_last)  # beyond its segment
         operator_s = model.costs.operator_s
-        # Of plans that take the same the one with the fewest blocks is the best.
+        # Of plans with equal cost the one with the fewest blocks is chosen.
         self._tie_s = _TIE * float(np.where(np.isfinite(operator_s), operator_s, 0.0).max(axis=0).sum())
-        self._each_s: dict[int, Seconds] = {}  # from an operator on, each by itself, shape (2, ways, shares, pairs)
-        self._alone_s: dict[int, tuple[Ways, ...]] = {}  # operators that can be split by themselves: along each axis
+        self._each_s: dict[int, Seconds] = {}  # from an operator on, each split alone: (2, ways, shares, pairs)
+        self._alone_s: dict[int, tuple[Ways, ...]] = {}  # ways to split one operator alone, along each axis
 
     def blocks(self) -> tuple[Block, ...]:
         """Return the cheapest blocks."""

@@ -2,7 +2,7 @@
 
 The largest of three relaxations:
 
-- the critical path: each operator on its fastest processor as soon as its inputs are there, without transfers, on
+- the critical path: each operator on its fastest processor as soon as its inputs are available, without transfers, on
   unlimited processors;
 - an operator that can be split takes on that path ``1 / Σ 1/t`` over the processors that can be busy at once, as if its
   stages met without halo or transfer (seed 002);
@@ -49,7 +49,7 @@ class Relaxation:
     """Lower bounds in seconds, one for each relaxation.
 
     Attributes:
-        critical_path_s: of one inference, operators after one another.
+        critical_path_s: of one inference.
         work_s: of one inference, and of the period of a pipeline: all processors busy all the time.
     """
 
@@ -63,7 +63,7 @@ class Relaxation:
 
 
 def relax(graph: Graph, costs: OperatorCosts, splittable: Collection[int] = ()) -> Relaxation:
-    """Return the bounds of a graph on a platform; infinite where an operator runs nowhere.
+    """Return the bounds of a graph on a platform; infinite if no processor supports an operator.
 
     Args:
         splittable: operators that several processors may run together.

@@ -60,7 +60,7 @@ def best_chains(
 
     Raises:
         InfeasibleError: no chain has a finite cost and fits into the memory.
-        UnavailableError: time was up; the text holds the lower bound.
+        UnavailableError: the time is up; the message holds the lower bound.
         ValueError: ``max_stages``, ``min_stages`` or ``k`` is less than 1, or ``min_stages`` more than ``max_stages``.
     """
     found = chains_in_order(costs, max_stages, k, objective=objective, min_stages=min_stages, stop_s=stop_s)
@@ -78,7 +78,7 @@ def chains_in_order(
     min_stages: int = 1,
     stop_s: float = math.inf,
 ) -> Iterator[CostedChain]:
-    """Yield the same plans one by one, as soon as each is known to be the next; equal costs come in any order.
+    """Yield the chains of :func:`best_chains` as soon as each is proven to be the next; equal costs come in any order.
 
     Raises:
         InfeasibleError, UnavailableError, ValueError: as :func:`best_chains`.
@@ -112,14 +112,14 @@ def _fewest_parts(
 
 
 class _Node(NamedTuple):
-    """A chain up to a cut; nodes of equal estimate are taken the longest first, so that ties do not spread.
+    """A chain up to a cut; of nodes with equal estimates the longest is expanded first, so that ties do not spread.
 
     Attributes:
-        estimate_s: the least that any chain which begins like this costs.
-        latency_s: the least latency of any; of chains with the same period, the one with the least latency comes first.
+        estimate_s: lower bound of all chains that begin like this.
+        latency_s: lower bound of their latency; it orders chains of equal period.
         used: the load of each exclusive group of processors (for the period only), the cost of all stages together, and
             the bytes kept by each processor where memory is limited.
-        siblings, rank: all continuations of the parent, the best first, and which of them this one is.
+        siblings, rank: all continuations of the parent, best first, and the index of this one.
     """
 
     estimate_s: float
@@ -218,7 +218,7 @@ class _Search:
         if self._groups:
             load = np.array([max(used[g] for g in self._sums[processor][:-1]) for processor in on])[:, None] + cost
             most = np.maximum(self._most_to_go[parts_left - 1][:, follow].T, max(used[: self._groups]))
-            estimate = np.maximum(np.maximum(load, most), latency / self._groups)  # no group is above the busiest
+            estimate = np.maximum(np.maximum(load, most), latency / self._groups)  # the busiest is above the mean
         estimate, latency = estimate.ravel(), latency.ravel()
         order = np.lexsort((latency, estimate)) if self._groups else np.argsort(estimate, kind="stable")
         return _Siblings(node, follow, order[: int(np.isfinite(estimate).sum())], estimate, latency, cost)
@@ -283,7 +283,7 @@ def _too_large(costs: ChainCosts, min_stages: int, max_stages: int) -> Violation
     low, high = 1.0, 2.0
     while not _feasible(_scaled(costs, high), min_stages, max_stages):
         low, high = high, 2.0 * high
-        if high > _MOST_TIMES:  # a processor without memory stays without
+        if high > _MOST_TIMES:  # no factor helps a processor with 0 bytes
             demand = float(costs.operator_nbytes.sum()) if costs.operator_nbytes is not None else 0.0
             return Violation(
                 statement, demand, min(total, demand), "B", "give each processor that is needed some memory"

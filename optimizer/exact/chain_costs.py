@@ -24,13 +24,13 @@ class ChainCosts:
     Attributes:
         platform: the processors, and which of them are alike. Plans that only swap alike processors are one plan,
             costed with the processors that its canonical form names; so alike processors should have equal costs.
-        operator_s: shape ``(P, n)``: each operator on each processor; infinite where a processor refuses it.
+        operator_s: shape ``(P, n)``: each operator on each processor; infinite if it is not supported there.
         overhead_s: shape ``(P,)``: the seconds that each stage adds.
-        transfer_s: shape ``(n, P, P)``: what a cut before operator ``i`` adds between a stage on the one processor
-            and the next on the other (``[i, from, to]``), in the time of the next one; row 0 is not read.
+        transfer_s: shape ``(n, P, P)``: the seconds that a cut before operator ``i`` adds to the stage after it
+            (``[i, from, to]``); row 0 is not read.
         operator_nbytes: shape ``(n,)``: bytes that each operator keeps on its processor; None for none.
-        memory_bytes: shape ``(P,)``: of each processor; None for no limit.
-        beyond_s: shape ``(P, n+1, n+1)``: what operators ``first … last-1`` as one stage add beside the above,
+        memory_bytes: shape ``(P,)``: capacity of each processor; None for no limit.
+        beyond_s: shape ``(P, n+1, n+1)``: the seconds that operators ``first … last-1`` as one stage add to the above,
             ``[processor, first, last]``; None for nothing.
 
     Raises:
@@ -114,7 +114,7 @@ def exclusive_groups(platform: Platform) -> list[tuple[int, ...]]:
 
 
 def concurrent_sets(platform: Platform) -> list[tuple[int, ...]]:
-    """Return the largest sets of processors (indices) that can all be busy at once, two by two."""
+    """Return the largest sets of processors (indices) of which any two can be busy at once."""
     processors = platform.processors
     beside = [{j for j, q in enumerate(processors) if i != j and not p.excludes(q)} for i, p in enumerate(processors)]
     return sorted(_cliques(beside, [], set(range(len(processors))), set()))

@@ -1,7 +1,7 @@
 """The front of all chains over several objectives, by dynamic programming over labels; exact in the model.
 
-A label is a chain up to a cut, with its cost so far by each criterion. At the same cut and on the same processor, a
-label that another one with no more stages beats everywhere is dropped (multi-criteria shortest paths: Martins 1984,
+A label is a chain up to a cut, with its cost so far by each criterion. A label is dropped if another one at the same
+cut, on the same processor and with no more stages dominates it (multi-criteria shortest paths: Martins 1984,
 doi:10.1016/0377-2217(84)90077-8). The remaining labels include the best plan under every limit on the other objectives.
 """
 
@@ -30,13 +30,13 @@ _DIGITS = 10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """One number of a label.
+    """One component of a label.
 
     Attributes:
         cost: of operators ``first … last-1`` as one stage, ``[processor, first, last]``; infinite where they cannot be
             one.
-        transfer: what a cut before an operator adds, ``[operator, from, to]``; None for nothing.
-        joined: how stages add up to the number.
+        transfer: added by a cut before an operator, ``[operator, from, to]``; None for nothing.
+        joined: whether the costs of stages are summed, or the largest counts.
     """
 
     cost: _Table
@@ -49,8 +49,8 @@ class Criterion:
     """An objective.
 
     Attributes:
-        parts: the numbers that a label keeps for it.
-        value: what they make, from shape ``(labels, stages)``.
+        parts: the components of a label that it is computed from.
+        value: its values, shape ``(labels,)``, from these components, shape ``(labels, parts)``.
     """
 
     name: str
@@ -102,7 +102,7 @@ def memory(name: str, graph: Graph, platform: Platform) -> Criterion:
 
 
 def pareto_chains(criteria: Sequence[Criterion], platform: Platform, max_stages: int) -> list[FrontChain]:
-    """Return the front of chains of at most ``max_stages`` stages, by their first objective.
+    """Return the front of chains of at most ``max_stages`` stages, ascending by the first objective.
 
     Of chains that are equal in all objectives one is returned.
 
@@ -114,7 +114,7 @@ def pareto_chains(criteria: Sequence[Criterion], platform: Platform, max_stages:
 
 
 def undominated(values: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return the rows that no other row beats or equals everywhere; of equal rows the first. Ascending."""
+    """Return the indices, ascending, of rows that no other row dominates; of equal rows the first."""
     if not len(values):
         return np.empty(0, np.intp)
     rows: NDArray[np.intp] = np.lexsort(values.T[::-1])  # no later row beats an earlier one
@@ -130,7 +130,7 @@ def undominated(values: NDArray[np.float64]) -> NDArray[np.intp]:
 
 
 _Key = tuple[int, int, int]
-"""How many parts, the operator before which they end, and the state of :class:`ChainStates`."""
+"""Number of stages, the operator before which they end, and the state of :class:`ChainStates`."""
 
 
 @dataclass(slots=True)
@@ -153,7 +153,7 @@ class _Search:
         self._parts = [part for criterion in criteria for part in criterion.parts]
         self._count = self._parts[0].cost.shape[1] - 1
         self._sum = np.array([part.joined == "sum" for part in self._parts])
-        self._cost = np.stack([part.cost for part in self._parts], axis=-1)  # [processor, first, last, stage]
+        self._cost = np.stack([part.cost for part in self._parts], axis=-1)  # [processor, first, last, part]
         zero = np.zeros((self._count, len(platform.processors), len(platform.processors)))
         transfers = [zero if part.transfer is None else part.transfer for part in self._parts]
         self._transfers = np.stack(transfers, axis=-1)
@@ -168,7 +168,7 @@ class _Search:
             self._held = sum(len(b.labels) for b in found.values())
             if self._held > MOST_LABELS:
                 raise UnavailableError(
-                    f"more than {MOST_LABELS:,} ways to begin a chain are beaten by no other",
+                    f"the front needs more than {MOST_LABELS:,} partial plans",
                     "allow fewer --max-stages",
                 )
             if parts < self._most:
@@ -204,7 +204,7 @@ class _Search:
     def _pruned(
         self, rows: Sequence[tuple[_Labels, _Key, bool]], at: int, state: int, found: Mapping[_Key, _Bucket]
     ) -> _Bucket:
-        """Return the labels that no other one with as many or fewer stages beats."""
+        """Return the labels that no other one with as many or fewer stages dominates."""
         fewer = [b.labels for parts in range(1, self._most) if (b := found.get((parts, at, state))) is not None]
         labels = np.concatenate([*fewer, *(each for each, *_ in rows)])
         known = sum(map(len, fewer))

@@ -27,7 +27,7 @@ from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.spaces.chain import chain_plan
 
-_MOST_PRICED = 400  # plans, of either kind
+_MOST_PRICED = 400  # plans, with and without overlap each
 _MOST_CUTS = 20_000  # ways to cut so that some stages may overlap
 _MOST_LOOKED = 50_000  # choices of processors for them
 _MOST_PARTS = 6  # stages of an overlapping plan for which all processors are tried
@@ -80,8 +80,8 @@ def least_chain(
 
     Args:
         costs: with the least transfers.
-        price: the session's seconds of a plan; infinite where it refuses the plan.
-        looks: the number of overlapping chains to price; the bound is lower where there are more.
+        price: the session's seconds of a plan; infinite if the plan is not supported.
+        looks: choices of processors to try for overlapping chains; the bound is lower if there are more.
 
     Raises:
         InfeasibleError: no chain fits.
@@ -108,7 +108,7 @@ def least_chain(
 
 
 class _Overlapping:
-    """Chains of which two neighbours do not depend on each other."""
+    """Chains in which two neighbouring stages do not depend on each other."""
 
     def __init__(self, graph: Graph, costs: ChainCosts, price: Price) -> None:
         self._graph, self._costs, self._price = graph, costs, price
@@ -158,7 +158,7 @@ class _Overlapping:
         return best, math.inf
 
     def _cuts(self, min_stages: int, max_stages: int) -> Iterator[tuple[int, ...]]:
-        """Yield ways to cut so that two neighbours are apart; some come more than once."""
+        """Yield cuts that leave two neighbouring stages independent; some come more than once."""
         for first, middle, last in self._triples():
             own = {first, middle, last} - {0, self._count}
             others = [c for c in range(1, self._count) if c < first or c > last]
@@ -167,7 +167,7 @@ class _Overlapping:
                     yield tuple(sorted((*own, *extra)))
 
     def _triples(self) -> Iterator[tuple[int, int, int]]:
-        """Yield borders of two neighbours of which the second reads nothing of the first."""
+        """Yield the borders of two neighbouring stages of which the second reads nothing from the first."""
         for middle in range(1, self._count):
             for first in range(middle - 1, -1, -1):
                 if self._reads(first, middle, middle + 1):

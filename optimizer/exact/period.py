@@ -24,7 +24,7 @@ from search_spaces.core.errors import InfeasibleError, UnavailableError
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model as cp
 
-_UNITS = 1e8
+_UNITS = 1e8  # the sum of the operators' least seconds in the model's integer units
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,13 @@ def least_period(
     """Return the best processors found in the time for the operators of networks, with a bound.
 
     Args:
-        costs: of all operators; ``transfer_s`` before operator ``i + 1`` is what moving the output of ``i`` takes.
+        costs: of all operators; ``transfer_s[i + 1]`` holds the seconds to move the output of operator ``i``.
         networks: the operators of each network, in an order in which they can run.
         max_stages: stages of a network at most.
         reads: the operators whose outputs each one reads; by default each network is a chain.
 
     Raises:
-        InfeasibleError: nothing fits.
+        InfeasibleError: no placement keeps the limits of memory and stages.
         UnavailableError: OR-Tools is missing, or the time was too short to find anything.
         UsageError: the time limit is not more than 0.
     """
@@ -221,7 +221,7 @@ def _why_none(costs: ChainCosts) -> InfeasibleError:
         return infeasible(
             Violation(f"memory of the devices of {costs.platform.name!r} together", needed, room, "B", lever)
         )
-    return InfeasibleError("no choice of devices keeps to the memory and the stages", lever)
+    return InfeasibleError("no placement keeps the limits of memory and stages", lever)
 
 
 def _period_s(costs: ChainCosts, networks: Sequence[range], graph: _Reads, chosen: Sequence[int]) -> float:

@@ -35,7 +35,7 @@ def best_pipeline(
 
     Raises:
         InfeasibleError: none fits.
-        UnavailableError: it was given up.
+        UnavailableError: the time is up.
     """
     processors = {p.name: i for i, p in enumerate(costs.platform.processors)}
     kinds = [[processors[p.name] for p in members] for members in costs.platform.classes().values()]
@@ -91,8 +91,8 @@ def _entering(
     """Return the costs before a stage that begins at each operator, by the kind of the stage before it.
 
     Returns:
-        What the stages before it cost, and what handing over to it takes; both ``[from kind, operator]``, and infinite
-        where no part can begin.
+        The costs of the stages before it, and the transfers to it; both ``[from kind, operator]``, and infinite where
+        no stage can begin.
     """
     count = costs.operator_s.shape[1]
     spent, entered = np.full((2, len(kinds), count + 1), np.inf)

@@ -35,7 +35,7 @@ class Shape(Protocol):
         ...
 
     def price(self, costs: ChainCosts, plan: Plan) -> float:
-        """Return what a plan costs."""
+        """Return the cost of a plan."""
         ...
 
 
@@ -120,7 +120,7 @@ def best_ranked(model: RankCosts, most_error: float, max_stages: int) -> RankedP
     """Return the best chain with ranks whose expected error is at most ``most_error``.
 
     Args:
-        most_error: see :meth:`~search_spaces.rewrites.tucker_ranks.RankChoices.error`.
+        most_error: relative, as :meth:`~search_spaces.rewrites.tucker_ranks.RankChoices.error` computes it.
 
     Raises:
         InfeasibleError: no chain fits at all.

@@ -1,8 +1,8 @@
 """The best plan of a space of segments under a cost model, by dynamic programming over block borders.
 
-A part that two processors share takes what CoDL (seed 002) says: T = transform + map + sync + max(sides). A side's
-operators take the share of their time that their rows or channels are, halos included, in whole tiles of the kernel;
-slicing and joining are priced by bytes; a join is a transfer. A chain pays these once for all of its operators.
+The time of a part that two processors share follows CoDL (seed 002): T = transform + map + sync + max(sides). A side's
+operators take their time in proportion to its rows or channels, halos included, in whole tiles of the kernel; slicing
+and joining are priced by bytes; a join is a transfer. A chain pays these once for all of its operators.
 Branches side by side (seed 003) take until the last one has ended and its outputs have been transferred. The cheapest
 way to run the operators from one on is a block from there and the cheapest way from its end on; the state is the
 processor on which the last block ends.
@@ -48,11 +48,11 @@ class SegmentModel:
 
     Attributes:
         costs: of operators, parts and transfers on the processors of the platform; in seconds.
-        corrections: part, how it is split (or ``whole``) and processor → for sides that were measured, ascending, what
-            the model said that they take and how many times as long it was; between them it changes evenly.
-        usual: how it is split → the same, for parts that are not among the corrections.
-        copy_s_per_byte: to slice and to join.
-        join_s_per_byte: to join, where that was measured.
+        corrections: first, last, split (or ``whole``) and processor → (seconds of the model, measured / model) of
+            measured sides, ascending; linear between them.
+        usual: split (or ``whole``) → measured / model, for parts that are not among the corrections.
+        copy_s_per_byte: seconds to slice, and to join.
+        join_s_per_byte: seconds to join, if measured.
     """
 
     space: SegmentSpace
@@ -211,7 +211,7 @@ class SegmentModel:
         return float(self.costs.transfer_s[operator, self._processor[before], self._processor[processor]])
 
     def processor(self, name: str) -> int:
-        """Return the place of a processor on the platform."""
+        """Return the index of a processor in the platform."""
         return self._processor[name]
 
     def cost_s(self, parts: Sequence[Part]) -> float:
@@ -251,7 +251,7 @@ class SegmentModel:
     def greedy(self) -> Costed:
         """Return CoDL's plan: each operator its best split, then chains that grow as long as that saves time.
 
-        In a segment of several operators, of which one block alone can begin, all of it is one block.
+        A segment of several operators, in which only one block can begin, is one block.
         """
         count = len(self.space.graph.operators)
         blocks: list[Block] = []
@@ -280,7 +280,7 @@ class SegmentModel:
         return self._parts_s(self.space.parts_of(block), before)
 
     def _single(self, first: int, last: int, before: str | None, axis: Way | None = None) -> Block:
-        """Return the cheapest way to run a block by splits or whole; along an axis, where that can be."""
+        """Return the cheapest way to run a block, split or whole; split along ``axis`` if that is possible."""
         estimates, place = self.estimates(), None if before is None else self._processor[before]
         nothing_s = np.zeros((last + 1, len(self._rows)))
         lasts = np.array([last])

@@ -19,7 +19,7 @@ from search_spaces.rewrites.splits import Axis
 from search_spaces.spaces.segment_space import SegmentSpace
 
 TILES: Mapping[Axis, int] = {"height": 1, "channels": 8}
-"""In blocks of how many indices a kernel computes."""
+"""Rows or channels in a tile of a kernel."""
 
 Ints = NDArray[np.int64]
 _Row = tuple[Ints, Ints, Seconds, Seconds, Seconds, Seconds]
@@ -30,7 +30,7 @@ class Shared:
     """The parts that begin with one operator and are shared in one way: R of them, on any of L processors.
 
     Attributes:
-        lasts, cuts: shape ``(R,)``: see :class:`~search_spaces.spaces.shared_parts.Part`; ``lasts`` ascend.
+        lasts, cuts: shape ``(R,)``: as in :class:`~search_spaces.spaces.shared_parts.Part`; ``lasts`` ascend.
         seconds: shape ``(2, R, L)``: of each side's operators.
         sliced_nbytes: shape ``(2, R)``: sliced by each side, where slicing copies.
         joined_nbytes: shape ``(R,)``: copied by the join.
@@ -125,7 +125,7 @@ class SharedTables:
 
 
 def _computed(graph: Graph, index: int, axis: Axis) -> int:
-    """Return along how many indices an operator computes: of what it writes, or of what it takes a mean."""
+    """Return the size of an operator's output along an axis; of a mean over rows, the size of its input."""
     operator = graph.operators[index]
     mean = axis == "height" and operator.kind == "MEAN"
     shape = graph.tensors[(operator.inputs if mean else operator.outputs)[0]].shape

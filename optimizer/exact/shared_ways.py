@@ -23,7 +23,7 @@ class Pairs(NamedTuple):
 
     Attributes:
         names: P of them.
-        first, second: shape ``(P,)``: the processors' places on the platform.
+        first, second: shape ``(P,)``: the processors' indices in the platform.
         near: shape ``(P,)``: whether both share a memory, so that rows are in place.
     """
 
@@ -85,9 +85,9 @@ class PartEstimates:
     """Estimates of parts, beside the times of their operators.
 
     Attributes:
-        transfer_s: see :class:`~optimizer.exact.chain_costs.ChainCosts`; nothing from a processor to itself.
-        corrections: first operator → those of the parts that begin there; see
-            :class:`~optimizer.exact.segment_model.SegmentModel`, as for ``usual``.
+        transfer_s: as in :class:`~optimizer.exact.chain_costs.ChainCosts`; 0 within a processor.
+        corrections, usual: as in :class:`~optimizer.exact.segment_model.SegmentModel`; corrections by the first
+            operator of their parts.
         slice_s, join_s: seconds for a copied byte.
     """
 

@@ -20,9 +20,9 @@ from search_spaces.spaces.segments import Segment
 Word = tuple[int, ...]
 Ints = NDArray[np.int64]
 
-_MOST_WAYS = 50_000  # of placing the runs of a segment that are all priced
-_PAIRS = 6  # of processors, the quickest ones together, for which words are looked for where there are more
-_STEPS = 12  # of the way down from a greedy schedule, where there are more
+_MOST_WAYS = 50_000  # placements of a segment's runs up to which all are priced
+_PAIRS = 6  # fastest pairs of processors whose words are searched if there are more placements
+_STEPS = 12  # of the local search from a greedy schedule, if there are more placements
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,8 +97,8 @@ class Timed:
     Attributes:
         run_s: shape ``(L, runs)``: the operators of each run.
         overhead_s: shape ``(L,)``.
-        transfer_s: shape ``(n, L, L)``: before an operator, from one processor to another; nothing from one to itself.
-        behind_s: shape ``(L,)``: of the rest, by the processor on which the runs are joined; (1,) where nothing reads
+        transfer_s: shape ``(n, L, L)``: before an operator, from one processor to another; 0 within a processor.
+        behind_s: shape ``(L,)``: of the rest, by the processor on which the runs are joined; (1,) if nothing reads
             them.
     """
 
@@ -112,7 +112,7 @@ class SideBySide:
     """The ways to place the runs of a segment on two processors or more that run at once.
 
     Args:
-        costs: by which words are chosen where there are too many.
+        costs: choose the words if there are too many.
     """
 
     def __init__(self, space: SegmentSpace, segment: Segment, costs: ChainCosts) -> None:
@@ -160,13 +160,13 @@ class SideBySide:
         """Return the least seconds of runs and the rest, the processor of each run, and that of the join.
 
         Args:
-            before: the processor on which what is before the segment ended.
+            before: the processor on which the part before the segment ended.
         """
         return min((self._least(*ways, timed, before) for ways in self._ways), key=lambda found: found[0])
 
     def _least(self, words: Words, on: Ints, timed: Timed, before: int | None) -> tuple[float, tuple[int, ...], int]:
         total = self.all_s(words, on, timed, before)
-        if total.shape[2] > 1 and self._base < len(timed.overhead_s):  # the space's number tells two apart, no third
+        if total.shape[2] > 1 and self._base < len(timed.overhead_s):  # a block's code has two processors
             own = (on[..., None] == np.arange(total.shape[2])).any(axis=1)
             total = np.where(own[None], total, np.inf)
         word, which, meet = np.unravel_index(int(total.argmin()), total.shape)
@@ -217,7 +217,7 @@ class SideBySide:
 
 
 def _apart(platform: Platform, count: int) -> Iterator[tuple[int, ...]]:
-    """Yield in each order so many processors that run at once; of those that are alike the first ones only."""
+    """Yield ordered choices of ``count`` processors that can run at once; of alike ones only the first ``count``."""
     names = {p.name for group in platform.classes().values() for p in group[:count]}
     chosen = [(i, p) for i, p in enumerate(platform.processors) if p.name in names]
 

@@ -1,7 +1,7 @@
 """Costs of chains for other objectives than the latency: energy, processor time, the load of the busiest processor.
 
-They count the work of processors and no idle time, so transfers that are no processor's work are left out; costs
-without them are a bound.
+They count the work of processors and no idle time, so transfers that keep no processor busy are left out; costs without
+them are a bound.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ def weighed(costs: ChainCosts, weights: Mapping[str, float], *, idle: bool = Fal
 def least_plan(
     graph: Graph, costs: ChainCosts, price: Callable[[Plan], float], max_stages: int, law: Law, stop_s: float
 ) -> LeastPlan:
-    """Return the plan that an evaluator finds the best, priced in ascending order of the bound on its costs.
+    """Return the plan that an evaluator prices lowest; plans are priced in ascending order of their bounds.
 
-    The whole graph on each processor is priced first: the answer where time is up before the first chain is known.
+    The whole graph on each processor is priced first, as the answer if time is up before the first chain is found.
 
     Args:
-        costs: a bound on what the evaluator says, by ``law``: ``latency`` for a sum over the stages.
-        price: the evaluator's cost of a plan; infinite where it refuses the plan.
-        stop_s: the monotonic time at which to take what is known by then.
+        costs: a bound on the evaluator's cost, by ``law``: ``latency`` for a sum over the stages.
+        price: the evaluator's cost of a plan; infinite if the plan is not supported.
+        stop_s: the monotonic time at which to return the best plan that is known.
 
     Raises:
         InfeasibleError: no chain fits.

@@ -16,7 +16,7 @@ from optimizer.exact.chain_costs import ChainCosts, concurrent_sets
 from search_spaces.spaces.branch_runs import BranchRuns
 from search_spaces.spaces.branches import BranchGroup
 
-_MOST_ALONE = 12  # branches, the longest ones, that may get a processor of their own where there are more than that
+_MOST_ALONE = 12  # longest branches that may get a processor of their own
 
 
 def branch_greedy(runs: BranchRuns, costs: ChainCosts, main: int) -> list[int]:
@@ -55,7 +55,7 @@ def _group(runs: BranchRuns, group: BranchGroup, costs: ChainCosts, main: int) -
 
 
 def _branch_s(runs: BranchRuns, group: BranchGroup, costs: ChainCosts) -> NDArray[np.float64]:
-    """Return what each branch takes on each processor, shape ``(branches, P)``."""
+    """Return the seconds of each branch on each processor, shape ``(branches, P)``."""
     members = [[o for r in branch for o in runs.runs[r]] for branch in runs.branches(group)]
     return np.array([costs.operator_s[:, operators].sum(axis=1) for operators in members])
 

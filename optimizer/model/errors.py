@@ -1,9 +1,9 @@
 """Errors of outputs on processors of less precision: measured, and a model of them.
 
 Rounding errors of different operators are nearly independent, so their squares add up. The whole network is run on each
-kind of processor; where that is beyond what is allowed, groups of its operators are run there one by one, with all
-others on the most exact kind. Squares are additive, as seconds are: with a multiplier that turns them into seconds,
-dynamic programming finds the fastest chains for an error.
+kind of processor; if its error exceeds the limit, groups of its operators are run there one by one, with all others on
+the most exact kind. Squares are additive, as seconds are: with a multiplier that turns them into seconds, dynamic
+programming finds the fastest chains for an error.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class ErrorProfile:
     squares: Mapping[str, tuple[Size, ...]]
 
     def expected(self, platform: Platform, plan: Plan) -> float:
-        """Return by how much the outputs of a plan are expected to be off, relative."""
+        """Return the expected relative error of a plan's outputs."""
         on = ((self.squares.get(platform[stage.processor].like, ()), stage.operators) for stage in plan.stages)
         return math.sqrt(sum(squares[o] for squares, operators in on if squares for o in operators))
 
     def optima(self, graph: Graph, costs: ChainCosts, most_error: float, most_stages: int) -> list[Plan]:
-        """Return the fastest chains by the model whose expected error is allowed, the best first, with few others."""
+        """Return chains that the model finds fast and whose expected error is allowed, fastest first."""
         rows = np.array([self.squares.get(p.like, (0.0,) * len(graph.operators)) for p in costs.platform.processors])
         if rows.sum(axis=1).max() <= most_error**2:
             return []
@@ -89,7 +89,7 @@ def error_profile(
     most_error: float,
     progress: Callable[[str], None] = lambda _: None,
 ) -> ErrorProfile:
-    """Measure the errors of the kinds of processors that take the whole network."""
+    """Measure the errors of the kinds of processors that support the whole network."""
     count = len(graph.operators)
     names = {like: members[0].name for like, members in platform.classes().items()}
     whole = {like: error_of(session, graph, [name] * count) for like, name in names.items()}
@@ -111,7 +111,7 @@ def error_profile(
 
 
 def error_of(session: Session, graph: Graph, processors: list[str]) -> float | None:
-    """Return the error of the outputs where each operator runs on a processor; None where that cannot be run."""
+    """Return the relative error of the outputs, given each operator's processor; None if that cannot be run."""
     cuts = [o for o in range(1, len(processors)) if processors[o] != processors[o - 1]]
     try:
         with closing(session.load(graph, chain_plan(graph, cuts, [processors[o] for o in (0, *cuts)]))) as candidate:
@@ -122,7 +122,7 @@ def error_of(session: Session, graph: Graph, processors: list[str]) -> float | N
 
 
 def tolerance_line(evaluator: Evaluator, graph: Graph, processors: Sequence[Processor]) -> str:
-    """Return in a sentence which processors of less precision some tolerances would allow, as the whole model shows."""
+    """Return in a sentence which processors of less precision ``TOLERANCES`` allow, by the whole model's errors."""
     measured: list[tuple[float, str, float]] = []
     with evaluator.prepare(Platform("of less precision", tuple(processors))) as session:
         for processor in processors:

@@ -62,7 +62,7 @@ from search_spaces.spaces.rank_space import RankSpace
 from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.space import EnumerableSpace, NeighbourlySpace
 
-# Beyond these, the sampler "auto" chooses better than the model, as soon as a measurement has corrected it.
+# Optima of the model to measure first, without and with the sampler "auto", which corrects the model as it measures.
 _MODEL_OPTIMA = (8, 1)
 _COMPOSED_STEPS = 120  # a prediction of a split plan takes milliseconds
 _PROPOSALS_S, _LEAST_S, _MOST_S = 45.0, 0.05, 0.4
@@ -100,7 +100,7 @@ class StudyObjective:
 
 
 def asked(config: StudyConfig, platform: Platform, session: Session) -> Session:
-    """Return the session to search with: in all states of the platform that a person names.
+    """Return the session to search with: in all states of the platform that ``--state`` names.
 
     Raises:
         UsageError: the session has no states, or no meter or power gives the energy.
@@ -401,7 +401,7 @@ def policies(config: StudyConfig) -> tuple[SamplingPolicy, SamplingPolicy]:
     belongs to the finalists, which are all measured again.
     """
     each_s = min(max(_PROPOSALS_S / config.budget, _LEAST_S), _MOST_S)
-    if find_objective(config.objective[0]).of_blocks:  # whose observations are of many runs each
+    if find_objective(config.objective[0]).of_blocks:  # each observation takes many runs
         named = SamplingPolicy(precision=config.precision, min_runs=2, max_runs=6, warmup_max=2)
         return named, SamplingPolicy(precision=config.precision, min_runs=1, max_runs=4, warmup_max=1)
     named = SamplingPolicy(precision=config.precision, max_s=_MOST_S, min_runs=2)

@@ -32,7 +32,7 @@ _POLICY = SamplingPolicy(precision=0.02, max_s=0.3, min_runs=2, max_runs=30)
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Times of the additive model, per kind of processor (``Processor.like``); infinite where a processor refuses.
+    """Times of the additive model, per kind of processor (``Processor.like``); infinite if not supported.
 
     Attributes:
         operator_s: like → seconds of each operator.
@@ -160,8 +160,8 @@ def profile(
 ) -> Profile:
     """Time every operator on one processor of each kind, and every kind of transfer.
 
-    A refused operator takes infinitely long. A transfer includes the gap between two stages and their copies between
-    the memories of processors.
+    An operator that is not supported takes infinitely long. A transfer includes the gap between two stages and their
+    copies between the memories of processors.
 
     Args:
         known: earlier times of this model on this device, which are not measured again.

@@ -33,7 +33,7 @@ from search_spaces.spaces.cuts import every_layer
 from search_spaces.spaces.rank_space import RankSpace
 
 SLACK = 3.0
-"""Where outputs can be compared, only what is expected to be off by more than this multiple is not run."""
+"""If outputs can be compared, plans with an expected error of up to this multiple of the limit are run."""
 
 UNIFORM = "Tucker, one share for all layers"
 CHAIN = "the best chain without Tucker"
@@ -76,7 +76,7 @@ def rank_profile(
 
 
 def _check_some(space: RankSpace, most_error: float) -> None:
-    """Warn where every convolution alone exceeds the allowed error."""
+    """Warn if every convolution alone exceeds the allowed error."""
     least = min((space.loss(*place) ** 0.5 for place in space.places), default=math.inf)
     if least > most_error:
         _LOGGER.warning(

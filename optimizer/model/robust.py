@@ -18,7 +18,7 @@ from search_spaces.core.states import Robust, parse_states
 from search_spaces.spaces.chain import chain_plan
 
 NOMINAL = "the nominal plan"
-"""The plan that is best where the platform is in its usual state."""
+"""The plan that is best in the platform's usual state."""
 
 
 def in_states(session: Session, platform: Platform, words: tuple[str, ...], robust: Robust) -> StatesSession:

@@ -119,7 +119,7 @@ def model_session(session: Session, graph: Graph, platform: Platform, profiled: 
 
 
 def priced_model(session: Session, platform: Platform, asked: Sequence[Pricing]) -> PricedSession:
-    """Return a predicting session of objectives; time stands for energy that a meter measures."""
+    """Return a predicting session of objectives; busy time replaces energy that only a meter measures."""
     return PricedSession(session, [replace(how, powers=known_weights(how, platform), meter=None) for how in asked])
 
 
@@ -164,7 +164,7 @@ def starts_of(
 
 @dataclass(frozen=True, slots=True)
 class _Chains:
-    """Chains; see :class:`~optimizer.exact.ranks.Shape`."""
+    """Chains, as a :class:`~optimizer.exact.ranks.Shape`."""
 
     graph: Graph
     most: int
@@ -179,7 +179,7 @@ class _Chains:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """Cuts, branches and splits; see :class:`~optimizer.exact.ranks.Shape`."""
+    """Cuts, branches and splits, as a :class:`~optimizer.exact.ranks.Shape`."""
 
     space: SegmentSpace
 

@@ -53,7 +53,7 @@ def split_profile(
     """Return a profile with directly measured times of starting a part and of joining another core.
 
     As differences of two latencies they would drown in noise on large models. Joins are measured in a plan that splits
-    every operator, since a core that waits for half a model would fall asleep.
+    every operator, since a core that waits for half a model would go idle.
 
     Args:
         known: the operators' times; those of processors with memory of their own stay as they are.
@@ -162,8 +162,8 @@ def segment_baselines(
 
     Of branches the procedure of NEST-C (seed 003), and all of them side by side. Of splits CoDL's procedure (seed 002),
     the best splits of one operator each, and each operator split in proportion, as a pool of threads would, by the two
-    cores that are the quickest together. Also the best plans by the model of cuts alone, which lies outside the space
-    where a module is cut twice, and, where there are both, of branches and of splits alone.
+    cores that are the quickest together. Also the best plan of cuts alone by the model, which is outside the space if a
+    module is cut twice, and, if there are both, those of branches and of splits alone.
     """
     model = SegmentModel(space, costs)
     usual = baselines(graph, platform, fastest)

@@ -30,10 +30,10 @@ _MARKS = ("search", "baseline", "model", "above")
 
 
 def campaign_document(folder: Path) -> Document:
-    """Return the report of a campaign; what is not finished is left out and said.
+    """Return the report of a campaign; studies that are not finished are listed without results.
 
     Raises:
-        RunFolderError: see :func:`read_state`.
+        RunFolderError: as :func:`read_state`.
     """
     state = read_state(folder)
     tables = gather(folder, state)
@@ -46,7 +46,7 @@ def campaign_document(folder: Path) -> Document:
         Section("studies", "Studies", tuple(_studies(state, tables))),
         Section("plans", "All plans", tuple(_plans(tables))),
         Section("environment", "Environment", tuple(_environment(state))),
-        Section("again", "How to have it again", tuple(_again(state))),
+        Section("again", "How to repeat it", tuple(_again(state))),
     ]
     return Document(
         title=str(state["name"]),
@@ -110,7 +110,7 @@ def _paper(tables: Tables) -> Iterator[Block]:
 
 
 def _curves(tables: Tables) -> Iterator[Block]:
-    """Compare samplers by how far above the best plan known of a model they are after so many plans."""
+    """Compare samplers by their mean excess over each model's best known plan, against plans tried."""
     samplers = list(dict.fromkeys(named(r["sampler"]) for r in tables.curves))
     if len(samplers) < 2:
         return
@@ -197,7 +197,7 @@ def _explained(tables: Tables) -> Iterator[Block]:
     yield Text(
         "Accesses are estimates from the sizes of tensors, not counts of hardware counters. Each line has an "
         "intercept; “work and memory accesses” has two slopes, so it is never below either. A cost model "
-        "is itself a sum of work and bytes: what it shows is its own law.",
+        "is itself a sum of work and bytes, so its R² only shows that.",
         "note",
     )
     columns = headed("where; models|d", *(Column(f"R² {name}", ".4f") for name in _INDICATORS.values()))

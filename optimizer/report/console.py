@@ -50,22 +50,22 @@ if TYPE_CHECKING:
 _MOST_STAGES_SHOWN = 12
 _MOST_FRONT = 16
 _MOST_NAMED = 4
-_TIMES = 2.0  # from here on people think in factors
+_TIMES = 2.0  # larger ratios are shown as factors, not in per cent
 UNDECIDED = "not decided"
-_TELLING = 25.0  # per cent: a wider interval says nothing
-_NOISE = 0.01  # a difference that the machine makes by itself
+_TELLING = 25.0  # per cent: a wider interval decides nothing
+_NOISE = 0.01  # smaller relative differences are noise of the machine
 _CHANGE = 0.05  # a difference between two blocks of runs that is more than noise
 _PIPE_WIDTH = 110
-_LABEL = 12  # width of what stands before the lines of the answer
+_LABEL = 12  # width of the labels before the lines of the answer
 _NUMBER = re.compile(r"[0-9]+")
 _EVERY_S = 5.0
 
 
 class _PlainConsole(Console):
-    """A console that names from files do not command."""
+    """A console that shows control characters in names as text."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yield the segments of what is shown; only Rich itself writes escape sequences."""
+        """Yield the segments, with escape sequences of Rich only."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 
@@ -80,7 +80,7 @@ def make_console(*, stderr: bool = False, record: bool = False) -> Console:
 
 
 def progress_bar(console: Console, unit: str, clock: ProgressColumn, *first: ProgressColumn, quiet: bool) -> Progress:
-    """Return a bar with how much is done of how many, on a terminal, which vanishes in the end."""
+    """Return a bar with counts done and in all, shown on a terminal only and removed at the end."""
     done = TextColumn("{task.completed:.0f}/{task.total:.0f} " + unit)
     bar = (TextColumn("{task.description}"), BarColumn(bar_width=24), done)
     hidden = quiet or not console.is_terminal
@@ -109,7 +109,7 @@ class ProgressWatcher:
         self._progress.stop()
 
     def message(self, text: str) -> None:
-        """Show what is being done now; into a pipe, what only counts on is written every few seconds."""
+        """Show the current step; into a pipe, a step that differs in numbers only is written every few seconds."""
         self._progress.update(self._task, description=text)
         step, now_s = _NUMBER.sub("", text), time.monotonic()
         new = step != self._step or now_s >= self._written_s + _EVERY_S
@@ -118,11 +118,11 @@ class ProgressWatcher:
             self._step, self._written_s = step, now_s
 
     def warn(self, text: str) -> None:
-        """Print what the person must know above the bar."""
+        """Print a warning above the bar."""
         self._console.print(f"optimize: {text}", markup=False, soft_wrap=True)
 
     def opened(self, run: RunFolder, history: History, space_size: int) -> None:
-        """Take the state of the run folder, and say when a study is resumed."""
+        """Show the state of the run folder, and that a study is resumed."""
         self._history = history
         self._unit = OBJECTIVES.get(run.config.objective[0], LATENCY).shown
         self._progress.update(self._task, completed=history.measured)
@@ -134,7 +134,7 @@ class ProgressWatcher:
             )
 
     def trial(self, trial: Trial) -> None:
-        """Advance the bar, and print the trial where --verbose asks for a line each."""
+        """Advance the bar, and print the trial with --verbose."""
         if self._history is None:
             return
         ranking = self._history.ranking()
@@ -231,7 +231,7 @@ def _against(result: Result, plan: Plan) -> str:
 
 
 def against_text(ratio: Ratio, objective: Objective, *, racing: bool) -> str:
-    """Return how a plan compares with the recommended one; ``racing``: it was there at the end of the final."""
+    """Return how a plan compares with the recommended one; ``racing``: the final compared it to the end."""
     text = slower_text(ratio, objective)
     early = text == UNDECIDED and not racing and ratio.value > 1.0  # after too few rounds for an interval
     return f"about {percent(ratio.value - 1.0)} {objective.larger}" if early else text
@@ -308,7 +308,7 @@ def _stages(result: Result, plan: Plan) -> Table:
 
 
 def _conclusions(result: Result) -> list[_Line]:
-    """Return why this plan in three lines (the answer, its gain over what, the bound), and notes."""
+    """Return labelled lines: the answer, its gain, the bound, and notes."""
     lines = []
     verdict = result.verdict
     if verdict is not None and result.front is not None:
@@ -417,7 +417,7 @@ def _slower(ratio: Ratio, objective: Objective, than: str = "") -> str:
 
 
 def _evidence(result: Result) -> list[str]:
-    """Return what else the final says: plans that break a limit, inferences after a pause, and what it left out."""
+    """Return notes of the final: faster plans that break a limit, inferences after a pause, plans left out."""
     verdict = result.verdict
     if verdict is None or result.front is not None:
         return []
@@ -443,7 +443,7 @@ def _evidence(result: Result) -> list[str]:
 
 
 def _bound(result: Result) -> str:
-    """Return how far the best plan can be from the best possible one, as far as the model knows."""
+    """Return how far the best plan can be from the best possible one, by the model."""
     bounds, gap = result.bounds, result.gap
     if bounds is None or gap is None:
         return ""
@@ -467,7 +467,7 @@ def _bound(result: Result) -> str:
 
 
 def _disturbances(result: Result) -> list[str]:
-    """Return what the machine did that a reader of the numbers should know."""
+    """Return notes about the runtime's placements and disturbances of the machine."""
     found = [*(f"{name}: {text}" for name, text in result.placements.items()), *result.disturbances]
     verdict = result.verdict
     if verdict is not None and not result.predicted and abs(math.log(verdict.scale)) > math.log1p(_CHANGE):
@@ -506,7 +506,7 @@ def crossing(graph: Graph, operators: Sequence[int]) -> str | None:
 
 
 def describe_operators(graph: Graph, operators: Sequence[int]) -> str:
-    """Return ``0 to 9: 7 CONV_2D, 3 MAX_POOL_2D``; indices are half-open nowhere a person reads."""
+    """Return ``0 to 9: 7 CONV_2D, 3 MAX_POOL_2D``; both ends are included."""
     counts = Counter(graph.operators[index].kind for index in operators)
     kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common(3)) + (", …" if len(counts) > 3 else "")
     first, last = operators[0], operators[-1]

@@ -49,11 +49,11 @@ class Point:
     """A plan that was measured.
 
     Attributes:
-        number: how many different plans had been tried, itself included.
+        number: distinct plans tried so far, itself included.
         latency_s: the median.
         best_s: the least median up to here.
-        predicted_s: what the model of single operators gives it; None where it gives nothing.
-        raced: whether it was stopped early, so that its latency is a rough one.
+        predicted_s: by the model of single operators; None if that has no prediction.
+        raced: whether it was stopped early, so that its latency is rough.
     """
 
     number: int
@@ -71,7 +71,7 @@ class Bar:
     """A timeline to draw.
 
     Attributes:
-        name: whose it is.
+        name: of the plan.
         source: ``measured`` or ``predicted``.
         inferences: of a stream, which inference each event is of; empty for a single one.
     """
@@ -93,14 +93,14 @@ class Spread:
 
 @dataclass(frozen=True)
 class Study:
-    """A finished study, as its run folder has it.
+    """A finished study, as read from its run folder.
 
     Attributes:
         result: the document of ``--json``.
         trials: those that tried a plan for the first time, in order; baselines outside the space come first.
         graph: the model, or None where it cannot be read any more.
-        missing: why not, or "".
-        device: all that may change a number of its session; empty where an earlier version did not write it down.
+        missing: why the model cannot be read, or "".
+        device: all that may change a number of its session; empty if it was not recorded.
         joined: the models of a study of several, where they can be read.
     """
 
@@ -129,7 +129,7 @@ class Study:
 
     @cached_property
     def best(self) -> Plan:
-        """The plan to use."""
+        """The recommended plan."""
         return Plan.from_json(self.result["best"]["plan"])
 
     @property
@@ -144,14 +144,14 @@ class Study:
 
     @property
     def device_name(self) -> str:
-        """The device that was measured, or predicted; of this machine with its CPU."""
+        """The device that was measured or predicted; with the name of the CPU if it is this machine."""
         name = self.platform.name
         if self.predicted or self.device.get("evaluator") not in HOSTED:
             return name
         return f"{name} ({dict(self.manifest.get('machine', {})).get('cpu', 'unknown CPU')})"
 
     def model_of(self, stage: Stage) -> tuple[str, Graph | None, tuple[int, ...]]:
-        """Return whose operators a stage runs: the name of the model among several, its graph, and their numbers."""
+        """Return the model that a stage is of: its name among several, its graph, and the operators' numbers in it."""
         if self.joined is None:
             return "", self.graph, stage.operators
         component = self.joined.components[self.joined.component_of[stage.operators[0]]]
@@ -249,7 +249,7 @@ def best_by_stages(found: tuple[Point, ...]) -> dict[int, float]:
 
 
 def spreads(study: Study) -> tuple[Spread, ...]:
-    """Return the samples of the baselines, of the best plan, and of the plan that came nearest where it is another."""
+    """Return the samples of the baselines, and of the recommended or the next best plan."""
     known = ((name, entry["latency_ms"]) for name, entry in study.result["baselines"].items())
     found = [Spread(name, Samples(tuple(v / 1e3 for v in ms["values"]))) for name, ms in known if ms is not None]
     if (challenger := _challenger(study)) is not None:
@@ -261,7 +261,7 @@ def spreads(study: Study) -> tuple[Spread, ...]:
 
 
 def _challenger(study: Study) -> tuple[str, Plan] | None:
-    """Return the plan that is drawn beside the reference, and what it is called."""
+    """Return the name and the plan that is drawn beside the reference."""
     verdict = study.verdict
     if verdict is None or verdict.challenger is None:
         return None
@@ -288,7 +288,7 @@ def _both(study: Study, name: str, plan: Plan) -> Iterator[Bar]:
 
 
 def _bar(study: Study, name: str, source: Literal["measured", "predicted"], plan: Plan, found: Timeline) -> Bar:
-    """Return a timeline to draw: of a study of the throughput, that of inferences that follow each other."""
+    """Return a timeline to draw; in a study of throughput it is a stream of inferences."""
     index = {p.name: i for i, p in enumerate(study.platform.processors)}
     events = {e.stage: e for e in found.events}
     if study.objective.law != "period" or study.graph is None or set(events) != set(range(len(plan.stages))):
@@ -311,7 +311,7 @@ def _bar(study: Study, name: str, source: Literal["measured", "predicted"], plan
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """Return the document of ``--json`` of a finished study; numbers of any objective stand under the latency's names.
+    """Return the document of ``--json`` of a finished study; numbers of any objective have the keys of latencies.
 
     Raises:
         RunFolderError: the study is not finished, damaged, or written by a newer version.
@@ -330,7 +330,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def _as_latencies(result: dict[str, Any]) -> None:
-    """Give numbers of another objective the names that those of the latency have; ``objective`` has their unit."""
+    """Rename the keys of another objective's numbers to those of latencies; ``objective`` tells their unit."""
     objective = objective_of(result)
     if objective == LATENCY:
         return
@@ -341,7 +341,7 @@ def _as_latencies(result: dict[str, Any]) -> None:
 
 
 def objective_of(result: Mapping[str, Any]) -> Objective:
-    """Return what a result's numbers are of: the first objective."""
+    """Return the first objective of a result, which its numbers are of."""
     name = str(result.get("objective", "latency"))
     with suppress(UsageError):
         return find_workload_objective(name) if "workload" in result else find_objective(name)
@@ -349,7 +349,7 @@ def objective_of(result: Mapping[str, Any]) -> Objective:
 
 
 def _models(config: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[Graph | None, JoinedGraph | None, str]:
-    """Return the model, or of several what joins them, where they are still what they were; else why there is none."""
+    """Return the model, or the joined graph of several, if their digest is unchanged; else the reason."""
     if "model" not in config:
         return None, None, f"{CONFIG} is missing or damaged"
     source, joined = str(config["model"]), None
@@ -364,7 +364,7 @@ def _models(config: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[Graph
     except OptimizeError as error:
         return None, None, str(error)
     if found.digest != result["model"]["digest"]:
-        return None, None, f"{source} is another model now"
+        return None, None, f"{source} has changed since the study"
     return (None, joined, "") if joined is not None else (found, None, "")
 
 
@@ -385,7 +385,7 @@ def _model(config: Mapping[str, Any], source: str, given: Mapping[str, Any]) -> 
 
 
 def recorded_platform(data: Mapping[str, Any]) -> Platform:
-    """Return a platform that a document of ours holds."""
+    """Return the platform in a result's document."""
     return Platform(
         str(data["name"]),
         tuple(

@@ -12,7 +12,7 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A paragraph; ``strong`` ones are the answer itself, ``note`` ones are small print."""
+    """A paragraph; its style is ``answer`` for the answer itself, ``note`` for small print."""
 
     text: str
     style: str = ""
@@ -51,8 +51,7 @@ class Table:
     """Rows under columns.
 
     Attributes:
-        group: how many of the first columns say the same in rows that belong together; only the first of these rows
-            shows it.
+        group: how many of the first columns are left empty where they repeat the row above.
     """
 
     caption: str
@@ -62,11 +61,11 @@ class Table:
 
     @property
     def used(self) -> tuple[int, ...]:
-        """The columns that have something to say."""
+        """Indices of the columns that are not empty."""
         return tuple(i for i in range(len(self.columns)) if any(row[i] not in {None, ""} for row in self.rows))
 
     def cells(self) -> Iterator[tuple[str, ...]]:
-        """Yield each row as a person reads it."""
+        """Yield each row as formatted text."""
         before: tuple[Cell, ...] | None = None
         for row in self.rows:
             same = 0
@@ -96,8 +95,8 @@ class Figure:
     Attributes:
         name: of its files, without ending.
         svg: an ``<svg>`` element whose colours are those of the page (``var(--…)``).
-        caption: what is to be seen.
-        table: the same as numbers, for those who cannot see it and for those who want to compute.
+        caption: what it shows.
+        table: the same as numbers.
         wide: whether it keeps its own size and scrolls.
     """
 
@@ -128,7 +127,7 @@ class Document:
         title: of the page.
         subtitle: what it is about, in a line.
         sections: the answer first.
-        files: relative path → content of what is written beside it, as JSON text.
+        files: relative path → JSON text of each file that is written beside the report.
     """
 
     title: str
@@ -143,7 +142,7 @@ class Document:
 
 
 def shown(cell: Cell, form: str) -> str:
-    """Return a cell as a person reads it."""
+    """Return a cell as formatted text."""
     if cell is None:
         return "–"
     if isinstance(cell, str):

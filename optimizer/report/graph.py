@@ -54,7 +54,7 @@ _FAMILIES = (*_FAMILY_KINDS, _ELEMENTWISE, _GROUPED, _UNKNOWN)
 
 
 def check_picture(path: Path) -> None:
-    """Refuse a file that is no picture, before any work is done for it.
+    """Check the ending of a picture's file, before any work is done for it.
 
     Raises:
         UsageError: the name does not end in ``.svg`` or ``.html``.
@@ -104,7 +104,7 @@ def render_svg(found: Inspection) -> str:
 
 
 def _style() -> str:
-    """Return colours and strokes; those of the families keep apart for the colour-blind, on light and on dark."""
+    """Return the style sheet; families' colours are distinct for the colour-blind, on light and on dark."""
     return (Path(__file__).parent / "graph.css").read_text(encoding="utf-8")
 
 
@@ -125,7 +125,7 @@ def tensor_text(tensor: Tensor) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """What one operator hands to another.
+    """A line for the tensors that one operator writes and another reads.
 
     Attributes:
         origin: row of the operator that writes, or :data:`CALLER`.
@@ -231,13 +231,13 @@ def _any_between(rows: Sequence[int], first: int, last: int) -> bool:
 
 
 def _is_free(used: dict[tuple[int, int], tuple[int, int]], track: tuple[int, int], origin: int) -> bool:
-    """Return whether a wire from ``origin`` may enter a lane; wires of one origin share it, others follow it below."""
+    """Return whether a wire from ``origin`` may enter a track; wires of one origin share it, others follow below."""
     before = used.get(track)
     return before is None or before[0] == origin or before[1] <= origin
 
 
 def _track(used: dict[tuple[int, int], tuple[int, int]], column: int, origin: int) -> tuple[int, int]:
-    """Return the track beside a column that has this origin already, or the nearest that is free."""
+    """Return the track beside a column that wires of this origin use already, or the nearest free one."""
     tracks = list(takewhile(used.__contains__, ((column, track) for track in count(1))))
     own = (track for track in tracks if used[track][0] == origin)
     free = (track for track in tracks if used[track][1] <= origin)
@@ -300,7 +300,7 @@ class _Picture:
 
 
 def _legend_lines(found: Inspection, width: float) -> Iterator[tuple[tuple[int, str], ...]]:
-    """Yield the legend's entries, as many a line as fit: the family's number, and its kinds with their counts."""
+    """Yield lines of the legend, each with as many entries as fit: a family's number, and its kinds with counts."""
     kinds: dict[str, Counter[str]] = {}
     for index, operator in enumerate(found.graph.operators):
         kinds.setdefault(_family(found, index), Counter())[operator.kind] += 1
@@ -319,7 +319,7 @@ def _legend_lines(found: Inspection, width: float) -> Iterator[tuple[tuple[int, 
 
 
 def _text_width(text: str) -> float:
-    """Return about the width of a text in the 11 px proportional font, in a wide one rather than a narrow one."""
+    """Return a text's estimated width in the 11 px proportional font, for a wide font."""
     return sum(7.6 if c.isupper() else 6.2 for c in text)
 
 

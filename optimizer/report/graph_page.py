@@ -1,6 +1,6 @@
-"""A page around a graph's picture: zoom and pan, and the same facts as tables. One file, nothing is loaded from afar.
+"""A page around a graph's picture: zoom and pan, and the same facts as tables. One file that loads nothing else.
 
-Without scripts the picture still scrolls and the tables stand; the script adds zoom, dragging and sorting.
+Without scripts the picture still scrolls and the tables are complete; the script adds zoom, dragging and sorting.
 """
 
 from __future__ import annotations

@@ -49,5 +49,5 @@ def _table(table: Table) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return text that stands in Markdown as it is."""
+    """Return text in one line, escaped for Markdown."""
     return " ".join(text.split()).translate(_SPECIAL)

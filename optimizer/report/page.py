@@ -45,8 +45,8 @@ def page(
     """Return an HTML document that needs nothing else.
 
     Args:
-        parts: id on the page → what it is called, for the links at the top.
-        body: HTML, as it is.
+        parts: id on the page → text of its link at the top.
+        body: HTML.
         script: the only one that the browser may run.
     """
     links = "\n".join(f'<a href="#{name}">{escape(text)}</a>' for name, text in parts.items())

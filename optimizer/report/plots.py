@@ -16,7 +16,7 @@ _FAMILIES = (("baseline", "baselines"), ("model", "best of the model"), ("search
 _LONGEST_NAME = 36
 _ABOVE = ("above", "above the scale")
 _FAR_PREDICTED = 4.0
-_FAR = 1.5  # times the least latency; what takes longer is no candidate, and would flatten all others
+_FAR = 1.5  # times the least latency; slower plans would flatten the scale
 
 
 def timelines(bars: Sequence[Bar], kinds: Sequence[str]) -> str:
@@ -64,7 +64,7 @@ def timelines(bars: Sequence[Bar], kinds: Sequence[str]) -> str:
 
 def _lanes(bar: Bar) -> list[str]:
     named = (*(stage.processor for stage in bar.plan.stages), *(e.processor for e in bar.timeline.events))
-    busy = {e.processor for e in bar.timeline.events}  # a plan may also name pools, which are no processors
+    busy = {e.processor for e in bar.timeline.events}  # a plan may also name pools, which are not processors
     return [lane for lane in dict.fromkeys(named) if lane in busy]
 
 
@@ -209,7 +209,7 @@ def forest(rows: Sequence[tuple[str, float, float, float]], label: str) -> str:
 
     Args:
         rows: name, ratio, and the ends of its interval.
-        label: what the ratios are.
+        label: of the axis of ratios.
     """
     row = 26.0
     height = row * len(rows) + 60

@@ -30,7 +30,7 @@ _FIGURES = {
     "missed": "misses",
     "turned away": "rejected",
 }
-_SELDOM = {"longest_ms": "worst_ms", "misses": "", "rejected": ""}  # shown where some differ from this, or from 0
+_SELDOM = {"longest_ms": "worst_ms", "misses": "", "rejected": ""}  # shown if a value differs from this key's, or 0
 _MOST_OPERATORS = 1500  # of a graph that is drawn: beyond, the picture alone would be megabytes
 
 
@@ -216,7 +216,7 @@ def _why(study: Study) -> Iterator[Block]:
 
 
 def _workload(result: Mapping[str, Any]) -> Iterator[Block]:
-    """Yield tables of what came of each plan of several models, and of each model's own latency."""
+    """Yield tables of the outcome of each plan of several models, and of each model's own latency."""
     workload = result.get("workload")
     if not workload or not workload["outcomes"]:
         return
@@ -253,7 +253,7 @@ def _workload(result: Mapping[str, Any]) -> Iterator[Block]:
 
 
 def _known_by(entry: Mapping[str, Any]) -> str:
-    """Return in a word how it is known how far a decomposed model's outputs are off."""
+    """Return the source of a decomposed model's error."""
     if not entry.get("decomposable", True):
         return "it cannot be decomposed"
     if entry["error"] is None:
@@ -391,7 +391,7 @@ def _graph(study: Study) -> Iterator[Block]:
         f"{','.join(f'#op-{o} rect.f' for o in stage.operators)}{{fill:{part_colour(index)}}}"
         for index, stage in enumerate(study.best.stages)
     )
-    rules += ".graph{background:none}.graph>.s{fill:none}"  # the page's own shows where there is more to scroll to
+    rules += ".graph{background:none}.graph>.s{fill:none}"  # the page's own background shows that it scrolls
     svg = render_svg(inspect_graph(graph)).replace("</style>", f"{rules}</style>", 1)
     legend = "; ".join(f"stage {i} on {s.processor}" for i, s in enumerate(study.best.stages[:12]))
     more = ", …" if len(study.best.stages) > 12 else ""
@@ -437,7 +437,7 @@ def _again(study: Study) -> Iterator[Block]:
 
 
 def _how(study: Study) -> str:
-    """Return what numbers of plans are, with their unit."""
+    """Return the heading of plans' numbers, with their unit."""
     return f"{'predicted' if study.predicted else 'median'}, {study.objective.shown}"
 
 

@@ -28,7 +28,7 @@ COLOURS = {
 }
 FONT = 'system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,"DejaVu Sans",sans-serif'
 PARTS = 8
-_CHARACTER = 7.0  # about what a character of the 12 px font is wide
+_CHARACTER = 7.0  # estimated width of a character of the 12 px font, px
 
 
 def part_colour(index: int) -> str:
@@ -78,8 +78,8 @@ class Plot:
 
     Attributes:
         name: unique on the page.
-        title: what it is, for those who hear it.
-        description: what it shows.
+        title: what it is, for screen readers.
+        description: what it shows, for screen readers.
     """
 
     name: str

@@ -26,8 +26,8 @@ def node_data(
     operators are known there is a layer of them for each processor, all on one scale of colours.
 
     Args:
-        costs: what operators take on each processor.
-        stage_s: what the stages took.
+        costs: of operators on each processor.
+        stage_s: measured seconds of the stages.
     """
     names = {
         o: graph.tensors[operator.outputs[0]].name for o, operator in enumerate(graph.operators) if operator.outputs

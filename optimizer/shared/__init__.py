@@ -1,1 +1,1 @@
-"""Studies that several workers share: who measures what, their loop, and the storage between them."""
+"""Studies that several workers share: claims and results, the workers' loop, and the storage."""

@@ -1,4 +1,4 @@
-"""The loop of a worker that shares its study: claim, measure, write down, and take up what the others found."""
+"""The loop of a worker that shares its study: claim, measure, record, and take over the others' results."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _POLL_S = 0.2
 class SharedLoop(Loop):
     """The loop of one of several workers; the budget is that of all of them together.
 
-    What is proposed depends on who was faster, so that a study of several workers cannot be repeated to the letter.
+    Proposals depend on which worker was faster, so a study of several workers cannot be repeated exactly.
 
     Attributes:
         shared: the study.
-        worker: a number of this worker, so that it draws otherwise than the others.
+        worker: a number of this worker, which seeds its sampler.
     """
 
     shared: SharedStudy = field(kw_only=True)
     worker: int = field(kw_only=True)
 
     def run_outside(self, plans: Iterable[Baseline]) -> None:
-        """Measure baselines that the space does not hold and nobody has measured yet; wait for the others' results."""
+        """Measure baselines outside the space that no worker has measured yet; wait for the others' results."""
         waiting = {baseline.plan.digest: baseline for baseline in plans}
         while True:
             self._take_up(None)
@@ -59,7 +59,7 @@ class SharedLoop(Loop):
         if problem is not None:
             fits = problem.fits
             problem = replace(problem, fits=lambda plan: plan.digest not in self.shared.pending and fits(plan))
-        # An order of its own for each worker: in one and the same they would all want the same plan each time.
+        # With one seed for all, the workers would propose the same plans at the same time.
         sampler = self._sampler(problem, int(np.random.SeedSequence([self.seed, self.worker]).generate_state(1)[0]))
         while True:
             if self._take_up(sampler) or not known:
@@ -68,7 +68,7 @@ class SharedLoop(Loop):
             if self.history.measured >= most or self.proven or time.monotonic() >= self.end_s:
                 return self.history.measured + known >= cardinality
             if self.history.measured + len(self.shared.pending) >= most:
-                time.sleep(_POLL_S)  # the last plans are with others, who may yet die
+                time.sleep(_POLL_S)  # others measure the last plans, and may die
                 continue
             self._propose(sampler)
 
@@ -87,7 +87,7 @@ class SharedLoop(Loop):
         self._claimed(replace(trial, number=-1), "trial", race=self._proposed(trial.origin))
 
     def _claimed(self, trial: Trial, kind: str, *, race: bool) -> None:
-        """Claim a trial's plan, measure it and write down what came of it; somebody else may have been faster."""
+        """Claim a trial's plan, measure it and record the result; nothing if another worker claimed it first."""
         distributions = self.history.distributions if kind == "trial" else {}
         room = self.budget if kind == "trial" else None
         claim = self.shared.claim(trial.plan.digest, kind, trial.params, distributions, room)
@@ -104,12 +104,12 @@ class SharedLoop(Loop):
         self.shared.finish(claim, {**found.to_json(), "values": self.history.value_of(found)})
 
     def _take_up(self, sampler: StudySampler | None) -> bool:
-        """Take up what anybody has finished since the last look, own trials included; return whether there was any."""
+        """Add all trials that finished since the last call, own ones included; return whether there were any."""
         found = self.shared.look()
         for kind, record in found:
             trial = self.history.trial_of(record)
             if trial.plan.digest in self.history.known:
-                continue  # it was in our log, or a race was lost by a hair
+                continue  # it was in our log, or two workers measured it
             self.log.append(kind, record)
             if kind == "baseline":
                 self.history.add_outside(trial)

@@ -1,4 +1,4 @@
-"""Storages that several workers share, by URL: SQLite, PostgreSQL, or a server that stands before one of them.
+"""Storages that several workers share, by URL: SQLite, PostgreSQL, or a server in front of one of them.
 
 ::
 
@@ -7,7 +7,7 @@
     grpc://127.0.0.1:13000, grpc://NAME       extra "grpc"; the server is `optimize storage`, elsewhere one of the
                                               ``storages`` of :mod:`evaluators.remote.devices`
 
-What a storage holds is Optuna's own tables, so that its dashboard shows the study while it runs.
+A storage holds Optuna's own tables, so that its dashboard shows the study while it runs.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ Found = TypeVar("Found")
 
 
 def check_url(url: str) -> str:
-    """Return a URL as it may stand in files.
+    """Return a storage URL, checked so that it may be written to files.
 
     Raises:
-        UsageError: it is not a storage URL that we know, or has a password in it.
+        UsageError: it is not a URL of a known kind of storage, or has a password in it.
     """
     parts = urlsplit(url)
     if parts.scheme not in _SCHEMES or (parts.scheme != "sqlite" and not parts.hostname):
@@ -57,11 +57,11 @@ def check_url(url: str) -> str:
 
 
 def open_storage(url: str, heartbeat_s: int = HEARTBEAT_S, patience_s: float = PATIENCE_S) -> BaseStorage:
-    """Open a storage, and make its tables where they are missing.
+    """Open a storage, and make its tables if they are missing.
 
     Args:
-        heartbeat_s: between two signs of life of a worker.
-        patience_s: how long to wait for a server that does not answer.
+        heartbeat_s: seconds between heartbeats of a worker.
+        patience_s: seconds to wait for a server that does not answer.
 
     Raises:
         UsageError: the URL is wrong.
@@ -82,11 +82,11 @@ def _tables(url: str, heartbeat_s: int) -> BaseStorage:
     engine: dict[str, Any] = {"connect_args": {"timeout": 60}}
     if url.startswith("postgresql://"):
         url = url.replace("postgresql://", "postgresql+psycopg://", 1)
-        # A connection of before the server was started anew must not fail the first question after.
+        # A connection from before a restart of the server must not fail the first query after it.
         engine = {"pool_pre_ping": True, "pool_size": 4, "connect_args": {"connect_timeout": 5}}
     beats: dict[str, Any] = {"heartbeat_interval": heartbeat_s, "grace_period": SILENT_BEATS * heartbeat_s}
     with warnings.catch_warnings(), needs_extra("PostgreSQL", "postgres"):
-        warnings.simplefilter("ignore")  # heartbeats are called experimental: our choice, not the user's concern
+        warnings.simplefilter("ignore")  # Optuna calls heartbeats experimental
         return get_storage(RDBStorage(url, engine_kwargs=engine, **beats))
 
 
@@ -129,9 +129,9 @@ def _proxy(url: str) -> BaseStorage:
 
 
 def patiently(call: Callable[[], Found], what: str, patience_s: float = PATIENCE_S) -> Found:
-    """Return what a call gives, made again while the server of the storage is away.
+    """Return the result of a call, which is repeated while the storage's server does not answer.
 
-    The call must be one that may be made twice: the first may have been carried out, and only its answer lost.
+    The call must be idempotent: the first one may have been carried out, and only its answer lost.
 
     Raises:
         UnavailableError: the server did not come back in time.
@@ -149,9 +149,9 @@ def patiently(call: Callable[[], Found], what: str, patience_s: float = PATIENCE
                         f"{what} rejected a request: {_reason(error)}", "check how it was started"
                     ) from error
                 strange = isinstance(error, (ValueError, TypeError, RecursionError)) or type(error) is LookupError
-                if strange:  # rows that somebody else wrote
+                if strange:  # rows that another program wrote
                     found = type(error).__name__
-                    raise UsageError(f"{what}: what it holds cannot be read ({found})", "give another study") from error
+                    raise UsageError(f"{what}: its content cannot be read ({found})", "give another study") from error
                 raise
             if why := _no_file(error):
                 hint = "give a database of SQLite, or a new file, where you can write"
@@ -159,7 +159,7 @@ def patiently(call: Callable[[], Found], what: str, patience_s: float = PATIENCE
             if time.monotonic() > end_s:
                 hint = "check that its server runs"
                 raise UnavailableError(f"{what} does not answer: {_reason(error)}", hint) from error
-        time.sleep(pause_s * (0.5 + random.random()))  # noqa: S311 - so that workers do not come all at once
+        time.sleep(pause_s * (0.5 + random.random()))  # noqa: S311 - so that workers do not retry all at once
         pause_s = min(2.0 * pause_s, _LONGEST_PAUSE_S)
 
 
@@ -169,7 +169,7 @@ def _reason(error: Exception) -> str:
 
 
 def _passes(error: Exception) -> bool:
-    """Tell whether an error is one of the way to the storage, rather than of the question."""
+    """Return whether an error is one of the connection, which may pass, and not of the request."""
     from optuna.exceptions import StorageInternalError
     from sqlalchemy.exc import DBAPIError
 
@@ -187,7 +187,7 @@ def _code(error: Exception) -> str:
 
 
 def _no_file(error: Exception) -> str:
-    """Return why SQLite cannot use its file, whoever waits for it; "" where that is not the matter."""
+    """Return why SQLite cannot use its file, which no waiting mends; "" for other errors."""
     cause = error.__cause__ or error
     found = getattr(cause, "orig", None) or cause
     wrong = ("unable to open database file", "file is not a database", "attempt to write a readonly database")

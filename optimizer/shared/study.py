@@ -1,14 +1,12 @@
-"""A study that several workers share: who measures which plan, and what came of it.
+"""A study that several workers share: claims of plans, and their results.
 
-A worker claims a plan by a running trial that carries the plan's digest. Of several claims of one plan that of the
-lowest number stands, so two workers that claim at once agree on who measures without a word. What was measured is
-written into the trial before its state is, and whoever meets such a trial sets the state: a worker that dies in between
-has lost nothing. Claims of the dead are found by Optuna's heartbeats, which under ask and tell do not run by
-themselves: a thread of ours gives them, and every look at the study fails the trials whose worker fell silent. Their
-plans are free again.
+A worker claims a plan by a running trial that carries the plan's digest. Of several claims of one plan the trial with
+the lowest number wins, so workers that claim at once agree without messages. A result is written into the trial as a
+record before the trial's state is set, and any worker that finds such a trial sets the state: a worker that dies in
+between has lost nothing. Optuna's heartbeats find dead workers. Under ask and tell Optuna does not send them, so a
+thread here does, and every :meth:`SharedStudy.look` fails the trials whose worker fell silent, which frees their plans.
 
-A claim is one write. A result is one, too, the record that stands, after which Optuna's storages want the state by
-itself.
+A claim is one write. A result is one write, too, the record; Optuna's storages set the state separately.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ KINDS = ("trial", "baseline")
 
 # What a worker decides for itself; all else is the study's.
 _OWN = ("minutes", "study", "out", "storage", "device", "heartbeat", "warm_start")
-# What a number means, and which plans there are: in these all workers agree.
+# Settings that define values and plans: all workers must agree on them.
 _AGREED = ("evaluator", "objective", "max_stages", "allow", "state", "robust", "power")
 
 Found = TypeVar("Found")
@@ -70,18 +68,18 @@ class Claim:
 
 
 class SharedStudy:
-    """A study in a storage, as one worker sees it. For one thread, beside which another gives signs of life.
+    """A study in a storage, as one worker sees it. For one thread; a second one sends heartbeats.
 
     Args:
-        storage: see :mod:`optimizer.shared.storage`.
+        storage: one that :func:`~optimizer.shared.storage.open_storage` returned.
         name: of the study.
-        worker: a name of this worker that no other has.
-        heartbeat_s: between two signs of life.
+        worker: a unique name of this worker.
+        heartbeat_s: seconds between heartbeats.
         objectives: how many values each of its trials has, all minimised.
 
     Attributes:
-        pending: digest of each plan that somebody measures now, and its parameters as that one wrote them.
-        lost: how many measurements of this worker came too late, since it had been given up.
+        pending: digest → parameters of each plan that a worker measures now.
+        lost: how many results of this worker came too late, after its trial had been failed.
     """
 
     def __init__(
@@ -100,7 +98,7 @@ class SharedStudy:
         self._heartbeat_s = heartbeat_s
         self._objectives = objectives
         self._id = self._patiently(lambda: self._study_id(name, [StudyDirection.MINIMIZE] * objectives))
-        self._study = self._patiently(lambda: Study(study_name=name, storage=storage))  # which asks the storage
+        self._study = self._patiently(lambda: Study(study_name=name, storage=storage))  # it queries the storage
         self._seen: set[int] = set()
         self._first_seen: dict[int, float] = {}
         self._mine: int | None = None
@@ -120,27 +118,26 @@ class SharedStudy:
         return patiently(call, "the storage", self._patience_s)
 
     def close(self) -> None:
-        """Stop giving signs of life."""
+        """Stop the heartbeats."""
         self._closed.set()
         self._beat.join()
 
     def fact(self, key: str, make: Callable[[], Any]) -> Any:
-        """Return a fact on the study that all workers share; where there is none yet, it is made and kept."""
+        """Return a value that all workers of the study share; the first worker makes and stores it."""
 
         def known() -> dict[str, Any]:
             return self._patiently(lambda: self._storage.get_study_user_attrs(self._id))
 
         if key not in known():
             made = make()
-            if key not in known():  # nobody else has made it meanwhile
+            if key not in known():  # no other worker has made it meanwhile
                 self._patiently(lambda: self._storage.set_study_user_attr(self._id, key, made))
         return known()[key]
 
     def look(self) -> list[tuple[str, Mapping[str, Any]]]:
-        """Return kind and record of what was finished since the last look, by anybody, in the order of numbers.
+        """Return kind and record of each trial that any worker finished since the last call, by trial number.
 
-        On the way trials whose worker has died are failed, and those that a dead worker had all but finished are
-        finished.
+        Trials whose worker has died are failed first, or finished if their record was written.
         """
         found = []
         self._fail_stale()
@@ -172,7 +169,7 @@ class SharedStudy:
         distributions: Mapping[str, BaseDistribution],
         room: int | None = None,
     ) -> Claim | None:
-        """Claim a plan; None where somebody else has it, or there is no room for another trial.
+        """Claim a plan; return None if another worker has it, or there is no room for another trial.
 
         Args:
             room: how many trials of kind ``trial`` the study may have at most.
@@ -183,7 +180,7 @@ class SharedStudy:
         trials = self._trials()
         mine = [t for t in trials if t.user_attrs.get(CLAIM) == token]
         first = mine[0]
-        self._mine = first._trial_id  # noqa: SLF001 - which is signed at the next beat
+        self._mine = first._trial_id  # noqa: SLF001 - for the next heartbeat
         for other in mine[1:]:  # made when the answer to the first attempt was lost
             self._yield(other._trial_id)  # noqa: SLF001
         before = [t for t in trials if t.number < first.number and _counts(t)]
@@ -195,7 +192,7 @@ class SharedStudy:
         return Claim(first._trial_id, first.number, digest)  # noqa: SLF001
 
     def finish(self, claim: Claim, record: Mapping[str, Any]) -> None:
-        """Write down what came of a claim; nothing is written where this worker had been given up meanwhile.
+        """Write the result of a claim; nothing is written if its trial has been failed meanwhile.
 
         Args:
             record: plain values. ``values`` go to Optuna, one for each objective, or None for a failure;
@@ -235,7 +232,7 @@ class SharedStudy:
         self._storage.create_new_trial(self._id, template)
 
     def _settle(self, trial_id: int, record: Mapping[str, Any]) -> None:
-        """Set the attributes and the state that a record stands for; somebody else may have done so."""
+        """Set the attributes and the state that a record implies; another worker may have done so."""
         values = record.get("values")
         state = TrialState.FAIL if values is None else TrialState.COMPLETE
         with suppress(UpdateFinishedTrialError):
@@ -244,7 +241,7 @@ class SharedStudy:
             self._patiently(lambda: self._storage.set_trial_state_values(trial_id, state, values))
 
     def _read(self, trial: FrozenTrial) -> tuple[str, Mapping[str, Any]]:
-        """Return kind and record of a trial, which whoever reaches the storage may have written.
+        """Return kind and record of a trial; they are checked, since any client of the storage may write them.
 
         Raises:
             UsageError: it is no record of this program.
@@ -270,7 +267,7 @@ class SharedStudy:
             self._patiently(lambda: self._storage.set_trial_state_values(trial_id, TrialState.FAIL))
 
     def _sign(self, trial_id: int) -> None:
-        """Give a sign of life; through a proxy, which has none of Optuna's, by an attribute that its server heeds."""
+        """Send a heartbeat; through a proxy, which has none of Optuna's, by an attribute that its server reads."""
         storage = self._storage
         if isinstance(storage, BaseHeartbeat):
             self._patiently(lambda: storage.record_heartbeat(trial_id))
@@ -282,7 +279,7 @@ class SharedStudy:
         while not self._closed.wait(self._heartbeat_s):
             trial_id = self._mine
             if trial_id is not None:
-                with suppress(Exception):  # the worker itself finds out, at its next question
+                with suppress(Exception):  # the worker itself sees the error at its next call
                     self._sign(trial_id)
 
     def _fail_stale(self) -> None:
@@ -292,7 +289,7 @@ class SharedStudy:
             self._patiently(lambda: fail_stale_trials(self._study))
 
     def _adopt(self, trial: FrozenTrial) -> None:
-        """Give a sign of life, once, for a claim that may never have had one: only then it can fall silent."""
+        """Send one heartbeat for a claim that may never have had one: without any it never becomes stale."""
         since_s = self._first_seen.setdefault(trial.number, time.monotonic())
         if 0.0 < since_s < time.monotonic() - SILENT_BEATS * self._heartbeat_s:
             self._sign(trial._trial_id)  # noqa: SLF001
@@ -305,7 +302,7 @@ def _counts(trial: FrozenTrial) -> bool:
 
 
 def _settings_of(storage: BaseStorage, name: str) -> Mapping[str, Mapping[str, Any]]:
-    """Return the settings of a study that somebody has begun.
+    """Return the settings of a study that another worker has begun.
 
     Raises:
         UsageError: there is none of this name.
@@ -324,7 +321,7 @@ def _settings_of(storage: BaseStorage, name: str) -> Mapping[str, Mapping[str, A
 
 
 def checked_settings(found: Any, name: str) -> Mapping[str, Mapping[str, Any]]:
-    """Return the settings of a study as they came from a storage.
+    """Return the settings of a study that were read from a storage, checked.
 
     Raises:
         UsageError: they are no settings of this program.
@@ -355,7 +352,7 @@ def joined(own: Mapping[str, Any]) -> StudyConfig:
         own: what was given on this worker's command line.
 
     Raises:
-        UsageError: there is no such study, or something was given that is not for a worker to say.
+        UsageError: there is no such study, or an option differs from the study's.
         UnavailableError: the storage cannot be reached.
     """
     mine = {name: own[name] for name in _OWN if own.get(name) is not None}
@@ -367,7 +364,7 @@ def joined(own: Mapping[str, Any]) -> StudyConfig:
         known = _settings_of(storage, config.study)
     finally:
         close_storage(storage)
-    # Where a worker writes, and what it measures on, is its own to say.
+    # Each worker chooses where it writes and what it measures on.
     theirs = {name: value for name, value in known["config"].items() if name not in _OWN}
     study = parse_config({**theirs, **mine})
     # The budget's default cannot be recognised here: it is the study's.
@@ -389,7 +386,7 @@ def _plain(value: object) -> object:
 
 @contextmanager
 def sharing(config: StudyConfig, model_digest: str, processors: Sequence[str]) -> Iterator[SharedStudy | None]:
-    """Give the shared study, which is begun if it is new; None where a study is not shared.
+    """Yield the shared study, which is begun if it is new; None if the study is not shared.
 
     Raises:
         UsageError: it is another study than the settings are for.

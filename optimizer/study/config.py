@@ -31,7 +31,7 @@ _STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SHOWN_CHARACTERS = 60
 _MOST_DIGITS = 300  # longer numbers may overflow a float
 _MOST = 10**_MOST_DIGITS
-_REPEATED = ("input_shape", "objective", "power", "state", *GIVEN)  # options that a person may give several times
+_REPEATED = ("input_shape", "objective", "power", "state", *GIVEN)  # options that may be given several times
 
 
 def _order(name: str) -> int:
@@ -46,13 +46,12 @@ class StudyConfig(BaseModel):
         model: name of a built-in model, or path of a ``.tflite`` file; several as ``NAME*4,NAME``, or a workload's
             YAML file (:mod:`search_spaces.core.workload`).
         budget: distinct plans to measure at most.
-        minutes: the search ends after so long; the final comparison follows. None for any.
+        minutes: the search ends after so long; the final comparison follows. None for no limit.
         max_stages: most stages of a plan; None for the space's own limit.
         sampler, evaluator: names in their registries.
-        allow: what plans may do, as ``cuts,branches,splits,ranks``; ``exact`` for all but ranks that model and
-            processors offer (see :func:`with_freedoms`); or a plug-in's space.
-        objective: what is minimised; of several, the plans that none beats in all of them. Of several models
-            ``latency`` is the mean of theirs.
+        allow: freedoms of plans, as ``cuts,branches,splits,ranks``; ``exact`` for all but ranks that model and
+            processors offer (:func:`with_freedoms`); or a plug-in's space.
+        objective: what is minimised; several give their front. Of several models ``latency`` is the mean of theirs.
         seed: the same seed proposes the same plans, given the same measurements.
         precision: target half width of the confidence interval, relative to the median.
         study: name of the study, a safe file name; None for a new one.
@@ -116,7 +115,7 @@ class StudyConfig(BaseModel):
 
     @property
     def given(self) -> Mapping[str, Sequence[str]]:
-        """What models are given, for :func:`search_spaces.core.workload.with_given`."""
+        """Inputs, signatures and custom operators, for :func:`search_spaces.core.workload.with_given`."""
         return {name: getattr(self, name) for name in GIVEN}
 
     @field_validator("model", mode="before")
@@ -193,7 +192,7 @@ class StudyConfig(BaseModel):
                 raise ValueError(f"must be of {', '.join(OBJECTIVES)}{hint}")
         if len(set(value)) != len(value):
             raise ValueError("an objective is named twice")
-        return tuple(sorted(value, key=_order))  # the order in which a person names objectives changes nothing
+        return tuple(sorted(value, key=_order))  # the order of objectives on the command line changes nothing
 
     @field_validator("power", mode="after")
     @classmethod
@@ -229,7 +228,7 @@ def parse_powers(words: Sequence[str]) -> dict[str, float]:
 
 
 def most_stages(config: StudyConfig, operators: int) -> int:
-    """Return the most stages of a plan of a model; a limit that a person set is kept even where it is too large."""
+    """Return the most stages of a plan of a model; a given limit is kept even if the model has fewer operators."""
     if "max_stages" in config.model_fields_set:
         return config.max_stages
     return operators if needs_any_stages(config.allow) else min(config.max_stages, operators)
@@ -238,8 +237,8 @@ def most_stages(config: StudyConfig, operators: int) -> int:
 def with_freedoms(config: StudyConfig, graphs: Iterable[Graph], platform: Platform) -> StudyConfig:
     """Return the settings with the freedoms that ``exact`` stands for on a platform.
 
-    Whoever says how many stages a plan may have, but not what else it may do, is asking for cuts. So is whoever asks
-    for nothing but throughput, energy or memory: work that is shared is no less work.
+    Without ``allow``, a given ``max_stages`` means cuts alone. So do objectives of which none is a latency, as
+    throughput, energy and memory: sharing work between processors does not reduce it.
     """
     unsaid, laws = (
         "allow" not in config.model_fields_set,
@@ -261,10 +260,10 @@ def end_of_search(config: StudyConfig) -> float:
 
 
 def check_effects(values: Mapping[str, Any]) -> None:
-    """Refuse options that were given and that would change nothing.
+    """Check that each given option has an effect.
 
     Raises:
-        UsageError: there is one.
+        UsageError: one has none.
     """
     objective = values.get("objective") or ()
     objectives = objective.split(",") if isinstance(objective, str) else objective
@@ -281,7 +280,7 @@ def parse_config(values: Mapping[str, Any]) -> StudyConfig:
     """Return the settings; options that are None or absent get their defaults.
 
     Raises:
-        UsageError: a value is wrong; the text names the option as a person types it.
+        UsageError: a value is wrong; the message names the option as on the command line.
     """
     try:
         return StudyConfig.model_validate({name: value for name, value in values.items() if value is not None})

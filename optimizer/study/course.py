@@ -33,7 +33,7 @@ from search_spaces.spaces.space import in_space
 
 _PRECISION = 0.005
 _FINAL_S, _FINAL_SHARE, _LEAST_FINAL_S, _DISTURBED_S = 20.0, 0.2, 5.0, 60.0
-_FINAL_OF_TRIAL_S = 0.5  # of the final, for each trial: a budget of 40 has all 20 s, however quick its search was
+_FINAL_OF_TRIAL_S = 0.5  # seconds of the final for each trial of the budget: 40 allow all 20 s
 _PAUSES = 3  # inferences after a pause, of each of two plans
 
 
@@ -44,7 +44,7 @@ class Study:
     Attributes:
         front: of several objectives.
         restored: how many plans the log held.
-        undecided: whether an earlier final of this study was.
+        undecided: whether an earlier final of this study was undecided.
     """
 
     config: StudyConfig
@@ -237,8 +237,8 @@ def _decide(study: Study, search: Search, loop: Loop) -> Verdict:
 def _policy(config: StudyConfig, spent_s: float) -> tuple[FinalPolicy, int]:
     """Return the final's policy, and the inferences after a pause: at most 20 s or a fifth of the study.
 
-    Less after a quick search of a few trials. Two rounds hold the best plan, but not how much faster it is: a gain of
-    3 % took five rounds or more to be sure.
+    Less after a quick search of a few trials. Two rounds find the best plan, but a gain of 3 % took five rounds or more
+    to become significant.
 
     Args:
         spent_s: seconds of the study so far.

@@ -9,14 +9,14 @@ from search_spaces.core.errors import InfeasibleError
 from search_spaces.core.plan import Plan
 
 TRUST = 1.1
-"""Only where the model expects a plan to take longer than this multiple it is left out: models are no more exact."""
+"""Plans are not run if the model predicts more than this multiple of the deadline: models are no more exact."""
 
 _NONE = "no plan meets --deadline {bound}: the best one "
 _LEVER = "allow a longer --deadline, more --max-stages or more --processors"
 
 
 def too_late(deadline_s: float, predict: Callable[[Plan], float], plan: Plan) -> tuple[Violation, ...]:
-    """Return the violation of a plan that clearly misses a deadline under the model; None for any other."""
+    """Return the violation of a plan that clearly misses a deadline under the model; () for any other."""
     expected_s = predict(plan)
     if expected_s <= TRUST * deadline_s:
         return ()

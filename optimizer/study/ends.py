@@ -18,10 +18,10 @@ _KINDS = ("trial", "baseline", "verdict")  # a verdict covers the trials before 
 
 
 class Watcher(Protocol):
-    """Watches a study's progress; see :mod:`optimizer.report.console`."""
+    """Watches a study's progress, as :mod:`optimizer.report.console` does."""
 
     def message(self, text: str) -> None:
-        """Report what is being done now."""
+        """Report the current step."""
         ...
 
     def warn(self, text: str) -> None:
@@ -93,14 +93,14 @@ def tell_of_damage(run: RunFolder, watcher: Watcher) -> None:
     for damage in run.contents.damage:
         watcher.warn(f"trial log: {damage}")
     if run.contents.original is not None:
-        watcher.warn(f"trial log: as it was found, it is kept as {run.contents.original}")
+        watcher.warn(f"trial log: the damaged file is kept as {run.contents.original}")
     for change in run.changes:
         watcher.warn(change)
 
 
 @contextmanager
 def kept_at_the_end(study: Underway) -> Iterator[None]:
-    """Save the result so far where a study ends early; one that was finished before keeps its result.
+    """Save the result so far if a study ends early; one that was finished before keeps its result.
 
     Raises:
         Interrupted: the person pressed Ctrl-C.

@@ -15,7 +15,7 @@ def violations(graph: Graph, costs: ChainCosts, max_stages: int, plan: Plan) -> 
     """Return a plan's violations: unsupported operators, a processor's memory, and the number of stages.
 
     Args:
-        costs: infinite where a processor refuses an operator.
+        costs: infinite if a processor does not support an operator.
         max_stages: stages of a plan at most.
     """
     index = {p.name: i for i, p in enumerate(costs.platform.processors)}

@@ -5,7 +5,7 @@
     runs/vgg16-20260301-140312/
     ├── manifest.json   versions, machine, seed, command
     ├── config.yaml     the settings in full
-    ├── trials.jsonl    the checked log, the truth from which a study goes on
+    ├── trials.jsonl    the checked log, from which a study resumes
     ├── result.json     written at the end
     └── best/           the plan and its stage files
 """
@@ -58,7 +58,7 @@ class RunFolder:
         config: the settings, with the name of the study filled in.
         log: open for new records.
         contents: what the log held; nothing for a new study.
-        changes: what was different about machine or software when the study began, or was damaged; one line each.
+        changes: what of machine and software changed since the study began, or was damaged; one line each.
     """
 
     path: Path
@@ -150,7 +150,7 @@ class RunFolder:
             self._remove()
 
     def _remove(self) -> None:
-        """Free the name of a study that could not start; the runtime's log stays, since the error may name it."""
+        """Remove the folder of a study that could not start; the runtime's log stays, since the error may name it."""
         with suppress(OSError):
             if {path.name for path in self.path.iterdir()} <= {MANIFEST, CONFIG, LOG, RUNTIME_LOG}:
                 for name in (MANIFEST, CONFIG, LOG):
@@ -166,7 +166,7 @@ class DamagedManifestError(RunFolderError):
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
-    """Return the manifest of the run folder ``path``, or None where there is none.
+    """Return the manifest of the run folder ``path``, or None if there is none.
 
     Raises:
         RunFolderError: it is damaged, written by a newer version, or not ours.

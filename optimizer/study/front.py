@@ -1,4 +1,4 @@
-"""The front of several objectives (plans that no other one beats in all of them), and its knee."""
+"""The front of several objectives (plans that no other one dominates), and its knee."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class FrontPlan:
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """The plans that no other measured plan beats, by their first objective.
+    """The plans that no other measured plan dominates, ascending by the first objective.
 
     Attributes:
         knee: index of the plan with the least loss over all objectives, each relative to its range on the front.
-        model: values of the front of the model, exact on it; empty where there is none.
+        model: values of the model's exact front; empty if there is none.
     """
 
     objectives: tuple[Objective, ...]
@@ -140,7 +140,7 @@ def criteria(graph: Graph, session: PricedSession, costs: ChainCosts) -> list[Cr
 
 
 def front_finalists(history: History, objectives: Sequence[Objective], fits: Callable[[Trial], bool]) -> list[Trial]:
-    """Return the plans that may be on the front: undominated ones, the best one-stage plan, spread where many."""
+    """Return the plans that may be on the front: undominated ones, thinned out evenly, and the best one-stage plan."""
     measured = [t for t in history.ranking() if t.measurement is not None and fits(t)]
     measured = [t for t in measured if t.measurement and all(o.name in t.measurement.figures for o in objectives[1:])]
     if not measured:
@@ -157,7 +157,7 @@ def front_finalists(history: History, objectives: Sequence[Objective], fits: Cal
 
 
 def significant_front(finals: Sequence[Final], stages: Sequence[int]) -> list[int]:
-    """Return the plans that none beats significantly, without those that equal another one with fewer stages.
+    """Return the plans that none dominates significantly, without those that equal another one with fewer stages.
 
     Args:
         finals: of the same plans, one for each objective.

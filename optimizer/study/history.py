@@ -1,6 +1,6 @@
 """The history of a study: its trials in order, the measurement of each plan, and Optuna's view of them.
 
-The log is the record. Everything here is rebuilt from it, so a killed study resumes as if nothing had happened.
+Everything here is rebuilt from the log, so a killed study resumes as if it had not been interrupted.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Trial:
 def plain_attributes(attributes: Mapping[str, Any]) -> dict[str, float]:
     """Return the attributes accepted from a log or a storage: the finite numbers of Optuna's constraints.
 
-    Samplers write what they like into attributes, and some read it back as a pickle.
+    Samplers may write anything into attributes, and some read it back as a pickle.
     """
     found = dict(attributes)
     return {
@@ -149,9 +149,9 @@ class _Ranked:
     """Figures of the measured plans that every trial needs; plans that lost a race are left out.
 
     Attributes:
-        best, sure: the fastest plan, and the fastest of those that were run a few times.
-        ratios: how many times longer the first run of each took than the later ones, ascending; of plans on one
-            processor, and of those on several, whose weights are packed for each of them.
+        best, sure: the fastest plan, and the fastest one with two samples or more.
+        ratios: first run / median of later runs, ascending; separately for plans on several processors, which each
+            pack weights.
     """
 
     def __init__(self) -> None:
@@ -322,7 +322,7 @@ class History:
         if dropped and not self._warned:
             self._warned = True
             _LOGGER.warning(
-                "trial %d carries the attribute %s, which is not read: constraints alone are; others like it are "
+                "trial %d carries the attribute %s, which is not read: only constraints are; others like it are "
                 "dropped too",
                 trial.number,
                 shown(dropped[0]),
@@ -408,7 +408,7 @@ class History:
     def incumbent(self) -> Samples | None:
         """The samples of the fastest plan so far, scaled to the machine's present speed.
 
-        A plan with few runs may only have been lucky.
+        Plans with two samples or more come first: a single fast run may be chance.
         """
         best = self._ranked.sure or self._ranked.best
         if best is None or best.measurement is None:

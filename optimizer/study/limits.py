@@ -15,7 +15,7 @@ from search_spaces.core.workload import RANKED_ERROR
 from search_spaces.spaces.registry import freedoms_of
 
 TRUST = 1.1
-"""Only what the model expects to exceed a limit by more than this multiple is not run: models are no more exact."""
+"""Plans are not run if the model predicts more than this multiple of a limit: models are no more exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Limit:
     Attributes:
         name: of the figure: an objective, or ``error``.
         what: the figure in words.
-        lever: what a person can do so that plans keep it.
+        lever: what to change so that plans keep it.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Limit:
     lever: str
 
     def violation(self, value: float, when: str) -> tuple[Violation, ...]:
-        """Return the violation of a value, or None."""
+        """Return the violation of a value, or ()."""
         if value <= self.most:
             return ()
         sentence = f"--max-{self.name} {{bound}}: the {self.what} {when} is {{demand}}"
@@ -65,7 +65,7 @@ def figure(measurement: Measurement, name: str, objective: str) -> float | None:
     """Return a figure of a plan, or None where it is unknown.
 
     Args:
-        objective: what the samples are of.
+        objective: name of the objective that the samples are of.
     """
     if name == "error":
         return measurement.agreement.max_rel_error if measurement.agreement is not None else None

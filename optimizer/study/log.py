@@ -36,7 +36,7 @@ class TrialLog:
         self._end = nbytes, following  # one value, so that an interrupt finds both old or both new
         self._unsettled = False
         self.empty = following <= 1
-        """Whether it holds no record, or none but that of the device: nothing that would have to be measured again."""
+        """Whether it holds no record but that of the device: nothing would have to be measured again."""
         _open_logs.add(self)
 
     @classmethod
@@ -64,11 +64,11 @@ class TrialLog:
         return cls(path, descriptor, nbytes, last + 1), contents
 
     def append(self, kind: str, data: Mapping[str, Any]) -> Record:
-        """Add a record; when this returns, it is on the disk. Returns what a reader of the log will get.
+        """Add a record and return it as a reader of the log gets it; when this returns, it is on the disk.
 
         Raises:
             RunFolderError: it could not be written (the log is as before), or the file was changed by someone else.
-            OptimizeError: ``data`` holds what JSON cannot say (NaN, an object of a class, …), or is too large.
+            OptimizeError: ``data`` holds what JSON cannot represent (NaN, an object of a class, …), or is too large.
         """
         if self._descriptor < 0:
             raise OptimizeError(f"{self.path}: the log is closed")

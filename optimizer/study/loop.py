@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 _PREDICTED_SLOW = 1.3
 _SLOW_LOAD_S = 0.05  # shorter loading times are not logged
-_LOOK_EVERY = 8  # proposals always run twice: an unbiased sample of first runs
+_LOOK_EVERY = 8  # one proposal in so many always runs twice: an unbiased sample of first runs
 _FAILURES_AT_FIRST, _FAILURES_IN_A_ROW = 5, 12
 _LOGGER = logging.getLogger("partition_optimizer")
 
 Origin = tuple[str, Plan]
 INFEASIBLE = "infeasible"
-"""What the failure of a plan begins with that was not run since it breaks a constraint."""
+"""Start of the failure text of a plan that was not run because it violates a constraint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +182,10 @@ class Loop:
         return origin in (UNSEEN, OPTIMUM, self.sampler)
 
     def _try(self, trial: Trial, *, race: bool) -> Trial:
-        """Measure the trial's plan; a plan that the device refuses or fails at is a failed trial, not the end.
+        """Measure the trial's plan; a plan that the device cannot run is a failed trial, and the search goes on.
 
         Named plans are measured in full, the others race against the incumbent. A plan that violates a constraint is
-        not run; the most stages do not bind plans outside of the space, and limits do not bind baselines.
+        not run; the limit of stages does not apply to plans outside of the space, nor other limits to baselines.
         """
         race = race and not self.history.others  # a slower plan may be better in another objective
         allowed = {"stages"} if trial.number < 0 else set()
@@ -234,7 +234,7 @@ def measure_plan(loop: Loop, plan: Plan, *, race: bool, single_run: bool = False
 
     Args:
         race: whether it may be given up as soon as it has lost against the best plan so far.
-        single_run: whether a single-run probe may end the race; see :func:`~evaluators.sampling.measure`.
+        single_run: whether a single-run probe may end the race.
 
     Raises:
         UnavailableError: it cannot be loaded or run, or it computes something else than the whole model.

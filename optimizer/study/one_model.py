@@ -57,7 +57,7 @@ class OneModel:
     Attributes:
         own: processors on which the runtime places a whole network itself.
         placements: how the runtime placed the network there.
-        tolerances: what a tolerance would allow.
+        tolerances: which processors an error limit would allow, in a sentence.
     """
 
     config: StudyConfig
@@ -102,7 +102,7 @@ class OneModel:
 
     @property
     def digest(self) -> str:
-        """Changes with the models, and with everything that changes what a plan computes."""
+        """Digest of the model, and of everything that changes what a plan computes."""
         return self.graph.digest
 
     @property
@@ -116,13 +116,10 @@ class OneModel:
         return True
 
     def resume(self, records: Sequence[Record]) -> None:
-        """Take up what an earlier session of the study has learnt of the space.
-
-        The space is what the settings say.
-        """
+        """Do nothing: the settings alone define the space."""
 
     def restore(self, history: History, records: Sequence[Record]) -> None:
-        """Take up the trials of the log."""
+        """Add the trials of the log to the history."""
         history.restore(tuple(records))
 
     def session(self, folder: Path) -> AbstractContextManager[Session]:
@@ -202,7 +199,7 @@ class OneModel:
     def _named(
         self, profiled: Profile, estimate: ModelEstimate, breaks: Callable[[Plan], tuple[Violation, ...]]
     ) -> tuple[Baseline, ...]:
-        """Return the baselines; where no processor can hold the model alone, the model's optimum is one."""
+        """Return the baselines; if no processor can hold the model alone, the cost model's optimum is one."""
         fastest, inner = profiled.fastest(self.platform), self._inner
         if isinstance(inner, SegmentSpace):
             named = segment_baselines(self.graph, self.platform, inner, estimate.costs, fastest)
@@ -229,14 +226,14 @@ class OneModel:
         def find() -> Profile:
             return self._measured_profile(session, warm, study.watcher.message)
 
-        # All workers propose by one model: that of whoever was first.
+        # All workers use the first one's profile, so that they propose by one model.
         shared = study.shared
         found = find() if shared is None else Profile.from_json(shared.fact(PROFILE, lambda: find().to_json()))
         study.run.log.append("profile", found.to_json())
         return found
 
     def _errors(self, study: Study, session: Session, profiled: Profile) -> ErrorProfile | None:
-        """Return what operators add to the error of the outputs, where that is limited and some kinds may differ."""
+        """Return what operators add to the error of the outputs, if that is limited and kinds may differ in it."""
         most = self.config.max_error
         kinds = len(self.platform.classes())
         if not most or kinds < 2 or not session.capabilities.outputs or isinstance(self.space, RankSpace):
@@ -291,10 +288,7 @@ class OneModel:
         return Result(**known, freedoms=freedoms, placements=self.placements, tolerances=self.tolerances)
 
     def check(self, result: Result) -> None:
-        """Check that the recommended plan keeps what was demanded of it.
-
-        The result stays where the best plan misses the deadline.
-        """
+        """Check that the recommended plan keeps the deadline and the limits; the written result stays."""
         best, took_s = result.plan, None
         samples, measured = result.samples(best), result.measurement(best)
         if samples is not None and self.objectives[0] == LATENCY:

@@ -59,7 +59,7 @@ class Damage:
 
     Attributes:
         line: its number, 1 for the first; 0 for a missing record.
-        what: for a person.
+        what: the damage in words.
         nbytes: size of the unusable data; 0 where only the order or line ends were wrong.
         count: lines in a row with this damage.
     """
@@ -103,7 +103,7 @@ def encode(n: int, kind: str, data: Mapping[str, Any]) -> bytes:
     """Return a record as a line with its end.
 
     Raises:
-        OptimizeError: ``data`` holds what JSON cannot say (NaN, an object of a class, …), or is too large.
+        OptimizeError: ``data`` holds what JSON cannot represent (NaN, an object of a class, …), or is too large.
     """
     if not _KIND.fullmatch(kind):
         raise OptimizeError(f"a record's kind is a lower-case word of at most 32 letters, not {kind!r}")

@@ -74,7 +74,7 @@ class Result:
         exhausted: whether every plan of the space was tried.
         freedoms: of the space, from :data:`search_spaces.spaces.registry.FREEDOMS`; () for a plug-in's space.
         placements: processor on which the runtime itself places a network → how it placed this one.
-        tolerances: what an allowed error would add, as a sentence; "" where that is not known.
+        tolerances: which processors an error limit would allow, as a sentence; "" if unknown.
         wall_s: seconds of this session, without earlier ones.
     """
 
@@ -261,7 +261,7 @@ class Result:
         """Return a runner of the recommended plan from its files; close it, or use it in a ``with``.
 
         Raises:
-            PlanError: the study wrote no files, as where plans were predicted.
+            PlanError: the study wrote no stage files, since plans were predicted.
             UnavailableError: this machine lacks the plan's processors.
         """
         from evaluators.litert.runner import PlanRunner

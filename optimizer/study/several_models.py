@@ -97,7 +97,7 @@ class SeveralModels:
 
     @property
     def platform(self) -> Platform:
-        """The platform that was asked for, which the run folder records."""
+        """The requested platform, which the run folder records."""
         return self.problem.platform
 
     @property
@@ -117,7 +117,7 @@ class SeveralModels:
 
     @property
     def digest(self) -> str:
-        """Changes with the models, and with everything that changes what a plan computes."""
+        """Digest of the models, and of everything that changes what a plan computes."""
         return f"{self.graph.digest}+{self.problem.workload.digest}"
 
     @property
@@ -131,7 +131,7 @@ class SeveralModels:
         return self.problem.variants is not None or not self.problem.choices
 
     def resume(self, records: Sequence[Record]) -> None:
-        """Take up what an earlier session of the study has learnt of the space."""
+        """Restore the variants that an earlier session of the study has found."""
         if (ranks := next((r.data for r in records if r.kind == RANKS), None)) is not None:
             self._allow(Variants.from_json(ranks, len(self.problem.workload.clients)))
 
@@ -144,10 +144,10 @@ class SeveralModels:
         )
 
     def restore(self, history: History, records: Sequence[Record]) -> None:
-        """Take up the trials of the log.
+        """Add the trials of the log to the history.
 
-        Where a damaged log has lost the variants, others were found; a trial then gets the present parameters of its
-        plan. A plan that the space no longer holds still counts in the budget.
+        If a damaged log has lost the variants and others were found, a trial gets the present parameters of its plan. A
+        plan that the space no longer holds still counts in the budget.
         """
         space = self.space
         for record in records:
@@ -271,7 +271,7 @@ class SeveralModels:
         simulator: WorkloadSimulator,
         memory: Memory,
     ) -> SamplerProblem:
-        """Return the search as samplers see it; they learn from times of jobs where the objective is made of these."""
+        """Return the search as samplers see it; they learn from times of jobs if the objective follows from these."""
         space, how = self.problem.space, self.asked[0]
         costs = workload_costs(simulator, space.platform)
 
@@ -309,7 +309,7 @@ class SeveralModels:
         more = (grids,) if grids else ()
         if known is None and config.warm_start is not None:
             known = self._taken(config.warm_start, fingerprint_of(session)).prices
-        # All workers propose by one model: that of whoever was first.
+        # All workers use the first one's prices, so that they propose by one model.
         if known is None and study.shared is not None:
             known = study.shared.fact(PRICES, lambda: session.price(None, progress, *more))
         priced = session.price(known, progress, *more)
@@ -339,10 +339,10 @@ class SeveralModels:
         return simulator
 
     def _predictor(self, priced: Session, memory: Memory) -> Callable[[Plan], float]:
-        """Return the predictor of the first objective; infinite where a plan cannot run or violates the limit.
+        """Return the predictor of the first objective; infinite if a plan cannot run or violates the memory limit.
 
         Args:
-            priced: predicts it in all states of the platform, where a person names some.
+            priced: predicts it in all states of the platform, if there are any.
         """
         graph, simulator, how = self.graph, self.simulator, self.asked[0]
 
@@ -394,7 +394,7 @@ class SeveralModels:
         )
 
     def check(self, result: Result) -> None:
-        """Check that the recommended plan keeps what was demanded of it."""
+        """Check that the recommended plan keeps the limits."""
         if (broken := none_keeps(limits_of(self.config), result.history, self.objectives[0].name)) is not None:
             raise broken
 

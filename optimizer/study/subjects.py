@@ -1,4 +1,4 @@
-"""The subject of a study: the protocol behind which studies of one model and of several differ."""
+"""The subject of a study: the protocol that studies of one model and of several models implement."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Search:
 
 
 class Subject(Protocol):
-    """What a study is of: one model, or several."""
+    """The subject of a study: one model, or several."""
 
     @property
     def config(self) -> StudyConfig:
@@ -83,7 +83,7 @@ class Subject(Protocol):
 
     @property
     def platform(self) -> Platform:
-        """The platform that was asked for, which the run folder records."""
+        """The requested platform, which the run folder records."""
         ...
 
     @property
@@ -103,7 +103,7 @@ class Subject(Protocol):
 
     @property
     def digest(self) -> str:
-        """Changes with the models, and with everything that changes what a plan computes."""
+        """Digest of the models, and of everything that changes what a plan computes."""
         ...
 
     @property

@@ -31,7 +31,7 @@ _WIDEST = 2.0  # a wider interval of the ratio is useless
 _MEMORY_SHARE = 0.5  # of the free memory, for instances that stay loaded
 
 CRITERIA = ("layer length", "layer type", "parameter count")
-"""What the names of the cut criteria of Gaddam et al. (IJCNN 2024) begin with."""
+"""Starts of the names of the cut criteria of Gaddam et al. (IJCNN 2024)."""
 
 _WHOLES = 2  # one-stage plans that are always finalists
 PAUSE_S = 1.0
@@ -95,7 +95,7 @@ class Verdict:
         return math.log(ratio.high / ratio.low) / 2.0 / math.sqrt(2.0)
 
     def still_racing(self, plan: Plan) -> bool:
-        """Return whether a plan was left at the end of the final."""
+        """Return whether a plan was still compared at the end of the final."""
         return self._index(plan) in self.final.racing
 
     def named(self, plan: Plan) -> str:
@@ -206,7 +206,7 @@ class FinalSettings:
     Attributes:
         graph, policy, seed: of the final.
         progress: called with what is being measured.
-        fits: whether a plan keeps the limits; where none does, the fastest is recommended.
+        fits: whether a plan keeps the limits; if none does, the fastest is recommended.
         allowed: whether a plan may be recommended (within the most stages).
         cores: how many the measurements use.
         pauses: inferences after a pause, of the recommended plan and of the reference.
@@ -376,8 +376,8 @@ def finalists(
 ) -> tuple[list[Trial], int]:
     """Return the plans that may be the best, the most promising first, and how many more there are.
 
-    A plan may be the best where its interval, widened by the drift of the machine, reaches within :data:`REACH` of the
-    best one's. At least ten plans take part where there are as many.
+    A plan may be the best if its interval, widened by the drift of the machine, reaches within :data:`REACH` of the
+    best one's. At least ten plans take part if there are as many.
     """
     own = history.ranking()
     if not own:

@@ -1,10 +1,10 @@
 """``--warm-start RUN``: reuses the measurements and plans of an earlier study.
 
-Of the same model on the same device, everything that was measured is taken over: the operators' times, and every plan
-with its stages; none of it is measured again, and it costs no budget. Processors that are new are timed, and nothing
-else. Where figures mean something else, as with another objective, the operators' times are taken over and the best
-plans are measured again. The final is always measured again. From another model or device the best plans are carried
-over: cuts to the same share of the work, processors to those of the same name, or else of the same kind.
+From the same model on the same device, all measurements are taken over: the operators' times, and every plan with its
+stages; none of it is measured again or costs budget. Only new processors are timed. If figures mean something else, as
+with another objective, the operators' times are taken over and the best plans are measured again. The final is always
+measured again. From another model or device the best plans are carried over: cuts to the same share of the work,
+processors to those of the same name, or else of the same kind.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.registry import freedoms_of
 
 TAKEN = "taken"
-"""The kind of the log's record that all of an earlier study was taken over, and which plans were carried over."""
+"""Kind of the log record that a warm start is complete; it holds the plans that were carried over."""
 
 PRICES = "prices"
-"""The kind of the log's record of what jobs of several models cost."""
+"""Kind of the log record of the prices of jobs of several models."""
 
 _CARRIED = 6
 _MACHINE = ("cpu", "architecture", "cores", "usable_cores", "memory_bytes")
-_PASSING = ("platform", "kernel")  # processors are compared one by one; a kernel's update makes no other device
+_PASSING = ("platform", "kernel")  # not compared: processors are, one by one; a kernel's update makes no other device
 _RUNTIME = "ai-edge-litert"
 
 
@@ -54,7 +54,7 @@ class Warm:
     """Data taken over from an earlier study.
 
     Attributes:
-        trials: measured plans of this very model on this very device; numbered -1, since they cost no budget.
+        trials: measured plans of the same model on the same device; numbered -1, since they cost no budget.
         profile: the operators' times on unchanged processors; None from another model or device.
         complete: whether the profile covers all processors.
         plans: the best plans carried over that are not among the trials, the best first.
@@ -87,9 +87,8 @@ def begin_warm(
 ) -> Warm | None:
     """Copy data of an earlier study into the log of a new one; into a resumed one, what it lacks.
 
-    Done once and logged, since the earlier study may go on meanwhile without changing this one. A study lacks something
-    where it began without a warm start or was killed before all was copied. The log also gets the device, for later
-    studies.
+    Done once and logged, so that this study does not change if the earlier one goes on. A study lacks data if it began
+    without a warm start, or was killed before all was copied. The log also gets the device, for later studies.
 
     Args:
         take: returns the data of an earlier study, given its folder and our :func:`fingerprint_of`.
@@ -127,7 +126,7 @@ def warm_start(
     """Return the data that a finished study of one model has for a new one.
 
     Args:
-        fingerprint: see :func:`fingerprint_of`.
+        fingerprint: from :func:`fingerprint_of`.
 
     Raises:
         RunFolderError: there is no finished study in the folder.

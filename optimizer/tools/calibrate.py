@@ -1,7 +1,7 @@
-"""Calibrate a cost model of this machine: choose what to time, time it, fit, and say how wrong the fit is.
+"""Calibrate a cost model of this machine: choose what to time, time it, fit, and report the fit's errors.
 
 A profile can be corrected with what a study measured on the real device (:func:`refine`).
-What was timed is in a log beside the profile, record by record; an interrupted calibration goes on from there.
+Each timing is logged beside the profile at once; an interrupted calibration resumes from there.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _KINDS: dict[str, tuple[str, Callable[[Mapping[str, Any]], Any]]] = {
     "link": ("links", lambda data: LinkProfile(**data)),
     "contention": ("contention", lambda data: ContentionProfile(**data)),
     "cut": ("cuts", lambda data: CutProfile(**data)),
-}  # kind of a record → where it is held, and what it is made into
+}  # kind of a record → field of Measured, and constructor of its value
 
 Rows = dict[str, list[tuple[float, float]]]
 """Processor of the profile → predicted seconds without the invocation, and measured seconds, of each stage."""
@@ -86,13 +86,13 @@ Rows = dict[str, list[tuple[float, float]]]
 
 @dataclass(slots=True)
 class Measured:
-    """What the log holds.
+    """Content of a calibration's log.
 
     Attributes:
         timed: what was timed on each kind of processor.
-        refused: how many networks a kind of processor did not take.
-        links, contention: what pairs of processors do to each other.
-        cuts: what a cut costs on each kind of processor.
+        refused: how many networks a kind of processor could not run.
+        links, contention: transfers between pairs of processors, and how they slow each other down.
+        cuts: the cost of a cut on each kind of processor.
     """
 
     timed: list[Timed] = field(default_factory=list)
@@ -102,7 +102,7 @@ class Measured:
     cuts: list[CutProfile] = field(default_factory=list)
 
     def add(self, record: Record) -> None:
-        """Take in a record of the log.
+        """Add a record of the log.
 
         Raises:
             ProfileError: it is damaged.
@@ -124,7 +124,7 @@ class Calibration:
     Attributes:
         profile, platform: what the file holds.
         out: the file.
-        interrupted: whether the person ended it early.
+        interrupted: whether Ctrl-C ended it early.
     """
 
     profile: CostProfile
@@ -146,7 +146,7 @@ def calibrate(
 
     Raises:
         UsageError: an option is wrong, or the log beside ``out`` is of another machine or of other processors.
-        ProfileError: there was time for too little to fit.
+        ProfileError: too little was timed for a fit.
         UnavailableError: the device failed.
     """
     if not LEAST_MINUTES <= minutes <= MOST_MINUTES:
@@ -189,7 +189,7 @@ def _identity(evaluator: Evaluator, session: Session, platform: Platform) -> dic
 
 
 def _check_log(log: TrialLog, records: Sequence[Record], identity: dict[str, Any]) -> None:
-    """Check that a log is of this machine; a new one gets a record of it."""
+    """Check that a log is of this machine; a new one gets a record of the machine."""
     if not records:
         log.append("calibration", identity)
         return
@@ -204,7 +204,7 @@ def _check_log(log: TrialLog, records: Sequence[Record], identity: dict[str, Any
 
 @dataclass(frozen=True, slots=True)
 class _Calibrator:
-    """Times what the log lacks; whatever is timed is in the log at once."""
+    """Times what the log lacks, and logs each timing at once."""
 
     measured: Measured
     bench: Bench
@@ -259,7 +259,7 @@ class _Calibrator:
                 break
 
     def _pairs(self, end_s: float) -> None:
-        """Time each pair of processors: handing over, and running at once where they can."""
+        """Time each pair of processors: transfers, and running at once if they can."""
         for pair in pairs(self.bench.platform):
             source, target = pair
             linked = any(is_of(link, *pair) for link in self.measured.links)
@@ -277,7 +277,7 @@ class _Calibrator:
                 self._keep("contention", time_contention(self.bench.session, self.bench.loaded, *pair))
 
     def _cuts(self) -> None:
-        """Time what a cut costs on each kind of processor."""
+        """Time the cost of a cut on each kind of processor."""
         for processor in self._kinds():
             if not any(cut.like == processor.like for cut in self.measured.cuts):
                 self.progress(f"timing cuts on {processor.name}")
@@ -318,7 +318,7 @@ def refine(file: Path, run: Path) -> Calibration:
     """Scale each processor's prices, and set its cost of a stage, by the stages that a study measured on it.
 
     Raises:
-        ProfileError: the profile does not know the study's processors, or the study measured too little.
+        ProfileError: the profile has other processors than the study, or the study measured too little.
         RunFolderError: there is no run in that folder.
         UsageError: a file cannot be read.
     """
@@ -359,7 +359,7 @@ def refine(file: Path, run: Path) -> Calibration:
 
 
 def _run(run: Path) -> tuple[Graph, list[tuple[Plan, Measurement]]]:
-    """Return a study's model, and each plan that was measured in full with what came out."""
+    """Return a study's model, and each plan that was measured in full with its measurement."""
     if read_manifest(run) is None:
         raise RunFolderError(f"{run}: there is no run in this folder", "give the folder that optimize --out made")
     config = read_settings(run / CONFIG)
@@ -392,7 +392,7 @@ def _stages(
 
 
 def _scaled(processor: ProcessorProfile, rows: Sequence[tuple[float, float]]) -> ProcessorProfile:
-    """Return a processor whose stages take what was measured, as nearly as one factor and one constant allow."""
+    """Return a processor scaled by the factor and the constant that fit the measured stages best."""
     predicted, measured = np.array(rows).T
     table = np.stack([predicted, np.ones_like(predicted)], axis=1)
     factor, invocation = map(float, nonnegative_prices(table, measured))
@@ -412,7 +412,7 @@ def _scaled(processor: ProcessorProfile, rows: Sequence[tuple[float, float]]) ->
 
 
 def render(found: Calibration) -> str:
-    """Return where the profile is and how wrong it is, in lines."""
+    """Return the profile's path and its errors, in lines."""
     processors = {like: "/".join(p.name for p in members) for like, members in found.platform.classes().items()}
     lines = [
         f"{found.out}: {', '.join(processors.get(k, k) for k in found.profile.processors)} of {found.platform.name}"
@@ -431,7 +431,7 @@ def render(found: Calibration) -> str:
             f"at most {percent(regret['most'], 1)}"
         )
     if len(lines) == 1:
-        lines.append("no model was kept out of the fit, so how wrong it is is not known; give it more --minutes")
+        lines.append("no model was kept out of the fit, so its errors are not known; give it more --minutes")
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from search_spaces.core.errors import UnavailableError, UsageError
 
-_DAYS = "825"  # what browsers and libraries still accept of a leaf
+_DAYS = "825"  # longest validity of a leaf that browsers and libraries accept
 _CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}")
 
@@ -22,18 +22,18 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> list[Path]:
     measures there; ``ca.key`` signs more of them and stays where it is.
 
     Args:
-        folder: made if need be; what is there of an earlier time is not touched.
+        folder: created if it is missing; an authority that is in it is not replaced.
         hosts: names and addresses by which the agent is reached.
 
     Raises:
-        UsageError: there are no hosts, one is none, or the folder holds an authority.
+        UsageError: there are no hosts, one is invalid, or the folder holds an authority.
         UnavailableError: there is no OpenSSL, or it fails.
     """
     if not hosts:
-        raise UsageError("--certificates: by which names is the agent reached?", "give --hosts pi4.local,192.168.1.20")
+        raise UsageError("--certificates requires the names of the agent", "give --hosts pi4.local,192.168.1.20")
     names = ",".join(_name(host) for host in hosts)
     if (folder / "ca.pem").exists():
-        raise UsageError(f"{folder / 'ca.pem'}: is there already", "give another folder")
+        raise UsageError(f"{folder / 'ca.pem'}: exists already", "give another folder")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     authority = ("-subj", "/CN=partition-optimizer", "-addext", "basicConstraints=critical,CA:TRUE")
     _openssl(folder, "req", "-x509", *_CURVE, "-days", "3650", *authority, "-keyout", "ca.key", "-out", "ca.pem")
@@ -66,5 +66,5 @@ def _openssl(folder: Path, *words: str) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UnavailableError("certificates are made by openssl, which is not here", "install openssl") from error
     if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["without a word"]
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
         raise UnavailableError(f"openssl failed: {lines[-1]}", "OpenSSL 3 is needed")

@@ -34,12 +34,12 @@ class _Source:
     """One of the two plans.
 
     Attributes:
-        interface: what it has in common with other plans of the same model or models.
-        content: digest of the model that its files were cut from; what is written differs where this does.
+        interface: equal for all plans of the same model or models.
+        content: digest of the model that its files were cut from.
         load: returns a rebuilt instance.
         processes: of the instances that run.
         queued_s: how long these have waited for measurements of other studies.
-        predicted: the platform that the plan is predicted for; "" where it runs.
+        predicted: the platform that the plan is predicted for; "" if it runs.
         accelerators: kinds of those that the plan loads.
     """
 
@@ -54,7 +54,7 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class _FromFiles(Candidate):
-    """A plan run from its files, by a runner that is one of those that are running."""
+    """A plan run from its files; its runner is in ``running`` until it is closed."""
 
     runner: PlanRunner | WorkloadRunner
     running: list[Any]
@@ -149,7 +149,7 @@ def compare_runs(
 
 
 def _source(path: Path, stack: ExitStack, custom_ops: Sequence[str]) -> _Source:
-    """Return where a plan comes from; what it opens is closed with the stack."""
+    """Return the source of a plan; whatever it opens is closed with the stack."""
     running: list[Any] = []
     if is_workload_plan(path):
         files = read_workload_plan(path)
@@ -205,6 +205,6 @@ def _source(path: Path, stack: ExitStack, custom_ops: Sequence[str]) -> _Source:
 
 
 def _interface(graph: Graph) -> tuple[Any, ...]:
-    """Return what a model has in common with its rewrites: its name, and what it takes and gives."""
+    """Return what a model has in common with its rewrites: its name, and shapes and types of inputs and outputs."""
     ends = ([(graph.tensors[t].shape, graph.tensors[t].dtype) for t in some] for some in (graph.inputs, graph.outputs))
     return graph.name, *ends

@@ -1,4 +1,4 @@
-"""A study in optuna-dashboard: its trials, and the report with its plots as a note. All is a copy, gone afterwards."""
+"""A study in optuna-dashboard: its trials, and the report with its plots as a note, all in a temporary copy."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ HOST = "127.0.0.1"
 def export(study: Study) -> optuna.Study:
     """Return an Optuna study in memory: trials of the space with their latency in ms, stages and origin.
 
-    A plan outside of the space, as every layer by itself, is an attribute of the study. A parameter ranges over what
-    the trials took, so that studies of any space are shown, also when their models are gone.
+    A plan outside of the space, as every layer by itself, is an attribute of the study. Parameters range over the
+    values of the trials, so that studies of any space are shown, even if their models are gone.
     """
     import optuna
     from optuna.trial import TrialState, create_trial
@@ -62,7 +62,7 @@ def export(study: Study) -> optuna.Study:
 
 
 def _distributions(params: Sequence[Mapping[str, Any]]) -> dict[str, BaseDistribution]:
-    """Return of each parameter of the last plan of the space the range that trials took."""
+    """Return each parameter of the space with the range of its values in the trials."""
     from optuna.distributions import CategoricalDistribution, IntDistribution
 
     names = next((each.keys() for each in reversed(params) if each), ())
@@ -76,7 +76,7 @@ def _distributions(params: Sequence[Mapping[str, Any]]) -> dict[str, BaseDistrib
 
 
 def annotate(made: optuna.Study, study: Study, folder: Path) -> FileSystemArtifactStore:
-    """Give an exported study the report as its note; plots are files in ``folder``, returned as what serves them.
+    """Give an exported study the report as its note; return the store of the plots, which are files in ``folder``.
 
     Raises:
         UnavailableError: the extra ``dashboard`` is not installed.
@@ -113,6 +113,6 @@ def serve(run: Path, port: int, ready: Callable[[str], object]) -> None:
 
         ready(f"http://{HOST}:{port}")
         try:
-            optuna_dashboard.run_server(made._storage, HOST, port, store)  # noqa: SLF001 - there is no other way to it
+            optuna_dashboard.run_server(made._storage, HOST, port, store)  # noqa: SLF001 - not public otherwise
         except OSError as error:
             raise UnavailableError(f"port {port} cannot be used: {error.strerror}", "give another --port") from error

@@ -48,11 +48,11 @@ _MOST_PROCESSORS = 6  # of a device, that are named
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """One property of the machine that was checked.
 
     Attributes:
         name: what it is.
-        value: what was found, as a person reads it.
+        value: its value, as text.
         problem: what is wrong with it, or "".
         advice: what to do about the problem, or "".
         blocks: whether nothing can be measured because of it.
@@ -67,12 +67,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What a processor does not take of a model.
+    """Operators of a model that a processor does not support.
 
     Attributes:
         operators: their indices, ascending.
         kinds: kind → how many of them.
-        error: why that could not be found out, or "".
+        error: why they are not known, or "".
     """
 
     processor: str
@@ -108,12 +108,12 @@ class Diagnosis:
 
 
 def _finding(name: str, value: str, bad: object, problem: str, advice: str) -> Finding:
-    """Return what was looked at, with the problem and the advice where it is bad."""
+    """Return a finding, with the problem and the advice if it is bad."""
     return Finding(name, value, problem, advice) if bad else Finding(name, value)
 
 
 def diagnose(model: str | None = None) -> Diagnosis:
-    """Look at the machine, and at what its processors refuse of a model.
+    """Check the machine, and which operators of a model its processors do not support.
 
     Raises:
         ModelError: there is no such model.
@@ -132,7 +132,7 @@ def diagnose(model: str | None = None) -> Diagnosis:
 
 
 def render(diagnosis: Diagnosis) -> str:
-    """Return the diagnosis as text: findings, what to do, processors, refusals."""
+    """Return the diagnosis as text: findings, what to do, processors, operators that are not supported."""
     width = max(len(finding.name) for finding in diagnosis.findings)
     lines, wide = [], make_console().width
     for finding in diagnosis.findings:
@@ -216,7 +216,7 @@ def _cpu() -> Iterator[Finding]:
     yield Finding(
         "priority",
         "what is measured runs before other processes" if first else "that of other processes",
-        advice="" if first else "root measures undisturbed beside them",
+        advice="" if first else "run as root, so that measurements run first",
     )
     yield from _state(machine_state(cores))
 
@@ -341,13 +341,13 @@ def _refusals(platform: Platform, graph: Graph) -> Iterator[Refusal]:
 
 @dataclass(frozen=True, slots=True)
 class KnownDevices:
-    """What there is.
+    """Devices that plans can be searched for.
 
     Attributes:
-        here: processors of this machine; None where there is none that can be used.
+        here: processors of this machine; None if none can be used.
         problem: why not, or "".
         platforms: devices with a cost model that ships: name → its processors.
-        phones: serial → state, from the adb server; None where no server answers.
+        phones: serial → state, from the adb server; None if no server answers.
         agents: name → address of ``--evaluator remote``.
         agents_file: where agents are described.
     """
@@ -383,7 +383,7 @@ def known_devices() -> KnownDevices:
 
 
 def render_devices(found: KnownDevices) -> str:
-    """Return what a person reads: each kind with the options that use it."""
+    """Return the devices as text: each kind with the options that use it."""
     lines = ["this machine (--processors A,B)"]
     lines += _processor_lines(found.here) if found.here else [f"  none: {found.problem}"]
     lines += ["", "known devices, predicted (--evaluator cost-model --platform NAME)"]

@@ -1,6 +1,6 @@
-"""``optimize execute``: run a plan from its files, or where this machine cannot run any, by its study's evaluator.
+"""``optimize execute``: run a plan from its files, or if this machine cannot, by its study's evaluator.
 
-What several models are asked is what they were asked in the study, whatever its workload's file says now.
+Several models run with the workload of the study, even if the workload's file has changed since.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _WORKLOAD = "workload.json"
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """What to print of a plan that was run, and whether its outputs are as they should be, as far as was looked."""
+    """The text about a plan that was run, and whether its outputs were accepted; True if they were not compared."""
 
     text: str
     accepted: bool = True
@@ -74,7 +74,7 @@ class ReloadedWorkload:
 
 
 def plan_of(run: str) -> Path:
-    """Return where the plan of a run folder is; any other path stands for itself."""
+    """Return the folder of a run folder's plan; any other path is returned as it is."""
     path = Path(run)
     return path / "best" if (path / "best" / "plan.json").exists() else path
 
@@ -108,7 +108,7 @@ def execute(
     """Measure a plan from its files, or that of a study without files from its models.
 
     Args:
-        inputs: files with the inputs to run on, as typed; those that the search measured with where left out.
+        inputs: files with the inputs to run on, as typed; by default those that the search measured with.
         custom_ops: libraries with kernels of custom operators, as typed.
         stream: run inferences that follow each other without a pause and overlap, instead of one at a time.
 
@@ -221,8 +221,8 @@ def _workload_text(
     """Return what to print of some runs of a workload: medians over the runs.
 
     Args:
-        names: of the instances, those first that go first.
-        more: of the JSON document: why instances failed, and the check of ``outputs``.
+        names: of the instances, in the order in which they go first.
+        more: fields of the JSON document: why instances failed, and the check of ``outputs``.
     """
     document: dict[str, Any] = {"schema_version": 1, "workload": name, "runs": len(outcomes)}
     medians = median_figures([o.to_json() for o in outcomes])
@@ -242,7 +242,7 @@ def _workload_text(
 
 
 def _named(name: str) -> str:
-    """Return a name from a file, which may hold what commands a terminal."""
+    """Return a name from a file, without control characters."""
     return name if name.isprintable() else shown(name)
 
 
@@ -255,7 +255,7 @@ def _outputs(run: Path, agreement: Agreement | None) -> Mapping[str, Any]:
 
 
 def _output_lines(document: Mapping[str, Any]) -> list[str]:
-    """Return what a document says about ``outputs``, in words; empty where it does not compare them."""
+    """Return a line about the ``outputs`` of a document; empty if it has none."""
     if "outputs" not in document:
         return []
     if (outputs := document["outputs"]) is None:
@@ -272,7 +272,7 @@ def reloaded(run: Path) -> Iterator[Reloaded]:
     """Open a session of a study's evaluator for its best plan.
 
     Raises:
-        RunFolderError: the study's settings are damaged, or its model is another one now.
+        RunFolderError: the study's settings are damaged, or its model has changed.
         PlanError: the plan is damaged.
         UnavailableError: the device is not there.
     """
@@ -281,14 +281,14 @@ def reloaded(run: Path) -> Iterator[Reloaded]:
     evaluator = make_evaluator(config.evaluator)
     graph, platform = choose_model_and_platform(evaluator, config)
     if graph.digest != plan.graph_digest:
-        raise RunFolderError(f"{run}: {config.model} is another model now", "search again")
+        raise RunFolderError(f"{run}: {config.model} has changed since the study", "search again")
     with evaluator.prepare(platform) as session:
         yield Reloaded(session, graph, plan, platform)
 
 
 @contextmanager
 def open_workload(run: Path, *names: str) -> Iterator[Workload]:
-    """Yield what a study of several models asks of them, where the study ran if its models lie there.
+    """Yield the workload of a study of several models; in the folder where the study ran, if its models are there.
 
     Args:
         names: of more files that the study named.
@@ -305,10 +305,10 @@ def open_workload(run: Path, *names: str) -> Iterator[Workload]:
 
 @contextmanager
 def open_problem(run: Path) -> Iterator[tuple[Evaluator, Problem, Plan]]:
-    """Read again what a study of several models was about; yield its evaluator, that, and its best plan.
+    """Reload the problem of a study of several models; yield its evaluator, the problem, and its best plan.
 
     Raises:
-        RunFolderError: the study's settings are damaged, or its models, or what they are asked, are others now.
+        RunFolderError: the study's settings are damaged, or its models or their options have changed.
         PlanError: the plan is damaged.
     """
     run = run.resolve()
@@ -342,14 +342,14 @@ def reloaded_workload(run: Path) -> Iterator[ReloadedWorkload]:
 def _config(run: Path) -> StudyConfig:
     try:
         settings = read_settings(run / CONFIG)
-        known = StudyConfig.model_fields.keys() - {"custom_ops"}  # which evaluators that are opened again do not run
+        known = StudyConfig.model_fields.keys() - {"custom_ops"}  # reopened evaluators run none
         return parse_config({name: value for name, value in settings.items() if name in known})
     except UsageError as error:
         raise RunFolderError(error.what, "search again") from error
 
 
 def _where(path: Path, names: Sequence[str | None]) -> AbstractContextManager[None]:
-    """Go to where the study ran if a file that it named lies there, and does not lie here."""
+    """Change to the folder where the study ran, if a file that it named is there and not here."""
     try:
         folder = Path(parsed_json(read_bounded(path))["folder"])
         elsewhere = any(name and not Path(name).exists() and (folder / name).is_file() for name in names)

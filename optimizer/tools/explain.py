@@ -1,8 +1,8 @@
 """Explanation of a study's plan: costs of changes, limits that bind, and the alternatives.
 
-Everything that is predicted says so, and whatever of it was also measured in the study stands beside it. An explanation
-is the document of ``--json``, with times in milliseconds; :func:`blocks` shows it to a person. Of several models, the
-cost of moving a stage is predicted by the prices that the study measured or that its evaluator has.
+Predictions are marked as such, with the study's measurements beside them. An explanation is the document of ``--json``,
+with times in milliseconds; :func:`blocks` formats it. For several models, the cost of moving a stage is predicted by
+the prices that the study measured or that its evaluator has.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ from search_spaces.spaces.registry import needs_any_stages
 
 SCHEMA_VERSION = 1
 _MOST_PARTS = 8
-_LOOKS = 10_000  # at chains of so many stages, for each number of stages: an explanation takes seconds
+_LOOKS = 10_000  # choices of processors to try for each number of stages: an explanation takes seconds
 _HAIR = 1e-9
-_LITTLE = 1e-3  # of the latency: what binds by less than this is not worth a thought
+_LITTLE = 1e-3  # relative to the latency: a limit that costs less is shown as “hardly any”
 _TIME = ".4g"
 
 Document = dict[str, Any]
@@ -64,14 +64,14 @@ Best = Callable[[int, int], tuple[Plan, float] | None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
-    """What predicts plans without measuring: the evaluator itself where it computes, else the profile.
+    """Predicts plans without measuring: the evaluator itself if it computes its latencies, else the profile.
 
     Attributes:
-        name: who it is, in words.
-        costs: additive, with what is not allowed as infinite.
-        price: seconds that it gives a plan; infinite for one that cannot run.
-        best: the best chain of so many to so many stages and its price; None where there is none.
-        own: whether it is the evaluator itself, which says the same of a plan every time.
+        name: its name in texts.
+        costs: additive; infinite for what is not supported.
+        price: predicted seconds of a plan; infinite for one that cannot run.
+        best: the best chain of a least and a most number of stages, and its price; None if there is none.
+        own: whether it is the evaluator itself, whose predictions do not vary.
         law: how stages add up.
     """
 
@@ -105,13 +105,13 @@ def explain_run(path: Path) -> Document:
     """Explain a finished study of one model.
 
     Raises:
-        RunFolderError: it is no finished study, or what predicts cannot be had any more.
+        RunFolderError: it is no finished study, or its model or profile is not available any more.
     """
     return explain(read_study(path))
 
 
 def explain(study: Study) -> Document:
-    """Explain a study that was read, by its first objective; see :func:`explain_run`.
+    """Explain a study that was read, by its first objective; errors are those of :func:`explain_run`.
 
     Numbers are in thousandths of the objective's unit, whatever the keys of the document say.
     """
@@ -144,7 +144,7 @@ def explain(study: Study) -> Document:
 
 @contextmanager
 def _model_of(study: Study) -> Iterator[Model]:
-    """Open what predicts for a study.
+    """Open the predictor of a study.
 
     Raises:
         RunFolderError: the study holds no profile, or its model cannot be read any more.
@@ -168,7 +168,7 @@ def _model_of(study: Study) -> Iterator[Model]:
     graph, platform = choose_model_and_platform(evaluator, parse_config(given))
     now = json.loads(json.dumps(platform.to_json()))
     if graph.digest != study.graph.digest or now != study.result["platform"]:
-        raise RunFolderError(f"{study.path}: its model or its platform is another one now", "run the study again")
+        raise RunFolderError(f"{study.path}: its model or its platform has changed", "run the study again")
     with evaluator.prepare(platform) as session:
         if not session.capabilities.costs:
             yield profiled
@@ -197,7 +197,7 @@ def _predicted_s(study: Study, plan: Plan) -> float:
 
 
 def _unknown(fewest: int, most: int) -> tuple[Plan, float] | None:  # noqa: ARG001
-    """Return nothing: what adds up to nothing has no best chain."""
+    """Return None: memory has no additive model, and so no best chain."""
     return None
 
 
@@ -213,7 +213,7 @@ def _best_by_costs(
 
 
 def _least(study: Study, model: Model) -> Relaxation:
-    """Return what no plan goes below: as the study found it, by all that its plans may do, or of whole operators.
+    """Return the lower bounds of all plans: the study's, or else those of whole operators.
 
     Raises:
         RunFolderError: the result is damaged.
@@ -230,7 +230,7 @@ def _ms(seconds: float | None) -> float | None:
 
 
 class _Work:
-    """A study and its model, while the explanation is made."""
+    """Makes the parts of an explanation, from a study and its model."""
 
     def __init__(self, study: Study, model: Model) -> None:
         self._study, self._model = study, model
@@ -254,7 +254,7 @@ class _Work:
         return self._study.objective.law != "memory"
 
     def known(self, plan: Plan) -> Document:
-        """Return what is predicted of a plan, also against the study's, what was measured, and why it cannot be."""
+        """Return a plan's prediction, its difference from the study's plan, its measurement, and why it has none."""
         predicted_s, why_not = self._priced(plan)
         more_s = None if predicted_s is None or self._best_s is None else predicted_s - self._best_s
         return {
@@ -309,7 +309,7 @@ class _Work:
         return self.known(replace(self._plan, stages=tuple(stages)))
 
     def parts(self) -> Iterator[Document]:
-        """Yield the stages, each with what the plan would take with it elsewhere."""
+        """Yield the stages, each with the plan's figures if it ran on another processor."""
         stage_ms = self._study.result["best"].get("stage_ms")
         for index, stage in enumerate(self._plan.stages):
             elsewhere: dict[str, Document] = {}
@@ -329,12 +329,12 @@ class _Work:
             }
 
     def limits(self) -> Iterator[Document]:
-        """Yield what stands in the way, and what it costs; of memory nothing adds up that could."""
+        """Yield the limits and their costs; none for memory, which has no additive model."""
         if self._adds_up:
             yield from (*self._constraints(), *self._costs(), *self._processors())
 
     def _constraints(self) -> Iterator[Document]:
-        """Yield what the study was not allowed to do."""
+        """Yield limits of the study: stages, deadline, memory, and operators that are not supported."""
         costs = self._model.costs
         if self._most < len(self._graph.operators) and not self._any_stages:
             yield self._limit(f"at most {plural(self._most, 'stage')} (--max-stages)", costs, self._most + 1)
@@ -354,7 +354,7 @@ class _Work:
                 yield self._limit(what, replace(costs, operator_s=allowed))
 
     def _costs(self) -> Iterator[Document]:
-        """Yield what stages cost beside their operators."""
+        """Yield the costs of stages beside their operators."""
         costs = self._model.costs
         if costs.transfer_s.any():
             yield self._limit("transfers take time", replace(costs, transfer_s=np.zeros_like(costs.transfer_s)))
@@ -365,7 +365,7 @@ class _Work:
             yield self._limit(what, replace(costs, beyond_s=None))
 
     def _processors(self) -> Iterator[Document]:
-        """Yield what the best chain would be without each kind of processor."""
+        """Yield the best chain without each kind of processor."""
         costs = self._model.costs
         kinds = costs.platform.classes()
         for like, members in kinds.items() if len(kinds) > 1 else ():
@@ -376,7 +376,7 @@ class _Work:
             yield self._limit(what, replace(costs, operator_s=without))
 
     def _limit(self, what: str, costs: ChainCosts, most: int | None = None) -> Document:
-        """Return what the best chain would be under other costs, both by the additive model."""
+        """Return the best chain under other costs, and what it saves, both by the additive model."""
         found = _best_by_costs(self._graph, costs, 1, most or self._most, self._model.law)
         if found is None or self._least_s is None:
             return _limit(what, None, None)
@@ -384,7 +384,7 @@ class _Work:
         return _limit(what, found[1], saves_s if abs(saves_s) > _HAIR * self._least_s else 0.0)
 
     def by_stages(self) -> Iterator[Document]:
-        """Yield the best plan of each number of stages, one more than was allowed included."""
+        """Yield the best plan of each number of stages, up to one more than was allowed."""
         best: dict[int, tuple[float, Plan]] = {}
         for plan in (trial.plan for trial in self._study.trials):
             seconds, count = self._measured.get(plan.digest), len(plan.stages)
@@ -402,7 +402,7 @@ class _Work:
 
 
 def _limit(what: str, without_s: float | None, saves_s: float | None) -> Document:
-    """Return a constraint or a cost, what the best chain takes without it, and by how much that is faster."""
+    """Return a limit, the seconds of the best chain without it, and by how much that is faster."""
     binds = saves_s is not None and saves_s > 0
     return {"what": what, "binds": binds, "without_ms": _ms(without_s), "saves_ms": _ms(saves_s)}
 
@@ -446,7 +446,7 @@ def blocks(found: Document) -> Iterator[Block]:
 
 
 def _final(found: Document) -> str:
-    """Return how the final comparison went, which decided; the table above it has medians of few runs."""
+    """Return the result of the final comparison, which decides; the table above has medians of few runs."""
     final, best_ms = found["final_comparison"], found["best"]["measured_ms"]
     if final is None:
         return ""
@@ -586,7 +586,7 @@ def _busy(found: Outcome) -> dict[str, float]:
 
 
 def _workload_jobs(found: ReloadedWorkload, simulator: WorkloadSimulator, best_ms: float) -> Iterator[Document]:
-    """Yield the jobs of each instance, with the change of the objective were one elsewhere; None: it cannot run."""
+    """Yield the jobs of each instance, with the objective's change on each other processor; None: it cannot run."""
     problem, plan = found.problem, found.plan
     for index, stages in jobs_of(plan, problem.joined).items():
         component = problem.joined.components[index]

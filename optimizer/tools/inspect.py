@@ -105,8 +105,8 @@ def moved_bytes(cost: Cost) -> int:
 def to_json(found: Inspection) -> dict[str, Any]:
     """Return the document that ``optimize inspect --json`` prints.
 
-    Sizes are bytes, ``intensity`` is MACs per byte. Operators, tensors and groups are named by their index. Groups come
-    in one flat list: ``within`` is the index in it of the innermost group of whose branches one holds this group.
+    Sizes are bytes, ``intensity`` is MACs per byte. Operators, tensors and groups are named by their index. Groups are
+    one flat list: ``within`` is the index of the innermost group that holds this one in a branch.
     """
     graph = found.graph
     return {
@@ -184,7 +184,7 @@ def render(found: Inspection, width: int | None = None) -> Group:
 
 
 def human_count(number: int) -> str:
-    """Return a count as people write it: ``15.5 G``."""
+    """Return a count with one decimal and a unit: ``15.5 G``; below 1000 the number itself."""
     if number < 1000:
         return str(number)
     size, units = number / 1000, ["k", "M", "G", "T", "P"]
@@ -195,7 +195,7 @@ def human_count(number: int) -> str:
 
 
 def printable(text: str, limit: int = 60) -> str:
-    """Return a name from a file so that it can stand in a terminal or a picture, shortened in the middle."""
+    """Return a name from a file without control characters, shortened in the middle, for a terminal or a picture."""
     if len(text) > limit:
         text = f"{text[: limit // 2]}…{text[-(limit - limit // 2 - 1) :]}"
     return plain(text).replace("\n", "\ufffd")

@@ -1,4 +1,4 @@
-"""``optimize models``: the zoo, with the size and the work of each model, none of which is built for it."""
+"""``optimize models``: the zoo, with the size and the work of each model, without building any."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ModelSummary:
 
 
 def summarise(name: str) -> ModelSummary:
-    """Return what a model of the zoo is made of; its weights are not made.
+    """Return the summary of a model of the zoo; its weights are not made.
 
     Raises:
         ModelError: the zoo has no such model, or the name is that of a variant.
@@ -87,7 +87,7 @@ def to_json(found: Sequence[ModelSummary]) -> dict[str, Any]:
 
 
 def render(found: Sequence[ModelSummary]) -> Group:
-    """Return what a person reads."""
+    """Return the models as a table, with notes on their names."""
     rows = []
     for model in found:
         shape = "×".join(str(n) for n in model.inputs[0][1:])

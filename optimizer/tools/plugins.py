@@ -1,7 +1,7 @@
-"""List of plug-ins for ``optimize plugins``: evaluators, spaces, samplers and models, and what is broken.
+"""List of plug-ins for ``optimize plugins``: evaluators, spaces, samplers and models, and which of them are broken.
 
-Each plug-in that is not ours is loaded in a process of its own, so that one that crashes or hangs is a row of the
-table and not its end. ``python -m optimizer.tools.plugins KIND NAME SECONDS`` is that process.
+Each plug-in that is not ours is loaded in a process of its own, so that one that crashes or hangs is reported in its
+row of the table. ``python -m optimizer.tools.plugins KIND NAME SECONDS`` is that process.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Plugin:
     Attributes:
         kind: a key of :data:`search_spaces.core.plugins.KINDS`.
         distribution: name and version of the package that it comes from.
-        contract: version of the contract that it says it keeps; None where it could not be asked.
+        contract: version of the contract that it declares; None if it could not be loaded.
         problem: why it cannot be used, or "".
     """
 
@@ -101,7 +101,7 @@ def _tried(kind: str, entry: EntryPoint, limit_s: float) -> Plugin:
     except subprocess.TimeoutExpired:
         version, problem = None, f"importing it took longer than {limit_s:g} s"
     except (ValueError, IndexError, TypeError):
-        version, problem = None, "the process that imported it said nothing that can be read"
+        version, problem = None, "the process that imported it gave no readable answer"
     return Plugin(kind, entry.name, origin(entry), version, problem)
 
 
@@ -124,5 +124,5 @@ def _try(kind: str, name: str, limit_s: float) -> tuple[int | None, str]:
 
 
 def main() -> None:
-    """Import the plug-in that the arguments name, and print what came of it for the process that asked."""
+    """Import the plug-in that the arguments name, and print the result for the parent process."""
     print(json.dumps(_try(sys.argv[1], sys.argv[2], float(sys.argv[3]))))  # noqa: T201 - the other process reads it

@@ -64,7 +64,7 @@ class SplitModel:
         }
 
     def render(self) -> str:
-        """Return what a person reads."""
+        """Return the splits and the file as text."""
         lines = [f"{self.model}: {split}" for split in self.splits]
         return "\n".join([*lines, f"{self.before} operators became {self.after}: {self.path} ({self.nbytes} bytes)"])
 
@@ -106,13 +106,13 @@ class Request:
 
     Attributes:
         model: a name or a file; a name that ends in ``:int8`` is decomposed as float32 and quantised then.
-        rule: as ``--tucker`` has it.
+        rule: the value of ``--tucker``.
         out: the file to write.
-        ranks: ``LAYER=INxOUT`` each; these layers are not asked about.
-        multiple, most: what the rule's ranks are rounded to multiples of, and what none of them is above.
+        ranks: ``LAYER=INxOUT`` each; the rule does not apply to these layers.
+        multiple, most: the rule's ranks are rounded to multiples of the first, and are at most the second.
         even_larger: whether triples are made that need no fewer multiply-accumulates.
-        platform: whose profile prices layers and triples; None for no prices.
-        even_slower: whether triples that are predicted to be no faster on the platform are used all the same.
+        platform: the device whose profile prices layers and triples; None for no prices.
+        even_slower: whether triples are used that are predicted to be no faster on the platform.
         input_shapes: of inputs that the model leaves open.
         seed: of the inputs on which outputs are compared.
     """
@@ -132,14 +132,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """What was made.
+    """A rewritten model.
 
     Attributes:
         before, after: the models, as float32.
-        choices: what became of each convolution larger than 1 by 1.
-        errors: operator → how far its filter is from that of its triple, relative.
-        output_error: how far the outputs are apart, relative; before any quantisation.
-        prices: of the device that was asked for, of the choices as they were before any was left out.
+        choices: the ranks of each convolution larger than 1 by 1, or why it has none.
+        errors: operator → relative difference of its filter and that of its triple.
+        output_error: relative difference of the outputs, before any quantisation.
+        prices: on the requested device, of all choices before slower ones were left out.
         int8: whether the file was quantised.
         nbytes: of the file.
     """
@@ -162,7 +162,7 @@ class Rewritten:
 
     @property
     def model_s(self) -> tuple[float, float] | None:
-        """Predicted seconds of all operators, before and after; None where nothing was priced."""
+        """Predicted seconds of all operators, before and after; None if nothing was priced."""
         if self.prices is None:
             return None
         p, used = self.prices, [c.layer.operator for c in self.choices if c.ranks is not None]
@@ -223,8 +223,8 @@ def rewrite_tucker(request: Request) -> Rewritten:
     """Decompose a model and write it.
 
     Raises:
-        UsageError: a word cannot be understood, or the file cannot be written.
-        RewriteError: a rank or a layer cannot be, the model is quantised, or nothing of it would be decomposed.
+        UsageError: an option is wrong, or the file cannot be written.
+        RewriteError: a rank or a layer is wrong, the model is quantised, or nothing of it would be decomposed.
         UnavailableError: the runtime does not run the model here, or there is no profile of the platform.
     """
     if request.even_slower and request.platform is None:
@@ -287,10 +287,10 @@ def _check_out(out: Path, graph: Graph) -> None:
 
 
 def _check_some(choices: Sequence[Choice], name: str, *, random: bool, hint: str = _ANOTHER) -> None:
-    """Check that something is decomposed at all.
+    """Check that at least one layer is decomposed.
 
     Args:
-        random: whether the weights are random, and the rule looks at them.
+        random: whether the weights are random, and the rule reads them.
         hint: what to do otherwise.
     """
     if any(choice.ranks is not None for choice in choices):
@@ -302,12 +302,12 @@ def _check_some(choices: Sequence[Choice], name: str, *, random: bool, hint: str
 
 
 def _price(graph: Graph, choices: Sequence[Choice], platform: Path) -> Prices:
-    """Return what a device's profile says of layers and of the triples that were chosen for them.
+    """Return the predicted seconds of layers and of the triples that were chosen for them, on a device.
 
     Raises:
         UsageError: there is no such profile.
         UnavailableError: no processor of the device runs the whole model, or there is no profile of it.
-        ProfileError: the profile has nothing that resembles some operator.
+        ProfileError: the profile has no prices for some operator.
     """
     evaluator = CostModelEvaluator()
     device = choose_platform(evaluator, None, platform)
@@ -319,7 +319,7 @@ def _price(graph: Graph, choices: Sequence[Choice], platform: Path) -> Prices:
     best = int(totals.argmin())
     if not np.isfinite(totals[best]):
         raise UnavailableError(f"no processor of {device.name!r} runs the whole of {graph.name!r}")
-    # A triple stands where its layer stood: each one before it has moved it by two.
+    # A triple takes its layer's place; each earlier triple has added two operators.
     places = {operator: operator + 2 * i for i, operator in enumerate(sorted(wanted))}
     triple_s = {operator: float(after[best, at : at + 3].sum()) for operator, at in places.items()}
     layer_s = {c.layer.operator: float(before[best, c.layer.operator]) for c in choices}

@@ -28,12 +28,12 @@ from search_spaces.core.wording import percent, plural
 SCHEMA_VERSION = 1
 _MOST_NAMES = 6
 _OWN_UNIT = "of the file"
-_SEARCH_SHARE = 0.2  # of the time, for the search over a chain's parts; then the solver, whose proofs are shorter
+_SEARCH_SHARE = 0.2  # of the time for best-first search; the rest is for CP-SAT, which proves faster
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one device runs in one go."""
+    """A run of operators on one device."""
 
     device: str
     chain: str
@@ -45,9 +45,9 @@ class Solved:
     """A placement and its proof.
 
     Attributes:
-        value, bound: of the objective, in ``unit``: what the placement gives, and what none goes below.
+        value, bound: the placement's objective and the lower bound of all placements, in ``unit``.
         unit: ``ms``, or that of the file.
-        loads: what each device does in one inference.
+        loads: load of each device by one inference, in ``unit``.
     """
 
     name: str
@@ -90,7 +90,7 @@ def solve_file(path: Path, objective: str | None, time_limit_s: float) -> Solved
 
     Raises:
         UsageError: the file, the objective or the time limit is wrong.
-        InfeasibleError: nothing fits.
+        InfeasibleError: no placement keeps all limits.
         UnavailableError: OR-Tools is needed and missing, or the time was too short to find anything.
     """
     check_time_limit(time_limit_s)
@@ -122,7 +122,7 @@ def _instance(path: Path, objective: str, time_limit_s: float) -> Solved:
 
 
 def table_costs(table: Table, platform: Platform) -> ChainCosts:
-    """Return the costs of all operators; before operator ``i`` stands what moving the output of ``i - 1`` takes."""
+    """Return the costs of all operators; ``transfer_s[i]`` is for moving the output of operator ``i - 1``."""
     after = table.transfer_s(platform)
     return ChainCosts(
         platform,
@@ -217,7 +217,7 @@ def _parts(table: Table, platform: Platform, processors: list[int] | tuple[int, 
 
 
 def render(solved: Solved) -> str:
-    """Return what a person reads."""
+    """Return the placement and its proof as text."""
     what = {"latency": "latency of one inference", "period": "period: load of the busiest device"}[solved.objective]
     unit = "" if solved.unit == _OWN_UNIT else f" {solved.unit}"
     proof = (

@@ -1,9 +1,8 @@
-"""``optimize storage``: stands before a storage, so that many workers need few connections to it.
+"""``optimize storage``: a server in front of a storage, so that many workers need few connections to it.
 
 The protocol is Optuna's own, over the agent's transport (:func:`evaluators.remote.server.listen`): beyond the loopback
-address there is TLS, and clients show a token or a certificate. It knows no heartbeats: workers sign by an attribute of
-their trial, and this server carries the signs into Optuna's tables, where it fails the trials of those that fell
-silent.
+address there is TLS, and clients show a token or a certificate. It has no heartbeats: workers change an attribute of
+their trial, and this server records a heartbeat in Optuna's tables, and fails the trials of workers that fell silent.
 """
 
 from __future__ import annotations
@@ -68,20 +67,20 @@ def _server(grpc: Any, backend: BaseStorage, host: str, port: int, credentials: 
 
 
 def _keep(backend: BaseStorage, heartbeat_s: int, ended: threading.Event) -> None:
-    """Carry the workers' signs of life into Optuna's tables, and fail the trials of the silent."""
+    """Record the workers' heartbeats in Optuna's tables, and fail the trials of silent workers."""
     signs: dict[int, dict[int, object]] = {}
     while not ended.wait(heartbeat_s / 2.0):
-        with suppress(Exception):  # the database may be away; the next round comes soon
+        with suppress(Exception):  # the database may not answer; the next round comes soon
             for study in backend.get_all_studies():
                 number = study._study_id  # noqa: SLF001 - Optuna's own name
                 carry_signs(backend, study.study_name, number, signs.setdefault(number, {}))
 
 
 def carry_signs(backend: BaseStorage, name: str, study_id: int, signs: dict[int, object]) -> None:
-    """Record a heartbeat for each running trial whose sign has changed, and fail those that are stale.
+    """Record a heartbeat for each running trial whose attribute has changed, and fail those that are stale.
 
     Args:
-        signs: the last sign of each trial; brought up to date.
+        signs: the last value of each trial's attribute, by trial id; updated.
     """
     from optuna.storages import fail_stale_trials
     from optuna.storages._heartbeat import BaseHeartbeat

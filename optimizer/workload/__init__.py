@@ -1,1 +1,1 @@
-"""Studies of several models: what they are about, what limits them, where their search begins."""
+"""Studies of several models: problem, baselines, limits, decomposed variants, and search."""

@@ -20,7 +20,7 @@ _THREADS_HOST = "threads"
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """Processors that the system schedules: one for each instance, each with the threads of one kind of processor."""
+    """Processors that the operating system schedules: one for each instance, with the threads of a processor's kind."""
 
     label: str
     processors: tuple[Processor, ...]
@@ -29,7 +29,7 @@ class _Variant:
 def baseline_processors(space: WorkloadSpace, *, threads: bool, processes: bool = True) -> Platform:
     """Return the space's platform with processors that only baselines use: a process, or a thread, for each instance.
 
-    They have no resources of their own, so the scheduler keeps none of them waiting: the system shares the cores out.
+    They hold no resources, so the job scheduler never delays them, and the operating system shares the cores.
 
     Args:
         threads: whether processors may be threads of one process.
@@ -45,8 +45,8 @@ def workload_baselines(space: WorkloadSpace, *, threads: bool, processes: bool =
     """Return the baselines; all run every model whole.
 
     ``one process per model`` and ``one thread per model``, with each number of threads that the platform's processors
-    have, where processors can be such; ``one after another`` on each kind of processor; ``one processor per model``, in
-    turns, where several can run at once.
+    have, if they are allowed; ``one after another`` on each kind of processor; ``one processor per model``, in turns,
+    if several can run at once.
     """
     count = len(space.joined.components)
     found = []
@@ -103,7 +103,7 @@ def _variants(space: WorkloadSpace, *, threads: bool) -> Iterator[_Variant]:
             what = f"{label}{many}" if base.kind == "cpu" else f"{label} on {base.name}"
             names = [f"{what}: {k}" for k in range(1, count + 1)]
             processors = tuple(replace(base, name=name, resources={}, options=options) for name in names)
-            if not host or (base.kind == "cpu" and "runtime" not in base.options):  # LiteRT is what the host runs
+            if not host or (base.kind == "cpu" and "runtime" not in base.options):  # the host runs LiteRT alone
                 yield _Variant(what, processors)
 
 
@@ -112,7 +112,7 @@ def _cores(group: Sequence[Processor]) -> tuple[int, ...]:
 
 
 def _host(space: WorkloadSpace) -> Processor:
-    """Return the process whose threads the threads are."""
+    """Return the process that hosts the threads, as a processor."""
     cpu = [processor for processor in single_processors(space.platform) if processor.kind == "cpu"]
     cores = _cores(cpu)
     return Processor(_THREADS_HOST, "cpu", {}, "threads", {"cores": cores, "threads": 1})

@@ -32,7 +32,7 @@ class WorkloadCritic(Critic):
     _corrected: WorkloadSimulator | None = None
 
     def observe(self, plan: Plan, stage_s: tuple[float, ...]) -> None:
-        """Settle the estimate: the mean, or a draw; the slowdown of processors that run at once is known."""
+        """Add a plan's measured stages, without the simulated slowdown of processors that run at once."""
         try:
             outcome = self.simulator.run(plan, known=True)
         except (RewriteError, UnavailableError):
@@ -49,7 +49,7 @@ class WorkloadCritic(Critic):
         self._corrected = WorkloadSimulator(of.workload, of.joined, of.platform, self._price, lowerings=of.lowerings)
 
     def seconds(self, plan: Plan) -> float:
-        """Return what a plan is thought to take."""
+        """Return the prediction of a plan with the learned times."""
         return self.value(plan, self._corrected or self.simulator)
 
     def _price(self, model: Graph, lowered: Lowered, processor: int, operators: tuple[int, ...]) -> JobCost:
@@ -61,7 +61,7 @@ class WorkloadCritic(Critic):
 
 
 def workload_critic(simulator: WorkloadSimulator, costs: ChainCosts, value: Value) -> WorkloadCritic:
-    """Return what learns how much longer operators take than their prices say, alike in all instances of a network.
+    """Return a critic that learns a factor on each operator's price, the same in all instances of a network.
 
     Args:
         costs: of :func:`workload_costs`.
@@ -75,7 +75,7 @@ def workload_critic(simulator: WorkloadSimulator, costs: ChainCosts, value: Valu
 
 
 def workload_costs(simulator: WorkloadSimulator, platform: Platform) -> ChainCosts:
-    """Return what the operators of all instances take, in seconds, without what processors take from each other.
+    """Return the costs of the operators of all instances, without contention between processors.
 
     Args:
         platform: processors and pools; a pool is priced as its first processor.

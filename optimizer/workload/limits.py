@@ -1,4 +1,4 @@
-"""Demands of a workload that no plan can meet: memory, deadlines, and processors for periodic requests."""
+"""Limits of a workload that no plan can keep: memory, deadlines, and processors for periodic requests."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ JobPrice = Callable[[range], float]
 
 @dataclass(frozen=True, slots=True)
 class Least:
-    """What no plan goes below for one inference of a model, in the prices; infinite where no processor takes it.
+    """Lower bounds of one inference of a model, by the prices; infinite if no processor supports it.
 
     Attributes:
         latency_s: from its start to its end.
-        work_s: what its jobs take together.
+        work_s: the sum of its jobs.
     """
 
     latency_s: float
@@ -49,17 +49,16 @@ def least(
 ) -> Least:
     """Return the bounds of an inference of a model.
 
-    Where jobs are runs of operators, in any number and on any processors, the quickest way is found operator by
-    operator: each goes on with the job of the one before it, or begins another on any processor. What an operator adds
-    to a job follows from the job of these two neighbours. Where a job has a price of its own and its operators add up
-    otherwise, as prices that were measured do, the result is the least of all such plans. Where more than neighbours
-    tell is spared in a job, as traffic between branches, a whole processor is taken to be cheaper by what its longest
-    job spares. Where not all operators wait for the one before them, processors may share that work, but none is over
-    before what it reads is.
+    If jobs are runs of operators, in any number and on any processors, dynamic programming over the operators finds the
+    quickest plan: each operator joins the job of the one before it, or begins a job on any processor. The seconds that
+    it adds to a job are those of the job of the two, less the first one's. Measured prices of longer jobs may not add
+    up like this; the result is the least of this additive model. If the longest job of a processor takes less than its
+    operators add up to, as without traffic between branches, all of the processor's costs are scaled down to it. If not
+    all operators wait for the one before them, processors may share the work, but an operator follows its inputs.
 
     Args:
-        ranks: with which the model runs.
-        runs: whether each job is a run of operators; else of each operator what it takes at least is added up.
+        ranks: of the model.
+        runs: whether each job is a run of operators; else the least seconds of each operator are added up.
         splits: whether operators may be split.
     """
     count = len(graph.operators)
@@ -84,7 +83,7 @@ def least(
 
 
 def _longest_path_s(graph: Graph, each_s: Seconds) -> float:
-    """Return what operators take that wait for each other, at least."""
+    """Return the seconds of the longest path of operators."""
     over_s = np.zeros(len(each_s))
     for o, took_s in enumerate(each_s):
         over_s[o] = took_s + max((over_s[before] for before in graph.predecessors(o)), default=0.0)
@@ -92,7 +91,7 @@ def _longest_path_s(graph: Graph, each_s: Seconds) -> float:
 
 
 def operator_costs(job_s: JobPrice, count: int) -> tuple[Seconds, Seconds]:
-    """Return the seconds of each operator as the first of a job, and what it adds behind the one before it."""
+    """Return each operator's seconds as the first of a job, and those that it adds to the job of the one before it."""
     begun_s = np.array([job_s(range(o, o + 1)) for o in range(count)])
     added_s = np.full(count, np.inf)
     for o in range(1, count):
@@ -107,7 +106,7 @@ def operator_costs(job_s: JobPrice, count: int) -> tuple[Seconds, Seconds]:
 
 
 def _longest_run(taken: NDArray[np.bool_]) -> range:
-    """Return the most operators in a row that a processor takes."""
+    """Return the longest run of operators that a processor supports."""
     borders = np.flatnonzero(np.diff(np.concatenate(([0], taken, [0]))))
     runs = [range(int(a), int(b)) for a, b in zip(borders[::2], borders[1::2], strict=True)]
     return max(runs, key=len, default=range(0))
@@ -127,7 +126,7 @@ def check(
     sets: Sequence[Sequence[RankSet]] = (),
     freedoms: AbstractSet[str] = frozenset(),
 ) -> Mapping[str, Least]:
-    """Check that some plan may keep what is demanded; return the least of each client's inference.
+    """Check that some plan may keep the workload's limits; return the bounds of each client's inference.
 
     Args:
         sets: of each client the ranks that it may get beside none.
@@ -135,7 +134,7 @@ def check(
 
     Raises:
         InfeasibleError: none can; the violations have demand, bound, gap and what to change.
-        UnavailableError: a model runs nowhere.
+        UnavailableError: no processor supports a model.
     """
     workload = simulator.workload
     clients = [i.client for i in workload.instances]
@@ -157,11 +156,11 @@ def check(
 
 
 def bound_of(objective: str, simulator: WorkloadSimulator, bounds: Mapping[str, Least], *, own: bool) -> Bounds | None:
-    """Return what no plan goes below in an objective; None for an objective without a bound.
+    """Return the lower bounds of an objective; None for an objective without one.
 
     Args:
         bounds: of each client, by its name.
-        own: whether the prices are what the evaluator itself computes with.
+        own: whether the prices are the evaluator's own.
     """
     workload = simulator.workload
     each_s = [bounds[client.name].latency_s for client in workload.clients for _ in range(client.count)]
@@ -198,9 +197,9 @@ def _broken(
 
 
 def _late_together(workload: Workload, bounds: Mapping[str, Least], processors: int) -> Iterator[Violation]:
-    """Yield the first time by which more is due than all processors can have done since the first of it was asked for.
+    """Yield the first interval in which more work arrives and is due than all processors can do.
 
-    Requests that come at random are left out: only a sample of their times is known.
+    Random arrivals are left out: only a sample of their times is known.
     """
     due = sorted(
         (release_s + client.deadline_s, release_s, client.count * bounds[client.name].work_s)

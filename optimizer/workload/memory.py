@@ -1,4 +1,4 @@
-"""Memory of a workload's models, as they are and decomposed, and the ranks that need least."""
+"""Memory of a workload's models, as they are and decomposed, and the ranks that need little of it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from search_spaces.core.workload import Workload
 from search_spaces.rewrites.tucker import outline, ranks_of
 
 LEVER = "raise memory_limit_mb, let instances share weights, or take fewer of them"
-"""What a person can do about a limit that is too low."""
+"""What to change if the limit is too low."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """Bytes of a model's weights, and of what it has in memory beside them in its largest moment."""
+    """Bytes of a model's weights, and the lower bound of its peak activation memory."""
 
     weights: int
     moment: int
 
 
 class Memory:
-    """The memory that a workload takes: weights, once where they are shared, and an arena for each instance.
+    """The memory that a workload takes: weights, once if they are shared, and an arena for each instance.
 
     Results for a model with some ranks are kept: a search needs them with every plan.
     """
@@ -59,7 +59,7 @@ class Memory:
         return self.nbytes(ranks_by_component(plan, self._joined))
 
     def violations(self, plan: Plan) -> tuple[Violation, ...]:
-        """Return what a plan breaks of the workload's memory limit."""
+        """Return a plan's violation of the workload's memory limit, or ()."""
         limit = self._workload.memory_limit_nbytes
         if limit is None:
             return ()
@@ -67,7 +67,7 @@ class Memory:
         return (violation(demand, limit),) if demand > limit else ()
 
     def bound_nbytes(self, sets: Sequence[Sequence[RankSet]] = ()) -> int:
-        """Return what no choice of ranks goes below: each instance and each model has the ranks that are best for it.
+        """Return a lower bound of all choices of ranks: each instance and each model has the best ranks for itself.
 
         Args:
             sets: of each client the ranks that it may get beside none.
@@ -88,8 +88,8 @@ class Memory:
     def sparing(self, sets: Sequence[Sequence[RankSet]]) -> dict[int, int]:
         """Return client → the number of its set, from 1, or 0 for none, with which the workload takes little memory.
 
-        Clients of one model share weights, and one that is decomposed alone adds its own: so all that may have the
-        same ranks get them, and then one after the other what is better yet; of all ranks to begin with the best.
+        Clients of one model share weights, and one that is decomposed alone adds its own. So all get the same ranks
+        where they may, then each in turn the best for it; the best result over all such first ranks is returned.
         """
         offered = [((), *each) for each in sets]
         chosen = [0] * len(offered)
@@ -103,7 +103,7 @@ class Memory:
     def _settled(
         self, offered: Sequence[Sequence[RankSet]], chosen: Sequence[int], group: Sequence[int], ranks: RankSet
     ) -> list[int]:
-        """Return a choice in which some clients have these ranks where they may, or what is better then."""
+        """Return a choice that gives a group these ranks where they may, then each client the best for it."""
         found = list(chosen)
         for c in group:
             found[c] = offered[c].index(ranks) if ranks in offered[c] else 0
@@ -116,7 +116,7 @@ class Memory:
         return self.nbytes([offered[c][chosen[c]] for c in self._clients])
 
     def _taken(self, number: int, ranks: RankSet) -> _Taken:
-        """Return what the model of an instance takes with some ranks."""
+        """Return the bytes of an instance's model with some ranks."""
         graph = self._joined.components[number].graph
         key = id(graph), ranks  # graphs of one structure may have other weights, of which some are shared
         if key not in self._known:
@@ -141,7 +141,7 @@ def decomposed(graph: Graph, ranks: RankSet) -> Graph:
 
 
 def largest_moment(graph: Graph) -> int:
-    """Return the most bytes that one operator of a model reads and writes: they are in memory at the same time."""
+    """Return the most bytes that one operator reads and writes: a lower bound of the peak activation memory."""
     found = 0
     for operator in graph.operators:
         touched = {t for t in (*operator.inputs, *operator.outputs) if t != -1 and not graph.tensors[t].constant}

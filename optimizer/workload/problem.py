@@ -29,13 +29,13 @@ from search_spaces.spaces.workload_space import WorkloadSpace
 
 @dataclass(slots=True)
 class Problem:
-    """What is asked, made ready to be searched.
+    """A workload with its models, space and baselines.
 
     Attributes:
-        config: the settings, with the freedoms that are meant.
+        config: the settings, with the freedoms that ``exact`` stands for.
         platform: of the space and of the baselines.
-        choices: of each client that may be decomposed what its convolutions may become.
-        variants: what models may become in the space; None where none may be decomposed, or nothing is known yet.
+        choices: client that may be decomposed → ranks that its convolutions may have.
+        variants: decomposed models of the space; None if none may be decomposed, or before they are found.
     """
 
     config: StudyConfig
@@ -50,18 +50,18 @@ class Problem:
 
     @property
     def objective(self) -> OfOutcome:
-        """What runs return, from which, or beside which, the objectives are computed."""
+        """The figure that runs return, from which, or beside which, the objectives are computed."""
         return WorkloadPricing(self.objectives[0], self.platform, {}).of_run
 
 
 def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload | None = None) -> Problem:
-    """Return what a study of several models is about.
+    """Return the problem of a study of several models.
 
     Args:
-        workload: what the settings ask for, where that is known already.
+        workload: that of the settings, if it was read already.
 
     Raises:
-        UsageError: the workload, a model, a platform or a setting cannot be.
+        UsageError: the workload, a model, a platform or a setting is wrong.
         UnavailableError: a processor cannot be used here, or the evaluator runs no workloads.
     """
     if not evaluator.capabilities.workloads:
@@ -91,8 +91,8 @@ def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload |
     processes = evaluator.capabilities.sliced_processors
     objectives = workload_objectives(config.objective)
     if any(o.name == "misses" for o in objectives) and not workload.deadlines:
-        raise UsageError("--objective misses: no model has a deadline", "say deadline_ms in the workload's file")
-    # How long processes that share cores really ran, nobody knows, and no state names them.
+        raise UsageError("--objective misses: no model has a deadline", "set deadline_ms in the workload's file")
+    # The busy time of processes that share cores is not known, and no state names them.
     if config.state or any(o.law == "sum" for o in objectives):
         threads = processes = False
     named = workload_baselines(space, threads=threads, processes=processes)
@@ -111,7 +111,7 @@ def workload_objectives(names: Sequence[str]) -> tuple[Objective, ...]:
     """Return the objectives of several models.
 
     Raises:
-        UsageError: there is none of some name, or one is given twice.
+        UsageError: a name is unknown, or given twice.
     """
     found = tuple(find_workload_objective(name) for name in names)
     if len({objective.name for objective in found}) < len(found):

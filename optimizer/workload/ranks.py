@@ -30,7 +30,7 @@ from search_spaces.spaces.registry import freedoms_of
 from search_spaces.spaces.workload_space import WorkloadSpace
 
 RANKS = "ranks"
-"""The kind of the log's record that holds :class:`~optimizer.workload.variants.Variants`."""
+"""Kind of the log record that holds :class:`~optimizer.workload.variants.Variants`."""
 
 PLAIN = "the best predicted plan without Tucker"
 _RANKED = ", Tucker"
@@ -40,10 +40,10 @@ RankSets = Sequence[RankSet]
 
 
 def with_errors(workload: Workload, config: StudyConfig) -> Workload:
-    """Return a workload whose clients say how far they may be off, as far as the command line has them decomposed.
+    """Return a workload with the command line's error limit for each client that may be decomposed and has none.
 
     Raises:
-        UsageError: ``--allow ranks`` or ``--max-error`` has nothing to go with.
+        UsageError: ``--allow ranks`` or ``--max-error`` has no effect.
     """
     if "ranks" in freedoms_of(config.allow):
         most = allowed_error(config)
@@ -60,13 +60,13 @@ def with_errors(workload: Workload, config: StudyConfig) -> Workload:
 
 
 def choices_of(workload: Workload, graphs: Sequence[Graph]) -> dict[int, RankChoices]:
-    """Return for each client that may be decomposed what its convolutions may become; one that cannot be stays.
+    """Return client → ranks that its convolutions may have; a client that cannot be decomposed is left out.
 
     Args:
         graphs: of each client; clients of one model share theirs.
 
     Raises:
-        RewriteError: none of them can be.
+        RewriteError: none of them can be decomposed.
     """
     found: dict[int, RankChoices] = {}
     made: dict[int, RankChoices] = {}
@@ -86,10 +86,10 @@ def choices_of(workload: Workload, graphs: Sequence[Graph]) -> dict[int, RankCho
 
 
 def grids_of(workload: Workload, choices: Mapping[int, RankChoices]) -> dict[str, list[RankSet]]:
-    """Return what triples are to be priced: of each model, all layers with their first, second, … choice.
+    """Return graph digest → sets of triples to price: all layers with their first, second, … choice.
 
-    Triples that alone are off by more than is allowed are left out. Models of one structure have the same prices,
-    whatever their weights are: what one of them may become is priced for all.
+    Triples that alone exceed the allowed error are left out. Models of one structure have the same prices, whatever
+    their weights: the triples of one are priced for all.
 
     Raises:
         RewriteError, ModelError: the weights cannot be read.
@@ -131,7 +131,7 @@ def _warn_of_none(choices: RankChoices, model: str, most: float) -> None:
 def twins(
     space: WorkloadSpace, named: Sequence[Baseline], variants: Variants, predict: Callable[[Plan], float]
 ) -> tuple[Baseline, ...]:
-    """Return what a person would do first with decomposed models: one share for all layers, and processes (seed 001).
+    """Return the usual baseline with decomposed models: one share for all layers, and processes (seed 001).
 
     Args:
         named: the baselines of the models as they are.
@@ -144,7 +144,7 @@ def twins(
 
 
 def _usual(named: Sequence[Baseline]) -> tuple[str, list[Baseline]]:
-    """Return the kind of baseline that a person would try first with decomposed models, and those of this kind."""
+    """Return the most usual kind of baseline for decomposed models, and the baselines of this kind."""
     for kind in (PROCESSES, STATIC, SEQUENTIAL):
         if mine := [b for b in named if b.name.startswith(kind)]:
             return kind, mine
@@ -154,10 +154,10 @@ def _usual(named: Sequence[Baseline]) -> tuple[str, list[Baseline]]:
 def decomposed(
     space: WorkloadSpace, plans: Sequence[Plan], variants: Variants, sparing: Mapping[int, int]
 ) -> list[Plan]:
-    """Return plans with each model decomposed as far as is best on some kind of processor, and as far as spares memory.
+    """Return plans with each model decomposed as is best on some kind of processor, and as spares memory.
 
     Args:
-        sparing: client → the number of its variant that takes little memory, from 1; empty where that is no matter.
+        sparing: client → the number of its variant that takes little memory, from 1; empty without a memory limit.
     """
     which = [*variants.strongest(), sparing]
     each = dict.fromkeys(joined_ranks(space.ranks.chosen(numbers), space.joined) for numbers in which)
@@ -167,9 +167,9 @@ def decomposed(
 def foreseen(
     workload: Workload, platform: Platform, choices: Mapping[int, RankChoices], named: Sequence[Baseline], plans: int
 ) -> dict[str, Any]:
-    """Return what a dry run says about ranks, as plain values; empty where no model may be decomposed.
+    """Return the fields of a dry run about ranks, as plain values; empty if no model may be decomposed.
 
-    Which ways to decompose a model are worth a search is found by timing; only how many there are at most is known.
+    Timing finds the variants of a model; before that only their largest number is known.
 
     Args:
         platform: the processors of the space.
@@ -196,12 +196,12 @@ def rank_summary(
     best: RankSets,
     files: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return for each model that might be decomposed what was found, as plain values.
+    """Return the result for each model that might be decomposed, as plain values.
 
     Args:
         choices: of each client that can be.
         best: of each component the ranks in the best plan, or none.
-        files: client → the file of its decomposed model, where one was written.
+        files: client → the file of its decomposed model, if one was written.
     """
     clients = [i.client for i in workload.instances]
     found: dict[str, Any] = {}

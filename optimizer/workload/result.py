@@ -22,7 +22,7 @@ class WorkloadResult(Result):
 
     Attributes:
         predictions: digest of a plan → the simulator's run, and the objective's value.
-        tucker: model that may be decomposed → what became of it in the best plan (:mod:`optimizer.workload.ranks`).
+        tucker: model that may be decomposed → its result, of :func:`optimizer.workload.ranks.rank_summary`.
     """
 
     workload: Workload = field(kw_only=True)
@@ -34,7 +34,7 @@ class WorkloadResult(Result):
     def outcomes(self) -> dict[str, dict[str, Any]]:
         """Return each model's own figures under the recommended plan and each baseline that was measured; {} before.
 
-        They are medians of the final's runs, of other plans the search's, in the state of the machine in the final.
+        They are medians of the final's runs, or else of the search's, scaled to the machine's state in the final.
         """
         if self.verdict is None:
             return {}
@@ -48,7 +48,7 @@ class WorkloadResult(Result):
         return found
 
     def _figures(self, plan: Plan, medians: Mapping[str, Any], value_s: float) -> dict[str, Any]:
-        """Return medians of runs of a plan, scaled so that they have the objective's value that the verdict has."""
+        """Return medians of runs of a plan, scaled to the verdict's value of the objective."""
         value_ms = {**medians, "throughput_ms": 1e3 / medians["throughput_per_s"]}.get(f"{self.objective.name}_ms")
         scale = value_s * 1e3 / value_ms if value_ms else 1.0
         found = {key: value * scale if key in _TIMES and value is not None else value for key, value in medians.items()}
@@ -67,7 +67,7 @@ class WorkloadResult(Result):
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``--json``."""
-        # Not super(): a dataclass with slots is another class than the one that this body knows.
+        # Not super(): @dataclass(slots=True) makes a new class, which super() here does not know.
         document = Result.to_json(self)
         document["workload"] = {
             **self.workload.to_json(),

@@ -1,11 +1,11 @@
-"""The sampler ``auto`` for workloads: plans that the simulator finds good, corrected by what was measured.
+"""The sampler ``auto`` for workloads: plans that the simulator finds good, corrected by measurements.
 
 Simulated annealing by predicted values makes a list of good plans that differ. The times of stages correct what
 operators take (:mod:`optimizer.samplers.critic`). For each trial annealing goes on by the corrected values, from the
 best measured plan and from the best of the list, and the best plan on its way is proposed. Without prices of
-operators, what was measured over what was predicted corrects the predictions of plans that use the same processors; of
-the list, and of what lies some moves away from the best measured plan, the best is proposed. All follows from the seed
-and the earlier trials.
+operators, the ratio of measured to predicted values corrects the predictions of plans that use the same processors; the
+best plan of the list, or within some moves of the best measured plan, is proposed. Proposals depend on the seed and the
+earlier trials only.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from search_spaces.spaces.space import NeighbourlySpace, in_space
 
 STEPS = 1500
 _KEPT = 200
-_WARM, _WARM_LATER, _COLD = 0.1, 0.02, 0.002  # of a difference in time, relative, that is taken now and then
+_WARM, _WARM_LATER, _COLD = 0.1, 0.02, 0.002  # temperatures of annealing, relative to the time
 _NEIGHBOURS, _LISTED = 24, 24
-_STEPS_LATER = 6  # so many times fewer for a trial than at first
+_STEPS_LATER = 6  # a trial's annealing has so many times fewer steps than the first
 
 Predict = Callable[[Plan], float]
 
@@ -35,12 +35,12 @@ class WorkloadProposer:
     """Proposes plans of a workload for the sampler ``auto``.
 
     Args:
-        predict: seconds that a plan is predicted to take; infinite for one that cannot be.
+        predict: seconds that a plan is predicted to take; infinite for one that cannot run.
         starts: where annealing begins, beside plans at random.
         seed: of the study.
         steps: of the annealing at first, from the best start and from a plan at random.
-        critic: learns what operators take; None where nothing is known of them.
-        fits: whether a plan may be proposed: keeps all constraints, and nobody measures it.
+        critic: learns the times of operators; None if they have no prices.
+        fits: whether a plan may be proposed: it keeps all constraints, and no worker measures it.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class WorkloadProposer:
         self._trials = 0
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
-        """Take note of a trial, in the order of trials."""
+        """Add a trial, in the order of trials."""
         self._trials += 1
         took_s = measurement.median_s / speed if measurement is not None else math.inf
         self._tried[plan.digest] = took_s
@@ -80,7 +80,7 @@ class WorkloadProposer:
             self._best = plan
 
     def propose(self) -> Plan | None:
-        """Return a plan that was not tried, or None where none is known."""
+        """Return a plan that was not tried, or None if none is known."""
         if not self._plans:
             self._anneal()
         rng = np.random.default_rng([self._seed, 41, self._trials])
@@ -96,16 +96,16 @@ class WorkloadProposer:
         return next(good, None)
 
     def anew(self, seed: int, critic: Critic | None, fits: Callable[[Plan], bool]) -> WorkloadProposer:
-        """Return one that has observed nothing and begins with the same list; for arguments see the class."""
+        """Return a proposer with the same list that has observed nothing; arguments are those of the class."""
         self.ranking(0)
         found = WorkloadProposer(self._space, self._predict_s, [], seed, self._steps, critic, fits)
         found._plans, found._predicted = self._plans, self._predicted
         return found
 
     def _annealed(self, critic: Critic, best: Plan, rng: np.random.Generator) -> dict[str, tuple[float, Plan]]:
-        """Return what plans of the list, and those that annealing meets, are thought to take.
+        """Return digest → (corrected prediction, plan) of the list, and of the plans that annealing visits.
 
-        It begins at the best measured plan, and at the one that is thought to be best.
+        It begins at the best measured plan, and at the best one by the corrected predictions.
         """
         critic.learn(rng if self._trials % 2 else None)
         left = sorted((p for d, p in self._plans.items() if d not in self._tried), key=self._predict)[:_LISTED]
@@ -128,7 +128,7 @@ class WorkloadProposer:
             there = plan
             for _ in range(1 + int(rng.integers(3))):
                 there = self._space.neighbour(there, rng)
-            found.setdefault(there.digest, there)  # not for later: a study that goes on never drew them
+            found.setdefault(there.digest, there)  # not kept: a resumed study never drew them
         return found
 
     def ranking(self, count: int) -> list[Plan]:
@@ -166,7 +166,7 @@ class WorkloadProposer:
         return self._predicted[plan.digest]
 
     def _corrected(self, plan: Plan) -> float:
-        """Return the prediction, times what plans on the same processors took over theirs, or else all plans."""
+        """Return the prediction times the median of measured / predicted on the same processors, or else of all."""
         ratios = self._ratios.get(_processors(plan)) or [r for each in self._ratios.values() for r in each]
         return self._predict(plan) * (math.exp(float(np.median(ratios))) if ratios else 1.0)
 

@@ -20,7 +20,7 @@ from search_spaces.spaces.shared_workload_space import SharedWorkloadSpace
 
 
 def shared_starts(space: SharedWorkloadSpace, simulator: WorkloadSimulator) -> list[Plan]:
-    """Return plans in which each model runs as is best for it alone: all of them, and each one beside whole others."""
+    """Return plans with stages that are best for a model alone: for all models, and for each beside whole others."""
     best = [_best(model, simulator) for model in space.models]
     clients = [c for c, _ in enumerate(space.models) for _ in range(space.counts[c])]
     found = [DecodedPlan("fifo", tuple(range(len(clients))), tuple(best[c] for c in clients))]
@@ -47,7 +47,7 @@ def _best(space: SegmentSpace, simulator: WorkloadSimulator) -> tuple[Stage, ...
 def _rows(
     space: SegmentSpace, simulator: WorkloadSimulator, numbers: dict[str, int]
 ) -> Iterator[tuple[NDArray[np.float64], float]]:
-    """Yield what each operator adds to a job of a processor or pool, and what a job costs for itself."""
+    """Yield for each processor or pool the seconds that operators add to a job, and the overhead of a job."""
     count = len(space.graph.operators)
     for processor in space.platform.processors:
         begun_s, added_s = operator_costs(partial(simulator.part_s, space.graph, numbers[members(processor)[0]]), count)

@@ -1,10 +1,10 @@
 """Ranks in a study of several models (seed 001): which ways to decompose each model are worth a search.
 
-For each kind of processor, and for the whole of the error that is allowed and parts of it, the ranks that save most
-time there become a set (:mod:`optimizer.exact.ranks`), by what layers and triples were timed at; a triple that is no
-faster than its layer on that kind is in none of its sets. How far outputs are then really off is measured, where they
-are computed, and a set that is off too far is made milder or left out. So the search knows of every set what it costs
-and that it is allowed; it chooses one, or none, for each model, together with cuts and processors.
+For each kind of processor, and for the whole allowed error and shares of it, the ranks that save most time there become
+a set (:mod:`optimizer.exact.ranks`), by the timings of layers and triples; a triple that is no faster than its layer on
+that kind is in none of its sets. If outputs are computed, their error is then measured, and a set beyond the limit is
+made again for a smaller error, or left out. So every set has a known cost and is allowed; the search chooses one, or
+none, for each model, together with cuts and processors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from search_spaces.rewrites.tucker import Ranks
 from search_spaces.rewrites.tucker_ranks import RankChoices
 
 SHARES = (1.0, 0.5, 0.25)
-"""Of the allowed error, for which a set is made."""
+"""Shares of the allowed error for which a set is made."""
 
 _UNIFORM = "one share for all layers"
 _TRIES, _SAFE, _MILDEST = 4, 0.9, 0.3
@@ -47,8 +47,8 @@ class Variant:
     """One way to decompose a model.
 
     Attributes:
-        error: how far its outputs are off, relative.
-        made_for: the kind of processor on which it saves most, or in words that it has one share for all layers.
+        error: relative error of its outputs.
+        made_for: the kind of processor on which it saves most, or ``one share for all layers``.
         measured: whether the error is of computed outputs; else it is estimated from the filters.
     """
 
@@ -60,7 +60,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Variants:
-    """What the models of a workload may become: of each client its variants, different ones."""
+    """The distinct variants of each client of a workload."""
 
     of: tuple[tuple[Variant, ...], ...]
 
@@ -70,14 +70,14 @@ class Variants:
         return tuple(tuple(v.ranks for v in each) for each in self.of)
 
     def strongest(self) -> Iterator[dict[int, int]]:
-        """Yield for each thing that variants were made for: client → the number of its first variant of it, from 1."""
+        """Yield for each ``made_for``: client → the number of its first such variant, from 1; 0 for none."""
         for what in dict.fromkeys(v.made_for for each in self.of for v in each):
             yield {
                 c: next((i for i, v in enumerate(each, 1) if v.made_for == what), 0) for c, each in enumerate(self.of)
             }
 
     def uniform(self) -> dict[int, int]:
-        """Return client → the number of its variant with one share for all layers, 0 where it has none."""
+        """Return client → the number of its variant with one share for all layers, from 1; 0 for none."""
         return {
             c: next((i for i, v in enumerate(each, 1) if v.made_for == _UNIFORM), 0) for c, each in enumerate(self.of)
         }
@@ -120,14 +120,14 @@ def find_variants(
     grids: Mapping[str, Sequence[RankSet]],
     progress: Callable[[str], None],
 ) -> Variants:
-    """Return what each model may become; see the module.
+    """Return the variants of each model.
 
     Args:
-        session: which knows prices.
+        session: with prices of jobs.
         platform: the processors of the space.
 
     Raises:
-        UsageError: the session takes no plans with ranks.
+        UsageError: the session does not run plans with ranks.
         RewriteError, ModelError: the weights cannot be read.
     """
     if not session.capabilities.decompose:
@@ -145,7 +145,7 @@ def find_variants(
 
 
 class _Finder:
-    """Finds variants of models; what it learnt of one client serves others of the same model."""
+    """Finds variants of models; clients of the same model share measured errors."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class _Finder:
         """Return the variants of a client, one kind of processor after the other, the largest allowed error first."""
         if not self._grids.get(graph.digest):
             return []
-        self._progress(f"how far {client.name} is off when it is decomposed")
+        self._progress(f"finding the errors of {client.name} when it is decomposed")
         most = client.tucker or 0.0
         models = self._models(graph, choices)
         found = [
@@ -177,7 +177,7 @@ class _Finder:
         return list(named.values())
 
     def _models(self, graph: Graph, choices: RankChoices) -> dict[str, RankCosts]:
-        """Return for each kind of processor that takes the whole model what layers and triples take there."""
+        """Return the costs of layers and triples on each kind of processor that supports the whole model."""
         found = {}
         for like, group in replace(self._platform, processors=single_processors(self._platform)).classes().items():
             if (model := self._costs(graph, choices, group[0].name)) is not None:
@@ -185,7 +185,7 @@ class _Finder:
         return found
 
     def _costs(self, graph: Graph, choices: RankChoices, name: str) -> RankCosts | None:
-        """Return what layers and triples take on a processor; None where it does not take the whole model."""
+        """Return the costs of layers and triples on a processor; None if it does not support the whole model."""
         processor = [p.name for p in single_processors(self._simulator.platform)].index(name)
         count, part_s = len(graph.operators), self._simulator.part_s
         operator_s = np.array([[part_s(graph, processor, (o,)) for o in range(count)]])
@@ -203,7 +203,7 @@ class _Finder:
     def _within(
         self, choices: RankChoices, ranks_for: Callable[[float], RankSet], error: float, most: float, made_for: str
     ) -> Variant | None:
-        """Return ranks that are expected to be off by ``error``, or by less where really they are off by too much."""
+        """Return ranks of the expected ``error``, or of a smaller one if their measured error exceeds ``most``."""
         for _ in range(_TRIES):
             ranks = ranks_for(error)
             if not ranks:
@@ -215,7 +215,7 @@ class _Finder:
         return None
 
     def _error(self, choices: RankChoices, ranks: RankSet) -> tuple[float, bool]:
-        """Return how far outputs are off, and whether that was measured."""
+        """Return the relative error of the outputs, and whether it was measured."""
         key = id(choices.graph), ranks
         if key not in self._errors:
             expected = choices.error(Plan(choices.graph.digest, (), ranks=ranks))

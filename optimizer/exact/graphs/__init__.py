@@ -1,1 +1,1 @@
-"""Exact methods for graphs that are no chain: placements of operators, and segments between gates."""
+"""Exact methods for graphs with branches: placements of operators, and segments between gates."""

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model as cp
 
 WORKERS = 2
-PROVEN = 1e-5  # a gap that rounding to integers makes
+PROVEN = 1e-5  # largest gap that is due to rounding to integers
 Outcome = Literal["found", "infeasible", "no time"]
-"""There is a solution; there is proven to be none; or nothing is known."""
+"""A solution exists; it is proven that none exists; or neither is known."""
 
 
 def solver_module() -> Any:

@@ -75,8 +75,8 @@ def best_plan(graph: Graph, costs: GraphCosts, time_limit_s: float = 30.0) -> Gr
 
     Raises:
         InfeasibleError: some operator runs on no processor.
-        UnavailableError: OR-Tools is missing, and the graph has a large part without gates; or there was no time to
-            find a plan.
+        UnavailableError: OR-Tools is missing, and the graph has a large segment; or the time was too short to find a
+            plan.
         UsageError: the time limit is not more than 0.
     """
     check_time_limit(time_limit_s)
@@ -106,7 +106,7 @@ def best_plan(graph: Graph, costs: GraphCosts, time_limit_s: float = 30.0) -> Gr
         raise UnavailableError(f"no plan was found within {time_limit_s:g} s", "give a longer --time-limit")
     steps = [part.plan(ends) for part, ends in zip(parts, path, strict=True)]
     whole = list_schedule(graph, costs, Segment(None, tuple(range(len(graph.operators))), None), None, None)
-    if whole is not None and whole.cost_s < spent:  # which spreads over gates
+    if whole is not None and whole.cost_s < spent:  # its stages may span gates
         steps = [whole]
     plan = as_plan(graph, costs, _stages(costs, steps))
     took_s = makespan_s(graph, costs, plan)
@@ -176,7 +176,7 @@ class _Part:
         return _moved(plan, self._segment.operators[0])
 
     def refine(self, ends: Ends, slack_s: float, time_limit_s: float) -> None:
-        """Refine one choice of processors: find the best plan, or that it takes ``slack_s`` more than the bound."""
+        """Find the best plan for one choice of processors, or prove that it is ``slack_s`` above the bound."""
         graph, costs, segment = self._graph, self._costs, self._segment
         before, first = self.answers[ends], segment.operators[0]
         if len(segment.operators) <= _MOST_SEARCHED:
@@ -210,7 +210,7 @@ class _Part:
 
 
 def _shortest(parts: list[_Part], length: Callable[[_Answer], float]) -> tuple[float, list[Ends]]:
-    """Return the shortest way through the processors of the gates, and which processors each part has on it."""
+    """Return the length of the shortest path through the gates' processors, and each segment's processors on it."""
     paths: dict[ProcessorIndex, tuple[float, list[Ends]]] = {None: (0.0, [])}
     for part in parts:
         here: dict[ProcessorIndex, tuple[float, list[Ends]]] = {}
@@ -250,7 +250,7 @@ def _moved(plan: SegmentPlan, by: int) -> SegmentPlan:
 
 
 def _stages(costs: GraphCosts, steps: Sequence[SegmentPlan]) -> list[Stage]:
-    """Return the stages of consecutive segments; one that goes on beyond a gate is one stage."""
+    """Return the stages of consecutive segments; a stage that continues beyond a gate stays one stage."""
     found: list[tuple[tuple[int, ...], int]] = []
     for step in steps:
         rest = list(step.stages)

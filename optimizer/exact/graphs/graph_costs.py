@@ -1,8 +1,8 @@
 """Costs of a plan of any shape in a model: stages on processors, by the rules of the runner and the simulator.
 
-A stage begins when its processor and all processors that exclude it are free and its inputs are there. It takes its
-overhead, its transfers and its operators; its outputs are there when it ends. Each
-processor runs its stages in the order of the plan.
+A stage begins when its processor and all processors that exclude it are free and its inputs are available. It takes its
+overhead, its transfers and its operators; its outputs are available when it ends. Each processor runs its stages in the
+order of the plan.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class GraphCosts:
 
     Attributes:
         platform: the processors; those that are alike must have equal costs.
-        operator_s: shape ``(P, n)``: each operator on each processor; infinite where a processor refuses it.
+        operator_s: shape ``(P, n)``: each operator on each processor; infinite if it is not supported there.
         overhead_s: shape ``(P,)``: the seconds that each stage adds.
         transfer_s: shape ``(T, P, P)``: the seconds that a stage pays for a tensor of another stage (``[tensor, from,
             to]``), once for all its operators; also within one processor.

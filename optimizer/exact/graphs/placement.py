@@ -1,4 +1,4 @@
-"""Solves placement problems with a proof: a first solution, lossless merging, then CP-SAT."""
+"""Solves placement problems, with a lower bound: a first solution, lossless merging, then CP-SAT."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def solve_placement(
     """Return the best placement found in the time, with a bound that holds for all.
 
     Raises:
-        InfeasibleError: nothing fits.
+        InfeasibleError: no placement keeps all rules.
         UnavailableError: OR-Tools is missing, or the time was too short to find anything.
         UsageError: the time limit is not more than 0.
     """

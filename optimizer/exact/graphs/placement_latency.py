@@ -1,11 +1,10 @@
 """The latency of a placement problem: a local search and a lower bound.
 
-The bound follows one path through the graph. The nodes of an accelerator are one contiguous part, so those on the path
-are one run of it, and with them the part holds all that lies between the run's first and its last node. What comes
-before the node before the run, or after the node after it, is elsewhere. So a run costs at least the work between its
-ends and the transfers to and from elsewhere, and is no larger than an accelerator's memory; the best runs come from
-dynamic programming. Paths that are long in the best placement known make the bound tight; what runs beside them it does
-not see.
+The bound follows one path through the graph. The nodes of an accelerator form one contiguous part, so those on the path
+are consecutive (a run), and the part also holds every node between the run's first and its last one. Ancestors of the
+node before the run, and descendants of the node after it, are on other devices. So a run costs at least the work
+between its ends and the transfers to and from other devices, and fits into an accelerator's memory; dynamic programming
+finds the best runs. Long paths of the best known placement make the bound tight; work beside a path is not counted.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from optimizer.exact.graphs.placement_merge import Clusters
 from optimizer.exact.graphs.placement_order import drawn_solutions, together
 from optimizer.exact.graphs.placement_value import CPU, loads, value
 
-_COOLING = (0.02, 0.0005)  # relative to the value: of the first and of the last move
+_COOLING = (0.02, 0.0005)  # temperature of the first and of the last move, relative to the value
 _PATIENCE = 400  # moves a cluster without a better placement, after which the search ends
 _HAIR = 1e-12
-_DRAWN = 0.4  # share of the time
-_WHOLE_RUN = 0.3  # share of the moves that take all of a device's nodes beside a border along
+_DRAWN = 0.4  # share of the time for drawn orders
+_WHOLE_RUN = 0.3  # share of the moves that also take all earlier, or all later, nodes of the device
 
 
 def improve(
@@ -94,7 +93,7 @@ def lower_bound(problem: PlacementProblem, devices: Sequence[int] | None) -> flo
     weights = [light, list(problem.cpu)]
     if devices is not None:
         took = loads(problem, devices)
-        # A node of a part is given its own share of what the part takes, transfers included.
+        # The time of a part, transfers included, is shared among its nodes in proportion to their work.
         work = dict.fromkeys(took, 0.0)
         for node, device in enumerate(devices):
             work[device] += problem.accelerator[node] if device >= 0 else problem.cpu[node]
@@ -117,7 +116,7 @@ def _reach(problem: PlacementProblem) -> NDArray[np.float32]:
 
 
 def _longest(problem: PlacementProblem, weights: Sequence[float]) -> tuple[int, ...]:
-    """Return the path whose weights add up to most; infinite ones count as nothing."""
+    """Return the path with the largest sum of weights; infinite weights count as 0."""
     heavy = [w if math.isfinite(w) else 0.0 for w in weights]
     best: dict[int, tuple[float, int]] = {}
     for node in problem.order:
@@ -132,9 +131,9 @@ def _longest(problem: PlacementProblem, weights: Sequence[float]) -> tuple[int, 
 
 
 def _path_bound(problem: PlacementProblem, path: Sequence[int], reach: NDArray[np.float32]) -> float:
-    """Return the least latency of what a path forces."""
+    """Return the least latency of a path, over all placements of its nodes."""
     count, most = len(path), problem.accelerators
-    table = np.full((count + 1, most + 1), np.inf)  # of the nodes so far, by how many accelerators were used
+    table = np.full((count + 1, most + 1), np.inf)  # by nodes so far, and by accelerators used
     table[0] = 0.0
     run = _run_costs(problem, path, reach) if most else np.full((count, count), np.inf)
     for end in range(1, count + 1):

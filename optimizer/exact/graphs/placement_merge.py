@@ -1,11 +1,11 @@
 """Merges nodes of a placement problem that are on one device in every solution better than a known one.
 
-Given a value that is known to be reachable, in a better solution
+In every solution that is better than the known value,
 
-- a node whose work on the CPU, with all of its colour, is above it is on an accelerator;
-- what such a node would pay for a transfer above it is not paid, so both ends are on one device;
-- what lies between two nodes of one accelerator is on it too, for its part is contiguous;
-- a source without cost that one node reads, as a weight, is best where that node is, if memory is no matter.
+- a node whose work on the CPU, with all of its colour, is above the value is on an accelerator;
+- such a node pays no transfer that lifts its load above the value, so both ends are on one device;
+- every node between two nodes of one accelerator is on it too, since its part is contiguous;
+- a source without cost that one node reads, as a weight, is best where that node is, if everything fits into memory.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _reach(
 ) -> set[int]:
     """Return the nodes that can be reached; those of one accelerator are reached together.
 
-    Nodes of one colour that the CPU may have are no way through: the CPU runs them at different times.
+    Nodes of one colour that may be on the CPU are not reached together: the CPU runs them at different times.
     """
     found: set[int] = set()
     waiting = list(start)

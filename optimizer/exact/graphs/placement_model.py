@@ -22,7 +22,7 @@ from optimizer.exact.graphs.placement_value import CPU, PlacementObjective
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model as cp
 
-_UNITS = 3e8  # what the known value is in the model's integers
+_UNITS = 3e8  # the known value in the model's integer units
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ def solve_model(
 class _Model:
     """Levels, and the constraints that every objective shares.
 
-    Units are the nodes that get a level together: clusters whose nodes depend on each other in a circle, as colours on
-    the CPU may, are taken apart again and only share their device.
+    Units are the nodes that share a level. Clusters that form a cycle, as colours on the CPU may, are separated into
+    nodes that only share a device.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class _Model:
             for unit in sorted(set(self.unit))
         }
         self.on: dict[int, list[cp.IntVar]] = {}
-        self.on_cpu: dict[int, list[cp.IntVar]] = {}  # where there are several, and their loads count
+        self.on_cpu: dict[int, list[cp.IntVar]] = {}  # if there are several CPUs, and their loads count
         for unit, at_least in self.at_least.items():
             for lower, upper in pairwise(at_least[1:]):
                 model.add_implication(upper, lower)
@@ -106,7 +106,7 @@ class _Model:
 
     @cached_property
     def transfers(self) -> dict[tuple[int, frozenset[int]], int]:
-        """What it costs to move the outputs of a unit that the same other units read."""
+        """Cost of moving outputs, by the unit that writes them and the units that read them."""
         found: dict[tuple[int, frozenset[int]], int] = {}
         for node, readers in enumerate(self.problem.successors):
             others = frozenset(self.unit[r] for r in readers) - {self.unit[node]}
@@ -183,7 +183,7 @@ class _Model:
             self.model.add(sum(w * self.on_cpu[unit][number] for unit, w in cpu.items() if w) <= self.worst)
 
     def limit_latency(self) -> None:
-        """Let ``worst`` be the latency: accelerators run their parts in one go, the CPU its nodes side by side."""
+        """Let ``worst`` be the latency: accelerators run their parts unbroken, the CPU its nodes side by side."""
         busy = self._busy()
         ready = {unit: self.model.new_int_var(0, self.most, "") for unit in self.at_least}
         start = [self.model.new_int_var(0, self.most, "") for _ in busy]

@@ -2,8 +2,7 @@
 
 The best runs of a given order come from dynamic programming in time quadratic in the nodes: those with the least
 largest load, or, for the latency, with the least sum of their loads and of the nodes that the CPUs run between them, as
-if nothing ran side by side. Some orders are tried. They are no more than good starts for the proof, and values to merge
-by.
+if nothing ran side by side. The solutions of some orders start the proof, and give values to merge by.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _DEPTH_FIRST = 0.9  # share of the steps of a drawn order
 def first_solutions(
     problem: PlacementProblem, clusters: Clusters, objective: PlacementObjective
 ) -> Iterator[tuple[int, ...]]:
-    """Yield the device of each node for some orders; for the period nothing is on a CPU, not even what must be."""
+    """Yield the device of each node for some orders; for the period all nodes are on accelerators."""
     for order in orders(problem, clusters):
         devices = _cut(problem, order, objective)
         if devices is not None:
@@ -34,7 +33,7 @@ def first_solutions(
 def filled(problem: PlacementProblem, order: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Return the greedy placement of Tarnawski et al. (appendix F): one accelerator after another is filled.
 
-    What fits into none, and what is left when all are full, is on the CPU.
+    Nodes that fit into none, and those left when all are full, are on the CPU.
     """
     devices, device, kept = [CPU] * len(problem.names), -1, float("inf")
     for group in order:
@@ -51,7 +50,7 @@ def filled(problem: PlacementProblem, order: Sequence[Sequence[int]]) -> tuple[i
 
 
 def orders(problem: PlacementProblem, clusters: Clusters) -> Iterator[list[list[int]]]:
-    """Yield orders of groups of nodes: what shares a cluster or a colour, or is in a circle of such groups, is one."""
+    """Yield orders of groups of nodes; nodes that share a cluster or a colour, or lie on a cycle, are one group."""
     parts, members = _parts(problem, clusters)
     rank = {v: i for i, v in enumerate(problem.order)}
     first = {part: min(rank[v] for v in members[part]) for part in parts}
@@ -85,7 +84,7 @@ def drawn_solutions(
 
 
 def _parts(problem: PlacementProblem, clusters: Clusters) -> tuple[nx.DiGraph[int], dict[int, list[int]]]:
-    """Return the graph of such groups, which has no circles, and the nodes of each."""
+    """Return the acyclic graph of such groups, and the nodes of each."""
     groups = together(problem, clusters)
     of = {node: number for number, group in enumerate(groups) for node in group}
     graph: nx.DiGraph[int] = nx.DiGraph()
@@ -115,7 +114,7 @@ def _cut(
     on_cpu = np.array([sum(problem.cpu[v] for v in group) for group in order])
     least = np.full((most + 1, count + 1), np.inf)
     least[:, count] = 0.0
-    ends = np.zeros((most + 1, count), dtype=int)  # of the run that begins there; its beginning: a CPU has the group
+    ends = np.zeros((most + 1, count), dtype=int)  # of the run that begins there; no run: the group is on a CPU
     for left in range(most + 1):
         for first in range(count - 1, -1, -1) if objective == "latency" else ():
             least[left, first], ends[left, first] = on_cpu[first] + least[left, first + 1], first

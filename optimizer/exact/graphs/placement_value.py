@@ -36,17 +36,17 @@ def loads(problem: PlacementProblem, devices: Sequence[int]) -> dict[int, float]
 
 
 def latency(problem: PlacementProblem, devices: Sequence[int]) -> float:
-    """Return the time of one inference; infinite where parts depend on each other in a circle, so that none begins.
+    """Return the time of one inference; infinite if parts form a cycle, so that none of them begins.
 
-    An accelerator begins when all that its part reads from elsewhere is there, reads it in, computes, and sends out,
-    one after another; others see its outputs when it has ended. CPUs run each node as soon as its inputs are there,
+    An accelerator begins when all inputs of its part are available; it reads them, computes, and sends its outputs, one
+    after another; other devices see its outputs when it has ended. CPUs run each node as soon as its inputs are there,
     side by side (Tarnawski et al. 2020, section 4: latency minimisation, which takes there to be enough of them).
     """
     return max(ends(problem, devices), default=0.0)
 
 
 def ends(problem: PlacementProblem, devices: Sequence[int]) -> list[float]:
-    """Return when the output of each node is in the CPUs' memory; infinite where it never is."""
+    """Return when the output of each node is in the CPUs' memory; infinite if it never is."""
     took = loads(problem, devices)
     count = len(devices)
     # A unit is a node of a CPU, or all nodes of an accelerator.
@@ -87,7 +87,7 @@ def broken(problem: PlacementProblem, devices: Sequence[int]) -> str:
     if found := _broken_in_place(problem, devices):
         return found
     if latency(problem, devices) == float("inf"):
-        return "the stages of the accelerators form a circle"
+        return "the stages of the accelerators form a cycle"
     return ""
 
 

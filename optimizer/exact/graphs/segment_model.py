@@ -1,8 +1,8 @@
 """One segment of a graph as a model of CP-SAT: which operators form a stage, where it runs, and when.
 
 A stage is named by its first operator, its leader. The stage that the entry gate is in may go on into the segment
-(leader ``OPEN``): it costs no overhead then, and begins at time 0, the end of the gate's own work. Circles between
-stages are ruled out by time: a stage begins when those that it reads from have ended.
+(leader ``OPEN``): it costs no overhead then, and begins at time 0, the end of the gate's own work. Cycles of stages are
+ruled out by time: a stage begins when those that it reads from have ended.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model as cp
 
 OPEN = -1
-_UNITS = 1e7  # what the least work of the segment is in the model's integers
-_LARGEST = 2.0**50  # of these integers: sums of them must not overflow
+_UNITS = 1e7  # the segment's least work in the model's integer units
+_LARGEST = 2.0**50  # in these units; sums must not overflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class _Model:
         worst_s += reads * float(tensors.max())
         times_s = np.concatenate([finite.ravel(), costs.overhead_s, tensors])
         at_least = float(costs.operator_s[:, list(segment.operators)].min(axis=0).sum())
-        # Where operators may be free, what is not decides: the smallest time there is.
+        # If all operators can take 0 s, the smallest positive time sets the scale.
         at_least = at_least or float(times_s.min(initial=1.0, where=times_s > 0))
         self.scale = min(_UNITS / at_least, _LARGEST / (worst_s or 1.0))
         self.horizon = int(worst_s * self.scale) + 1
@@ -115,7 +115,7 @@ class _Model:
 
     @cached_property
     def leaders(self) -> list[int]:
-        """The stages that there may be."""
+        """Possible stages, by their first operators."""
         return [OPEN] * (self.entry_processor is not None) + list(self.segment.operators)
 
     @cached_property
@@ -162,7 +162,7 @@ class _Model:
 
     @cached_property
     def run(self) -> dict[int, int]:
-        """The first operator of the run of each operator: each reads only the one before, and is read by no other."""
+        """First operator of each one's run, in which each reads only the one before, which no other reads."""
         found: dict[int, int] = {}
         for operator in self.segment.operators:
             before = self.graph.predecessors(operator)
@@ -286,7 +286,7 @@ class _Model:
                 self.model.add(sum(work) <= self.end)
 
     def hint(self, known: SegmentPlan) -> None:
-        """Tell the solver of a plan."""
+        """Give the solver a plan to start from."""
         for index, (operators, processor) in enumerate(known.stages):
             leader = OPEN if known.continued and index == 0 else operators[0]
             for operator in operators:
@@ -295,7 +295,7 @@ class _Model:
                         self.model.add_hint(chosen, (le, la) == (leader, processor))
 
     def plan(self, solver: cp.CpSolver, bound_s: float) -> SegmentPlan:
-        """Return the solver's solution, its cost in the model's integers."""
+        """Return the solver's solution; its cost is rounded as the model's integers are."""
         stages: dict[tuple[int, int], list[int]] = {}
         for (operator, leader, processor), chosen in self.member.items():
             if solver.boolean_value(chosen):

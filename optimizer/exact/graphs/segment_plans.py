@@ -1,4 +1,4 @@
-"""Plans of one segment without a solver: what one costs, all of them where there are few, and a good first one."""
+"""Plans of one segment without a solver: the cost of one, all plans of a short chain, and a good first one."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from search_spaces.core.graph import Graph
 
 Stages = tuple[tuple[tuple[int, ...], int], ...]
 
-_COOLING = (0.005, 0.0001)  # relative to the plan's time: of the first and of the last move
-_MOVES = (0.4, 0.75, 0.9)  # how often, added up: another processor, another place, made one; the rest is divided
-_FAR = 12  # places
-_LOOK = 64  # moves between two looks at the clock
+_COOLING = (0.005, 0.0001)  # temperature of the first and of the last move, relative to the plan's time
+_MOVES = (0.4, 0.75, 0.9)  # cumulative shares: change the processor, change the place, merge; the rest divide
+_FAR = 12  # places that a stage moves at most
+_LOOK = 64  # moves between two checks of the time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentCosts:
-    """What plans of a segment take, for a processor of its entry gate."""
+    """Computes the seconds of a segment's plans, given the processor of its entry gate."""
 
     graph: Graph
     costs: GraphCosts
@@ -48,7 +48,7 @@ class SegmentCosts:
         return run.last_s
 
     def work(self, operators: tuple[int, ...]) -> _Work:
-        """Return what some operators take and read."""
+        """Return the seconds and the inputs of some operators."""
         if operators not in self._known:
             inside = set(operators)
             read = {t for o in operators for t in self.graph.operators[o].inputs if t in self.graph.producer}
@@ -69,14 +69,14 @@ class SegmentCosts:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Seconds of some operators on each processor, and what they read of others: tensor and writer."""
+    """Seconds of some operators on each processor, and their inputs from others: (tensor, writer)."""
 
     seconds: tuple[float, ...]
     reads: tuple[tuple[int, int], ...]
 
 
 class _Run:
-    """Stages run one after another as far as they have been added."""
+    """The schedule of the stages that have been added."""
 
     def __init__(self, of: SegmentCosts) -> None:
         self._of = of
@@ -85,7 +85,7 @@ class _Run:
         self.ended: dict[int, tuple[float, int]] = {}  # operator → when, and on which processor
 
     def end(self, operators: tuple[int, ...], on: int, *, goes_on: bool = False) -> float:
-        """Return when a stage would end; infinite where it reads what is not there.
+        """Return when a stage would end; infinite if an input is not available yet.
 
         Args:
             goes_on: whether it is a continuation of the entry gate's stage.
@@ -107,7 +107,7 @@ class _Run:
         return begin + took
 
     def add(self, operators: tuple[int, ...], on: int, end_s: float, *, goes_on: bool = False) -> None:
-        """Run a stage."""
+        """Append a stage that ends at ``end_s``."""
         self.ended.update(dict.fromkeys(operators, (end_s, on)))
         self.last_s = max(self.last_s, end_s)
         if goes_on:
@@ -119,7 +119,7 @@ class _Run:
 def segment_cost(
     graph: Graph, costs: GraphCosts, segment: Segment, entry_processor: int | None, stages: Stages, *, continued: bool
 ) -> float:
-    """Return what one plan of a segment takes; see :meth:`SegmentCosts.seconds`."""
+    """Return the seconds of one plan of a segment, as :meth:`SegmentCosts.seconds`."""
     return SegmentCosts(graph, costs, segment, entry_processor).seconds(stages, continued=continued)
 
 
@@ -158,7 +158,7 @@ def list_schedule(
 ) -> SegmentPlan | None:
     """Return a plan made operator by operator, each on the processor where it ends first, then with stages merged.
 
-    Operators go by the length of what follows them (HEFT: Topcuoglu et al. 2002, doi:10.1109/71.993206).
+    Operators are ordered by upward rank (HEFT: Topcuoglu et al. 2002, doi:10.1109/71.993206).
     """
     finite = np.where(np.isfinite(costs.operator_s), costs.operator_s + costs.overhead_s[:, None], np.nan)
     mean = np.nanmean(finite[:, list(segment.operators)], axis=0)
@@ -181,7 +181,7 @@ def list_schedule(
 
 
 def _merged(of: SegmentCosts, plan: SegmentPlan) -> SegmentPlan:
-    """Return the plan with neighbours on one processor made one stage wherever that helps."""
+    """Return the plan with consecutive stages of a processor merged if that is not slower."""
     index = 0
     while index < len(plan.stages):
         processor = plan.stages[index][1]
@@ -201,7 +201,7 @@ def _merged(of: SegmentCosts, plan: SegmentPlan) -> SegmentPlan:
 
 
 def _joined(stages: Stages, one: int, other: int) -> Stages:
-    """Return stages of which a later one is part of an earlier one."""
+    """Return the stages with a later one merged into an earlier one."""
     operators = tuple(sorted((*stages[one][0], *stages[other][0])))
     return (*stages[:one], (operators, stages[one][1]), *stages[one + 1 : other], *stages[other + 1 :])
 
@@ -211,8 +211,8 @@ def improved(
 ) -> SegmentPlan:
     """Return the best plan that simulated annealing finds, never worse than the one that it begins with.
 
-    A stage changes its processor or its place in the order, is made one with the next one on its processor, or is
-    divided.
+    A move changes a stage's processor or its place in the order, merges it with the next one on its processor, or
+    divides it.
     """
     rng, begin_s = random.Random(seed), time.monotonic()  # noqa: S311
     best, now, now_s = plan, plan.stages, plan.cost_s

@@ -2,9 +2,9 @@
 
 A partial plan is a set of operators that have been placed, and the stage that was begun last. The next operator joins
 that stage or begins a new one on some processor, not before the last stage began; so each plan comes up once, its
-stages in the order in which they begin. Of two partial plans with the same operators done, the same last stage as far
-as seen by later operators, and the same processors for what is still to be read, one that is later in nothing
-dominates the other.
+stages in the order in which they begin. A partial plan dominates another one with the same operators placed, the same
+last stage as later operators see it, and the same processors for outputs that are still read, if none of its times is
+later.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from optimizer.exact.graphs.segment_model import SegmentPlan
 from optimizer.exact.graphs.segments import Segment
 from search_spaces.core.graph import Graph
 
-_BEAM = 100  # partial plans
-_LOOK = 256  # expansions between two looks at the clock
+_BEAM = 100  # partial plans kept at each depth
+_LOOK = 256  # expansions between two checks of the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,10 @@ class Problem:
 
     Attributes:
         reads: for each operator, what it reads from others: ``(writer, tensor)``.
+        needs, readers, tensor_readers: as bits, the operators that each one reads, and the readers of each operator
+            and tensor.
         seconds: for each operator, on each processor.
-        overhead, transfer: of a stage on each processor; of each tensor, from processor to processor.
+        overhead, transfer: seconds of a stage on each processor; of each tensor, from processor to processor.
         excluded: for each processor, those that are busy with it, itself included.
         tails: for each operator its readers, as bits, and for each of them the least time from the operator's end on
             each processor to the end of the segment, if that reader is still to come.
@@ -106,7 +108,7 @@ class Problem:
 
     @property
     def bound_s(self) -> float:
-        """What no plan of the segment goes below: the longest path, or the mean load."""
+        """Lower bound of all plans of the segment: the longest path, or the mean load."""
         return _estimate(self, _begin(self))
 
 
@@ -121,7 +123,7 @@ class _State(NamedTuple):
         start, length: of the last stage.
         free: when each processor is free.
         ready: writers of earlier stages that are still read: ``(operator, processor, end)``.
-        rest: what is not placed adds to the mean load of the groups.
+        rest: mean load that operators which are not placed add to the groups.
         operator: the one placed last.
         begins: whether it began a stage.
         parent: the plan before it.
@@ -147,8 +149,8 @@ def search_segment(
     """Return the best plan that takes less than ``most_s``, or None, and a bound on all plans.
 
     Args:
-        operators: of the segment, as the graph counts them.
-        stop_s: the monotonic time at which to give up; the bound then is what the search has come to.
+        operators: numbers in the graph of the segment's operators.
+        stop_s: the monotonic time at which to give up, with the bound that is reached by then.
     """
     everything = (1 << len(problem.reads)) - 1
     first = _begin(problem)
@@ -185,7 +187,7 @@ def search_segment(
 
 
 def beam_segment(problem: Problem, operators: tuple[int, ...]) -> SegmentPlan | None:
-    """Return a plan that is good though not proven: at each depth only the most promising partial plans go on."""
+    """Return a good plan without proof: at each depth only the most promising partial plans are kept."""
     states = [_begin(problem)]
     for _ in operators:
         best: dict[tuple[object, ...], tuple[float, int, _State]] = {}
@@ -273,7 +275,7 @@ def _busy(problem: Problem, free: tuple[float, ...], processor: int, until: floa
 
 
 def _estimate(problem: Problem, state: _State) -> float:
-    """Return what the whole segment takes at least, after a partial plan."""
+    """Return a lower bound of the segment's seconds after a partial plan."""
     end = state.start + state.length
     least = max(end, *state.free)
     placed = [(o, state.processor, end) for o in _bits(state.inside)]

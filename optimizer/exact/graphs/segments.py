@@ -1,4 +1,4 @@
-"""The problems that a graph falls apart into at its gates; see :mod:`search_spaces.spaces.segments`."""
+"""Segments of a graph: the operators between gates, which :mod:`search_spaces.spaces.segments` defines."""
 
 from __future__ import annotations
 
