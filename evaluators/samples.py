@@ -84,7 +84,7 @@ class Samples:
         """Build samples from what :meth:`to_json` returned; unknown fields are ignored.
 
         Raises:
-            RunFolderError: a field is missing or has the wrong type, or a value is no latency.
+            RunFolderError: a field is missing or has the wrong type, or a value is not a latency.
         """
         try:
             content: Any = data

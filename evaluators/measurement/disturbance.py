@@ -33,7 +33,7 @@ LONG_S = 0.1
 
 _REPEATS = 3
 _PAYS = 0.2  # of the last repeats, at least this share must have found a quiet moment
-_LOOK_AGAIN = 10  # else one in so many disturbed runs is repeated, to see whether the machine is quiet again
+_LOOK_AGAIN = 10  # else every tenth disturbed run is repeated, to see whether the machine is quiet again
 _MEMORY = 0.9  # weight of the past in the running share of useful repeats
 
 Result = TypeVar("Result")
@@ -273,7 +273,7 @@ def in_words(found: Disturbance, rejected: int, cores: int) -> list[str]:
 def _busy(cores: Sequence[int], proc: Path, groups: Path) -> Callable[[], int | None]:
     """Return the function that reads how long some cores, or else all, were busy (ns); it returns None if unknown.
 
-    The counters of control groups are exact, but within a container they may be of its own group alone. So one is used
+    The counters of control groups are exact, but within a container they may cover its own group only. So one is used
     only if it agrees with ``/proc/stat`` for the whole machine, whose ticks are too coarse for one run.
     """
     ticks = [

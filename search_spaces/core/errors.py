@@ -67,11 +67,11 @@ def printable(text: str) -> str:
 
 
 class OptimizeError(Exception):
-    """Base of all errors raised on purpose; its text is one line for a person: what, where, what to do.
+    """Base of all errors raised on purpose; its text is one line for the user: what, where, what to do.
 
     Args:
-        what: what is wrong, with the value that is wrong.
-        hint: what the person can do about it, or "".
+        what: what is wrong, with the wrong value.
+        hint: what the user can do about it, or "".
     """
 
     exit_code: ClassVar[int] = 1

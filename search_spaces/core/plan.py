@@ -41,7 +41,7 @@ class LayerRanks(NamedTuple):
 
     Attributes:
         operator: the convolution, in the graph of the plan.
-        inputs, outputs: the channels between the three; see :class:`search_spaces.rewrites.tucker.Ranks`.
+        inputs, outputs: channels per group before and after the core (:class:`search_spaces.rewrites.tucker.Ranks`).
     """
 
     operator: int

@@ -79,7 +79,7 @@ class Platform:
     """A device: its name and its processors, in the order in which a canonical plan prefers them.
 
     Raises:
-        UsageError: there is no processor, two have one name, or a link has an end that is no processor.
+        UsageError: there is no processor, two have one name, or a link ends at none of them.
     """
 
     name: str

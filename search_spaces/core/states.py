@@ -37,10 +37,10 @@ class State:
 
 
 def parse_states(words: Sequence[str], platform: Platform) -> tuple[State, ...]:
-    """Return the states that a person names, as ``hot@0.3:cpu=1.6``; ``cool:`` is the platform as it is.
+    """Return the states of texts such as ``hot@0.3:cpu=1.6``; ``cool:`` is the platform as it is.
 
     Raises:
-        UsageError: a word is no state, a processor is unknown, or interchangeable processors have different factors.
+        UsageError: a text is not a state, a processor is unknown, or interchangeable processors have different factors.
     """
     found = []
     names = {p.name for p in platform.processors}

@@ -69,10 +69,10 @@ class Client:
     Attributes:
         name: unique in its workload.
         model: name of a built-in model, or path of a ``.tflite`` file.
-        count: instances of the model, each with requests of its own.
+        count: instances of the model, each with its own requests.
         priority: larger is served sooner, where the dispatch is ``priority``.
         deadline_s: how long after its arrival a request is due; None: no deadline.
-        own_weights: whether each instance keeps weights of its own in memory, instead of sharing one file.
+        own_weights: whether each instance has its own copy of the weights in memory, instead of sharing one file.
         queue: capacity of an instance's queue; a request that comes when it is full is rejected.
         tucker: largest relative error of its outputs that decomposed convolutions may cause; 0: none; None: not given.
         input: an ``.npy`` or ``.npz`` file with its inputs; None: random inputs.
@@ -95,7 +95,7 @@ class Client:
 
     @property
     def source(self) -> tuple[str, str | None, str | None, str | None]:
-        """What its network is read from; clients of one source share weights and files."""
+        """All that its network is read from; clients with the same source share weights and files."""
         return self.model, self.input, self.signature, self.custom_ops
 
 
@@ -225,7 +225,7 @@ def names_several(text: str) -> bool:
 
 
 def counted(text: str) -> tuple[str, int | None]:
-    """Return model and count of ``NAME*4``, also written with ``:``, ``x`` or ``×``; no count is None.
+    """Return model and count of ``NAME*4``, also written with ``:``, ``x`` or ``×``; the count may be None.
 
     ``posenet/240x320`` has a size: a count behind a size is written with ``*``.
     """

@@ -5,7 +5,7 @@
     name: robot
     memory_limit_mb: 512           # weights and tensors of all instances
     models:
-      - model: mobilenet_v1        # a built-in model, or a .tflite file beside this one
+      - model: mobilenet_v1        # a built-in model, or a .tflite file, relative to this one
         name: detector             # default: the name of the model
         count: 2
         arrival: {kind: periodic, period_ms: 33.3, requests: 60}
@@ -132,7 +132,7 @@ def _client(entry: Value, path: Path, most_error: float) -> Client:
 
 
 def _beside(path: Path, file: str) -> str:
-    """Return a file that lies beside the workload's, else as it is named."""
+    """Return the path of a file relative to the workload file if it exists there, else unchanged."""
     beside = path.parent / file
     return str(beside) if beside.is_file() else file
 

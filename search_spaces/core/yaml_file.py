@@ -105,7 +105,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     """Return the settings that a run folder keeps, as plain values that are not checked yet.
 
     Raises:
-        UsageError: as of :func:`parsed`, or the document is no mapping.
+        UsageError: as of :func:`parsed`, or the document is not a mapping.
     """
     import yaml
 

@@ -62,7 +62,7 @@ class Converter:
         program: a command that they install; if it is on the PATH, its environment is used.
         install: the command that installs them.
         command: to convert by hand, with ``{source}`` for the model, quoted for a shell.
-        file: what the command writes; ``{stem}`` stands for the source's name without its ending.
+        file: what the command writes; ``{stem}`` is the source's name without its suffix.
     """
 
     packages: tuple[str, ...]

@@ -61,7 +61,7 @@ def parse_split(graph: Graph, text: str) -> Split:
     Cuts between channels are multiples of 8, the block of the kernels, if there are at least 16 channels.
 
     Raises:
-        UsageError: it is not written like that, or there are no such operators.
+        UsageError: the text has another form, or there are no such operators.
     """
     found = _SPLIT.fullmatch(text)
     if found is None:
@@ -391,7 +391,7 @@ class _Writer:
         """Return what was written as a graph.
 
         Raises:
-            ModelError: the result is no model.
+            ModelError: the result is not a valid model.
         """
         source = self._made.finished("; ".join(map(str, splits)))
         try:

@@ -216,7 +216,7 @@ SEED_001 = Choosing(ratio(0.38, 0.49), multiple=16, most=112)
 
 
 def parse_rule(text: str) -> Rule:
-    """Return the rule that a text stands for.
+    """Return the rule of a text such as ``ratio:0.4``.
 
     Raises:
         UsageError: there is no such rule, or its share is not above 0 and at most 1.

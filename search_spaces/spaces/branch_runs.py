@@ -1,7 +1,7 @@
 """Runs: the sequences of operators between the points where a model branches and joins.
 
-A *run* is what is placed as a whole: the operators of a branch between the groups within it, or those of the model
-between its groups.
+A *run* is placed as a whole: the operators of a branch between the groups within it, or those of the model between its
+groups.
 """
 
 from __future__ import annotations

@@ -7,15 +7,15 @@ module decides:
 - A run may hold groups in place of operators, so groups nest: a branch that splits and joins again is one branch.
   One that splits and does not join before the group's exit (Inception v3's 3x3 into 1x3 and 3x1) is one too, and its
   inner group has the exit of the outer one.
-- An empty run is no branch. A residual block with a plain shortcut is no group; one whose
-  shortcut is projected is a group of two.
+- An empty run is not a branch. So a residual block with an identity shortcut is not a group; one with a projection
+  shortcut is a group of two.
 - Nodes are operators. Branches whose first operator reads no other (but the caller's inputs) share the entry ``None``,
   those whose last operator feeds no other the exit ``None``. An activation that later operators read stays within its
   branch though the caller gets it too.
 
 Found by series-parallel reduction (Valdes, Tarjan and Lawler 1982, doi:10.1137/0211023), in time linear in operators
-and edges but for the sorting. What does not reduce, such as blocks in which every layer reads all earlier ones, is no
-sequential run and has no branches by this definition.
+and edges except for sorting. What does not reduce, such as blocks in which every layer reads all earlier ones, is not
+a sequential run and has no branches by this definition.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class ChainSpace:
         canonical form.
 
         Raises:
-            PlanError: the plan does not fit the graph or the platform, has too many stages, or is no chain.
+            PlanError: the plan does not fit the graph or the platform, has too many stages, or is not a chain.
         """
         plan.validate(self._graph, self._platform)
         if len(plan.stages) > self._max_stages:

@@ -40,7 +40,7 @@ class RankSpace(RankChoices):
 
     @property
     def freedoms(self) -> tuple[str, ...]:
-        """What its plans may do."""
+        """The freedoms of its plans."""
         return (*freedoms_in(self.chains), "ranks")
 
     def distributions(self) -> dict[str, BaseDistribution]:

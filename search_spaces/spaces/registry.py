@@ -31,10 +31,10 @@ _METHODS = ("distributions", "decode", "encode", "cardinality", "plan_at")
 def parse_freedoms(text: str) -> str:
     """Return ``cuts,branches,…`` in the order of :data:`FREEDOMS`, or the name of a plug-in's space as it is.
 
-    ``exact`` stays, and so does ``exact,ranks``: see :func:`offered`.
+    ``exact`` and ``exact,ranks`` stay as they are; :func:`offered` resolves them.
 
     Raises:
-        UsageError: a word is no freedom, or stands there twice, and no installed space has that name.
+        UsageError: a word is not a freedom or is repeated, and no installed space has that name.
     """
     words = [word.strip() for word in text.split(",")]
     unknown = [word for word in words if word not in (*FREEDOMS, EXACT)]

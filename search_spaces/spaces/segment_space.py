@@ -328,7 +328,7 @@ class SegmentSpace(SharedParts):
         return found
 
     def _block(self, segment: Segment, parts: Sequence[Part]) -> Block:
-        """Return the block that stands for the parts that begin in a segment."""
+        """Return the block of the parts that begin in a segment."""
         first, last = parts[0].first, parts[-1].last
         for block in self._candidates(segment, parts, first, last):
             if self.parts_of(block) == tuple(parts):
@@ -344,7 +344,7 @@ class SegmentSpace(SharedParts):
         )
 
     def same(self, block: Block) -> Iterator[Block]:
-        """Yield all blocks that stand for the same parts, the block itself among them.
+        """Yield all blocks with the same parts, the block itself included.
 
         The processors of branches can be encoded with any pair as ``on`` and ``other``.
         """
@@ -428,7 +428,7 @@ class SegmentSpace(SharedParts):
         return self.plan(self.expand(self.blocks_from(params)))
 
     def blocks_from(self, params: Mapping[str, Any]) -> tuple[Block, ...]:
-        """Return the blocks that parameters stand for."""
+        """Return the blocks of parameters."""
         found: list[Block] = []
         for segment in self.segments:
             at = segment.first

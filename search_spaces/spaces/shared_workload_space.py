@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 Form = tuple[Way, int]
-"""How a block is run, and at which share; see :class:`~search_spaces.spaces.segment_space.Block`."""
+"""Way and share of a :class:`~search_spaces.spaces.segment_space.Block`."""
 
 _WHOLE: Form = ("whole", 1)
 _OF_CLIENT = ("cut", "way", "share")  # parameters that the instances of a client have in common
@@ -123,7 +123,7 @@ class SharedWorkloadSpace(WorkloadSpace):
         return space.plan(space.expand(blocks)).stages
 
     def _alike(self, client: int, rows: Sequence[Row]) -> list[tuple[Block, ...]]:
-        """Return the blocks of each instance of a client, all cut alike.
+        """Return the blocks of each instance of a client, which must have the same cuts.
 
         Raises:
             PlanError: instances are cut in different ways.

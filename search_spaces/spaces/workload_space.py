@@ -112,7 +112,7 @@ class WorkloadSpace:
         return found
 
     def decode(self, params: Mapping[str, Any]) -> Plan:
-        """Return the canonical plan that the parameters stand for; total and pure.
+        """Return the canonical plan of any parameters within the distributions; a pure function.
 
         A cut proposed twice moves to the next free place.
         """
