@@ -67,7 +67,7 @@ class SimulatedSession(Session, ABC):
 
     @abstractmethod
     def prices(self, lowered: Lowered) -> Prices:
-        """Return what the operators of a lowered plan's graph, calls and transfers cost.
+        """Return the costs of the operators of a lowered plan's graph, of calls and of transfers.
 
         Raises:
             ProfileError: the profile has nothing similar to some operator.
@@ -203,7 +203,7 @@ class ProfiledSession(SimulatedSession):
         return dict(self._powers)
 
     def prices(self, lowered: Lowered) -> Prices:
-        """Return what the operators of a lowered plan's graph, calls and transfers cost."""
+        """Return the costs of the operators of a lowered plan's graph, of calls and of transfers."""
         processors, count = len(self.platform.processors), len(lowered.graph.operators)
         nothing, alike = np.zeros(processors), np.ones((processors, processors))
         return Prices(

@@ -113,7 +113,7 @@ NOTHING = Disturbance()
 
 
 def between(before: Counters, after: Counters) -> Disturbance:
-    """Return what happened between two readings; threads that ended meanwhile are left out.
+    """Return the disturbance between two readings; threads that ended meanwhile are left out.
 
     The processes of one plan also wait for each other, which is not a disturbance. They have waited for others at most
     as long as others ran.

@@ -17,7 +17,7 @@ class Violation:
     Attributes:
         statement: what is limited, in words: ``memory of 'npu0'``.
         demand: the least that is needed, in ``unit``.
-        bound: what there is at most.
+        bound: the most that is available.
         unit: ``B``, ``s``, ``stages``, …; amounts are shown with SI prefixes.
         lever: what the user can change so that it fits.
         sentence: the violation in words, with ``{demand}`` and ``{bound}``.

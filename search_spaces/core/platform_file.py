@@ -5,7 +5,7 @@
     name: my laptop
     processors:
       - name: big                    # how plans and tables call it
-        processor: cpu0-3:threads=2  # what --processors would say; the name itself where this is missing
+        processor: cpu0-3:threads=2  # as in --processors; default: the name
         resources: {memory: 0.6}     # shares of common resources, besides its cores or GPU
       - name: gpu:f32
         resources: {memory: 0.5}     # 0.6 + 0.5 > 1: the two do not run at the same time

@@ -1,4 +1,4 @@
-"""Plug-ins: what installed distributions add to the product by entry points; built-ins come in the same way.
+"""Plug-ins: what installed distributions add to the product by entry points; built-ins are registered likewise.
 
 ====================================  ==============================================================================
 group                                 what an entry names
@@ -101,7 +101,7 @@ def contract_version(loaded: object) -> object:
 
 @contextmanager
 def foreign(what: str) -> Iterator[None]:
-    """Turn whatever a plug-in raises into one line that begins with ``what``; errors of ours and interrupts pass.
+    """Turn whatever a plug-in raises into one line that begins with ``what``; OptimizeErrors and interrupts pass.
 
     Raises:
         UnavailableError: instead of any other exception, ``SystemExit`` among them.

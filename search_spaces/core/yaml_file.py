@@ -122,7 +122,7 @@ def composed(path: Path, what: str, empty: str, most_nbytes: int = MAX_NBYTES, m
 
     Args:
         what: as of :func:`parsed`.
-        empty: what to do about a file without content.
+        empty: hint for a file without content.
 
     Raises:
         UsageError: as of :func:`parsed`.

@@ -56,7 +56,7 @@ def reached(model: Any, operators: Sequence[Any]) -> tuple[int, ...]:
 
 
 def check_calls(model: Any) -> tuple[int, ...]:
-    """Return the subgraphs in an order in which each comes after those that it calls.
+    """Return the subgraphs in topological order: each after those that it calls.
 
     Raises:
         ValueError: a call leads to the main subgraph, to a missing one, or forms a cycle.

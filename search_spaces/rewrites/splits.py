@@ -388,7 +388,7 @@ class _Writer:
             total = target
 
     def finish(self, splits: Sequence[Split]) -> SplitGraph:
-        """Return what was written as a graph.
+        """Return the written model as a graph.
 
         Raises:
             ModelError: the result is not a valid model.
