@@ -1,11 +1,12 @@
-"""The seam between search and measurement.
+"""The protocols of evaluators: the interface between search and measurement.
 
 An :class:`Evaluator` prepares a :class:`Session` on a platform; the session loads a plan as a :class:`Candidate`;
-running the candidate gives a :class:`Batch`. What is done with batches (warm-up, repetition, racing, comparison) is
-:mod:`evaluators.sampling`'s business, so that an evaluator need not know statistics.
+running the candidate returns a :class:`Batch`. Warm-up, repetition, racing and comparison are in
+:mod:`evaluators.sampling` and :mod:`evaluators.measurement`, so an evaluator needs no statistics.
 
-Each of the protocols lists all methods. Those that only some have come after the others, and are called only where the
-object's ``capabilities`` promise them: a subclass inherits an error instead, and any other class need not have them.
+The optional methods of a protocol follow the others. A docstring that says "with ``stream``" means that the method is
+called only where the object's ``capabilities`` have ``stream``; else a subclass inherits one that raises, and any other
+class need not have it.
 """
 
 from __future__ import annotations
@@ -40,16 +41,16 @@ Table = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartCosts:
-    """What parts of consecutive operators of a graph cost on P processors, in platform order; n operators.
+    """Costs of parts (runs of consecutive operators) of a graph of n operators on P processors, in platform order.
 
     Attributes:
-        operator_s: shape ``(P, n)``; infinite where a processor does not take an operator.
+        operator_s: shape ``(P, n)``; infinite where a processor does not support an operator.
         overhead_s: of each part, shape ``(P,)``.
-        beyond_s: what operators ``first … last-1`` as one part take beside, ``[processor, first, last]``, shape
+        beyond_s: further seconds of operators ``first … last-1`` as one part, ``[processor, first, last]``, shape
             ``(P, n+1, n+1)``; not negative.
-        transfer_s: what a cut before operator ``i`` usually adds between a part on the one processor and the next on
-            the other, ``[i, from, to]``, shape ``(n, P, P)``; row 0 is not read.
-        least_transfer_s: what it adds at least where the second part reads from the first, whichever parts they are.
+        transfer_s: seconds that a cut before operator ``i`` usually adds between a part on one processor and the next
+            on another, ``[i, from, to]``, shape ``(n, P, P)``; row 0 is not read.
+        least_transfer_s: lower bound of these seconds for all parts of which the second reads from the first.
         operator_nbytes: what each operator keeps in memory, shape ``(n,)``; None for nothing.
         memory_bytes: of each processor, shape ``(P,)``; None for no limit.
     """
@@ -64,22 +65,22 @@ class PartCosts:
 
 
 CONTRACT_VERSION = 1
-_NAMED = 3  # outputs that a sentence names
+_NAMED = 3  # outputs named in a sentence at most
 Declared = TypeVar("Declared", "Capabilities", "EvaluatorCapabilities")
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The result of running a plan some times in a row.
+    """The result of consecutive runs of a plan.
 
     Attributes:
         latency_s: seconds of each inference, shape ``(n,)``.
         stage_s: seconds of each stage of the plan in each inference, shape ``(n, stages)``.
         timeline: the last inference, where the evaluator reports it.
-        errors: of a prediction, what one standard deviation of each thing that it may be wrong about changes the
-            latency by, relative; the same things, in the same places, for all plans of a graph in one session. None
+        errors: of a prediction, the relative change of the latency by one standard deviation of each uncertain
+            quantity of the model; the same quantities in the same order for all plans of a graph in one session. None
             where it was measured.
-        outcome: of several models, what came of each request in the last run.
+        outcome: of several models, the outcome of each request in the last run.
     """
 
     latency_s: NDArray[np.float64]
@@ -90,13 +91,13 @@ class Batch:
 
     @property
     def relative_sigma(self) -> float | None:
-        """The relative standard deviation of a prediction; None of what was measured."""
+        """The relative standard deviation of a prediction; None of a measurement."""
         return None if self.errors is None else float(np.linalg.norm(self.errors))
 
 
 @dataclass(frozen=True, slots=True)
 class OutputError:
-    """How far an output is off, relative to the largest absolute value of the reference's.
+    """Error of an output, relative to the largest absolute value of the reference output.
 
     Attributes:
         name: of the output.
@@ -121,8 +122,8 @@ class Agreement:
         max_rel_error: the same, relative to the largest absolute value of the reference.
         tolerance: the relative error up to which the evaluator accepts this plan; 0 where it must be identical.
         outputs: those that differ, the worst first.
-        top1: of a classifier, of how many drawn inputs the likeliest class changes, and how many were tried; None where
-            that was not tried.
+        top1: of a classifier, for how many random inputs the likeliest class changes, and how many were tried; None
+            where none was.
     """
 
     identical: bool
@@ -134,11 +135,11 @@ class Agreement:
 
     @property
     def accepted(self) -> bool:
-        """Whether the plan computes what the model computes, within the tolerance."""
+        """Whether the outputs are those of the model, within the tolerance."""
         return self.identical or (math.isfinite(self.max_rel_error) and self.max_rel_error <= self.tolerance)
 
     def to_json(self) -> dict[str, Any]:
-        """Return its fields as plain values; None stands for an error that is no number."""
+        """Return its fields as plain values; None stands for an error that is not finite."""
 
         def number(value: float) -> float | None:
             return value if math.isfinite(value) else None
@@ -166,20 +167,20 @@ class Capabilities:
     """What a session and its candidates can do beyond loading and running plans; wrappers forward it.
 
     Attributes:
-        conditions: ``session.conditions()`` returns what measurements are taken under.
+        conditions: ``session.conditions()`` returns the conditions of measurements (load, clocks, …).
         counters: ``session.counters()`` reads the kernel's counters of the threads that measure.
         deploy: ``session.deploy(folder, graph, plan)`` writes a plan as files that run without the session.
-        unsupported: ``session.unsupported_operators(graph, processor)`` returns what a processor does not take.
+        unsupported: ``session.unsupported_operators(graph, processor)`` returns the operators that it does not support.
         costs: ``session.part_costs(graph)`` returns the tables that the session computes its latencies from.
-        powers: ``session.powers_w()`` returns what processors draw.
-        states: ``session.in_state(state)`` puts the platform into a state; such a session has ``costs``, too.
+        powers: ``session.powers_w()`` returns the power of processors.
+        states: ``session.in_state(state)`` returns a session for a state of the platform; it also has ``costs``.
         rewrites: ``session.load(graph, plan)`` takes plans that split or decompose operators; any other session gets
             them lowered, as plans of the rewritten model.
         decompose: ``session.decomposed_error(graph, ranks)`` compares outputs, and plans may have ranks.
         stream: ``candidate.stream(n)`` runs overlapping inferences.
         pause: ``candidate.after_pause(pause_s)`` returns the seconds of one inference after that pause.
-        figures: ``candidate.figures()`` returns more than one objective.
-        outputs: ``candidate.verify()`` returns an agreement and never None.
+        figures: ``candidate.figures()`` returns further objectives.
+        outputs: ``candidate.verify()`` never returns None.
     """
 
     conditions: bool = False
@@ -198,7 +199,7 @@ class Capabilities:
 
     @property
     def computed(self) -> bool:
-        """Whether latencies are taken as computed, since no machine with a state took them."""
+        """Whether latencies count as computed: the session reports neither conditions nor counters of a machine."""
         return not (self.conditions or self.counters)
 
 
@@ -211,10 +212,10 @@ class EvaluatorCapabilities:
         reduced: ``reduced()`` returns processors that compute in less than float32.
         descriptions: ``described(source)`` reads descriptions of devices.
         targets: ``at(device)`` selects a device.
-        graphs: ``graph_of(source)`` brings the model.
+        graphs: ``graph_of(source)`` provides the model.
         workloads: ``host(…)`` runs workloads.
-        sliced_processors: workloads may also have processors that the operating system schedules, for baselines.
-        measures_here: numbers depend on what else this machine does, so studies are not run beside each other.
+        sliced_processors: baselines of workloads may use processors that the operating system time-shares.
+        measures_here: results depend on the load of this machine, so studies do not run in parallel.
     """
 
     names: bool = False
@@ -231,7 +232,7 @@ def capabilities_of(found: object, kind: type[Declared]) -> Declared:
     """Return the capabilities that an object of a plug-in declares; the defaults where it declares none.
 
     Raises:
-        TypeError: what it declares is something else.
+        TypeError: ``capabilities`` has another type.
     """
     declared = getattr(found, "capabilities", kind())
     if not isinstance(declared, kind):
@@ -247,10 +248,10 @@ class Candidate(Protocol):
     """A loaded plan, ready to run."""
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
-        """Run ``n`` inferences; end early with one that takes longer than ``stop_above_s``.
+        """Run ``n`` inferences; end early after one that takes longer than ``stop_above_s``.
 
-        That one may be broken off when it has taken longer; its latency is then the time until there, and stages that
-        it did not reach have 0 s.
+        That one may be interrupted after ``stop_above_s``; its latency is then the time until the interruption, and
+        stages that it did not reach have 0 s.
 
         Raises:
             UnavailableError: the device failed or did not answer in time.
@@ -265,14 +266,14 @@ class Candidate(Protocol):
         return None
 
     def close(self) -> None:
-        """Give back what only this candidate holds; nothing, where it holds nothing."""
+        """Release what only this candidate holds."""
         return
 
     def stream(self, n: int) -> Batch:  # noqa: ARG002
         """Return ``n`` observations of the period of a full pipeline; with ``stream``.
 
-        Inferences follow each other without a pause, and overlap. Each observation is the mean over some of them:
-        ``latency_s`` holds the seconds from one result to the next, and ``stage_s`` those of the stages meanwhile.
+        Inferences follow each other without a pause, and overlap. Each observation is the mean over several of them:
+        ``latency_s`` is the time from one result to the next, and ``stage_s`` the times of the stages.
 
         Raises:
             UnavailableError: the device failed or did not answer in time, or the plan cannot be streamed.
@@ -280,11 +281,11 @@ class Candidate(Protocol):
         raise _unsupported(self, "stream")
 
     def after_pause(self, pause_s: float) -> float:  # noqa: ARG002
-        """Return the seconds of one inference that follows a pause; with ``pause``; errors as of :meth:`run`."""
+        """Return the seconds of one inference that follows a pause; with ``pause``. Raises as :meth:`run`."""
         raise _unsupported(self, "after_pause")
 
     def figures(self) -> dict[str, float]:
-        """Return medians of objectives beside the one that runs return; with ``figures``; errors as of :meth:`run`."""
+        """Return medians of further objectives, by name; with ``figures``. Raises as :meth:`run`."""
         raise _unsupported(self, "figures")
 
 
@@ -298,21 +299,21 @@ class Session(Protocol):
     capabilities: Capabilities = Capabilities()
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return all that may change a number (machine, processors, versions, settings), as plain values."""
+        """Return everything that may change a result (machine, processors, versions, settings), as plain values."""
         ...
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Candidate:
         """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance).
 
         Raises:
-            UnavailableError: the runtime refuses a stage, or there is not enough memory.
+            UnavailableError: the runtime rejects a stage, or there is not enough memory.
         """
         ...
 
     def conditions(self) -> dict[str, Any]:
-        """Return what may have changed the last measurements (governor, load, versions, …); with ``conditions``.
+        """Return the conditions of the last measurements (governor, load, versions, …); with ``conditions``.
 
-        Called after every measurement, so it should take well below a millisecond.
+        It is called after every measurement, so it should take well below a millisecond.
         """
         raise _unsupported(self, "conditions")
 
@@ -330,11 +331,11 @@ class Session(Protocol):
         raise _unsupported(self, "deploy")
 
     def placements(self, graph: Graph) -> Mapping[str, str]:  # noqa: ARG002
-        """Return what the runtime did with a whole network, for processors on which it places operators itself."""
+        """Return processor → how the runtime placed a whole network, for processors on which it places operators."""
         return {}
 
     def unsupported_operators(self, graph: Graph, processor: str) -> Sequence[int]:  # noqa: ARG002
-        """Return the operators that a processor does not take, ascending; with ``unsupported``.
+        """Return the operators that a processor does not support, ascending; with ``unsupported``.
 
         Raises:
             UnavailableError: the device failed.
@@ -344,17 +345,17 @@ class Session(Protocol):
     def part_costs(self, graph: Graph) -> PartCosts:  # noqa: ARG002
         """Return the costs that latencies are computed from, on the session's platform; with ``costs``.
 
-        The latency of a plan is always the same. Where each part reads from the one before it, it is the sum over the
-        parts and at least the least transfers between them; where parts overlap, it is at least that of the longest
-        path through the parts.
+        Latencies of such a session do not vary. Where each part reads from the one before it, the latency is at least
+        the sum of the parts and the least transfers between them; where parts overlap, it is at least that of the
+        longest path through the parts.
 
         Raises:
-            UnavailableError: there are none of this graph.
+            UnavailableError: there are no costs of this graph.
         """
         raise _unsupported(self, "part_costs")
 
     def powers_w(self) -> Mapping[str, float]:
-        """Return the watts of processors while they run, of those that are known; with ``powers``."""
+        """Return the watts of processors while they run, where known; with ``powers``."""
         raise _unsupported(self, "powers_w")
 
     def in_state(self, state: State) -> Session:  # noqa: ARG002
@@ -362,9 +363,9 @@ class Session(Protocol):
         raise _unsupported(self, "in_state")
 
     def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:  # noqa: ARG002
-        """Return the largest error of a decomposed model's outputs, relative to its largest one; with ``decompose``.
+        """Return the largest error of a decomposed model's outputs, relative to the largest output; with ``decompose``.
 
-        None where nothing is computed.
+        None where no outputs are computed.
 
         Raises:
             UnavailableError: the model cannot be run.
@@ -374,7 +375,7 @@ class Session(Protocol):
 
 
 def conditions_of(session: Session) -> Callable[[], Mapping[str, Any]]:
-    """Return what reads the conditions of a session: nothing where it reports none."""
+    """Return the function that reads the conditions of a session; it returns {} where there are none."""
     return session.conditions if session.capabilities.conditions else dict
 
 
@@ -382,7 +383,7 @@ def verified(candidate: Candidate) -> Agreement | None:
     """Return how a candidate's outputs compare with the whole model's; None where the evaluator does not compare.
 
     Raises:
-        UnavailableError: it computes something else.
+        UnavailableError: the outputs are not accepted.
     """
     agreement = candidate.verify()
     if agreement is not None and not agreement.accepted:
@@ -391,23 +392,23 @@ def verified(candidate: Candidate) -> Agreement | None:
 
 
 def counters_of(session: Session) -> Callable[[], Counters] | None:
-    """Return what reads the kernel's counters of a session's threads; None where it cannot."""
+    """Return the function that reads the kernel's counters of a session's threads; None where it has none."""
     return session.counters if session.capabilities.counters else None
 
 
 def unsupported_operators(session: Session, graph: Graph, processor: str) -> Sequence[int]:
-    """Return the operators that a processor does not take, as far as the session reports them."""
+    """Return the operators that a processor does not support; () where the session does not report them."""
     return session.unsupported_operators(graph, processor) if session.capabilities.unsupported else ()
 
 
 class Evaluator(Protocol):
-    """A way to learn what a plan costs."""
+    """A source of costs of plans: a device, a simulator or a model."""
 
     name: str
     capabilities: EvaluatorCapabilities = EvaluatorCapabilities()
 
     def platform(self) -> Platform:
-        """Return the platform that this evaluator finds by itself.
+        """Return the platform that this evaluator finds without a description.
 
         Raises:
             UnavailableError: there is none here.
@@ -415,11 +416,11 @@ class Evaluator(Protocol):
         ...
 
     def prepare(self, platform: Platform, scratch: Path | None = None) -> AbstractContextManager[Session]:
-        """Open a session on a platform; leaving the context gives everything back.
+        """Open a session on a platform; leaving the context releases everything.
 
         Args:
             platform: the processors to use.
-            scratch: an existing folder for logs that a person may want to read; None for nowhere.
+            scratch: an existing folder for logs; None for no logs.
 
         Raises:
             UnavailableError: the platform cannot be used here.
@@ -434,19 +435,19 @@ class Evaluator(Protocol):
         """Return the processor of a name; with ``names``.
 
         Raises:
-            UsageError: it is no name of a processor.
+            UsageError: it is not the name of a processor.
             UnavailableError: it cannot be used here.
         """
         raise _unsupported(self, "processor")
 
     def reduced(self) -> Sequence[Processor]:
-        """Return processors of less precision, for studies that allow an error and name none; with ``reduced``."""
+        """Return processors below float32, for studies that allow errors and name no processors; with ``reduced``."""
         raise _unsupported(self, "reduced")
 
     def described(self, source: str | Path) -> Platform | None:  # noqa: ARG002
-        """Return the platform that a file or a name describes, to be used from now on; with ``descriptions``.
+        """Use the platform that a file or a name describes from now on, and return it; with ``descriptions``.
 
-        None if it is no description of this evaluator's.
+        None if it is not a description for this evaluator.
 
         Raises:
             UsageError: it is one, but cannot be read or is damaged.
@@ -454,9 +455,9 @@ class Evaluator(Protocol):
         raise _unsupported(self, "described")
 
     def at(self, device: str) -> None:  # noqa: ARG002
-        """Measure on the device of that name from now on; on any of several that are alike, with commas.
+        """Measure on the named device from now on, or on any of several identical ones, separated by commas.
 
-        With ``targets``; called before anything else.
+        With ``targets``; called before all other methods.
 
         Raises:
             UsageError: there is no such device.
@@ -464,7 +465,7 @@ class Evaluator(Protocol):
         raise _unsupported(self, "at")
 
     def graph_of(self, source: str) -> Graph:  # noqa: ARG002
-        """Return the model that a person named; with ``graphs``.
+        """Return the model that the user named; with ``graphs``.
 
         Raises:
             UsageError: there is none.
@@ -483,6 +484,6 @@ class Evaluator(Protocol):
 
         Args:
             platform: processors, pools, and processors that only baselines use.
-            objective: what a candidate's latencies are.
+            objective: the quantity that candidates return as latencies.
         """
         raise _unsupported(self, "host")

@@ -32,13 +32,13 @@ from search_spaces.core.plugins import contract_version
 from search_spaces.spaces.chain import chain_plan
 
 _TRIES = 20  # a call may wait until another study has measured on these cores
-_CLOCK_S = 1e-6  # events are compared with this tolerance: clocks of two processes may be read a moment apart
-_PATIENCE_S = 10.0  # within this, an evaluator that measures obeys an interrupt or a limit
+_CLOCK_S = 1e-6  # tolerance of event times: clocks of two processes may be read a moment apart
+_PATIENCE_S = 10.0  # within this time, an evaluator that measures obeys an interrupt or a limit
 _MANY = 1_000_000
 
 
 def example_graph(operators: int = 8) -> Graph:
-    """Return a small graph without weights on disk: a chain whose second operator also feeds the last (a branch)."""
+    """Return a small graph without weights on disk: a chain whose second operator also feeds the last one."""
     tensors = tuple(Tensor(f"t{i}", (1, 64, 64, 16), "float32", 64 * 64 * 16 * 4) for i in range(operators + 1))
     kinds = itertools.cycle(("CONV_2D", "DEPTHWISE_CONV_2D", "MAX_POOL_2D"))
     chain = [Operator(kind, (i,), (i + 1,)) for i, kind in zip(range(operators), kinds, strict=False)]
@@ -52,14 +52,14 @@ class EvaluatorContract:
 
     Attributes:
         measures: whether running takes the time that is reported (a prediction does not).
-        call_s: what a call of ``run`` takes at most beside the runs, as to reach a board and to load the plan there.
+        call_s: most seconds of a call of ``run`` besides the runs, for example to reach a board and load the plan.
     """
 
     measures: bool = False
     call_s: float = 0.01
 
     def failing(self, graph: Graph, platform: Platform) -> Plan | None:  # noqa: ARG002
-        """Return a plan that the device fails at, where there is one to try; may be overridden."""
+        """Return a plan on which the device fails, or None; may be overridden."""
         return None
 
     def evaluator(self) -> Evaluator:
@@ -120,7 +120,7 @@ class EvaluatorContract:
                 _check_batch(candidate.run(runs), runs, plan)
 
     def test_latencies_are_seconds_of_this_clock(self) -> None:
-        """Where runs are measured, their sum is what a clock around them shows, up to the cost of the call."""
+        """Where runs are measured, their sum agrees with a clock around them, up to the cost of the call."""
         if not self.measures:
             return
         for candidate, _, _ in self._candidates(3):
@@ -153,7 +153,7 @@ class EvaluatorContract:
                 _require(batch.timeline.makespan_s <= longest_s, "the timeline is longer than the latency")
 
     def test_several_candidates_at_once(self) -> None:
-        """A candidate runs on while others are loaded and closed; a fresh instance is another candidate."""
+        """A candidate still runs after others are loaded and closed; a fresh instance is another candidate."""
         graph = self.graph()
         with self._session() as (session, platform):
             first, second, *_ = self.plans(graph, platform)
@@ -169,13 +169,13 @@ class EvaluatorContract:
                 _check_batch(one.run(2), 2, first)
 
     def test_outputs_agree(self) -> None:
-        """What a plan computes is what the whole model computes, where there are outputs."""
+        """A plan computes what the whole model computes, where there are outputs."""
         for candidate, _, _ in self._candidates():
             agreement = candidate.verify()
             _require(agreement is None or agreement.accepted, f"outputs differ: {agreement}")
 
     def test_refuses_what_it_cannot_run(self) -> None:
-        """A plan for another graph, or with a processor that is not there, is an error of ours; the session goes on."""
+        """A plan for another graph, or with a processor that is not there, is an OptimizeError; the session goes on."""
         graph = self.graph()
         whole = tuple(range(len(graph.operators)))
         with self._session() as (session, platform):
@@ -215,7 +215,7 @@ class EvaluatorContract:
                 _check_batch(candidate.run(1), 1, plan)
                 candidate.close()
                 candidate.close()
-                left_open = session.load(graph, plan)  # noqa: F841 - the session's end must do without its being closed
+                left_open = session.load(graph, plan)  # noqa: F841 - the session must end without its being closed
             try:
                 session.load(graph, plan)
             except OptimizeError:
@@ -223,7 +223,7 @@ class EvaluatorContract:
             _require(False, "a session that is over loaded a plan")
 
     def test_leaves_nothing_when_the_search_fails(self) -> None:
-        """An exception within the session comes out as it is."""
+        """An exception within the session passes through unchanged."""
         try:
             with self._session() as (session, platform):
                 session.load(self.graph(), self.plans(self.graph(), platform)[0])
@@ -233,7 +233,7 @@ class EvaluatorContract:
         _require(False, "the session swallowed an exception")
 
     def test_an_interrupt_ends_a_run(self) -> None:
-        """Ctrl-C during a long batch comes through soon, and the session can still be left."""
+        """Ctrl-C interrupts a long batch soon, and the session can still be left."""
         if not self.measures or threading.current_thread() is not threading.main_thread():
             return
         graph = self.graph()
@@ -298,7 +298,7 @@ def _check_runs(session: Session, graph: Graph, plan: Plan) -> None:
 
 @contextmanager
 def _interrupt_after(seconds: float) -> Iterator[None]:
-    """Raise KeyboardInterrupt in the body as Ctrl-C would; an alarm of somebody else is put back."""
+    """Raise KeyboardInterrupt in the body as Ctrl-C would; an alarm that was set before is restored."""
 
     def interrupt(_: int, __: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -1,8 +1,8 @@
 """Energy of an inference: from the platform's powers, or from counters of the machine.
 
-A platform's file may say the watts of a processor while it runs (``power_w``), and a profile may know them. Otherwise
-the machine is asked: RAPL and hwmon count microjoules, NVML millijoules; hwmon's power sensors and the rails of a
-Jetson (INA3221) report watts, which are added up over time.
+A platform file may give the watts of a processor while it runs (``power_w``), and so may a profile. Otherwise counters
+of the machine are read: RAPL and hwmon count microjoules, NVML millijoules; hwmon's power sensors and the rails of a
+Jetson (INA3221) report watts, which are integrated over time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _EVERY_S = 0.01
 
 
 class Meter(Protocol):
-    """What counts the energy that was used."""
+    """A counter of the energy used."""
 
     name: str
 
@@ -45,8 +45,8 @@ def powers_w(platform: Platform, session: Session, sys: Path = _SYS) -> tuple[di
     """Return the watts of all processors, or else a meter.
 
     Raises:
-        UsageError: there is neither, the text says what was looked for; or processors that are alike have different
-            watts: plans name these by first use, whichever is cheaper.
+        UsageError: there is neither, and the text says what was tried; or interchangeable processors have different
+            watts, although plans name them by first use only.
     """
     known = dict(session.powers_w()) if session.capabilities.powers else {}
     known |= {p.name: float(p.options[OPTION]) for p in platform.processors if OPTION in p.options}
@@ -69,10 +69,10 @@ def powers_w(platform: Platform, session: Session, sys: Path = _SYS) -> tuple[di
 
 
 def find_meter(sys: Path = _SYS) -> Meter:
-    """Return what this machine counts its energy with.
+    """Return the energy meter of this machine.
 
     Raises:
-        UsageError: nothing does; whoever asks must give the powers.
+        UsageError: there is none, so the user must give the powers.
     """
     for find in (_rapl, _hwmon_energy, _hwmon_power, _jetson):
         if found := find(sys):
@@ -92,7 +92,7 @@ def _hint(processor: str) -> str:
 
 @dataclass(slots=True)
 class Counter:
-    """Files that count microjoules, each up to its range, and then from 0 again."""
+    """Files that count microjoules; each wraps to 0 at its range."""
 
     name: str
     files: tuple[tuple[Path, float | None], ...]
@@ -110,7 +110,7 @@ class Counter:
 
 
 class Integrator:
-    """Watts that are read again and again by a thread, and added up.
+    """Watts that a thread reads repeatedly and integrates.
 
     Args:
         watts: reads them.
@@ -157,7 +157,7 @@ def _hwmon_power(sys: Path) -> Meter | None:
     found = []
     for chip in sorted(sys.glob("class/hwmon/hwmon*")):
         inputs = sorted(chip.glob("power*_input")) or sorted(chip.glob("power*_average"))
-        found += [path for path in inputs[:1] if _readable(path)]  # further ones of a chip are parts of the first
+        found += [path for path in inputs[:1] if _readable(path)]  # further sensors of a chip are parts of the first
     return Integrator("hwmon", lambda: sum(_number(path) for path in found) * 1e-6) if found else None
 
 
@@ -174,7 +174,7 @@ def _jetson(sys: Path) -> Meter | None:
 
 
 def _watts(*paths: Path, unit: float) -> float:
-    """Return the product of what some files say, in units of so many watts."""
+    """Return the product of the numbers in some files, times ``unit`` in watts."""
     return math.prod(map(_number, paths)) * unit
 
 

@@ -1,7 +1,7 @@
 """Sessions and candidates around others: all methods and capabilities are those of the inner one.
 
-A wrapper subclasses these and overrides what it changes. One that makes something impossible, or possible, sets
-``capabilities`` anew.
+A wrapper subclasses these and overrides what it changes. One that adds or removes a capability sets ``capabilities``
+itself.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Method = Callable[Concatenate[Any, Given], Found]
 
 
 class Forwarding:
-    """An object around another one, ``inner``."""
+    """A wrapper of an object ``inner``."""
 
     inner: Any
 
     def call(self, method: Method[Given, Found], /, *arguments: Given.args, **options: Given.kwargs) -> Found:
-        """Call the inner object's method of that name; to be overridden by what guards calls."""
+        """Call the inner object's method of that name; may be overridden to guard calls."""
         bound: Callable[Given, Found] = getattr(self.inner, method.__name__)
         return bound(*arguments, **options)
 
@@ -60,14 +60,14 @@ class ForwardingCandidate(Forwarding, Candidate):
 
 
 class LoweredCandidate(ForwardingCandidate):
-    """A candidate of a lowered plan, reported in the stages of the plan that was asked for.
+    """A candidate of a lowered plan, reported in the stages of the original plan.
 
-    What brings two sides of a split together counts as part of the first one.
+    The join of a split counts as part of the first side.
 
     Args:
-        stages: of the plan that was asked for.
-        stage_of: for each stage that runs, the one that it belongs to.
-        comparable: whether the inner candidate compares outputs with the model's that was asked for.
+        stages: number of stages of the original plan.
+        stage_of: for each stage that runs, the original stage that it belongs to.
+        comparable: whether the inner candidate compares outputs with those of the original model.
     """
 
     def __init__(self, inner: Candidate, stages: int, stage_of: Sequence[int], *, comparable: bool = True) -> None:

@@ -1,7 +1,7 @@
-"""A guard around evaluators that others wrote: whatever they do wrong is one line that names them.
+"""A guard around evaluators of plug-ins: each of their failures becomes one line that names the plug-in.
 
-Their exceptions become :class:`~search_spaces.core.errors.UnavailableError`, a call that hangs is broken off, and what
-they return is checked: as many times as runs, finite, and greater than 0.
+Their exceptions become :class:`~search_spaces.core.errors.UnavailableError`, a call that hangs is interrupted, and
+batches are checked: as many latencies as runs, finite, and greater than 0.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from search_spaces.rewrites.lower import Lowered, Lowering, as_it_stands
 
 _PREPARE_S = 600.0
 _CLOSE_S = 30.0
-_PRICE_S = 3600.0  # jobs of a workload are measured one by one
+_PRICE_S = 3600.0  # all jobs of a workload are measured
 _CLOCK = 1e-6
 _PLAIN: dict[str, Callable[[Any], Any]] = {"fingerprint": dict, "conditions": dict, "powers_w": dict, "figures": dict}
 _PLAIN |= {"after_pause": float, "unsupported_operators": list, "reduced": list}
-"""Method → what its result is made, which also fails where it is something else."""
+"""Method → conversion of its result, which raises where the result has another type."""
 
 
 def guarded(evaluator: Any, what: str) -> Evaluator:
@@ -53,10 +53,10 @@ def guarded(evaluator: Any, what: str) -> Evaluator:
 
     Args:
         evaluator: made by a plug-in.
-        what: how errors call it.
+        what: its name in errors.
 
     Raises:
-        UnavailableError: it is no evaluator.
+        UnavailableError: it is not an evaluator.
     """
     for method in ("platform", "prepare"):
         if not callable(getattr(evaluator, method, None)):
@@ -165,7 +165,7 @@ class _Session(_Guarded, ForwardingSession):
         return self.call(Session.deploy, folder, lowered.graph, lowered.plan)
 
     def _lowered(self, graph: Graph, plan: Plan) -> Lowered:
-        """Return a plan as the inner session takes it."""
+        """Return a plan lowered, unless the inner session takes rewrites."""
         if self.capabilities.rewrites or plan.dispatch != "static":
             return as_it_stands(graph, plan)
         return self._lowerings.setdefault(graph.digest, Lowering(graph)).lower(plan)
@@ -213,7 +213,7 @@ class _Candidate(_Guarded, ForwardingCandidate):
 
 
 def wrong_batch(batch: Any, n: int, stages: int, stop_above_s: float) -> str:
-    """Return what is wrong with the batch that running ``n`` times gave, or ""."""
+    """Return what is wrong with a batch of ``n`` runs, or ""."""
     latency_s, stage_s = np.asarray(batch.latency_s, dtype=float), np.asarray(batch.stage_s, dtype=float)
     if latency_s.ndim != 1 or not 1 <= len(latency_s) <= n:
         return f"latencies of shape {latency_s.shape} for {n} runs"

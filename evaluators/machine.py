@@ -1,9 +1,8 @@
-"""The machine that measures: what may change a number without being part of the plan, and what limits this process.
+"""State of the measuring machine (load, clocks, temperature), and limits of this process by Linux control groups.
 
-What a container or a service manager leaves to this process: memory and cores, by Linux' control groups.
-
-Both versions are read. A group's limit holds for all below it, so every group from this process's own up to the root
-counts. Inside a container the path that the kernel reports may be absent; then the root of the mount is its own.
+Both versions of control groups are read. A group's limit holds for all groups below it, so every group from this
+process's own up to the root counts. Inside a container the path that the kernel reports may be absent; then the root of
+the mount is its group.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ _IDLE, _IOWAIT, _STEAL = 3, 4, 7
 _TICKS = os.sysconf("SC_CLK_TCK")
 _RARELY = 500.0
 BUSY, STOLEN, HOT_C = 0.05, 0.01, 85.0
-"""Above these shares of the cores' time, and from this temperature on, measurements suffer."""
+"""Above these shares of the cores' time, and from this temperature on, measurements are disturbed."""
 
 EVERY_S = 1.0
-"""Conditions are looked at no more often; the kernel counts time in hundredths of a second."""
-_FIRST_S = 0.3  # until the first answer about load
+"""Conditions are read at most this often; the kernel counts time in hundredths of a second."""
+_FIRST_S = 0.3  # until the first value of ``load``
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +43,8 @@ class MachineState:
         highest_hz: the highest clock that a core can have.
         temperature_c: of the hottest sensor.
         busy: share of the time of these cores that others used, over a short while.
-        steal: share of their time that the machine below took for itself.
-        memory_free_nbytes: what can be had without swapping.
+        steal: share of their time that the hypervisor took.
+        memory_free_nbytes: memory available without swapping.
     """
 
     governors: tuple[str, ...]
@@ -58,7 +57,7 @@ class MachineState:
 
 
 def machine_state(cores: Iterable[int], watch_s: float = 0.5) -> MachineState:
-    """Return the state of the machine; takes ``watch_s`` to see what others do.
+    """Return the state of the machine; takes ``watch_s`` to measure the load.
 
     Args:
         cores: those that measurements run on.
@@ -81,15 +80,15 @@ def machine_state(cores: Iterable[int], watch_s: float = 0.5) -> MachineState:
 
 
 class Conditions:
-    """What measurements are taken under, cheap enough to be asked after each.
+    """Conditions of measurements, cheap enough to be read after each.
 
-    The kernel is asked at most every :data:`EVERY_S` seconds, and so rarely that asking takes no more than a
-    five-hundredth of the time (it takes 0.1 ms on two cores, a millisecond on many); between, the last answer stands.
+    The kernel is read at most every :data:`EVERY_S` seconds and for at most 1/500 of the time (a reading takes 0.1 ms
+    on two cores, 1 ms on many); in between, the last values are returned.
 
     Args:
         cores: those that measurements run on.
-        processes: returns the processes that measure, beside this one; what they use of the cores is no load.
-        facts: what does not change, kept with every answer.
+        processes: returns the processes that measure, besides this one; their use of the cores is not counted as load.
+        facts: constant values, returned every time.
     """
 
     def __init__(
@@ -106,8 +105,8 @@ class Conditions:
         """Return plain values; what the kernel does not report is left out.
 
         ``governor`` (of the first core), ``clock_hz`` (of the slowest), ``temperature_c`` (of the hottest sensor),
-        ``memory_free_nbytes`` (what can be had without swapping), and since the answer before: ``load``, the share of
-        the cores' time that others used, and ``steal``, the share that the machine below took.
+        ``memory_free_nbytes`` (available without swapping), and since the last reading: ``load``, the share of the
+        cores' time that others used, and ``steal``, the share that the hypervisor took.
         """
         begin_s = time.monotonic()
         if begin_s >= self._next_s:
@@ -170,7 +169,7 @@ def _nvml() -> Any:
 
 
 def _throttles(library: Any) -> list[tuple[str, int]]:
-    """Return what slows a GPU down, as NVML names it; idling and clocks that an application chose are none of it."""
+    """Return reasons for throttling with their NVML bits; idling and clocks set by applications are left out."""
     names = {
         "power": "nvmlClocksThrottleReasonSwPowerCap",
         "hardware": "nvmlClocksThrottleReasonHwSlowdown",
@@ -182,7 +181,7 @@ def _throttles(library: Any) -> list[tuple[str, int]]:
 
 
 def problems(conditions: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with the conditions of a measurement, each as ``while …`` goes on."""
+    """Return problems with the conditions of a measurement, each to follow "while"."""
     found = []
     governor = conditions.get("governor")
     if isinstance(governor, str) and governor != "performance":
@@ -225,7 +224,7 @@ def _times(cores: list[int]) -> list[int] | None:
 def _shares(before: list[int] | None, after: list[int] | None) -> tuple[float | None, float | None]:
     if before is None or after is None:
         return None, None
-    # Guests' time, behind the eighth column, is contained in the users'.
+    # Guest time, after the eighth column, is included in user time.
     spent = [b - a for a, b in zip(before[: _STEAL + 1], after[: _STEAL + 1], strict=True)]
     total = sum(spent)
     if total <= 0:
@@ -260,7 +259,7 @@ def _temperature() -> float | None:
 
 
 def available_nbytes() -> int | None:
-    """Return the bytes that this process can have without swapping, or None where the system does not report them."""
+    """Return the bytes available to this process without swapping, or None where the system does not report them."""
     lines = _text(Path("/proc/meminfo")).splitlines()
     machine = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     found = [memory_left_nbytes(), *machine]
@@ -275,7 +274,7 @@ def _number(path: Path) -> float | None:
 
 
 def _text(path: Path) -> str:
-    """Return what a small file of the kernel says; "" where it is not there."""
+    """Return the text of a small file of the kernel; "" where it cannot be read."""
     try:
         return os.fsdecode(path.read_bytes()).strip()
     except OSError:
@@ -284,13 +283,13 @@ def _text(path: Path) -> str:
 
 MOUNT = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
-_UNLIMITED = 1 << 60  # version 1 has no word for "no limit", but a number near 2 ** 63
+_UNLIMITED = 1 << 60  # version 1 writes "no limit" as a number near 2 ** 63
 
 
 def memory_left_nbytes(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | None:
-    """Return the bytes that may still be used before the kernel ends somebody; None where there is no limit.
+    """Return the bytes that may still be used before the kernel kills a process; None where there is no limit.
 
-    Files that could be dropped from memory count as free.
+    Inactive file cache counts as free.
     """
     left = []
     for group, names in _cgroups("memory", mount, membership):
@@ -307,7 +306,7 @@ def memory_left_nbytes(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> in
 
 
 def core_quota(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> float | None:
-    """Return how many cores' worth of time this process may have on average (1.5); None where there is no limit."""
+    """Return the CPU quota of this process in cores (such as 1.5); None where there is no limit."""
     found = []
     for group, names in _cgroups("cpu", mount, membership):
         if names == 2:
@@ -321,7 +320,7 @@ def core_quota(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> float | No
 
 
 def throttled_s(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> float:
-    """Return for how many seconds the quota of this process's groups has stopped it so far; 0 without a quota."""
+    """Return the seconds for which CPU quotas have throttled this process's groups so far; 0 without a quota."""
     names = {1: ("throttled_time", 1e-9), 2: ("throttled_usec", 1e-6)}
     found = ((group, *names[version]) for group, version in _cgroups("cpu", mount, membership))
     return max((_entry(group / "cpu.stat", name) * unit for group, name, unit in found), default=0.0)
@@ -334,7 +333,7 @@ def _cgroups(controller: str, mount: Path, membership: Path) -> Iterator[tuple[P
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
             top, version = mount, 2
-            if not (mount / "cgroup.controllers").exists():  # both versions are in use
+            if not (mount / "cgroup.controllers").exists():  # both versions are mounted
                 top = mount / "unified"
         elif controller in controllers.split(","):
             top, version = mount / controller, 1

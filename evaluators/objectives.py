@@ -1,11 +1,11 @@
 """Objectives of a study, and how a loaded plan is measured by each.
 
 An objective is one number per run; smaller is better. :class:`PricedSession` wraps a session so that its candidates
-return this number in place of the latency, with the stages' shares of it. Sampling, racing, comparison and search work
+return this number instead of the latency, and each stage's share of it. Sampling, racing, comparison and search work
 the same for all objectives.
 
 A new objective is one entry of :data:`OBJECTIVES` if it is a weighted sum of the processors' times. Any other law also
-needs a way to measure it, in :meth:`Pricing.batch`.
+needs a measurement in :meth:`Pricing.batch`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from search_spaces.rewrites.lower import Lowering
 
 
 def peak_nbytes(graph: Graph, plan: Plan) -> dict[str, int]:
-    """Return the bytes that each processor needs: the weights of its stages, and the peak activations of one."""
+    """Return the bytes that each processor needs: weights of its stages, and the largest peak activation memory."""
     found = {}
     for processor, indices in plan.by_processor().items():
         stages = [plan.stages[i].operators for i in indices]
@@ -42,7 +42,7 @@ def peak_nbytes(graph: Graph, plan: Plan) -> dict[str, int]:
 
 
 def most_alive_nbytes(graph: Graph, operators: Sequence[int]) -> int:
-    """Return the most bytes of activations that are alive at once while operators run one after another."""
+    """Return the peak activation memory in bytes while operators run one after another."""
     border = graph.boundary(operators)
     inside = set(operators)
     size = {t: graph.tensors[t].nbytes for o in operators for t in (*graph.operators[o].outputs, *border.inputs)}
@@ -60,7 +60,7 @@ def most_alive_nbytes(graph: Graph, operators: Sequence[int]) -> int:
 
 
 Law = Literal["latency", "period", "sum", "memory"]
-"""How costs of stages make the cost of a plan: longest path, busiest processor, sum, or sizes of tensors."""
+"""How the cost of a plan follows from its stages: longest path, busiest processor, sum, or sizes of tensors."""
 
 TAIL = 0.99
 _TAIL_RUNS, _TAIL_S = (20, 100), 1.0
@@ -69,7 +69,7 @@ FIGURE_RUNS = 3
 
 
 PerSecond = Callable[[Platform, Mapping[str, float]], Mapping[str, float]]
-"""Returns what a second of each processor counts, from the platform and the watts of its processors."""
+"""Returns the weight of a second of each processor, given the platform and the watts of its processors."""
 
 
 def _time(platform: Platform, _: Mapping[str, float]) -> Mapping[str, float]:
@@ -89,14 +89,14 @@ class Objective:
     """A number to minimise.
 
     Attributes:
-        name: as the command line has it.
-        title: what it is, for a table's head.
-        unit, shown: of the numbers, and of a thousandth, which is what people read.
-        law: how it follows from the costs of stages: their longest path, the busiest processor, a sum, or memory.
-        key: of the document of ``--json``.
-        of_blocks: whether an observation is of many runs, so that a few observations must do.
-        amount: what a plan takes more or less of; "" for times, which are slower or faster.
-        per_second: what a second of each processor counts, of a sum.
+        name: on the command line.
+        title: for the header of a table.
+        unit, shown: unit of the values, and of a thousandth, in which they are shown.
+        law: how it follows from the stages: their longest path, the busiest processor, a sum, or memory.
+        key: in the document of ``--json``.
+        of_blocks: whether an observation takes many runs, so that few observations are made.
+        amount: what plans need more or less of; "" for times, by which plans are slower or faster.
+        per_second: weight of a second of each processor, for a sum.
     """
 
     name: str
@@ -116,17 +116,17 @@ class Objective:
 
     @property
     def smaller(self) -> str:
-        """What a better plan is, or takes: ``faster``, ``less energy``."""
+        """The comparative for a better plan: ``faster``, ``less energy``."""
         return f"less {self.amount}" if self.amount else "faster"
 
     @property
     def larger(self) -> str:
-        """What a worse plan is, or takes: ``slower``, ``more energy``."""
+        """The comparative for a worse plan: ``slower``, ``more energy``."""
         return f"more {self.amount}" if self.amount else "slower"
 
     @property
     def better(self) -> str:
-        """What no plan may be found to be: ``faster``, ``better``."""
+        """The comparative in "no plan is …": ``faster``, ``better``."""
         return "better" if self.amount else "faster"
 
 
@@ -177,21 +177,21 @@ def find_objective(name: str) -> Objective:
 
 
 def weights(objective: Objective, platform: Platform, powers: Mapping[str, float]) -> dict[str, float]:
-    """Return what a second of each processor counts: its watts, its share of the device, or 1.
+    """Return the weight of a second of each processor: its watts, its share of the device, or 1.
 
     Args:
-        powers: watts of processors, where they are known.
+        powers: watts of processors, where known.
     """
     return dict(objective.per_second(platform, powers))
 
 
 @dataclass(frozen=True, slots=True)
 class Pricing:
-    """How to ask the plans of a platform for an objective.
+    """How an objective of plans is measured on a platform.
 
     Attributes:
-        powers: watts of each processor; for the energy, where no meter is used.
-        meter: reads the energy that the machine used.
+        powers: watts of each processor; for energy without a meter.
+        meter: reads the energy that the machine used; None for all other objectives.
     """
 
     objective: Objective
@@ -200,14 +200,14 @@ class Pricing:
     meter: Meter | None = None
 
     def batch(self, plan: Plan, candidate: Candidate, n: int, stop_above: float, nbytes: Callable[[], int]) -> Batch:
-        """Run a plan and return the objective of each run, and the stages' shares of it.
+        """Run a plan and return the objective of each run, and each stage's share of it.
 
         Args:
             nbytes: returns the memory that the plan needs.
-            stop_above: in the objective's unit; runs may end early with one that is above.
+            stop_above: in the objective's unit; runs may end early after one above it.
 
         Raises:
-            UnavailableError: the device failed, or does not report it.
+            UnavailableError: the device failed, or does not report the objective.
         """
         name = self.objective.name
         if name == "latency":
@@ -228,16 +228,16 @@ class Pricing:
 
     @property
     def counts(self) -> dict[str, float]:
-        """What a second of each processor counts."""
+        """The weight of a second of each processor."""
         return weights(self.objective, self.platform, self.powers)
 
 
 def pricing(objective: Objective, platform: Platform, session: Session) -> Pricing:
-    """Return how to ask for an objective here.
+    """Return how an objective is measured in a session.
 
     Raises:
-        UnavailableError: the throughput is the objective, and the session runs no streams; or the energy is, and the
-            platform neither has a meter nor says its powers.
+        UnavailableError: the objective is throughput, and the session runs no streams.
+        UsageError: the objective is energy, and there are neither powers nor a meter.
     """
     if objective.name == "throughput" and not session.capabilities.stream:
         raise UnavailableError(
@@ -251,7 +251,7 @@ def pricing(objective: Objective, platform: Platform, session: Session) -> Prici
 
 
 class Priced(Protocol):
-    """A source of objectives of plans: a session, of the platform as it is or in all its states."""
+    """A session whose candidates return objectives, on the platform as it is or in all its states."""
 
     @property
     def how(self) -> tuple[Pricing, ...]:
@@ -268,7 +268,7 @@ class Priced(Protocol):
 
 
 class PricedSession(ForwardingSession):
-    """A session whose candidates return an objective instead of latencies; see :class:`~evaluators.base.Session`.
+    """A session whose candidates return an objective instead of latencies.
 
     Attributes:
         how: the objective, and further figures of plans.
@@ -278,7 +278,7 @@ class PricedSession(ForwardingSession):
         super().__init__(inner)
         self.how = tuple(how)
         self._lowerings: dict[str, Lowering] = {}
-        # The numbers of its candidates are no latencies.
+        # Its candidates do not return latencies.
         self.capabilities = replace(self.capabilities, pause=False, stream=False, figures=True)
 
     def fingerprint(self) -> dict[str, Any]:
@@ -305,7 +305,7 @@ class PricedSession(ForwardingSession):
 
 
 class PricedCandidate(ForwardingCandidate):
-    """A plan with the samples of an objective; see :class:`~evaluators.base.Candidate`."""
+    """A loaded plan whose runs return an objective."""
 
     def __init__(self, inner: Candidate, plan: Plan, how: tuple[Pricing, ...], nbytes: Callable[[], int]) -> None:
         super().__init__(inner)
@@ -319,7 +319,7 @@ class PricedCandidate(ForwardingCandidate):
         return self._how[0].batch(self._plan, self.inner, n, stop_above_s, self._nbytes)
 
     def figures(self) -> dict[str, float]:
-        """Run a few times more, and return the medians of all that is to be known beside the objective."""
+        """Run a few more times, and return the medians of the further figures."""
         found = {}
         for how in self._how[1:]:
             runs = 1 if how.objective.name in ("memory", "latency-p99") else FIGURE_RUNS
@@ -331,7 +331,7 @@ class PricedCandidate(ForwardingCandidate):
 def _tails(candidate: Candidate, n: int, stop_above_s: float) -> Batch:
     """Return the 99th percentile of each of ``n`` blocks of runs.
 
-    A block has 20 runs at least and, as long as they take less than a second together, 100 at most; of fewer than 100
+    A block has at least 20 runs and, while they take less than a second together, at most 100; with fewer than 100
     runs the percentile lies between the two slowest.
     """
     found: list[float] = []
@@ -350,7 +350,7 @@ def _tails(candidate: Candidate, n: int, stop_above_s: float) -> Batch:
 
 
 def _metered(candidate: Candidate, n: int, meter: Meter) -> Batch:
-    """Return the joules of an inference, read before and after blocks of runs; what idling takes is part of it."""
+    """Return the joules of an inference, read before and after blocks of runs; idle power is included."""
     once = candidate.run(1)
     count = max(1, math.ceil(_METER_S / float(once.latency_s[0])))
     found, stages = [], []

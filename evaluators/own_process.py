@@ -1,4 +1,4 @@
-"""Functions of this package in a process of their own, with the very code that runs here."""
+"""Commands that run modules of this package in a separate process, with the same code as here."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ sys.exit(import_module(module).main())
 def own_process(module: str, *arguments: str) -> list[str]:
     """Return the command that runs ``main()`` of a module, wherever this package was imported from.
 
-    The current folder is not searched for modules: it may hold files of others. ``main()`` returns the exit code.
+    The current folder is not searched for modules, as it may hold untrusted files. ``main()`` returns the exit code.
 
     Args:
-        module: by its full name.
-        arguments: what ``main()`` finds in ``sys.argv[1:]``.
+        module: full name of the module.
+        arguments: ``sys.argv[1:]`` for ``main()``.
     """
     return [sys.executable, "-P", "-c", _PROGRAM, _ROOT, module, *arguments]

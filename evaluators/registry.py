@@ -1,4 +1,4 @@
-"""Evaluators by name: built-ins and plug-ins come in through the same entry-point group."""
+"""Evaluators by name: built-ins and plug-ins use the same entry-point group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def evaluator_names() -> list[str]:
 
 
 def make_evaluator(name: str) -> Evaluator:
-    """Return a new evaluator; one that is not ours is guarded (:mod:`evaluators.guard`).
+    """Return a new evaluator; one of a plug-in is guarded (:mod:`evaluators.guard`).
 
     Raises:
         UsageError: there is none of this name, or two.

@@ -1,4 +1,4 @@
-"""Samples and measurements, kept whole: every latency, the conditions, and what follows from them."""
+"""Samples and measurements of plans: every latency, the conditions, and the statistics of them."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from evaluators.schedule import Event, Timeline
 from search_spaces.core.errors import RunFolderError, UnavailableError, damage
 
 RUN_NOISE = 0.01
-"""Relative standard deviation of one run that is assumed before there are samples (a shared, otherwise idle CPU)."""
+"""Relative standard deviation of a run, assumed before there are samples (a shared, otherwise idle CPU)."""
 
 Stopped = Literal["precision", "limit", "raced", "glimpsed"]
 
 MOST_S = 1e12
-"""No latency is longer, so that sums and other units of it are numbers still."""
+"""Upper limit of a latency, so that sums and other units of it stay finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
     """Latencies of one candidate, in seconds, in the order in which they were taken.
 
-    They cannot show what differs between two instances of one plan (memory placement, 0.4 to 0.65 %): see
-    :func:`evaluators.measurement.final.run_final` for that.
+    They do not show differences between instances of one plan (memory placement, 0.4 to 0.65 %);
+    :func:`evaluators.measurement.final.run_final` does.
 
     Attributes:
         values_s: at least one value; each is finite and greater than 0.
-        conditions: what they were taken under (governor, load, versions, …), plain values.
+        conditions: under which they were taken (governor, load, versions, …), plain values.
 
     Raises:
-        UnavailableError: there is no value, or one is no latency; the evaluator that gave it cannot be relied upon.
+        UnavailableError: there is no value, or one is not a latency.
     """
 
     values_s: tuple[float, ...]
@@ -56,10 +56,10 @@ class Samples:
     def ci95(self) -> tuple[float, float]:
         """The 95 % interval of the median, in seconds.
 
-        From 6 samples on these are the order statistics that hold the median with at least 95 % whatever the
-        distribution (binomial). Fewer samples cannot promise that (5: 94 %, 3: 75 %, 1: 0 %), so the interval then
-        reaches from the fastest to the slowest and at least as far as the error of a median of runs with
-        :data:`RUN_NOISE` of noise.
+        From 6 samples on these are the order statistics that cover the median with at least 95 % for any distribution
+        (binomial). Fewer samples do not suffice (5: 94 %, 3: 75 %, 1: 0 %), so the interval then reaches from the
+        fastest to the slowest, and at least as far as the error of the median of runs with noise
+        :data:`RUN_NOISE`.
         """
         ordered = sorted(self.values_s)
         count = len(ordered)
@@ -71,7 +71,7 @@ class Samples:
 
     @property
     def precision(self) -> float:
-        """How far :attr:`ci95` reaches from the median to its farther end, relative to the median."""
+        """Distance from the median to the farther end of :attr:`ci95`, relative to the median."""
         low, high = self.ci95
         return max(high - self.median, self.median - low) / self.median
 
@@ -84,7 +84,7 @@ class Samples:
         """Build samples from what :meth:`to_json` returned; unknown fields are ignored.
 
         Raises:
-            RunFolderError: a field is missing or has the wrong type, or a value is no latency.
+            RunFolderError: a field is missing or has the wrong type, or a value is not a latency.
         """
         try:
             content: Any = data
@@ -95,22 +95,22 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What measuring one candidate gave.
+    """The measurement of one candidate.
 
     Attributes:
         latency_s: the samples after the warm-up.
-        stage_s: median seconds of each stage of the plan over these samples, shape ``(stages,)``; 0 where every one was
-            broken off before the end of the stage.
-        warmup_s: seconds of the runs before the samples; empty where the very first run is the sample.
-        stopped: why no more runs were made: the interval is narrow enough, the limit of runs or seconds is reached,
-            the candidate lost the race against the incumbent, or its first run did not promise to win, and there was
-            no time for another.
+        stage_s: median seconds of each stage of the plan over these samples, shape ``(stages,)``; 0 where every run
+            was interrupted before the end of the stage.
+        warmup_s: seconds of the runs before the samples; empty where the first run is the sample.
+        stopped: why no more runs were made: the interval is narrow enough (``precision``), the limit of runs or seconds
+            is reached (``limit``), the candidate lost against the incumbent (``raced``), or its single-run probe was
+            not promising, and there was no time for another run (``glimpsed``).
         timeline: the last run, where the evaluator reports it.
-        agreement: how the outputs compare with the whole model's, where that was looked at.
-        cold: how many times longer than warm runs these samples are thought to have taken, since they are first runs.
-        promised: whether there are later runs only because the first one was fast.
-        figures: medians of what else was asked for, by the names of :mod:`evaluators.objectives`, in their units.
-        load_s: seconds that loading took, where it was slow; stages that were compiled before take none.
+        agreement: how the outputs compare with the whole model's, where they were compared.
+        cold: estimated ratio of the sample to a warm run, where it is a first run; else 1.
+        promised: whether later runs were made only because the first one was fast.
+        figures: medians of further objectives, by the names of :mod:`evaluators.objectives`, in their units.
+        load_s: seconds that loading took, where it was slow; cached stages take none.
         outcome: of several models, medians of the figures of :meth:`~evaluators.workload.outcome.Outcome.to_json`.
     """
 
@@ -128,7 +128,7 @@ class Measurement:
 
     @property
     def median_s(self) -> float:
-        """What a warm run takes, in seconds, as far as these samples show."""
+        """Estimated seconds of a warm run."""
         return self.latency_s.median / self.cold
 
     def to_json(self) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def read_outcome(found: Any) -> dict[str, Any]:
     """Return the figures of a run of several models, checked.
 
     Raises:
-        AttributeError, TypeError, ValueError: they are none.
+        AttributeError, TypeError, ValueError: they are damaged.
     """
     return {
         str(key): [float(v) for v in value] if isinstance(value, list) else None if value is None else float(value)
@@ -207,7 +207,7 @@ def _timeline(events: Any) -> Timeline:
 
 
 def read_agreement(content: Any) -> Agreement:
-    """Build an agreement from its fields as a mapping, in which None stands for an error that is no number.
+    """Build an agreement from its fields as a mapping, in which None stands for an error that is not finite.
 
     Raises:
         KeyError, TypeError, ValueError: a field is missing or has the wrong type.
@@ -234,7 +234,7 @@ def read_agreement(content: Any) -> Agreement:
 
 @cache
 def _rank95(count: int) -> int:
-    """Return the largest k for which the k-th smallest to the k-th largest of ``count`` hold the median with 95 %."""
+    """Return the largest k for which the k-th smallest to the k-th largest of ``count`` cover the median with 95 %."""
     rank, ways, below = 0, 1, 1  # below: ways in which at most ``rank`` of the samples lie under the median
     while 40 * below <= 2**count:  # 2.5 % on each side
         rank += 1

@@ -1,13 +1,11 @@
-"""Sampling of a candidate: warm-up, repetition until the median is known, and early stopping.
+"""Sampling of a candidate: warm-up, repetition until the median is known, and early stopping (racing).
 
-Decisions follow from the measured latencies alone, never from a clock, so replayed latencies lead to the same ones.
+Decisions depend on the measured latencies alone, never on a clock, so replayed latencies give the same decisions.
 
-When to give up on a candidate that loses against the best one so far.
-
-The samples of the candidate are bets against the claim "it is no slower than the incumbent". The capital is a test
-martingale: under the claim it reaches 100 with a probability of at most 1 % however often one looks (Ville's
-inequality), so the race may be looked at after every run. Each bet is limited, and the claim allows a share of
-disturbed runs to be slow without bound, so a spike cannot decide; the idea is that of Wang and Ramdas, "Huber-robust
+Racing is a sequential test of the hypothesis "the candidate is no slower than the incumbent". Samples are bets against
+it; the capital is a test martingale, which under the hypothesis ever reaches 100 with a probability of at most 1 %
+(Ville's inequality), so the test may be made after every run. Each bet is limited, and the hypothesis allows a share of
+arbitrarily slow, disturbed runs, so a spike cannot decide. The idea is that of Wang and Ramdas, "Huber-robust
 confidence sequences" (2023), with a fixed mixture of stakes.
 """
 
@@ -31,28 +29,28 @@ from evaluators.workload.outcome import median_figures
 from search_spaces.core.errors import UnavailableError, UsageError
 
 MARGIN = 0.02
-"""How much slower still counts as no slower: equal work differs by 1.4 % (sd) from one block of runs to another, and
-by 0.5 % from instance to instance, on a shared machine. No number of runs in one block would show that."""
+"""Relative difference that counts as no slower: on a shared machine, equal work differs by 1.4 % (sd) between blocks
+of runs and by 0.5 % between instances, which no number of runs in one block shows."""
 
 SPIKE_SHARE = 0.05
-"""The share of runs that something else on the machine may slow down, by any amount."""
+"""Share of runs that other load on the machine may slow down, by any amount."""
 
 PRUNE = ((2.0, 0.030), (1.3, 0.010))
 """A candidate is stopped after its first run (after two runs) if all took longer than this factor of the upper end of
-the incumbent's interval and these seconds: neither a spike nor a cold start explains it. A first run costs a few
-milliseconds more whatever the model (the median is 2.7 times the later ones for 3 ms, 1.06 times for 100 ms)."""
+the incumbent's interval and these seconds: neither a spike nor a cold start explains that. A first run of any model
+takes a few milliseconds more (in the median 2.7 times as long as later ones of 3 ms, 1.06 times as long for 100 ms)."""
 
 PREDICTED_SLOW = 1.05
-"""The factor for a candidate that a calibrated model finds far slower: what is broken off must not look the fastest."""
+"""That factor for a candidate predicted to be far slower; above 1, as an interrupted run must not look the fastest."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColdStart:
-    """How many times longer first runs take than later ones, if other candidates have shown it.
+    """Ratio of first runs to later ones, from other candidates; infinite where unknown.
 
     Attributes:
         usual: the median.
-        most: nine of ten take no longer.
+        most: the 90th percentile.
     """
 
     usual: float = math.inf
@@ -65,9 +63,9 @@ _PRIOR_RUNS = 8
 
 
 def noise(samples: Samples) -> float:
-    """Return the relative standard deviation of a run, robust against spikes and pooled with what is usual.
+    """Return the relative standard deviation of a run, robust against spikes and pooled with :data:`RUN_NOISE`.
 
-    The median absolute deviation of a few samples says little, so :data:`RUN_NOISE` counts as eight samples; the
+    The median absolute deviation of a few samples is inaccurate, so :data:`RUN_NOISE` counts as eight samples; the
     result is never below half of it.
     """
     logs = [math.log(value) for value in samples.values_s]
@@ -84,10 +82,10 @@ def prune_limit_s(runs: int, incumbent: Samples, cold: float = math.inf, *, pred
     Args:
         runs: how many were made, warm-up included; only the first two have a limit.
         incumbent: samples of the best candidate so far.
-        cold: how many times longer nine of ten first runs take than the later ones, at most, if it was measured on
-            other candidates; a first run is then judged by it too.
-        predicted_slow: whether the candidate is predicted to be far slower. It is then ruled out as soon as
-            its first run has taken longer than the incumbent.
+        cold: 90th percentile of the ratio of first runs to later ones, if it was measured on other candidates; it then
+            also limits a first run.
+        predicted_slow: whether the candidate is predicted to be far slower. If ``cold`` is known, the limit of its
+            first run is then that of the incumbent times :data:`PREDICTED_SLOW`.
     """
     if runs > len(PRUNE):
         return math.inf
@@ -110,10 +108,10 @@ def slower(values_s: Sequence[float], incumbent: Samples, confidence: float = 0.
     """Return whether samples after the warm-up show a candidate to be slower than the incumbent.
 
     Args:
-        values_s: all samples of the candidate so far, in seconds; one may ask after each.
+        values_s: all samples of the candidate so far, in seconds; the test may be made after each.
         incumbent: samples of the best candidate so far.
-        confidence: 1 minus the probability of ever saying so of a candidate that is within ``margin``.
-        margin: how much slower, relative, still counts as no slower; 0 where both are measured in the same rounds.
+        confidence: 1 minus the probability of ever returning True for a candidate that is within ``margin``.
+        margin: relative difference that counts as no slower; 0 where both are measured in the same rounds.
     """
     scale = noise(incumbent)
     limit = math.log(incumbent.median * (1.0 + margin))
@@ -124,7 +122,7 @@ def slower(values_s: Sequence[float], incumbent: Samples, confidence: float = 0.
 
 @cache
 def _log_price(stake: float) -> float:
-    """Return log E exp(stake · clipped score) for a candidate at the limit with a share of spikes: a fair bet's price.
+    """Return log E exp(stake · clipped score) for a candidate at the limit with spikes: the price of a fair bet.
 
     For a standard normal Z clipped to ±c: E exp(sZ) = exp(s²/2) (Φ(c - s) - Φ(-c - s)) + 2 cosh(sc) Φ(-c).
     """
@@ -138,24 +136,24 @@ def _normal_cdf(z: float) -> float:
 
 
 WARM_S = 0.030
-"""A warm-up lasts at least this long, or ``warmup_max`` runs: the first runs of small models stay slow for a while."""
+"""A warm-up lasts at least this long, or ``warmup_max`` runs: small models stay slow for several runs."""
 
 STOP_ABOVE = 2.0
-"""A batch ends with a run that is slower than the upper end of the incumbent's interval by this factor: look again."""
+"""A batch ends early after a run that takes this many times the upper end of the incumbent's interval."""
 
 _UNKNOWN = ColdStart()
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingPolicy:
-    """How hard to try with one candidate.
+    """How long one candidate is measured.
 
     Attributes:
         precision: stop when both ends of the 95 % interval of the median are within this share of it.
         max_s: stop when the runs (warm-up included) took this many seconds together, but not before ``min_runs``.
         min_runs, max_runs: bounds of the number of samples after the warm-up.
-        warmup_max: most runs of the warm-up.
-        confidence: with which a candidate must be slower than the incumbent to be stopped early.
+        warmup_max: maximum number of runs of the warm-up.
+        confidence: that a candidate is slower than the incumbent, for stopping it early.
 
     Raises:
         UsageError: a value is out of range.
@@ -194,28 +192,28 @@ def measure(
 ) -> Measurement:
     """Run a candidate until its median is known well enough, or until it has lost against the incumbent.
 
-    The candidate is warm when it ran for :data:`WARM_S` and the last run did not clearly beat the one before; these
-    two are the first samples, but the very first run never is one. Where the time is up before, the last
-    ``policy.min_runs`` runs are the samples. Outputs are not looked at: that is
-    :meth:`~evaluators.base.Candidate.verify`.
+    The candidate is warm when it ran for :data:`WARM_S` and the last run was not clearly faster than the one before;
+    these two are the first samples, but never the very first run. If the time is up before, the last
+    ``policy.min_runs`` runs are the samples. Outputs are not compared; :meth:`~evaluators.base.Candidate.verify` does.
 
     Args:
         candidate: a loaded plan.
-        policy: see there.
+        policy: limits of runs, time and precision.
         incumbent: samples of the best candidate so far; without it every candidate is measured in full.
-        conditions: returns at the end the conditions of the samples, to be kept with them.
-        cold, pruned: see :func:`~evaluators.sampling.prune_limit_s`.
-        single_run: whether the first run may be the only one, where a second would take longer than ``policy.max_s``,
-            first runs of other plans show how much a warm one takes, and that does not promise a new best. Many
-            single runs find more than half as many pairs: a first run, corrected, is no noisier than a later one.
+        conditions: returns the conditions of the samples; called at the end.
+        cold: ratio of first runs to later ones on other candidates.
+        predicted_slow: as of :func:`prune_limit_s`.
+        single_run: whether the first run may be the only one (a single-run probe): if a second would exceed
+            ``policy.max_s``, ``cold`` is known, and the first is not promising. Many single runs find more than half as
+            many pairs of runs: a first run, corrected by ``cold``, is no noisier than a later one.
         runs: makes the runs, and repeats those that waited for a core.
 
     Raises:
-        UnavailableError: the candidate failed, or returned something that is no batch of latencies.
+        UnavailableError: the candidate failed, or did not return a batch of latencies.
     """
     record = _Record(candidate, runs or RunFilter())
     if incumbent is not None:
-        # What goes over a limit is out of the race, so it may be broken off there.
+        # A run above its limit is out of the race, so it may be interrupted there.
         record.limits_s = tuple(
             prune_limit_s(runs, incumbent, cold.most, predicted_slow=predicted_slow) for runs in (1, 2)
         )
@@ -248,7 +246,7 @@ def measure(
 
 @dataclass(slots=True)
 class _Record:
-    """All runs of a candidate so far; the first ``warm`` of them are no samples."""
+    """All runs of a candidate so far; the first ``warm`` of them are the warm-up."""
 
     candidate: Candidate
     filter: RunFilter
@@ -282,14 +280,14 @@ class _Record:
             self.outcomes.append(batch.outcome.to_json())
 
     def stages_s(self) -> tuple[float, ...]:
-        """Return the stages' medians; a run that was broken off has no times of its last stages."""
+        """Return the medians of the stages over complete runs, or over all where every run was interrupted."""
         runs = np.concatenate(self.stage_s)[self.warm :]
         whole = (runs > 0.0).all(axis=1)
         return tuple(float(s) for s in np.median(runs[whole] if whole.any() else runs, axis=0))
 
 
 def _warm_up(record: _Record, policy: SamplingPolicy, incumbent: Samples | None) -> Stopped | None:
-    """Run until the candidate is warm or out of the race; ``record.warm`` leaves at least the last run as a sample."""
+    """Run until the candidate is warm or out of the race; at least the last run remains a sample."""
     clearly = 1.0 - 2.0 * (RUN_NOISE if incumbent is None else noise(incumbent))
     while True:
         if lost := _lost(record):
@@ -303,13 +301,13 @@ def _warm_up(record: _Record, policy: SamplingPolicy, incumbent: Samples | None)
             record.warm = policy.warmup_max
             return None
         if runs > policy.min_runs and math.fsum(record.values_s) >= policy.max_s:
-            record.warm = runs - policy.min_runs  # no time to make sure that it is warm
+            record.warm = runs - policy.min_runs  # the time is up before it is surely warm
             return None
         record.run(1)
 
 
 def _lost(record: _Record) -> Stopped | None:
-    """Return whether all runs so far took longer than their limit."""
+    """Return ``raced`` if all runs so far took longer than their limit."""
     runs = len(record.values_s)
     if record.disturbed and runs == 1:
         return None
@@ -333,7 +331,7 @@ def _verdict(record: _Record, policy: SamplingPolicy, incumbent: Samples | None)
 
 
 def _next_runs(record: _Record, policy: SamplingPolicy) -> int:
-    """Return how many runs to make before looking again: one at first, later half as many as there are."""
+    """Return how many runs to make before the next decision: one at first, later half as many as there are."""
     values = record.values_s[record.warm :]
     if len(values) < max(policy.min_runs, 6):
         return 1

@@ -1,15 +1,15 @@
-"""Timelines, the law by which stages run on processors, and pipelines of inferences.
+"""Timelines, the rules by which stages run on processors, and pipelines of inferences.
 
 A processor runs one stage at a time (``slots`` of them), in the order of the plan. A stage is ready when every stage
 that it reads from is done and its tensors are transferred. Processors that exclude each other take turns; the earlier
 stage of the plan goes first. Processors that run at once may slow each other: a stage then progresses at ``1 / (product
 of the factors of the busy processors)``.
 
-In a stream of inferences processors go in rounds. In each round a processor runs each of its stages once, in the order
-of the plan, and each for another inference: a stage lags as many rounds behind the first one as there are changes of
-processors on the way to it. So no processor waits for another one within a round, and the period of a full pipeline is
-the load of the busiest processor in a round (software pipelining: Rau and Glaeser 1981, with the plan's order as
-schedule). Processors that exclude each other take turns within a round.
+A stream of inferences is pipelined in rounds (software pipelining: Rau and Glaeser 1981, with the plan's order as
+schedule). In each round a processor runs each of its stages once, in the order of the plan, and each for another
+inference: the lag of a stage, in rounds, is the number of changes of processors on the way to it. So no processor waits
+for another one within a round, and the period of a full pipeline is the load of the busiest processor in a round.
+Processors that exclude each other take turns within a round.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Event:
     """One stage on one processor, in seconds since the start of the inference.
 
     Attributes:
-        copied_s: the part of it in which tensors were copied between an accelerator's memory and that of the CPU.
+        copied_s: the part of it that copied tensors between an accelerator's memory and the CPU's.
     """
 
     stage: int
@@ -59,11 +59,11 @@ class Timeline:
 
     @property
     def makespan_s(self) -> float:
-        """From the first start to the last end."""
+        """Seconds from the first start to the last end."""
         return max(e.end_s for e in self.events) - min(e.start_s for e in self.events)
 
     def overlaps(self) -> list[tuple[Event, Event]]:
-        """Return the pairs of events that overlap on one processor; a lawful timeline has none."""
+        """Return the pairs of events that overlap on one processor; with one slot each, a valid timeline has none."""
         found = []
         last: dict[str, Event] = {}
         for event in sorted(self.events, key=lambda e: e.start_s):
@@ -80,7 +80,7 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """Which processors stand in each other's way, by index.
+    """Which processors exclude each other, by index.
 
     Attributes:
         excluded: for each processor the others that cannot run while it does.
@@ -108,10 +108,9 @@ class Task:
 
     Attributes:
         processor: its index.
-        work_s: what it takes while nothing slows it.
-        needs: the tasks that it reads from, all earlier ones, and the transfer from each, in seconds.
-        slowed: for each processor the factor on the task's time while that processor is busy; empty where nothing slows
-            it.
+        work_s: seconds without slowdown.
+        needs: the earlier tasks that it reads from, and the seconds of the transfer from each.
+        slowed: for each processor the factor on the task's time while that processor is busy; empty for no slowdown.
     """
 
     processor: int
@@ -124,13 +123,13 @@ def run_tasks(tasks: Sequence[Task], law: Law) -> list[Span]:
     """Return when each task runs.
 
     Raises:
-        UnavailableError: a task can never start, or a time is no number.
+        UnavailableError: a task can never start, or a time is not finite.
     """
     for index, task in enumerate(tasks):
         if not 0.0 <= task.work_s < math.inf:
             raise UnavailableError(f"stage {index} takes {task.work_s} s in the model, which is not a time")
     spans = _in_order(tasks, law)
-    # What never runs at once cannot slow each other.
+    # Tasks that never overlap do not slow each other.
     if not any(task.slowed for task in tasks) or not _overlap(spans):
         return spans
     return _Run(tasks, law).finish()
@@ -146,7 +145,7 @@ def _overlap(spans: Sequence[Span]) -> bool:
 
 
 def _in_order(tasks: Sequence[Task], law: Law) -> list[Span]:
-    """Run tasks that do not slow each other: one pass in their order."""
+    """Return when tasks run that do not slow each other, in one pass in their order."""
     free: list[list[float]] = [[0.0] * slots for slots in law.slots]
     last = [0.0] * len(law.slots)
     spans: list[Span] = []
@@ -169,7 +168,7 @@ def _in_order(tasks: Sequence[Task], law: Law) -> list[Span]:
 
 @dataclass(slots=True)
 class _Run:
-    """Tasks from event to event: something ends or becomes ready, and the rates of all that run are set anew."""
+    """Simulation from event to event: a task ends or becomes ready, and the rates of all running ones change."""
 
     tasks: Sequence[Task]
     law: Law
@@ -196,13 +195,13 @@ class _Run:
         self.now_s += step_s
         for index, rate in rates.items():
             self.left[index] -= step_s * rate
-            # What rounding leaves of a task is no work.
+            # A remainder from rounding is not work.
             if self.left[index] <= 1e-12 * max(self.tasks[index].work_s, self.now_s):
                 del self.left[index]
                 self.ended[index] = self.now_s
 
     def _start(self) -> None:
-        """Start what can start now; who waits for a processor keeps later ones off it, and off those it excludes."""
+        """Start tasks that can start now; a waiting one blocks later ones on its processor and those it excludes."""
         claimed: Counter[int] = Counter()
         busy = Counter(self.tasks[index].processor for index in self.left)
         for index in list(self.waiting):
@@ -246,7 +245,7 @@ def timeline(spans: Sequence[Span], processors: Sequence[str]) -> Timeline:
 
 
 def busiest_s(tasks: Sequence[Task], law: Law) -> float:
-    """Return the seconds that the busiest processor works for one inference: in a stream no result comes in less.
+    """Return the seconds of work of the busiest processor per inference, a lower bound of the period of a stream.
 
     A processor with several slots shares its work among them.
     """
@@ -257,14 +256,14 @@ def busiest_s(tasks: Sequence[Task], law: Law) -> float:
 
 
 SPARE_FRAMES = 2
-"""Inferences in flight beyond those that the lags need: what lets a delayed processor catch up."""
+"""Inferences in flight beyond those that the lags need, so that a delayed processor can catch up."""
 
 _STEADY = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """A plan as it is run for a stream of inferences.
+    """The pipeline schedule of a plan for a stream of inferences.
 
     Attributes:
         lag: of each stage: in round ``r`` it runs for inference ``r - lag``.
@@ -274,12 +273,12 @@ class Rounds:
 
     @property
     def depth(self) -> int:
-        """How many rounds after its first stage an inference is finished."""
+        """Number of rounds from the first stage of an inference to its last."""
         return max(self.lag)
 
     @property
     def frames(self) -> int:
-        """How many inferences are in flight at most; each has memory of its own."""
+        """Maximum number of inferences in flight; each has its own memory."""
         return self.depth + 1 + SPARE_FRAMES
 
 
@@ -289,7 +288,7 @@ class Arc:
 
     Attributes:
         before, after: stages; ``after`` waits.
-        tokens: in how many rounds it does not wait: it waits for what ``before`` did that many rounds ago.
+        tokens: ``after`` waits for the run of ``before`` that many rounds ago; not in the first rounds.
     """
 
     before: int
@@ -298,7 +297,7 @@ class Arc:
 
 
 def needs_of(graph: Graph, plan: Plan) -> list[frozenset[int]]:
-    """Return for each stage the other stages that it reads from."""
+    """Return, for each stage, the other stages that it reads from."""
     place = {operator: i for i, stage in enumerate(plan.stages) for operator in stage.operators}
     return [
         frozenset(place[b] for o in stage.operators for b in graph.predecessors(o)) - {i}
@@ -307,7 +306,7 @@ def needs_of(graph: Graph, plan: Plan) -> list[frozenset[int]]:
 
 
 def rounds(plan: Plan, platform: Platform, needs: Sequence[Collection[int]]) -> Rounds:
-    """Return how a plan is run for a stream; ``needs`` as :func:`needs_of` returns them."""
+    """Return the pipeline schedule of a plan; ``needs`` as :func:`needs_of` returns them."""
     processors = {name: platform[name] for name in plan.by_processor()}
     lag: list[int] = []
     for index, stage in enumerate(plan.stages):
@@ -322,7 +321,7 @@ def rounds(plan: Plan, platform: Platform, needs: Sequence[Collection[int]]) -> 
 
 
 def arcs(plan: Plan, platform: Platform, needs: Sequence[Collection[int]], how: Rounds) -> list[Arc]:
-    """Return which processor waits for which: for what it reads, for its turn, and for the memory of an inference."""
+    """Return the waits between stages on different processors: for inputs, for turns, and for an inference's memory."""
     lag, stages = how.lag, plan.stages
     found = [
         Arc(before, after, lag[after] - lag[before])
@@ -353,7 +352,7 @@ def arcs(plan: Plan, platform: Platform, needs: Sequence[Collection[int]], how: 
 
 
 def in_rounds(tasks: Sequence[Task], how: Rounds, inferences: int) -> tuple[list[Task], list[int]]:
-    """Return the tasks of several inferences in the order in which processors run them, and whose each is.
+    """Return the tasks of several inferences in pipeline order, and the inference of each.
 
     Args:
         tasks: of one inference, task ``i`` for stage ``i``.
@@ -381,13 +380,13 @@ def stream_period_s(tasks: Sequence[Task], law: Law, how: Rounds) -> float:
     """Return the seconds from one result to the next while the pipeline is full.
 
     Raises:
-        UnavailableError: a task can never start, or a time is no number.
+        UnavailableError: a task can never start, or a time is not finite.
     """
     count = how.frames + _STEADY
-    # What drains the pipeline at the end is no part of a stream.
+    # Inferences that drain the pipeline at the end are not counted.
     ordered, whose = in_rounds(tasks, how, 2 * count + how.depth)
     ends = [0.0] * (2 * count + how.depth)
     for inference, (_, end) in zip(whose, run_tasks(ordered, law), strict=True):
         ends[inference] = max(ends[inference], end)
-    # Where processors are nearly as busy as each other, a steady state is far away.
+    # With nearly equal loads, the simulation does not reach a steady state.
     return max((ends[2 * count - 1] - ends[count - 1]) / count, busiest_s(tasks, law))

@@ -1,4 +1,4 @@
-"""Plans priced by tables and simulated instead of run: what the cost model and measured profiles have in common."""
+"""Sessions that simulate plans from costs of operators: the base of the cost model and of measured profiles."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from search_spaces.rewrites.tucker import Ranks, tucker_layers
 
 
 class Prediction(Candidate):
-    """A candidate without outputs whose runs take no time and are all as ``one``.
+    """A candidate without outputs whose runs take no time and all return ``one``.
 
     Args:
-        figures: what is to be known beside it.
+        figures: medians of further objectives.
     """
 
     def __init__(self, one: Batch, figures: Mapping[str, float] | None = None) -> None:
         self.one, self._figures = one, dict(figures or {})
 
     def figures(self) -> dict[str, float]:
-        """Return medians of objectives beside the one that runs return; with ``figures``; errors as of :meth:`run`."""
+        """Return medians of further objectives, by name."""
         return dict(self._figures)
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
@@ -46,7 +46,7 @@ class Prediction(Candidate):
         return replace(self.one, latency_s=latency_s, stage_s=stage_s)
 
 
-_KEPT = 128  # simulators; rewritten models are many
+_KEPT = 128  # simulators, one per rewritten model
 
 
 class SimulatedSession(Session, ABC):
@@ -67,23 +67,23 @@ class SimulatedSession(Session, ABC):
 
     @abstractmethod
     def prices(self, lowered: Lowered) -> Prices:
-        """Return what the operators of a lowered plan's graph, calls and transfers cost.
+        """Return the costs of the operators of a lowered plan's graph, of calls and of transfers.
 
         Raises:
-            ProfileError: nothing is known that resembles some operator.
+            ProfileError: the profile has nothing similar to some operator.
         """
 
     def simulator(self, graph: Graph) -> PlanSimulator:
-        """Return the simulator of a graph's plans that rewrite nothing; errors as of :meth:`prices`."""
+        """Return the simulator of a graph's plans without rewrites. Raises as :meth:`prices`."""
         return self.simulator_of(self.lowering(graph).lower(Plan(graph.digest, ())))
 
     def lowering(self, graph: Graph) -> Lowering:
-        """Return what lowers the plans of a graph."""
+        """Return the lowering of a graph's plans."""
         key = graph.digest if graph.source is None else f"{graph.digest} {graph.source.path}"
         return self._lowerings.setdefault(key, Lowering(graph))
 
     def errors(self, graph: Graph, plan: Plan) -> Errors:
-        """Return what a plan's prices may be wrong about, as :meth:`~evaluators.cost_model.plans.PlanSimulator.errors`.
+        """Return the errors of a plan's costs, as :meth:`~evaluators.cost_model.plans.PlanSimulator.errors` does.
 
         Raises:
             PlanError, RewriteError: the plan cannot be run.
@@ -98,8 +98,8 @@ class SimulatedSession(Session, ABC):
 
         Raises:
             PlanError, RewriteError: the plan is not for this graph or platform, or cannot be run.
-            ProfileError: see :meth:`prices`.
-            UnavailableError: a processor does not take an operator of its stage, or the session is over.
+            ProfileError: as of :meth:`prices`.
+            UnavailableError: a processor does not support an operator of its stage, or the session is over.
         """
         if self.closed:
             raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
@@ -118,7 +118,7 @@ class SimulatedSession(Session, ABC):
         return by_origins(found, lowered.origins, len(graph.operators), kinds) if lowered.rewritten else found
 
     def _freed(self, lowered: Lowered) -> PlanSimulator:
-        """Return what simulates a lowered plan; what moves nothing is free."""
+        """Return the simulator of a lowered plan, in which elided operators cost nothing."""
         simulator = self.simulator_of(lowered)
         left = {operator for stage in lowered.viewed(self.platform).operators for operator in stage}
         moves_nothing = [o for stage in lowered.plan.stages for o in stage.operators if o not in left]
@@ -129,7 +129,7 @@ class SimulatedSession(Session, ABC):
         return PlanSimulator(lowered.graph, self.platform, replace(simulator.prices, operator_s=operator_s))
 
     def simulator_of(self, lowered: Lowered) -> PlanSimulator:
-        """Return the simulator of a lowered plan's graph; errors as of :meth:`prices`."""
+        """Return the simulator of a lowered plan's graph. Raises as :meth:`prices`."""
         key = lowered.graph.digest
         if key not in self._simulators:
             self._simulators[key] = PlanSimulator(lowered.graph, self.platform, self.prices(lowered))
@@ -143,12 +143,12 @@ class SimulatedPlan(Prediction):
     """A plan with a predicted timeline.
 
     Args:
-        errors: see :class:`~evaluators.base.Batch`, as the profile's fit knows its own errors.
-        period_s: returns the period of a stream.
+        errors: as of :class:`~evaluators.base.Batch`, from the fit of the profile.
+        period_s: returns the period of a stream, in seconds.
     """
 
     def __init__(self, timeline: Timeline, errors: Errors, period_s: Callable[[], float]) -> None:
-        # Where the sides of a split meet is one more event of the first side.
+        # The join of a split is one more event of the first side.
         took_s = np.array([e.end_s - e.start_s for e in timeline.events])
         stage_s = np.asarray(np.bincount([e.stage for e in timeline.events], took_s), np.float64)
         super().__init__(Batch(np.array([timeline.makespan_s]), stage_s[None], timeline, errors))
@@ -160,16 +160,16 @@ class SimulatedPlan(Prediction):
 
 
 COPY_S_PER_BYTE = 1.0 / 8e9
-"""What a slice or a concatenation takes on one core, where nobody has measured it."""
+"""Seconds per byte of a slice or a concatenation on one core, where it was not measured."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredPrices:
-    """What was timed of one model on P processors, n operators.
+    """Measured times of one model with n operators on P processors.
 
     Attributes:
-        operator_s: shape ``(P, n)``; infinite where a processor does not take an operator.
-        call_s: what each stage adds, shape ``(P,)``.
+        operator_s: shape ``(P, n)``; infinite where a processor does not support an operator.
+        call_s: overhead of each stage, shape ``(P,)``.
         transfer_s: from a stage to one that reads from it on another processor, ``[from, to]``, shape ``(P, P)``.
         triple_s: convolution and ranks → seconds of its triple on each processor, shape ``(P,)``.
     """
@@ -183,10 +183,10 @@ class MeasuredPrices:
 class ProfiledSession(SimulatedSession):
     """A simulated session whose prices are the measured times of one model's operators on these processors.
 
-    What is rewritten is priced by :func:`rewritten_s`.
+    The times of rewritten operators follow from :func:`rewritten_s`.
 
     Args:
-        powers: watts of processors, where they are known.
+        powers: watts of processors, where known.
     """
 
     def __init__(self, platform: Platform, graph: Graph, known: MeasuredPrices, powers: Mapping[str, float]) -> None:
@@ -199,11 +199,11 @@ class ProfiledSession(SimulatedSession):
         return {"evaluator": "profile", "platform": self.platform.to_json()}
 
     def powers_w(self) -> dict[str, float]:
-        """Return the watts of processors while they run, of those that are known."""
+        """Return the watts of processors while they run, where known."""
         return dict(self._powers)
 
     def prices(self, lowered: Lowered) -> Prices:
-        """Return what the operators of a lowered plan's graph, calls and transfers cost."""
+        """Return the costs of the operators of a lowered plan's graph, of calls and of transfers."""
         processors, count = len(self.platform.processors), len(lowered.graph.operators)
         nothing, alike = np.zeros(processors), np.ones((processors, processors))
         return Prices(
@@ -234,14 +234,14 @@ def rewritten_s(
     operator_s: NDArray[np.float64],
     triple_s: Callable[[int, Ranks], NDArray[np.float64] | None],
 ) -> NDArray[np.float64]:
-    """Return what each operator of a lowered plan takes on P processors, by the n operators of its graph; (P, m).
+    """Return the seconds of a lowered plan's m operators on P processors, from those of the original n; ``(P, m)``.
 
-    A side of a split takes its share of its operator's multiply-accumulates; what slices and joins its bytes. A triple
-    that nobody timed takes its share of the multiply-accumulates of its convolution.
+    A side of a split takes its share of the operator's multiply-accumulates; slices and joins take time by their bytes.
+    A triple that was not timed takes time in proportion to its multiply-accumulates.
 
     Args:
         operator_s: shape ``(P, n)``.
-        triple_s: returns what a convolution takes with some ranks, shape ``(P,)``, or None.
+        triple_s: returns the seconds of a convolution's triple with some ranks, shape ``(P,)``, or None.
     """
     layers = {x.operator: x for x in tucker_layers(graph)} if lowered.ranks else {}
     costs = operator_costs(graph)

@@ -1,7 +1,7 @@
-"""An evaluator without a device, for tests of everything above it, and the contract that every evaluator keeps.
+"""The evaluator ``synthetic``, which needs no device, and the contract tests of evaluators, for tests.
 
-It times a plan by a simple law (below) and adds noise that depends on nothing but the seed, the plan, the instance
-and the number of the run, so the same study gives the same measurements wherever and whenever it runs.
+It computes the time of a plan by a formula (below) and adds noise that depends only on the seed, the plan, the instance
+and the number of the run, so the same study gives the same measurements on every machine.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ __all__ = [
 
 OPERATOR_S = 2e-6  # to start one operator
 TRANSFER_S = 3e-6  # to start a stage with a tensor of another stage
-CORE_BYTES_PER_S = 4e9  # what one core gets through, weights and activations together
+CORE_BYTES_PER_S = 4e9  # of one core, weights and activations together
 LINK_BYTES_PER_S = 5e9  # tensors that change the processor
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How runs differ, all relative: standard deviations of a run and of an instance, spikes, the first run.
+    """Noise of runs; all values are relative.
 
     Attributes:
         run: standard deviation from run to run.
         instance: standard deviation from instance to instance, the same in all runs of one.
-        spike_share: share of the runs that something else disturbs; they take 5 to 100 % longer.
-        cold: how much longer the first run of an instance takes.
+        spike_share: share of disturbed runs, which take 5 to 100 % longer.
+        cold: additional time of the first run of an instance.
     """
 
     run: float = 0.01
@@ -60,12 +60,12 @@ class Noise:
 
 
 class SyntheticCandidate(Candidate):
-    """A plan with a known latency; see :class:`~evaluators.base.Candidate`.
+    """A loaded plan with a known latency.
 
     Args:
         timeline: one inference without noise; event ``i`` is stage ``i`` of the plan.
-        noise: what is added to it.
-        rng: source of the noise of this instance.
+        noise: of its runs.
+        rng: random numbers of this instance.
         scale: factor on all times; NaN makes an evaluator that returns no numbers.
     """
 
@@ -100,7 +100,7 @@ class SyntheticCandidate(Candidate):
 
 @dataclass(slots=True)
 class SyntheticEvaluator(Evaluator):
-    """Times plans by a law instead of a device; see :class:`~evaluators.base.Evaluator`.
+    """Computes times of plans by a formula instead of a device.
 
     An operator takes :data:`OPERATOR_S` and its bytes (inputs, outputs, weights) at a rate that depends on its kind
     and on the processor; a processor of several cores gains more on some kinds than on others. A stage takes the sum of
@@ -110,9 +110,9 @@ class SyntheticEvaluator(Evaluator):
 
     Attributes:
         seed: of the noise.
-        noise: see there. The n-th run of the k-th fresh instance of a plan is always the same; instances that are
-            not fresh are all the same one.
-        interaction: factor on the latency of a plan that the law does not know of; stage times keep to the law.
+        noise: of runs. The n-th run of the k-th fresh instance of a plan is always the same; instances that are not
+            fresh are all the same one.
+        interaction: returns a factor on all times of a plan, which the formula does not contain.
         fails: plans for which loading raises :class:`~search_spaces.core.errors.UnavailableError`.
         returns_nan: plans whose latencies are NaN.
     """
@@ -126,7 +126,7 @@ class SyntheticEvaluator(Evaluator):
     capabilities: EvaluatorCapabilities = field(default=EvaluatorCapabilities(measures_here=False))
 
     def platform(self) -> Platform:
-        """Return a machine of two cores: both together (``cpu``), and each as a processor of its own."""
+        """Return a machine of two cores: both together (``cpu``), and each as its own processor."""
         both = {"cores": (0, 1), "threads": 2}
         processors = [Processor("cpu", "cpu", {"core0": 1.0, "core1": 1.0}, "cpu", both)]
         processors += [
@@ -144,13 +144,13 @@ class SyntheticEvaluator(Evaluator):
             session.closed = True
 
     def true_latency_s(self, graph: Graph, plan: Plan, platform: Platform | None = None) -> float:
-        """Return what a plan takes without noise, hidden interactions included."""
+        """Return the seconds of a plan without noise, with ``interaction``."""
         factor = 1.0 if self.interaction is None else self.interaction(plan)
         return factor * schedule(graph, plan, platform or self.platform()).makespan_s
 
 
 class SyntheticSession(Session):
-    """A session of :class:`SyntheticEvaluator`; see :class:`~evaluators.base.Session`."""
+    """A session of :class:`SyntheticEvaluator`."""
 
     def __init__(self, evaluator: SyntheticEvaluator, platform: Platform) -> None:
         self._evaluator = evaluator
@@ -202,7 +202,7 @@ class SyntheticSession(Session):
 
 
 def schedule(graph: Graph, plan: Plan, platform: Platform) -> Timeline:
-    """Return when each stage runs by the law of :class:`SyntheticEvaluator`, without noise."""
+    """Return when each stage runs by the formula of :class:`SyntheticEvaluator`, without noise."""
     place = {operator: index for index, stage in enumerate(plan.stages) for operator in stage.operators}
     processors = {p.name: i for i, p in enumerate(platform.processors)}
     tasks = []

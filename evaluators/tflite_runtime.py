@@ -1,7 +1,7 @@
 """Measure plans with ``tflite-runtime`` instead of LiteRT: the evaluator ``tflite-runtime``.
 
-Processors, isolation and clocks are LiteRT's (:mod:`evaluators.litert`); only the library that runs the stages is
-another. A single processor can have it too, beside processors of LiteRT: ``--processors cpu0,cpu1:tflite-runtime``.
+Processors, isolation and clocks are those of :mod:`evaluators.litert`; only the library that runs the stages differs. A
+single processor can use it too, together with processors of LiteRT: ``--processors cpu0,cpu1:tflite-runtime``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class TfliteRuntimeEvaluator(LitertEvaluator):
     capabilities = EvaluatorCapabilities(names=True)
 
     def platform(self) -> Platform:
-        """Return the platform that this evaluator finds by itself; the CPU processors of this machine.
+        """Return the CPU processors of this machine.
 
         Raises:
             UnavailableError: ``tflite-runtime`` is not installed, or does not work here.
@@ -30,7 +30,7 @@ class TfliteRuntimeEvaluator(LitertEvaluator):
         return Platform(found.name, tuple(self.processor(p.name) for p in found.processors if computes_with_xnnpack(p)))
 
     def processor(self, name: str) -> Processor:
-        """Return the processor of a name; one of the CPU runs this runtime, whether its name says so or not."""
+        """Return the CPU processor of a name, which always uses this runtime, whether its name says so or not."""
         head, *words = name.split(":")
         if not head.startswith("cpu"):
             raise UsageError(f"processor {name!r}: {TFLITE} runs on the CPU alone", "as cpu, cpu0, cpu0:builtin")

@@ -1,1 +1,1 @@
-"""Measurement of loaded plans: sampling, racing, comparison, the final, and disturbances."""
+"""Measurement of loaded plans: the final comparison, drift, disturbances and foreground priority."""

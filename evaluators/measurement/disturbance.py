@@ -1,4 +1,4 @@
-"""Kernel counters of how long the measuring threads waited for a core in a stretch of time.
+"""Disturbances of runs: kernel counters of how long the measuring threads waited for a core.
 
 A run is judged by these counters alone, never by how long it took: rejecting slow runs would make every plan look
 faster than it is, and unsteady plans more so.
@@ -17,24 +17,24 @@ from evaluators.machine import throttled_s
 from search_spaces.core.wording import percent, seconds
 
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-_PER_CORE = ("cpuacct/cpuacct.usage_percpu", "cpu,cpuacct/cpuacct.usage_percpu")  # of the first version of groups
+_PER_CORE = ("cpuacct/cpuacct.usage_percpu", "cpu,cpuacct/cpuacct.usage_percpu")  # control groups, version 1
 _TOTALS = ("cpu.stat", "unified/cpu.stat")
-_WHOLE = 0.05  # relative difference up to which a group is the whole machine
+_WHOLE = 0.05  # relative difference up to which a group counts as the whole machine
 _STEAL = 7  # column of a cpu line in /proc/stat
 _TICKS = os.sysconf("SC_CLK_TCK")
 _SLOW_S = 1e-4  # /proc/stat of many cores takes longer to read, and is then read rarely
 _RARELY_S = 0.25
 
 QUIET, CALM = 0.01, 0.03
-"""Runs that were without a core for a larger share of their time are repeated: short ones beyond the first, those of
-:data:`LONG_S` and more beyond the second. The system's own daemons take 2 to 4 ms of a core now and then: of a run of
-135 ms that is no more than it differs from the next one anyway, and every second one would be repeated."""
+"""Runs that were without a core for a larger share of their time are repeated: above the first share, or the second for
+runs of :data:`LONG_S` or more. System daemons take 2 to 4 ms of a core now and then: in runs of 135 ms, that is within
+their usual differences, but with the first limit every second one would be repeated."""
 LONG_S = 0.1
 
 _REPEATS = 3
 _PAYS = 0.2  # of the last repeats, at least this share must have found a quiet moment
-_LOOK_AGAIN = 10  # else one of so many disturbed runs is repeated, to see whether the machine has calmed down
-_MEMORY = 0.9  # how much of the share of useful repeats each new one leaves
+_LOOK_AGAIN = 10  # else every tenth disturbed run is repeated, to see whether the machine is quiet again
+_MEMORY = 0.9  # weight of the past in the running share of useful repeats
 
 Result = TypeVar("Result")
 
@@ -46,15 +46,15 @@ QUEUE = "another study measured on these cores"
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Totals since some moment; only differences mean something.
+    """Cumulative counters; only differences are meaningful.
 
     Attributes:
         at_s: when they were read (monotonic).
         waited_ns: thread → nanoseconds in which it was ready and had no core (``schedstat``).
-        ran_ns: thread → nanoseconds on a core; this process, which asks those that measure, is one of them.
-        busy_ns: nanoseconds in which the cores ran anything at all; None where the kernel does not report it.
-        switches: thread → how often it was taken off its core.
-        stolen_s: seconds that the machine below took from the cores, summed over them.
+        ran_ns: thread → nanoseconds on a core; all threads of this process count as one.
+        busy_ns: nanoseconds in which the cores ran anything; None where the kernel does not report it.
+        switches: thread → number of involuntary context switches.
+        stolen_s: seconds that the hypervisor took from the cores (steal time), summed over them.
         throttled_s: seconds in which the control group had used up its quota.
         queued_s: seconds that measurements waited for those of other studies.
     """
@@ -71,15 +71,15 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """What kept the measuring threads off their cores during a stretch of time.
+    """What kept the measuring threads off their cores during a period.
 
     Attributes:
-        lasted_s: how long the stretch was.
-        waited_s: by other processes, summed over threads; threads that wait side by side count each.
-        switches: involuntary ones.
-        stolen_s: by the machine below.
-        throttled_s: by the quota of a control group.
-        queued_s: for another study's measurements, before its own began.
+        lasted_s: length of the period.
+        waited_s: seconds lost to other processes, summed over threads.
+        switches: number of involuntary context switches.
+        stolen_s: seconds lost to the hypervisor.
+        throttled_s: seconds lost to the quota of a control group.
+        queued_s: seconds spent waiting for another study's measurements, before its own began.
     """
 
     lasted_s: float = 0.0
@@ -91,11 +91,11 @@ class Disturbance:
 
     @property
     def lost_s(self) -> float:
-        """Seconds without a core in which there was something to run, whoever had it."""
+        """Seconds in which measuring threads were ready but had no core, for any reason."""
         return self.waited_s + self.stolen_s + self.throttled_s
 
     def __add__(self, other: Disturbance) -> Disturbance:
-        """Return the disturbance of both stretches together."""
+        """Return the disturbance of both periods together."""
         return Disturbance(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
 
     def to_json(self) -> dict[str, float]:
@@ -113,10 +113,10 @@ NOTHING = Disturbance()
 
 
 def between(before: Counters, after: Counters) -> Disturbance:
-    """Return what happened between two readings; threads that ended meanwhile are left out.
+    """Return the disturbance between two readings; threads that ended meanwhile are left out.
 
-    The processes of one plan wait for each other, too: that is no disturbance, but how the plan runs. They have waited
-    for others at most as long as others ran.
+    The processes of one plan also wait for each other, which is not a disturbance. They have waited for others at most
+    as long as others ran.
     """
     waited = sum(value - before.waited_ns.get(thread, 0) for thread, value in after.waited_ns.items())
     if before.busy_ns is not None and after.busy_ns is not None:
@@ -134,12 +134,12 @@ def between(before: Counters, after: Counters) -> Disturbance:
 
 
 class TaskCounters:
-    """Reads :class:`Counters` of some processes; a reading takes some 0.1 ms.
+    """Reads :class:`Counters` of some processes; a reading takes about 0.1 ms.
 
     Args:
         cores: those that measurements run on.
         processes: returns the processes that measure.
-        proc, groups: where the kernel reports.
+        proc, groups: folders of the kernel's files.
         queued_s: returns how long measurements have waited for those of other studies.
     """
 
@@ -156,7 +156,7 @@ class TaskCounters:
         self._processes = processes
         self._proc, self._queued_s = proc, queued_s
         self._busy = _busy(numbers, proc, groups)
-        self._stolen = (0.0, -1.0)  # seconds, and when to look again
+        self._stolen = (0.0, -1.0)  # seconds, and when to read it again
 
     @property
     def works(self) -> bool:
@@ -166,7 +166,7 @@ class TaskCounters:
     def read(self) -> Counters:
         """Return the counters now; what the kernel does not report stays 0."""
         waited: dict[int, int] = {}
-        ran = {os.getpid(): time.process_time_ns()}  # of this process all threads: it asks, and takes the answers
+        ran = {os.getpid(): time.process_time_ns()}  # of all threads of this process, which takes part
         switches: dict[int, int] = {}
         for process in self._processes():
             folder = f"{self._proc}/{process}/task"
@@ -195,14 +195,14 @@ class TaskCounters:
 
 
 class RunFilter:
-    """Makes runs, and repeats those that waited for a core as long as that finds quiet moments.
+    """Makes runs, and repeats those that waited for a core as long as repeats find quiet moments.
 
     Args:
         counters: reads the kernel's counters of the threads that measure; None where there are none.
 
     Attributes:
-        total: what happened during all runs.
-        repeated: how many were repeated.
+        total: disturbance during all runs.
+        repeated: number of repeated runs.
         quiet: whether the last result need not be repeated.
     """
 
@@ -211,7 +211,7 @@ class RunFilter:
         self.total = Disturbance()
         self.repeated = 0
         self.quiet = True
-        self._useful = 1.0  # share of repeats that found a quiet moment, the last ones counting most
+        self._useful = 1.0  # moving average: share of repeats that found a quiet moment
         self._skipped = 0
 
     def run(self, work: Callable[[], Result]) -> tuple[Result, float]:
@@ -236,7 +236,7 @@ class RunFilter:
         return self._skipped % _LOOK_AGAIN == 0
 
     def once(self, work: Callable[[], Result]) -> tuple[Result, float]:
-        """Return a result and the share of its time without a core, however large that is."""
+        """Return a result and the share of its time without a core; nothing is repeated."""
         if self._counters is None:
             return work(), 0.0
         before = self._counters()
@@ -250,11 +250,11 @@ class RunFilter:
 
 
 def in_words(found: Disturbance, rejected: int, cores: int) -> list[str]:
-    """Return what disturbed a stretch of time, in sentences; empty where it is below 1 %.
+    """Return what disturbed a period, in sentences; causes below 1 % are left out.
 
     Args:
-        rejected: how many runs were repeated for it.
-        cores: how many the measurements use.
+        rejected: number of runs that were repeated for it.
+        cores: number of cores that the measurements use.
     """
     if found.lasted_s <= 0.0:
         return []
@@ -271,10 +271,10 @@ def in_words(found: Disturbance, rejected: int, cores: int) -> list[str]:
 
 
 def _busy(cores: Sequence[int], proc: Path, groups: Path) -> Callable[[], int | None]:
-    """Return what reads how long some cores have run anything, or all of them (ns).
+    """Return the function that reads how long some cores, or else all, were busy (ns); it returns None if unknown.
 
-    The counters of control groups are exact, but within a container they may be of its own group alone: one is taken
-    where it has seen as much as the whole machine by ``/proc/stat``, whose unit is too long for one run.
+    The counters of control groups are exact, but within a container they may cover its own group only. So one is used
+    only if it agrees with ``/proc/stat`` for the whole machine, whose ticks are too coarse for one run.
     """
     ticks = [
         sum(map(int, numbers[:3]))  # user, nice, system

@@ -1,7 +1,7 @@
-"""Speed of the machine during a study: a reference plan, measured from time to time.
+"""Drift of the machine's speed during a study, from a reference plan that is measured from time to time.
 
-A machine that throttles, whose host gives its cores to others, or whose neighbour comes and goes changes the latency
-of every plan. The reference plan shows by how much, so that measurements taken minutes apart can be compared.
+Throttling, a host that gives the cores to others, or load that comes and goes change the latency of every plan. The
+reference plan shows by how much, so that measurements taken minutes apart can be compared.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ SHARE = 0.05
 """Measuring the reference plan takes at most this share of the time that other measurements take."""
 
 LEAST = 0.02
-"""A smaller relative change is taken for noise: equal blocks of runs on a shared machine differ by 1.4 % (sd)."""
+"""A smaller relative change counts as noise: equal blocks of runs on a shared machine differ by 1.4 % (sd)."""
 
 _SETTLE_S = 0.010
 _LONG_S = 0.050
-_SMOOTHED = 3  # measurements of the reference plan whose median counts: one alone may be a spike
+_SMOOTHED = 3  # probes in a moving median: a single one may be a spike
 
 
 def probe(candidate: Candidate, runs: RunFilter) -> tuple[Samples, float]:
@@ -54,11 +54,11 @@ def _once(candidate: Candidate) -> float:
 
 @dataclass(slots=True)
 class Drift:
-    """The speed of the machine along a study.
+    """The speed of the machine in the course of a study.
 
     Attributes:
-        reference: the first measurement of the reference plan: at speed 1.
-        probed_s, measured_s: seconds that its later measurements, and all other measurements, have taken.
+        reference: the first probe of the reference plan, at speed 1.
+        probed_s, measured_s: seconds that later probes, and all other measurements, have taken.
     """
 
     reference: Samples | None = None
@@ -69,13 +69,14 @@ class Drift:
     _logs: list[float] = field(default_factory=list)
 
     def due(self) -> bool:
-        """Return whether there is time to measure the reference plan."""
+        """Return whether there is time for a probe of the reference plan."""
         return self.reference is None or self.probed_s + self._last_s <= SHARE * self.measured_s
 
     def take(self, found: Samples, spent_s: float, position: int) -> None:
-        """Take up a measurement of the reference plan.
+        """Record a probe of the reference plan.
 
         Args:
+            found, spent_s: as :func:`probe` returns them.
             position: number of the next trial.
         """
         self._last_s = spent_s
@@ -88,15 +89,15 @@ class Drift:
 
     @property
     def speed(self) -> float:
-        """How many times as long things take now as at first; exactly 1 where the change is noise."""
+        """Latency now relative to that at the start; exactly 1 where the change is noise."""
         return self._at(len(self._logs) - 1)
 
     def uncertainty(self, position: int, speed: float) -> float:
-        """Return by how much, relative, a measurement may have been taken in another state than was thought.
+        """Return the relative error of the speed that a trial was scaled by.
 
         Args:
             position: number of the trial.
-            speed: what was thought of the machine's speed then.
+            speed: the assumed speed of the machine during the trial.
         """
         if self.reference is None or len(self._logs) < 2:
             return 0.0

@@ -1,10 +1,10 @@
-"""The final: several loaded plans measured against each other until one is left or the rest are equal.
+"""The final comparison: loaded plans measured against each other until one is left or the rest are equal.
 
-Two instances of one plan differ by a lasting 0.4 to 0.65 % (memory placement), and a shared machine changes its speed
+Two instances of one plan differ by a constant 0.4 to 0.65 % (memory placement), and a shared machine changes its speed
 within seconds. So a final repeats on two levels: rounds of rebuilt instances, and in each round blocks in which every
 plan has one short turn, in random order. Rounds are the independent observations, and only differences within a block
 count. Runs that waited for a core are repeated; kernel counters decide which, never the latency. Plans that load an
-accelerator and plans that leave it idle have blocks of their own: its clock follows its load.
+accelerator and plans that leave it idle have separate blocks: its clock follows its load.
 """
 
 from __future__ import annotations
@@ -33,76 +33,75 @@ Load = Callable[[], Candidate]
 """Builds a new instance of a plan at each call (:meth:`~evaluators.base.Session.load` with ``fresh``)."""
 
 SETTLE_BELOW_S = 0.05
-"""A turn of shorter runs begins with discarded ones, which restore caches and clocks. Longer runs do so themselves."""
+"""A turn of shorter runs begins with discarded runs, which restore caches and clocks; longer runs do so themselves."""
 
 LEVELS = (QUIET, CALM, 0.10, math.inf)
-"""Share of a turn without a core from which on it counts as disturbed. Where too few turns keep a level, the next one
-counts: a machine that is busy all the time must not leave a plan without figures."""
+"""Shares of a turn without a core up to which it counts. If too few turns are within a level, the next one is used, so
+that every plan has figures on a machine that is always busy."""
 
-_ALPHA = 0.025  # of the t interval of one pair: looking after each round costs as much again
-_EARLY_ROUNDS, _EARLY_ALPHA = 5, 0.005  # a few rounds agree by chance
-_OUTLIER = 5.0  # rounds farther from the median than this many robust standard deviations are pulled in to it
+_ALPHA = 0.025  # of the t interval of one pair: half, since it is looked at after each round
+_EARLY_ROUNDS, _EARLY_ALPHA = 5, 0.005  # a few rounds may agree by chance
+_OUTLIER = 5.0  # rounds farther from the median than this many robust standard deviations are pulled in to that
 ROUND_NOISE = 0.005
-"""Relative standard deviation of a difference between rounds that is assumed before rounds can tell."""
-_PRIOR_ROUNDS = 5  # how many rounds' worth of variance the other pairs contribute to that of one pair
-_PRUNE = 0.5  # a plan that is slower by more than this in every sense leaves after its first round
-_DECIDED = 0.25  # an interval within a quarter of the difference needs no more rounds
+"""Relative standard deviation of a difference between rounds, assumed before there are enough rounds."""
+_PRIOR_ROUNDS = 5  # weight, in rounds, of the other pairs' variance in that of one pair
+_PRUNE = 0.5  # log: a plan whose fastest turn is slower by more than this leaves after its first round
+_DECIDED = 0.25  # an interval of less than this share of the difference needs no more rounds
 _SHORT_RUNS, _MOST_RUNS = 3, 200  # of a turn
-_GAIN = 0.97  # discarded runs that take more than this of the fastest ones before gain nothing more
-_FORGETS = 1.01  # a turn: a fastest turn long ago may have been in another state of the machine
-_SETTLED, _MOST_SETTLING_S = 1.03, 0.2  # times its fastest turn so far; seconds of a turn at most
+_GAIN = 0.97  # discarded runs end when they gain less than this factor on the fastest ones before
+_FORGETS = 1.01  # per turn: the machine may have been faster in a turn long ago
+_SETTLED, _MOST_SETTLING_S = 1.03, 0.2  # ratio to its fastest turn so far; maximum in a turn
 _LEADERS = 2  # the fastest and its closest rival
-_RIVALS = 3  # of the recommended plan, in the time that disturbances add
+_RIVALS = 3  # of the recommended plan, in the time added for disturbances
 _FOCUS, _KEPT_SHARE = 6, 0.5
-"""Where noise lets no plan be ruled out, each round goes on with the most promising ones: half of those of the round
-before, but at least six. With three quarters, 41 plans left time for three rounds, which decide no gain of 3 %."""
+"""If noise prevents eliminations, each round keeps the most promising plans: half of those of the round before, but at
+least six. With three quarters, 41 plans left time for three rounds, too few to decide a gain of 3 %."""
 _ADMITTED = 0.4  # share of the time in which plans are admitted to the first round
-_REBUILT = 0.7  # share of the time in which second instances of slowly loading plans are built; of leaders: all of it
-_ROUND_S = 0.4  # a round lasts at least this long, or its most blocks: disturbances of a moment fill no round
+_REBUILT = 0.7  # share of the time in which second instances of slowly loading plans are built; all of it for leaders
+_ROUND_S = 0.4  # a round lasts at least this long, or for max_blocks, so that no short disturbance fills it
 INSTANCE_NOISE = 0.004
-"""Relative standard deviation between instances of a plan, before pairs of kept instances tell it."""
-_PRIOR_PAIRS, _PRIOR_FREEDOM = 1, 5  # how many pairs of instances this assumption is worth: as a figure, and how sure
-_ODD = 4.0  # a plan's level in a round that is off by more than this many robust standard deviations is pulled in to it
-_REWEIGHTED = 30  # least-squares fits from which the one of least absolute residuals comes
-_SAME_PLAN = 0.1  # of a round: what it tells about an instance that another one is of the same plan
-_UNDESCRIBED = 0.01  # relative standard deviation of the ratio of two predictions, at least
-_EXACT = 1e-9  # sums of the same prices in another order differ by less
+"""Relative standard deviation between instances of a plan, assumed before there are pairs of kept instances."""
+_PRIOR_PAIRS, _PRIOR_FREEDOM = 1, 5  # weight of this assumption: in pairs of instances, and in degrees of freedom
+_ODD = 4.0  # levels farther off than this many robust standard deviations are pulled in to that
+_REWEIGHTED = 30  # iterations of reweighted least squares for the least absolute residuals
+_SAME_PLAN = 0.1  # weight, in rounds, of the tie between instances of one plan
+_UNDESCRIBED = 0.01  # minimum relative standard deviation of the ratio of two predictions
+_EXACT = 1e-9  # sums of the same costs in another order differ by less
 _NORMAL = 1.96  # standard deviations to either side hold 95 %
-_WIDEST = math.log(1e6)  # of an interval's half: beyond it nothing is known anyway
-_LOADING_SHARE = 0.1  # of the final, for building all plans once
+_WIDEST = math.log(1e6)  # half width of an interval at most
+_LOADING_SHARE = 0.1  # share of the final for building all plans once, beyond which instances are kept
 _LEAST_INSTANCE_NBYTES = 16 << 20
-_NO_LOAD_S = 0.1  # where latencies are computed: quicker loading takes none of the final's time, on a busy machine too
+_NO_LOAD_S = 0.1  # where latencies are computed, faster loading does not count, so that results do not depend on load
 UNDECIDED = 0.02
-"""Where another plan is expected to be faster than the recommended one by more than this, given all that it may be, the
-question is open: with an interval of some ±12 % around equal plans."""
+"""If another plan is expected to be faster than the recommended one by more than this, the final is undecided; for
+plans that look equal, that is an interval of about ±12 %."""
 _NEARLY_NORMAL = 1e4  # degrees of freedom
-_NO_TURN = (math.nan, math.inf)  # in a block of another group
+_NO_TURN = (math.nan, math.inf)  # placeholder in blocks of another group
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class FinalPolicy:
-    """How hard to try to tell plans apart.
+    """How long and how precisely plans are compared.
 
     Attributes:
         precision: two plans are equal when the interval of their ratio is within this share.
-        tie: a plan that is not distinguishable from the fastest and at most this much slower may be preferred.
-        max_s: begin no round when loading and running took this many seconds.
+        tie: a plan with fewer stages is preferred to the fastest if it is at most this much slower, and not
+            significantly.
+        max_s: seconds of loading and running after which no round begins.
         disturbed_s: seconds that are added where half of the turns or more were disturbed, fewer where fewer were; and
-            where it is open which plan is the fastest, though counters show no disturbance (other threads of the
-            same physical core, memory, the clocks of a host).
-        min_rounds, max_rounds: how many times instances are rebuilt.
+            where the final is undecided without disturbances in the counters (hyper-threads, memory, clocks of a host).
+        min_rounds, max_rounds: number of rounds, each with rebuilt instances.
         min_blocks, max_blocks: turns of each plan in a round; one turn where an inference takes 50 ms or more.
-        turn_s: how long a turn's measured runs take together, about; 0 for one run.
-        settle_s: how long the discarded runs of a turn take at least, about; 0 for none.
-        slow_load_s: where loading takes longer, at most two instances of a plan are built, and kept.
-        room: of how many plans there is memory to keep instances; those of so few are also kept where building them
-            all takes more than a tenth of the final.
-        keep_nbytes: memory that kept instances may take. Where it is known, what the first instances took tells
-            :attr:`room`; 0 where it is not.
-        loaded: how many plans are loaded at once.
-        least: how many plans take part in the first round however long that takes.
+        turn_s: approximate seconds of a turn's measured runs; 0 for one run.
+        settle_s: approximate minimum of seconds of a turn's discarded runs; 0 for none.
+        slow_load_s: if loading takes longer, at most two instances of a plan are built, and kept.
+        room: number of plans whose instances fit into memory; up to that many are also kept if building them all takes
+            more than a tenth of the final.
+        keep_nbytes: memory for kept instances, from which :attr:`room` follows once the first are built; 0: unknown.
+        loaded: number of plans that are loaded at once.
+        least: number of plans that take part in the first round regardless of time.
 
     Raises:
         UsageError: a value is out of range.
@@ -125,7 +124,7 @@ class FinalPolicy:
     least: int = 10
 
     def loads_slowly_s(self, loads_s: Sequence[float]) -> float:
-        """Return from how many seconds on loading is slow, of plans that took so long to load."""
+        """Return the seconds above which loading is slow, given the loading times of the plans."""
         long = sum(loads_s) > _LOADING_SHARE * self.max_s
         return 0.0 if long and len(loads_s) <= self.room else self.slow_load_s
 
@@ -144,10 +143,10 @@ class FinalPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times as long one plan takes as another.
+    """Ratio of the latencies of two plans.
 
     Attributes:
-        value: above 1 the first one is slower.
+        value: above 1 the first plan is slower.
         low, high: the 95 % interval, which holds for all pairs of a final at once.
     """
 
@@ -157,29 +156,29 @@ class Ratio:
 
     @property
     def significant(self) -> bool:
-        """Whether the interval excludes that both are equally fast."""
+        """Whether the interval excludes 1."""
         return not self.low <= 1.0 <= self.high
 
     @property
     def inverse(self) -> Ratio:
-        """How many times as long the second plan takes as the first."""
+        """Ratio of the second plan to the first."""
         return Ratio(1.0 / self.value, 1.0 / self.high, 1.0 / self.low)
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a final says of one plan.
+    """The results of one plan in a final.
 
     Attributes:
-        samples: one value for each turn, in the state of the machine that all standings share; None where the plan
+        samples: seconds of each turn, scaled to the speed of the machine that all standings share; None where the plan
             was not measured.
         levels: log seconds in each round; None where the plan did not take part.
         stage_s: median seconds of each stage.
         failure: why it dropped out, or "".
-        kept: how many instances were built where loading is slow; 0 where each round had one of its own.
-        instances: which of these each round's level is of; None where the round built one, or the plan took no part.
+        kept: number of instances that were built and kept; 0 where each round built its own.
+        instances: which of these was used in each round; None where the round built one, or the plan took no part.
         outcome: of several models, medians of the figures of :meth:`~evaluators.workload.outcome.Outcome.to_json`.
-        errors: of a prediction, see :class:`~evaluators.base.Batch`.
+        errors: of a prediction, as of :class:`~evaluators.base.Batch`.
     """
 
     samples: Samples | None
@@ -221,14 +220,14 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """What a final found.
+    """The result of a final comparison.
 
     Attributes:
-        standings: in the order of the plans that were given.
-        racing: the plans that were left at the end; others may be no slower, but look so.
+        standings: in the order of the given plans.
+        racing: the plans that were left at the end.
         disturbance: what kept the measuring threads off their cores.
-        repeated: how many turns were repeated for it.
-        exact: whether every instance of each plan has exactly the same figure, as predictions do.
+        repeated: number of turns that were repeated for it.
+        exact: whether all instances of a plan have exactly the same figure, as predictions do.
         computed: whether the figures are computed and not measured.
     """
 
@@ -248,7 +247,7 @@ class Final:
 
     @property
     def rounds(self) -> int:
-        """How many times instances were rebuilt."""
+        """Number of rounds."""
         return max((len(s.levels) for s in self.standings), default=0)
 
     @property
@@ -257,11 +256,11 @@ class Final:
         return any(s.errors is not None for s in self.standings)
 
     def effect(self, plan: int, other: int) -> float:
-        """Return the log of how many times as long a plan takes as another."""
+        """Return the log of the ratio of a plan to another one."""
         return self._table.effect(plan, other)
 
     def ratio(self, plan: int, other: int) -> Ratio:
-        """Return how many times as long a plan takes as another, with the interval."""
+        """Return the ratio of a plan to another one, with its interval."""
         value = self._table.effect(plan, other)
         half = math.hypot(self._table.half(plan, other), _NORMAL * self.model_sigma(plan, other))
         if kept := self._kept_share(plan, other):
@@ -270,34 +269,34 @@ class Final:
         return Ratio(math.exp(value), math.exp(value - half), math.exp(value + half))
 
     def _kept_share(self, plan: int, other: int) -> float:
-        """Return by how many standard deviations of an instance the kept ones of two plans let their ratio differ."""
+        """Return the standard deviation of a ratio by kept instances, in units of that of one instance."""
         if plan == other or self.exact:
             return 0.0
         return math.sqrt(sum(1.0 / n for n in (self.standings[plan].kept, self.standings[other].kept) if n))
 
     @property
     def instance_half(self) -> float:
-        """How far an instance's speed may be from its plan's, relative, in 95 %."""
+        """Half width of the 95 % interval of an instance's latency around its plan's, relative."""
         sigma, wide = self._instance_noise
         return sigma * wide
 
     @property
     def _instance_noise(self) -> tuple[float, float]:
-        """Return the relative standard deviation between instances, and how many of them hold 95 %."""
+        """Return the relative standard deviation between instances, and the quantile factor of the 95 % interval."""
         if not self._noise:
             self._noise.append(self._noise_of_instances())
         return self._noise[0]
 
     def _noise_of_instances(self) -> tuple[float, float]:
-        """Return the noise of instances: an assumption, and what pairs of kept instances show."""
+        """Return the noise of instances, pooled from an assumption and from pairs of kept instances."""
         table = self._table.table
         plans = np.isfinite(table).sum(axis=1, keepdims=True)
         rows = np.where(plans >= 2, table, np.nan)
-        for _ in range(3):  # two-way fit with cells missing: what a plan takes, and what all share in a round
+        for _ in range(3):  # two-way fit with missing cells: effects of plans and of rounds
             rows = rows - _median_of_rows(rows.T)
             rows = rows - np.nansum(rows, axis=1, keepdims=True) / np.maximum(plans, 1)
-        rows = rows * np.sqrt(plans / np.maximum(plans - 1, 1))  # a plan is part of what its round shares
-        gaps: list[tuple[float, float]] = []  # of a pair of instances, and the share of a round's variance in it
+        rows = rows * np.sqrt(plans / np.maximum(plans - 1, 1))  # a plan contributes to the effect of its round
+        gaps: list[tuple[float, float]] = []  # gap of a pair of instances, and its variance in units of a round's
         rest: list[Array] = []
         for column, standing in enumerate(self.standings):
             number = np.array([-1 if k is None else k for k in standing.instances])
@@ -316,8 +315,8 @@ class Final:
     def model_sigma(self, plan: int, other: int) -> float:
         """Return the relative standard deviation of the ratio of two predictions; 0 where they were measured.
 
-        Errors that both plans share cancel; those that no term of the model describes do not. Predictions by different
-        models, as of other processors of a device, share none.
+        Errors that both plans share cancel; errors that no term of the model describes do not. Predictions by
+        different models, as for other processors of a device, share none.
         """
         one, two = self.standings[plan].errors, self.standings[other].errors
         if one is None or two is None or plan == other:
@@ -327,7 +326,7 @@ class Final:
 
     @property
     def fastest(self) -> int:
-        """The plan with the least latency.
+        """The plan with the lowest latency.
 
         Raises:
             UnavailableError: no plan could be measured.
@@ -340,12 +339,12 @@ class Final:
     def choose(self, stages: Sequence[int], tie: float, allowed: Iterable[int] | None = None) -> int:
         """Return the plan to recommend: the fastest, or one with fewer stages that is not significantly slower.
 
-        No other plan is significantly faster than the one that is returned.
+        No other plan is significantly faster than the returned one.
 
         Args:
-            stages: how many each plan has.
-            tie: how much slower than the fastest the plan may be; predictions may differ by their error instead.
-            allowed: the plans to choose from; by default all.
+            stages: number of stages of each plan.
+            tie: how much slower than the fastest the plan may be; for predictions, their error decides instead.
+            allowed: the plans to choose from; all by default.
         """
         among = [i for i in self.measured if allowed is None or i in set(allowed)]
         if not among:
@@ -362,11 +361,11 @@ class Final:
         return min((i for i in among if eligible(i)), key=lambda i: (stages[i], self._table.effect(i, best), i))
 
     def expected_loss(self, chosen: int, rival: int) -> float:
-        """Return by how much, relative, a rival is faster than the chosen plan on average over what it may be.
+        """Return the expected relative gain of a rival over the chosen plan, counted as 0 where the rival is slower.
 
-        What is expected of the positive part of a variable of Student's distribution with the mean, the standard error
-        and the degrees of freedom of the difference: 40 % of the error where the two look the same after many rounds,
-        55 % after three, nothing where the rival looks clearly slower.
+        That is the expectation of the positive part of a Student variable with the mean, the standard error and the
+        degrees of freedom of the difference: 40 % of the error where the two look equal after many rounds, 55 % after
+        three, about 0 where the rival looks clearly slower.
         """
         mean = self._table.effect(chosen, rival)
         kept = self._kept_share(chosen, rival)
@@ -378,14 +377,14 @@ class Final:
         return sigma * _positive_part(mean / sigma, min(max(2.0, freedom), _NEARLY_NORMAL))
 
     def may_lose(self, chosen: int, rival: int) -> bool:
-        """Return whether it is open that a rival is much faster than the chosen plan; what is known is not open."""
+        """Return whether a rival may be much faster than the chosen plan, and their order is not significant."""
         if rival == chosen or self.expected_loss(chosen, rival) <= UNDECIDED:
             return False
         return not self.ratio(chosen, rival).significant
 
     @property
     def _table(self) -> _Levels:
-        if not self._made:  # a page of a report asks hundreds of times
+        if not self._made:  # a report reads it hundreds of times
             self._made.append(self._levels())
         return self._made[0]
 
@@ -431,9 +430,10 @@ class Final:
 
 @dataclass(frozen=True, slots=True)
 class _Levels:
-    """Log seconds of plans in rounds, shape ``(rounds, plans)``, NaN where a plan did not take part.
+    """Statistics of the log seconds of plans in rounds.
 
     Attributes:
+        table: log seconds, shape ``(rounds, plans)``; NaN where a plan did not take part.
         numbers: of kept instances, of the same shape; -1 where a round built its own.
     """
 
@@ -446,13 +446,13 @@ class _Levels:
 
     @property
     def fit(self) -> _Fit:
-        """What plans take and what all share in a round."""
+        """The fitted levels of the plans."""
         if not self._fits:
             self._fits.append(_fitted(self.table, self.numbers))
         return self._fits[0]
 
     def differences(self, plan: int, other: int) -> list[Array]:
-        """Return the differences in the rounds of both, by the instances that met, outliers pulled in."""
+        """Return the differences in the common rounds, grouped by instances, with outliers pulled in."""
         if (plan, other) not in self._found:
             self._found[plan, other] = self._differences(plan, other)
         return self._found[plan, other]
@@ -467,11 +467,11 @@ class _Levels:
         if (pairs == pairs[0]).all():
             return [calm]
         groups = [(pairs == pair).all(axis=1) for pair in np.unique(pairs, axis=0)]
-        # Two rounds of the same instances do not tell which of them is the outlier; all rounds do.
+        # Two rounds of the same instances do not show which is the outlier; all rounds together do.
         return [_without_outliers(values[group]) if group.sum() > 2 else calm[group] for group in groups]
 
     def effect(self, plan: int, other: int) -> float:
-        """Return the difference of two plans, by the rounds of both and by those in which each met others."""
+        """Return the difference of two plans, from their common rounds and from those with other plans."""
         if plan == other:
             return 0.0
         fit = self.fit
@@ -481,7 +481,7 @@ class _Levels:
         return 0.0 if self.exact and abs(found) < _EXACT else found
 
     def fastest(self, among: Sequence[int]) -> int:
-        """Return the plan that none of the others is faster than."""
+        """Return the fastest of some plans."""
         best = among[0]
         for plan in among[1:]:
             if self.effect(plan, best) < 0.0:
@@ -489,7 +489,7 @@ class _Levels:
         return best
 
     def half(self, plan: int, other: int) -> float:
-        """Return the half width of the interval of a difference: Student's, for all pairs with one plan at once."""
+        """Return the half width of the t interval of a difference, for all pairs with one plan at once."""
         if self.exact or plan == other:
             return 0.0
         error, freedom = self.error(plan, other)
@@ -498,7 +498,7 @@ class _Levels:
         return _student(1.0 - alpha / pairs, freedom) * error
 
     def _rounds(self, plan: int, other: int) -> float:
-        """Return of how many rounds of both the difference is worth: those with others in between count in part."""
+        """Return the effective number of common rounds of two plans; rounds with other plans count in part."""
         fit = self.fit
         if fit.parts[plan] != fit.parts[other]:
             return 1.0
@@ -521,7 +521,7 @@ class _Levels:
         others = min(_PRIOR_ROUNDS, max(0, known - inside))
         if others:
             prior = others
-        else:  # a plan that left after one round was slower by far more than rounds ever differ
+        else:  # a plan that left after one round was slower by far more than the noise of rounds
             prior, common = (1 if inside else _PRIOR_ROUNDS + 1), max(common, ROUND_NOISE**2)
         freedom = prior + inside
         variance = (prior * max(common, ROUND_NOISE**2 / 4) + inside * own) / freedom
@@ -534,7 +534,7 @@ class _Levels:
         if len(rows) < 2:
             return ROUND_NOISE**2, 0
         rows = rows - np.nanmean(rows, axis=1, keepdims=True)
-        for _ in range(3):  # two-way fit with cells missing
+        for _ in range(3):  # two-way fit with missing cells
             columns = np.nanmean(rows, axis=0, keepdims=True)
             rows = rows - np.nan_to_num(columns)
             rows = rows - np.nanmean(rows, axis=1, keepdims=True)
@@ -550,12 +550,12 @@ class _Levels:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """The levels of plans, without what all plans of a round share.
+    """The levels of plans, without the effects of rounds.
 
     Attributes:
-        levels: of each plan, log seconds; comparable within a part.
-        spread: covariance of two plans' levels, in units of the variance of one of a round's levels.
-        parts: of each plan, a number that is the same for plans that met, also through others; -1 without a round.
+        levels: of each plan, log seconds; comparable within a connected part.
+        spread: covariance of two plans' levels, in units of the variance of a level in one round.
+        parts: number of each plan's connected part: plans that had common rounds, also through others; -1 for none.
     """
 
     levels: Array
@@ -564,9 +564,9 @@ class _Fit:
 
 
 def _fitted(table: Array, numbers: NDArray[np.int64]) -> _Fit:
-    """Return the least-squares fit of log seconds by instance and round; of a plan each instance counts alike.
+    """Return the least-squares fit of log seconds by instance and round; instances of a plan have equal weight.
 
-    Means of pairs alone would contradict each other: two plans that met in bad rounds, and a third in good ones.
+    Means of pairs alone would be inconsistent, as pairs meet in different rounds.
     """
     plans = table.shape[1]
     table = _without_odd_rounds(table, numbers)
@@ -577,7 +577,7 @@ def _fitted(table: Array, numbers: NDArray[np.int64]) -> _Fit:
     met[which, rows] = 1.0
     count = np.maximum(met.sum(axis=0), 1.0)
     normal = np.diag(met.sum(axis=1)) - (met / count) @ met.T
-    # Instances that rotate in step never meet: that they are of one plan ties what they take together.
+    # Kept instances that alternate in step never meet, so those of one plan are tied weakly.
     same = (keys[:, :1] == keys[:, 0]).astype(float)
     tied = normal + _SAME_PLAN * (np.diag(same.sum(axis=1)) - same)
     inverse = np.linalg.pinv(tied, rcond=1e-10, hermitian=True)
@@ -601,12 +601,12 @@ def _fitted(table: Array, numbers: NDArray[np.int64]) -> _Fit:
 def _levels_of(
     turns: Mapping[int, Sequence[tuple[float, float]]],
 ) -> tuple[dict[int, float], dict[int, Array], float]:
-    """Return each plan's log level in a round, without what all turns of a block share, and its turns as they were.
+    """Return each plan's log level in a round, without the effects of blocks, and its turns that count.
 
-    The third value is which of :data:`LEVELS` the turns that count keep.
+    The third value is the one of :data:`LEVELS` that these turns are within.
 
     Args:
-        turns: of each plan, one a block until it failed: log seconds, and the share of it without a core.
+        turns: of each plan, one per block until it failed: log seconds, and the share of it without a core.
     """
     plans = [i for i, made in turns.items() if made]
     blocks = max((len(turns[i]) for i in plans), default=0)
@@ -622,7 +622,7 @@ def _levels_of(
             log_s = np.where(kept, log_s, np.nan)
             break
     middle = _median_of_rows(log_s.T)
-    for _ in range(3):  # median polish: blocks share what the machine did meanwhile
+    for _ in range(3):  # median polish: a block has one state of the machine
         shared = _median_of_rows(log_s - middle)
         shared = shared - np.median(shared)
         middle = _median_of_rows((log_s - shared[:, None]).T)
@@ -649,28 +649,28 @@ def run_final(
     """Measure plans against each other over rebuilt instances until one is left, the rest are equal, or time is up.
 
     Args:
-        loads: builds a new instance of each plan; the most promising plan first, since time may not suffice for all.
-        policy: see there.
-        rng: decides who is built and who runs first.
-        reuse: of plans that load slowly, what returns an instance that may share what is loaded already.
-        conditions: returns at the end the conditions of the samples, to be kept with them.
+        loads: build a new instance of each plan; the most promising plan first, since time may not suffice for all.
+        policy: limits of time, rounds and precision.
+        rng: for the order in which plans are built and run.
+        reuse: for plans that load slowly, functions that return an instance which may share loaded stages.
+        conditions: returns the conditions of the samples; called at the end.
         counters: reads the kernel's counters of the threads that measure; None where there are none.
-        watched: returns plans whose ratio to the fastest is to be known well though they have lost.
-        progress: called once a round.
-        computed: whether latencies that repeat each other to the last bit are computed ones. Otherwise a coarse timer
-            made them, and nothing finer than its resolution is known.
-        counted: whether figures are no times but counts, as bytes are, which repeat though plans are run.
-        groups: of each plan; plans of one group take turns with each other, and those of another group before or
-            after them. An H100 that the CPU's turns left idle for half of the time lowered its clock from 1,980 to
+        watched: returns plans whose ratio to the fastest must be precise although they have lost.
+        progress: called once per round.
+        computed: whether latencies that are equal to the last bit are computed. Otherwise they come from a coarse
+            timer, and their error is its resolution.
+        counted: whether figures are counts, as bytes are, and repeat although plans are run.
+        groups: of each plan; plans of one group take turns with each other, those of another group before or after
+            them. An H100 that was idle in the CPU's turns for half of the time lowered its clock from 1,980 to
             345 MHz, and an inference of 1.2 ms took 1.6 ms. By default all plans are one group.
-        recommended: returns the plan that is going to be recommended: a final goes on while it is open whether another
-            one is faster. By default the fastest.
-        free_nbytes: returns the free memory where plans are loaded; None where that is not known.
+        recommended: returns the plan to be recommended, by default the fastest; a final goes on while another plan may
+            be faster than that.
+        free_nbytes: returns the free memory where plans are loaded; None where it is not known.
 
     A plan that fails twice drops out with the reason; the others go on.
 
     Raises:
-        UsageError: there is no plan.
+        UsageError: no plans are given.
     """
     if not loads:
         raise UsageError("a final needs at least one plan")
@@ -681,7 +681,7 @@ def run_final(
 
 
 class _Runner:
-    """The state of a final under way."""
+    """The state of a running final."""
 
     def __init__(
         self,
@@ -704,8 +704,8 @@ class _Runner:
         self._repeats = computed or counted
         self._groups, self._recommended, self._free_nbytes = groups, recommended, free_nbytes
         self._racing = set(range(len(loads)))  # may still be the fastest
-        self._running = list(range(len(loads)))  # are measured in the next round
-        self._leaders: set[int] = set()  # between these is decided
+        self._running = list(range(len(loads)))  # measured in the next round
+        self._leaders: set[int] = set()  # the fastest, the recommended plan and close rivals
         self._levels: list[dict[int, float]] = []
         self._calm: list[bool] = []
         self._turns: list[dict[int, Array]] = []
@@ -713,7 +713,8 @@ class _Runner:
         self._failures: dict[int, list[str]] = defaultdict(list)
         self._errors: dict[int, Array] = {}
         self._outcomes: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
-        self._typical_s: dict[int, float] = {}  # of a run; one of several models takes longer than their latency
+        # Seconds of a run, which takes longer than its figure with several models or a stream.
+        self._typical_s: dict[int, float] = {}
         self._best_s: dict[int, float] = {}
         self._load_s: dict[int, float] = {}
         self._kept: dict[int, list[Candidate]] = {}
@@ -753,12 +754,12 @@ class _Runner:
         while first or rest:
             late = self._spent_s >= _ADMITTED * self._policy.max_s
             if not (first or done) and late and len(turns) >= self._policy.least:
-                break  # no time for the less promising ones
+                break  # no time for less promising plans
             group, rest = [hub, *rest[: self._loaded - 1]], rest[self._loaded - 1 :]
             made = self._group(group)
             if any(made.values()):
                 level, turned, lost = _levels_of(made)
-                calm = calm and lost <= CALM  # else it counts until its plans have met in enough that are calmer
+                calm = calm and lost <= CALM  # else it counts until its plans have enough calmer rounds
                 shift = levels[hub] - level[hub] if hub in levels and hub in level else 0.0
                 levels |= {i: value + shift for i, value in level.items() if i not in levels}
                 turns |= {i: value + shift for i, value in turned.items() if i not in turns}
@@ -772,11 +773,11 @@ class _Runner:
         self._turns.append(turns)
         if not done and levels:
             best = min(levels, key=lambda i: levels[i])
-            # The fastest turn of a plan that is disturbed all the time is the best estimate.
+            # For a plan that is always disturbed, the fastest turn is the best estimate.
             self._racing -= {i for i in levels if float(turns[i].min()) - levels[best] > _PRUNE}
 
     def _group(self, group: Sequence[int]) -> dict[int, list[tuple[float, float]]]:
-        """Build some plans, run blocks of turns, and give them back; return the turns, none of a plan that fails."""
+        """Build some plans, run blocks of turns, and close them; return the turns, none of a plan that fails."""
         turns: dict[int, list[tuple[float, float]]] = {i: [] for i in group}
         built: dict[int, Candidate] = {}
         self._building_s, self._fresh, free = {}, 0, self._free_nbytes()
@@ -807,7 +808,7 @@ class _Runner:
         except UnavailableError as error:
             self._failed(plan, error)
             self._spent_s += self._counted_s(begin)
-            # Perhaps there was no memory for so many at once.
+            # There may be too little memory for this many at once.
             self._loaded = max(2, len(built)) if len(built) > 1 else self._loaded
             for other in [i for i in self._kept if i not in built]:
                 self._forget(other)
@@ -835,25 +836,25 @@ class _Runner:
         return candidate
 
     def _counted_s(self, begin: float) -> float:
-        """Return the seconds since ``begin`` that count as the final's: what is computed does not depend on a clock."""
+        """Return the seconds since ``begin`` that count; results of computed latencies must not depend on a clock."""
         took_s = time.monotonic() - begin
         quick = took_s < min(_NO_LOAD_S, self._policy.slow_load_s)
         return 0.0 if self._computed and quick else took_s
 
     def _run_s(self, figure_s: float, begin: float, runs: int) -> float:
-        """Return the seconds that each run since ``begin`` took: a figure of several models is of one of its requests.
+        """Return the seconds of each run since ``begin``, which exceed a figure that is of one request.
 
-        What is computed takes what it says.
+        Computed runs take as long as their figure.
         """
         return figure_s if self._computed else max(figure_s, (time.monotonic() - begin) / runs)
 
     def _has_room(self) -> bool:
-        """Return whether instances are kept since loading all plans takes long, and memory has room for so few."""
+        """Return whether instances are kept, since loading all plans takes long and they fit into memory."""
         building_s = sum(self._load_s.get(plan, 0.0) + self._typical_s.get(plan, 0.0) for plan in self._running)
         return len(self._running) <= self._room and building_s > _LOADING_SHARE * self._policy.max_s
 
     def _learn_room(self, free_nbytes: int | None) -> None:
-        """Note how much memory instances take that were built since so much was free; kept ones may share weights."""
+        """Estimate the memory of an instance from the free memory before the last ones were built."""
         left_nbytes = self._free_nbytes()
         if not self._policy.keep_nbytes or not self._fresh or free_nbytes is None or left_nbytes is None:
             return
@@ -863,8 +864,8 @@ class _Runner:
     def _affordable(self, plan: int) -> bool:
         """Return whether there is time for a second instance of a plan that loads slowly.
 
-        A plan that the search found fast was perhaps lucky with its instance, which a final begins with: instances of
-        a GPU's plans differ by several per cent. So at least those between which is decided are built anew.
+        A final begins with the instance of the search, which may have been a lucky one: instances of a GPU's plans
+        differ by several per cent. So at least the leaders are rebuilt.
         """
         if len(self._levels) < 2 or plan not in self._racing:
             return False
@@ -889,8 +890,8 @@ class _Runner:
             for plan in groups[which]:
                 turns[plan] += [_NO_TURN] * before
             begin = time.monotonic()
-            with suppress(UnavailableError):  # its turn says why
-                built[groups[which][0]].run(1)  # which warms up an accelerator that idled
+            with suppress(UnavailableError):  # its turn reports why
+                built[groups[which][0]].run(1)  # warms up an accelerator that was idle
             ready_s = self._counted_s(begin)
             self._spent_s += ready_s
             own = {plan: built.pop(plan) for plan in groups[which]}
@@ -901,11 +902,11 @@ class _Runner:
         self, built: dict[int, Candidate], turns: dict[int, list[tuple[float, float]]], ready_s: float
     ) -> None:
         policy = self._policy
-        # Of slow networks a round is one block: rebuilt instances add more than more turns of the same ones.
+        # For slow networks a round is one block: rebuilt instances tell more than more turns of the same ones.
         slow = all(self._typical_s[i] >= SETTLE_BELOW_S for i in built)
         count, begin_s = 1 if slow else policy.min_blocks, self._spent_s
         building_s = sum(self._building_s.get(i, 0.0) for i in built) + ready_s
-        if self._levels:  # in the first round many plans matter more than how well each is known
+        if self._levels:  # in the first round the number of plans matters more than precision
             building_s *= 2.0
         done = 0
         while built and done < count and (done == 0 or self._spent_s < self._policy.max_s):
@@ -923,12 +924,12 @@ class _Runner:
                         with suppress(UnavailableError):
                             lost.close()
             done += 1
-            # A round that measures for less time than it builds wastes it.
+            # Measure for about as long as building took.
             if done == count and self._spent_s - begin_s < max(_ROUND_S, 0.0 if self._computed else 0.5 * building_s):
                 count = min(count + 1, policy.max_blocks)
 
     def _turn(self, plan: int, candidate: Candidate) -> tuple[float, float]:
-        """Return the least disturbed of a few tries at a turn: the first one, unless counters say that it waited."""
+        """Return the least disturbed of a few tries at a turn; only tries that waited for a core are repeated."""
         queued_s = self._filter.total.queued_s
         try:
             log_s, lost = self._filter.run(lambda: self._try(plan, candidate))
@@ -948,7 +949,7 @@ class _Runner:
         settled = time.monotonic()
         batch = candidate.run(runs)
         values = _checked(batch, runs)
-        said_s = settling_s + math.fsum(batch.latency_s)  # computed: a busy machine must change no result
+        said_s = settling_s + math.fsum(batch.latency_s)  # computed latencies: results must not depend on load
         self._spent_s += max(0.0 if self._computed else time.monotonic() - begin, said_s)
         self._stages[plan].append(batch.stage_s)
         median_s = float(np.median(values))
@@ -961,11 +962,11 @@ class _Runner:
         return math.log(median_s)
 
     def _settle(self, plan: int, candidate: Candidate, runs: int) -> float:
-        """Run until the plan is about as fast as it has been or gains nothing more; return the seconds that this took.
+        """Run until the plan is about as fast as before or gets no faster; return the seconds that this took.
 
-        Another plan's turn cools caches and lets clocks fall; an application that runs the plan in a loop sees neither.
-        Waiting longer than that does harm: on a virtual machine with an H100, an inference of 0.95 ms takes 1.2 ms for
-        0.2 to 2 s at a time, whoever runs. Plans that take turns within such a spell share it.
+        Another plan's turn evicts caches and lets clocks fall, unlike an application that runs the plan in a loop.
+        Longer settling does harm: on a virtual machine with an H100, an inference of 0.95 ms takes 1.2 ms for 0.2 to
+        2 s at a time, in every plan. Plans that take turns within such a spell share it.
         """
         spent_s, fastest_s = 0.0, math.inf
         while True:
@@ -999,7 +1000,7 @@ class _Runner:
         numbers = [[used.get(plan, -1) for plan in plans] for used in self._used[: len(rows)]]
         table = np.array(rows, np.float64).reshape(-1, len(plans))
         calm, met = np.array(self._calm, bool), np.isfinite(table).astype(int)
-        # Of any two plans of a disturbed round, at least five calm rounds, and half of all, must be left.
+        # A disturbed round is dropped if every two of its plans keep five calm common rounds, and half of all.
         meetings, left = met.T @ met, met[calm].T @ met[calm]
         enough = left >= np.maximum(_EARLY_ROUNDS, 0.5 * meetings)
         for row in np.flatnonzero(~calm):
@@ -1009,7 +1010,7 @@ class _Runner:
         return _Levels(table, np.array(numbers, np.int64).reshape(table.shape), exact=self._exact())
 
     def _exact(self) -> bool:
-        """Return whether rebuilt instances repeat each other to the last bit: they are computed, not measured."""
+        """Return whether rebuilt instances are equal to the last bit: they are computed or counted, not timed."""
         if not self._repeats:
             return False
         seen: dict[int, set[float]] = defaultdict(set)
@@ -1021,14 +1022,14 @@ class _Runner:
         return again and all(len(values) == 1 for values in seen.values())
 
     def _eliminate(self) -> None:
-        """Take out the plans that have lost, and settle who runs in the next round."""
+        """Eliminate plans that have lost, and choose those of the next round."""
         table = self._levels_table()
         seen = [i for i in range(len(self._loads)) if self._seen(i) and len(self._failures[i]) < 2]
         if not seen:
             self._running = [i for i in self._running if len(self._failures[i]) < 2]
             return
         best = table.fastest(seen)
-        if len(self._levels) >= 2:  # anew each time: what was disturbed in its first rounds may come back
+        if len(self._levels) >= 2:  # computed anew: a plan that was disturbed in its first rounds may return
             self._racing = {i for i in seen if table.effect(i, best) <= table.half(i, best)}
         known = self._final({})
         alive = {i for i in seen if len(self._failures[i]) < 2}
@@ -1039,9 +1040,9 @@ class _Runner:
         self._leaders = {best, chosen, *ahead[:_LEADERS]}
         if self._spent_s < self._policy.max_s:
             ahead = ahead[: max(_FOCUS, math.ceil(self._met * _KEPT_SHARE ** len(self._levels)))]
-        elif len(self._levels) < 2:  # one round has taken all the time: the best two have another
+        elif len(self._levels) < 2:  # one round took all the time: the best two get another
             ahead = ahead[:2]
-        else:  # in the time that disturbances add, those about which least is known
+        else:  # in the time added for disturbances: the least certain ones
             rivals = [i for i in ahead if i in known.measured]
             ahead = [chosen, *sorted(rivals, key=lambda i: -known.expected_loss(chosen, i))[:_RIVALS]]
         self._running = [i for i in range(len(self._loads)) if i in {*ahead, *watched, *again, best}]
@@ -1049,7 +1050,7 @@ class _Runner:
             self._forget(plan)
 
     def _settled(self, table: _Levels, plan: int, best: int) -> bool:
-        """Return whether the ratio of a plan to the fastest is known well enough."""
+        """Return whether the ratio of a plan to the fastest is precise enough."""
         half = table.half(plan, best)
         return half <= max(self._policy.precision, _DECIDED * abs(table.effect(plan, best)))
 
@@ -1068,13 +1069,13 @@ class _Runner:
         return done >= policy.min_rounds and all(self._settled(table, i, best) for i in seen)
 
     def _open(self, racing: Iterable[int]) -> bool:
-        """Return whether a plan may be so much faster than the recommended one that the final would end undecided."""
+        """Return whether the final would end undecided."""
         known = self._final({})
         chosen = self._recommended(known) if self._recommended is not None else known.fastest
         return any(known.may_lose(chosen, i) for i in racing if i in known.measured)
 
     def _final(self, under: dict[str, Any]) -> Final:
-        """Return the standings, all in the state of the machine in which the fastest plan was measured."""
+        """Return the result, scaled to the speed of the machine in which the fastest plan was measured."""
         table = self._levels_table()
         measured = [i for i in range(len(self._loads)) if self._seen(i)]
         standings = [
@@ -1086,7 +1087,7 @@ class _Runner:
         state = float(np.nanmedian(table.table[:, best]))
         for i in measured:
             logs = np.concatenate([turns[i] for turns in self._turns if i in turns])
-            # The figure is the level over rounds; the turns around it are as they were.
+            # The median becomes the level over rounds; the spread of the turns is unchanged.
             logs = logs + state + table.effect(i, best) - float(np.median(logs))
             levels = tuple(None if not np.isfinite(v) else float(v) for v in table.table[:, i])
             standings[i] = Standing(
@@ -1105,9 +1106,9 @@ class _Runner:
 
 
 def _without_odd_rounds(table: Array, numbers: NDArray[np.int64]) -> Array:
-    """Return levels, those pulled in that are far from what their plan and their round have in common elsewhere.
+    """Return levels, with outliers from the effects of their plan and round pulled in.
 
-    Instances of a plan are apart where each has three rounds: two do not tell which of them is the outlier.
+    Instances of a plan with three rounds have separate effects: two rounds do not show which is the outlier.
     """
     present = np.isfinite(table)
     if not present.any():
@@ -1121,7 +1122,7 @@ def _without_odd_rounds(table: Array, numbers: NDArray[np.int64]) -> Array:
     values = table[rows, columns]
     weights, off = np.ones(len(values)), values
     grid = np.zeros((int(which.max()) + 1, len(table)))
-    for _ in range(_REWEIGHTED):  # towards the least sum of absolute residuals
+    for _ in range(_REWEIGHTED):  # converges to the least sum of absolute residuals
         grid[which, rows] = weights
         total = np.maximum(grid.sum(axis=0), 1e-12)
         shared = np.bincount(rows, weights * values, len(table)) / total
@@ -1139,7 +1140,7 @@ def _without_odd_rounds(table: Array, numbers: NDArray[np.int64]) -> Array:
 
 
 def _without_outliers(values: Array) -> Array:
-    """Return values, those far from their median pulled in."""
+    """Return values, with those far from their median pulled in."""
     if len(values) < 3:
         return values
     middle = np.median(values)
@@ -1160,14 +1161,14 @@ def _median_of_rows(values: Array) -> Array:
     some = finite.any(axis=1)
     found = np.zeros(len(values))
     if finite.all() and values.size:
-        return np.asarray(np.median(values, axis=1))  # several times as fast
+        return np.asarray(np.median(values, axis=1))  # several times faster than nanmedian
     if some.any():
         found[some] = np.nanmedian(values[some], axis=1)
     return found
 
 
 def _positive_part(mean: float, freedom: float) -> float:
-    """Return what is expected of the positive part of a Student variable of scale 1 around a mean."""
+    """Return the expectation of the positive part of a Student variable of scale 1 with this mean."""
     from scipy.special import gammaln, stdtr
 
     height = math.exp(gammaln((freedom + 1.0) / 2.0) - gammaln(freedom / 2.0)) / math.sqrt(freedom * math.pi)
@@ -1184,17 +1185,17 @@ def _student(level: float, freedom: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How many times faster a candidate is than a baseline.
+    """The speedup of a candidate over a baseline.
 
     Attributes:
         speedup: latency of the baseline over that of the candidate; above 1 the candidate is faster.
         ci95: the 95 % interval of ``speedup``, over rebuilt instances; of predictions, with the model's error.
-        baseline, candidate: the median of each turn, in the state of the machine that both share.
-        rounds: how many times both were rebuilt.
+        baseline, candidate: the median of each turn, scaled to a common speed of the machine.
+        rounds: number of rounds.
         stage_s: median seconds of each stage of the baseline, and of the candidate.
         model_sigma: relative standard deviation of ``speedup`` where it is a prediction, else None.
         disturbance: what kept the measuring threads off their cores.
-        repeated: how many turns were repeated for it.
+        repeated: number of turns that were repeated for it.
     """
 
     speedup: float
@@ -1209,11 +1210,11 @@ class Comparison:
 
     @property
     def significant(self) -> bool:
-        """Whether the interval excludes that both are equally fast."""
+        """Whether the interval excludes 1."""
         return not self.ci95[0] <= 1.0 <= self.ci95[1]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the comparison as plain values, what can be derived included."""
+        """Return the comparison as plain values, with ``significant``."""
         return {
             "speedup": self.speedup,
             "ci95": list(self.ci95),
@@ -1238,7 +1239,7 @@ def compare(
     progress: Callable[[str], None] = lambda _: None,
     groups: Sequence[Hashable] = (),
 ) -> Comparison:
-    """Measure two plans against each other until their ratio is known well enough; see :mod:`.final`.
+    """Measure two plans against each other until their ratio is precise enough.
 
     Raises:
         UnavailableError: a plan cannot be built, or failed.

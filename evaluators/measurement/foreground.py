@@ -1,13 +1,13 @@
-"""The cores belong to what is measured, as far as the system permits: priority over others, turns between studies.
+"""Priority of the measuring processes over others, as far as the system permits, and turns between studies.
 
-A compiler on one of two cores takes half of that core, and an inference of 4 ms on both takes 6. The processes that
-measure therefore run before others while they do (nice -20, alone and as a group, which is what Linux shares cores
-between where it groups by session). That needs the right to raise priorities, as root has it; without it, and in a
-study that was itself started with ``nice``, all stays as it is, and counters show which runs waited. What everything
-else on these cores gets meanwhile is little and late, this process included: a plan that has never run, and models
-whose requests this process lets in, have the usual priority.
+A compiler on one of two cores takes half of that core, and an inference of 4 ms on both takes 6. So the processes that
+measure get priority while they do (nice -20, also as a group, since Linux may share cores between groups by session).
+That needs the right to raise priorities, which root has; without it, and in a study that was itself started with
+``nice``, priorities stay as they are, and counters show which runs waited. Meanwhile all other processes on these cores
+are starved, this one included. So the first run of a plan, and models whose requests this process sends, have the usual
+priority.
 
-Two studies of one person that use the same cores or adapter measure in turns.
+Two studies of one user on the same cores or GPU measure in turns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 
 FIRST = -20
 _LOOK_S = 0.0002
-_PATIENCE_S, _IMPATIENT_S = 10.0, 60.0  # a study that was stopped in its turn gives nothing back
+_PATIENCE_S, _IMPATIENT_S = 10.0, 60.0  # a study that is stopped in its turn keeps its locks
 _SYS_ADMIN, _SYS_NICE = 21, 23  # linux/capability.h
 
 
@@ -34,11 +34,11 @@ def may_run_first() -> bool:
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
         granted = int(status.partition("CapEff:")[2].split()[0], 16)
-        switch = Path("/proc/sys/kernel/sched_autogroup_enabled")  # which not every kernel has
+        switch = Path("/proc/sys/kernel/sched_autogroup_enabled")  # not in every kernel
         grouped = switch.exists() and switch.read_text(encoding="ascii").strip() != "0"
     except (OSError, ValueError, IndexError):
         return False
-    # Who is no administrator may change the priority of a group ten times a second, which is too seldom.
+    # Without CAP_SYS_ADMIN, the priority of a group may change ten times a second, which is too rarely.
     needed = 1 << _SYS_NICE | (1 << _SYS_ADMIN if grouped else 0)
     return os.getpriority(os.PRIO_PROCESS, 0) == 0 and granted & needed == needed
 
@@ -47,9 +47,9 @@ class Foreground:
     """Runs processes before others while they measure, in turns with other studies.
 
     Args:
-        leaders: returns the processes that lead the sessions of those that measure.
-        folder: where studies on this machine find each other; by default one of this user's in the system's folder for
-            temporary files.
+        leaders: returns the session leaders of the processes that measure.
+        folder: of the lock files that studies on this machine share; by default a folder of this user in the system's
+            folder for temporary files.
 
     Attributes:
         preferred: whether processes run before others while they measure.
@@ -67,13 +67,13 @@ class Foreground:
 
     @contextmanager
     def holding(self, resources: Iterable[str], *, first: bool = True) -> Iterator[None]:
-        """Measure on some cores and adapters, by their names, once no other study does.
+        """Hold the locks of some cores and GPUs, by name, while the block measures.
 
         Args:
-            first: run before other processes; False where this one must not be late meanwhile.
+            first: whether to raise priorities; False where this process must not be starved.
         """
         with self._one_thread, ExitStack() as undo:
-            if not self._measures:  # else what is measured holds them already
+            if not self._measures:  # else an outer block holds them already
                 undo.callback(setattr, self, "_measures", False)
                 self._measures = True
                 files = (file for name in sorted(set(resources)) if (file := self._file(name)) is not None)
@@ -84,7 +84,7 @@ class Foreground:
             yield
 
     def close(self) -> None:
-        """Close the files by which studies find each other."""
+        """Close the lock files."""
         self._closed = True
         for file in self._files.values():
             if file is not None:
@@ -94,15 +94,15 @@ class Foreground:
     def _prefer(self, value: int) -> None:
         """Set the priority of all threads of the sessions."""
         for leader in self._leaders():
-            with suppress(OSError):  # it has ended
+            with suppress(OSError):  # the process has ended
                 os.setpriority(os.PRIO_PGRP, leader, value)
-            with suppress(OSError):  # the kernel does not group
+            with suppress(OSError):  # the kernel has no autogroups
                 Path(f"/proc/{leader}/autogroup").write_text(str(value), encoding="ascii")
 
     def _wait(self, files: Iterable[int], undo: ExitStack) -> None:
-        """Lock files one after the other, in the order that all studies keep; what another keeps for too long is left.
+        """Lock files one after another, in one order for all studies, until a lock is held by another for too long.
 
-        After that a study does not wait for a while, but takes what is free.
+        After that this study does not wait for a while, and takes only free locks.
         """
         begin_s = time.monotonic()
         patience_s = _PATIENCE_S if begin_s >= self._waits_from_s else 0.0
@@ -120,7 +120,7 @@ class Foreground:
             self.queued_s += time.monotonic() - begin_s
 
     def _file(self, name: str) -> int | None:
-        """Return the open file of a core or an adapter; None where there can be none."""
+        """Return the open lock file of a core or GPU; None where it cannot be opened."""
         if name not in self._files and not self._closed:
             self._files[name] = None
             with suppress(OSError):

@@ -1,1 +1,1 @@
-"""Times from elsewhere: published placement instances, and tables of times that a person types in."""
+"""Times from files: published placement instances, and tables of times typed in from a paper."""

@@ -1,4 +1,4 @@
-"""The evaluator ``table``: plans timed by a table that a person typed in; it brings its own graph and devices."""
+"""The evaluator ``table``: plans timed by a table from a file, which also defines the graph and the devices."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from search_spaces.rewrites.lower import Lowered
 
 _EXACT = Noise(run=0.0, instance=0.0, spike_share=0.0, cold=0.0)
 _HINT = "give the table as the model: --model FILE.yaml --evaluator table"
-_LEAST_S = 1e-9  # the scheduler counts nanoseconds; a stage of no time would have no place
+_LEAST_S = 1e-9  # the scheduler counts nanoseconds, and 0 means no time
 
 
 class TableEvaluator(Evaluator):
-    """Times plans by a table; see :class:`~evaluators.base.Evaluator`.
+    """Times plans by a table.
 
     Args:
-        table: as :func:`~evaluators.table.table.read_table` returns it; None until :meth:`described` is asked.
+        table: as :func:`~evaluators.table.table.read_table` returns it; None until :meth:`described` is called.
     """
 
     name = "table"
@@ -57,7 +57,7 @@ class TableEvaluator(Evaluator):
         self._known: dict[str, Table] = {}  # by the digest of the graph
 
     def described(self, source: str | Path) -> Platform:
-        """Read the table, and return its devices; see :class:`~evaluators.base.Evaluator`."""
+        """Read the table, and return its devices as a platform."""
         path = Path(source)
         self._table = read_table(path)
         if self._table.objective != "latency":
@@ -85,7 +85,7 @@ class TableEvaluator(Evaluator):
         return self.table.platform()
 
     def graph_of(self, source: str) -> Graph:
-        """Read the table, and return its operators as a graph; see :class:`~evaluators.base.Evaluator`."""
+        """Read the table, and return its operators as a graph."""
         self.described(source)
         graph = self.table.graph()
         if self._known.setdefault(graph.digest, self.table).operators != self.table.operators:
@@ -140,7 +140,7 @@ class TablePlan(SyntheticCandidate):
     """A plan with the times of a table.
 
     Args:
-        period_s: returns the period of a stream.
+        period_s: returns the period of a stream, in seconds.
     """
 
     def __init__(self, one: Timeline, period_s: Callable[[], float]) -> None:
@@ -153,11 +153,11 @@ class TablePlan(SyntheticCandidate):
 
 
 class TableSession(Session):
-    """A session of :class:`TableEvaluator`; see :class:`~evaluators.base.Session`.
+    """A session of :class:`TableEvaluator`.
 
     Args:
-        tables: by the digest of their graphs; all have the same devices.
-        state: of the platform; None for its usual one.
+        tables: digest of the graph → table; all tables have the same devices.
+        state: of the platform; None for the usual one.
     """
 
     capabilities = Capabilities(unsupported=True, costs=True, powers=True, states=True, stream=True)
@@ -175,7 +175,7 @@ class TableSession(Session):
     def fingerprint(self) -> dict[str, Any]:
         """Return all that may change a number (machine, processors, versions, settings), as plain values.
 
-        All numbers of the tables.
+        It contains all numbers of the tables.
         """
         return {
             "evaluator": TableEvaluator.name,
@@ -188,15 +188,15 @@ class TableSession(Session):
         }
 
     def powers_w(self) -> dict[str, float]:
-        """Return the watts of processors while they run, of those that are known; a table knows none."""
+        """Return {}: a table has no powers."""
         return {}
 
     def in_state(self, state: State) -> TableSession:
-        """Return a session on the platform in that state, whose transfers take as long as ever."""
+        """Return a session on the platform in that state, which does not change the times of transfers."""
         return TableSession(self._tables, self._platform, state)
 
     def unsupported_operators(self, graph: Graph, processor: str) -> Sequence[int]:
-        """Return the operators that a processor does not take, ascending; the operators with ``never``."""
+        """Return the operators with ``never`` on a processor, ascending."""
         self._table(graph)
         number = [p.name for p in self._platform.processors].index(self._platform[processor].name)
         return np.flatnonzero(~np.isfinite(self._operator_s[graph.digest][number])).tolist()
@@ -209,7 +209,7 @@ class TableSession(Session):
         transfer_s, least_s = np.zeros((2, count, processors, processors))
         last = [max((r for r in range(count) if o in graph.predecessors(r)), default=o) for o in range(count)]
         for first in range(1, count):
-            # A cut moves what is read beyond it, as far as one cut can know; surely what the next operator reads.
+            # A cut usually moves all that is read beyond it, and surely what the next operator reads.
             transfer_s[first] = moved_s[[o for o in range(first) if last[o] >= first]].sum(axis=0)
             if first - 1 in graph.predecessors(first):
                 least_s[first] = moved_s[first - 1]
@@ -229,8 +229,8 @@ class TableSession(Session):
 
         Raises:
             PlanError: the plan is not for this graph.
-            UnavailableError: the graph is not the table's, a device refuses an operator or lacks memory for what it
-                holds, or the session is over.
+            UnavailableError: the graph is not the table's, a device does not support an operator or has too little
+                memory, or the session is over.
         """
         if self.closed:
             raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
@@ -245,13 +245,13 @@ class TableSession(Session):
         return TablePlan(ran, lambda: stream_period_s(tasks, law, how))
 
     def check_memory(self, stages: Iterable[tuple[Graph, Sequence[int], Sequence[int]]]) -> None:
-        """Check that processors can keep what they run.
+        """Check that processors have enough memory for what they run.
 
         Args:
-            stages: graph, operators, and the processors of which each may run them.
+            stages: graph, operators, and the processors that may run them; each of these keeps them in memory.
 
         Raises:
-            UnavailableError: one lacks memory.
+            UnavailableError: one has too little memory.
         """
         kept = np.zeros(len(self._memory_bytes))
         for graph, operators, processors in stages:
@@ -262,9 +262,9 @@ class TableSession(Session):
                 raise UnavailableError(f"{processor.name!r} has {limit:g} B of memory, not {needed:g}")
 
     def cost(self, graph: Graph, operators: Sequence[int], processor: int) -> JobCost:
-        """Return what operators cost as one stage, infinite where the processor does not take one.
+        """Return the cost of operators as one stage, infinite where the processor does not support one.
 
-        What a stage reads takes its own processor's time.
+        Transfers take time of the reading stage's processor.
         """
         self._table(graph)
         work_s = float(self._overhead_s[processor] + self._operator_s[graph.digest][processor, list(operators)].sum())
@@ -275,7 +275,7 @@ class TableSession(Session):
         return JobCost(work_s, transfer_s={w: moved_s[w, :, processor].tolist() for w in sorted(writers)})
 
     def _tasks(self, graph: Graph, plan: Plan, on: Sequence[int]) -> list[Task]:
-        """Return the stages, each on a processor."""
+        """Return the stages as tasks; ``on`` is the processor of each."""
         place = {operator: index for index, stage in enumerate(plan.stages) for operator in stage.operators}
         tasks = []
         for stage, processor in zip(plan.stages, on, strict=True):
@@ -287,10 +287,10 @@ class TableSession(Session):
         return tasks
 
     def check_takes(self, graph: Graph, operators: Sequence[int], processor: int) -> None:
-        """Check that a processor takes operators.
+        """Check that a processor supports operators.
 
         Raises:
-            UnavailableError: it does not take one of them.
+            UnavailableError: it does not support one of them.
         """
         for operator in operators:
             if not math.isfinite(self._operator_s[graph.digest][processor, operator]):
@@ -316,7 +316,7 @@ class _Simulator(WorkloadSimulator):
         self._session = session
 
     def run(self, plan: Plan, *, known: bool = False) -> Outcome:
-        """Return what a plan is predicted to do; each processor that may run a job keeps what it needs."""
+        """Return the predicted outcome of a plan; each processor that may run a job keeps it in memory."""
         found = self.setting(plan, known=known)
         self._session.check_memory(
             (model.model, operators, processors)
@@ -331,7 +331,7 @@ class _Simulator(WorkloadSimulator):
 
 
 def _finite(table: NDArray[np.float64]) -> Any:
-    """Return a table as plain values, with None for what is infinite."""
+    """Return a table as plain values, with None for infinite entries."""
     found = table.astype(object)
     found[~np.isfinite(table)] = None
     return found.tolist()

@@ -1,13 +1,13 @@
-"""Published device-placement instances: a graph of nodes timed on CPUs and on accelerators that are all alike.
+"""Published device-placement instances: a graph of nodes timed on CPUs and on identical accelerators.
 
 The problem, and its JSON, are those of Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph
 Operators" (NeurIPS 2020). Every node goes to one of ``cpus`` CPUs or of ``accelerators`` accelerators:
 
-- the nodes of an accelerator fit into its memory, and are one contiguous part that runs once: no way leads out of it
-  and back into it, and the parts do not depend on each other in a circle (a CPU's nodes may be anywhere);
+- the nodes of an accelerator fit into its memory, and are one contiguous part that runs once: no path leads out of it
+  and back into it, and the parts do not form a cycle (a CPU's nodes may be anywhere);
 - nodes of one colour are on one device;
-- to move a node's output between an accelerator's memory and that of all CPUs takes the accelerator ``transfer``: once
-  to send it out, if anybody elsewhere reads it, and once for each accelerator that reads it in. CPUs pay nothing.
+- a transfer of a node's output between an accelerator's memory and that of all CPUs costs the accelerator ``transfer``:
+  once to send it, if another device reads it, and once on each accelerator that reads it. CPUs pay nothing.
 
 Costs have the unit of the file; the published ones are milliseconds.
 """
@@ -33,20 +33,20 @@ class PlacementProblem:
 
     Attributes:
         name: of the instance.
-        names: what the file calls the nodes.
+        names: of the nodes in the file.
         cpu, accelerator: cost of each node on the CPU and on an accelerator; infinite where it cannot run.
-        nbytes: what each node keeps in an accelerator's memory.
-        transfer: to move the node's output into an accelerator's memory or out of it.
+        nbytes: bytes that each node keeps in an accelerator's memory.
+        transfer: cost of moving each node's output into an accelerator's memory or out of it.
         successors: the nodes that read each node's output, ascending.
         colours: nodes with the same number are on one device.
-        accelerators, memory_bytes: how many there are, and what each can keep.
-        cpus: how many there are, all alike; each runs its nodes one after another where the load counts. Where the
-            latency does, there are taken to be as many as nodes that can run at once.
+        accelerators, memory_bytes: number of accelerators, and memory of each.
+        cpus: number of identical CPUs; each runs its nodes one after another where the objective is the load. For the
+            latency, as many CPUs are assumed as nodes can run at once.
         predecessors: the nodes that each node reads from.
         order: the nodes in a topological order.
 
     Raises:
-        UsageError: the edges form a circle, or there is neither CPU nor accelerator for some node.
+        UsageError: the edges form a cycle, or some node can run on no device.
     """
 
     name: str
@@ -78,7 +78,7 @@ class PlacementProblem:
                     order.append(reader)
         if len(order) < len(self.names):
             stuck = next(node for node, count in enumerate(waiting) if count)
-            raise UsageError(f"{self.name}: the edges form a circle; node {self.names[stuck]!r} is in it or after it")
+            raise UsageError(f"{self.name}: the edges form a cycle; node {self.names[stuck]!r} is in it or after it")
         object.__setattr__(self, "order", tuple(order))
         for node, name in enumerate(self.names):
             if math.isinf(self.cpu[node]) and (math.isinf(self.accelerator[node]) or not self.accelerators):
@@ -86,7 +86,7 @@ class PlacementProblem:
 
 
 def is_placement(path: Path) -> bool:
-    """Return whether a file is to be read as a published instance: it is JSON by its name."""
+    """Return whether a file is a published instance, by its suffix ``.json``."""
     return path.suffix.lower() == ".json"
 
 
@@ -94,7 +94,7 @@ def read_placement(path: Path) -> PlacementProblem:
     """Read a published instance.
 
     Raises:
-        UsageError: the file is missing, damaged, or no instance; the text names the node or edge.
+        UsageError: the file is missing, damaged, or not an instance; the text names the node or edge.
     """
     try:
         content = read_bounded(path, MAX_NBYTES)

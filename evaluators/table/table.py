@@ -1,21 +1,21 @@
-"""A table of times as it stands in a paper: what each operator takes on each processor, and what lies between them.
+"""Tables of times, as in papers: seconds of each operator on each processor, and transfers between processors.
 
 The file is YAML. Times have one ``unit`` for the whole file; every number must be at least 0::
 
     name: two kinds of boards
     unit: ms                        # of all times: s, ms (usual in papers) or us
-    objective: period               # or latency; what `optimize solve` makes small
-    max_stages: 4                   # stages of a network at most; as many as operators where this is missing
-    one_part_per_device: false      # whether a processor runs one part of the network at most
-    devices:                        # groups of processors that are alike; only the kind must be given
+    objective: period               # or latency; what `optimize solve` minimises
+    max_stages: 4                   # maximum per network; default: the number of its operators
+    one_part_per_device: false      # whether a processor runs at most one part of the network
+    devices:                        # groups of identical processors; only the kind is required
       - {kind: gpu, memory_bytes: 4.0e+6, overhead: 0.1}
-      - {kind: cpu, count: 4}       # four cores, each a processor of its own: they take operators side by side
-    transfers:                      # what a stage waits for a tensor from another processor; 0 where none is named
+      - {kind: cpu, count: 4}       # four cores, each its own processor: they run operators in parallel
+    transfers:                      # time that a stage waits for a tensor from another processor; default: 0
       - {from: gpu, to: cpu, takes: 0.3, bandwidth_bytes_per_s: 1.0e+9}
       - {from: cpu, to: gpu, takes: 0.4}
-    networks:                       # one, or several that run at the same time
+    networks:                       # one, or several that run concurrently
       - name: net
-        operators:                  # in an order in which they can run
+        operators:                  # in topological order
           - {name: conv1, times: {gpu: 0.5, cpu: 4.0}, memory_bytes: 2.0e+6, output_bytes: 8.0e+5}
           - {name: left, times: {gpu: 0.7, cpu: 2.0}}                # reads the operator before it
           - {name: right, times: {gpu: 0.7, cpu: 2.0}, reads: [conv1]}
@@ -60,7 +60,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A group of devices that are alike; memory is infinite where there is no limit."""
+    """A group of identical devices; memory is infinite where there is no limit."""
 
     kind: str
     count: int
@@ -75,9 +75,9 @@ class TimedOperator:
     Attributes:
         name: as in the file.
         seconds: on each kind of processor; infinite where it does not run.
-        memory_bytes: what it keeps on its processor.
-        output_bytes: the size of what it writes.
-        transfer_s: of its output, from one kind to another.
+        memory_bytes: bytes that it keeps on its processor.
+        output_bytes: size of its output.
+        transfer_s: seconds of its output's transfer from one kind to another.
         reads: the operators whose outputs it reads, by their positions in the network; none: the network's input.
     """
 
@@ -91,12 +91,12 @@ class TimedOperator:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What a file says.
+    """A table of times.
 
     Attributes:
-        networks: name and operators of each; they run at the same time.
-        max_stages: stages of a network at most; None for as many as operators.
-        one_part_per_device: whether a processor runs one part at most.
+        networks: name and operators of each; they run concurrently.
+        max_stages: maximum number of stages of a network; None for as many as operators.
+        one_part_per_device: whether a processor runs at most one part.
     """
 
     name: str
@@ -130,7 +130,7 @@ class Table:
         return Platform(self.name, tuple(processors))
 
     def graph(self) -> Graph:
-        """Return the networks as one graph; what an operator keeps in memory is a constant that it reads."""
+        """Return the networks as one graph; the memory that an operator keeps is a constant that it reads."""
         tensors: list[Tensor] = []
         operators, inputs, outputs = [], [], []
 
@@ -175,7 +175,7 @@ class Table:
         )
 
     def memory_bytes(self, platform: Platform) -> NDArray[np.float64]:
-        """Return what each processor can keep, shape ``(P,)``."""
+        """Return the memory of each processor in bytes, shape ``(P,)``."""
         memory = {d.kind: d.memory_bytes for d in self.devices}
         return np.array([memory[p.like] for p in platform.processors])
 
@@ -184,7 +184,7 @@ def read_table(path: Path) -> Table:
     """Read a table.
 
     Raises:
-        UsageError: the file is missing or no table; the text begins with ``file:line``.
+        UsageError: the file is missing or not a table; the text begins with ``file:line``.
     """
     root = parsed(path, "a table of times")
     known = ("name", "unit", "objective", "max_stages", "one_part_per_device", "devices", "transfers", "networks")
@@ -239,7 +239,7 @@ class _Reader:
     devices: tuple[Device, ...]
 
     def check_devices(self, entry: Value) -> None:
-        """Raise where two groups have one kind, or names of their devices."""
+        """Check that groups have different kinds, and devices different names."""
         kinds = [d.kind for d in self.devices]
         if len(set(kinds)) < len(kinds):
             raise entry.error("two groups of devices have one kind", "give one of them a count")
@@ -415,7 +415,7 @@ def _whole(value: Value, what: str) -> int:
 
 
 def check_objective(name: str | None, table: Table) -> Objective:
-    """Return the objective to use: the one that a person asked for, else the table's.
+    """Return the objective to use: the one that the user gave, else the table's.
 
     Raises:
         UsageError: there is no such objective.

@@ -1,1 +1,1 @@
-"""Workloads: the law by which jobs of several models go from one queue to processors, and what comes of it."""
+"""Workloads of several models: the job scheduler, simulated and measured, and the outcomes of runs."""

@@ -1,4 +1,4 @@
-"""The seam for evaluators that run workloads, beside :mod:`evaluators.base`, and what those that measure share."""
+"""The protocol of sessions for workloads, in addition to :mod:`evaluators.base`, and base classes of measuring ones."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ from search_spaces.core.workload import Workload
 class WorkloadSession(Session, Protocol):
     """A session whose candidates are plans of one workload, and whose graph is the joined one.
 
-    A run of a candidate is a run of the whole workload, its latency the objective's value.
+    A run of a candidate is a run of the whole workload; its latency is the value of the objective.
     """
 
     @property
     def simulator(self) -> WorkloadSimulator:
-        """What predicts plans, once :meth:`price` was called."""
+        """The simulator that predicts plans; available after :meth:`price`."""
         ...
 
     def price(
         self, known: Mapping[str, Any] | None, progress: Callable[[str], None], grids: Grids = ...
     ) -> Mapping[str, Any]:
-        """Learn what jobs cost, and return it as plain values.
+        """Measure or compute the costs of jobs, and return them as plain values.
 
         Args:
-            known: what an earlier session returned, to be used instead of measuring again; what it lacks is measured.
-            grids: triples that plans may have, and whose costs are to be learnt, too.
+            known: costs that an earlier session returned, which are not measured again; missing ones are.
+            grids: rank sets of plans, whose triples are measured too.
         """
         ...
 
 
 def came_of(batch: Batch) -> Outcome:
-    """Return what came of the requests of a batch's last run.
+    """Return the outcome of a batch's last run.
 
     Raises:
-        UnavailableError: the evaluator does not report it.
+        UnavailableError: the evaluator does not report one.
     """
     if batch.outcome is None:
         raise UnavailableError("the evaluator reports nothing about the requests of a run")
@@ -65,7 +65,7 @@ class HostedRun(Candidate, ABC):
 
     Args:
         found: the plan's setting.
-        objective: what latencies are.
+        objective: the quantity that runs return as latency.
     """
 
     def __init__(self, found: Setting, plan: Plan, objective: Objective) -> None:
@@ -82,12 +82,12 @@ class HostedRun(Candidate, ABC):
 
     @abstractmethod
     def agreements(self) -> Iterable[Agreement]:
-        """Return how the outputs of each instance, which has run, compare with its whole model's."""
+        """Return how the outputs of each instance compare with its whole model's, after a run."""
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
         """Run ``n`` inferences, fewer where one takes longer than ``stop_above_s``.
 
-        A run is ended by nothing but its end.
+        Runs are never interrupted.
 
         Raises:
             UnavailableError: a model failed.
@@ -105,7 +105,7 @@ class HostedRun(Candidate, ABC):
     def verify(self) -> Agreement | None:
         """Compare the outputs of the last run with the whole model's; runs once if none was made.
 
-        The worst agreement of all instances.
+        Returns the worst agreement of all instances.
         """
         if self._outcome is None:
             self._outcome = self.once()
@@ -113,15 +113,15 @@ class HostedRun(Candidate, ABC):
 
 
 def worst(found: Iterable[Agreement]) -> Agreement:
-    """Return the worst of some agreements: one that is not accepted, then the one that is off most."""
+    """Return the worst of some agreements: one that is not accepted, then the one with the largest error."""
     return max(found, key=lambda a: (not a.accepted, a.max_rel_error, not a.identical))
 
 
 class PricedWorkload(Session):
-    """A session of one workload whose plans are predicted by prices of jobs; see :class:`WorkloadSession`.
+    """A session of one workload whose plans are predicted from costs of jobs.
 
     Attributes:
-        lowerings: make the models that plans run.
+        lowerings: of the models, for all plans.
 
     Args:
         platform: processors, pools, and processors that only baselines use.
@@ -135,20 +135,20 @@ class PricedWorkload(Session):
 
     @property
     def simulator(self) -> WorkloadSimulator:
-        """What predicts plans, once :meth:`price` was called.
+        """The simulator that predicts plans.
 
         Raises:
-            UnavailableError: there are no prices yet.
+            UnavailableError: :meth:`price` was not called yet.
         """
         if self._simulator is None:
             raise UnavailableError("the workload's jobs have no prices yet")
         return self._simulator
 
     def predict_by(self, table: PriceTable) -> None:
-        """Predict plans by these prices from now on.
+        """Predict plans by these costs from now on.
 
         Raises:
-            RunFolderError: some are missing.
+            RunFolderError: some costs are missing.
         """
         table.check(c.graph for c in self.joined.components)
         price = table.price(self._processors)
@@ -156,7 +156,7 @@ class PricedWorkload(Session):
 
 
 class MeasuredWorkload(PricedWorkload, ABC):
-    """A session that measures the prices itself."""
+    """A session that measures the costs itself."""
 
     def price(
         self,
@@ -164,10 +164,7 @@ class MeasuredWorkload(PricedWorkload, ABC):
         progress: Callable[[str], None],
         grids: Grids = MappingProxyType({}),
     ) -> Mapping[str, Any]:
-        """Learn what jobs cost, and return it as plain values.
-
-        Of ``grids`` only what ``known`` lacks is timed.
-        """
+        """Measure the costs of jobs that are not ``known``, and return all as plain values."""
         graphs = list({c.graph.digest: c.graph for c in self.joined.components}.values())
         table = self.measured(graphs, progress) if known is None else PriceTable.from_json(known)
         table = with_triples(table, graphs, grids, self.lowerings, self._processors, self.alone, progress, self.forget)
@@ -176,16 +173,18 @@ class MeasuredWorkload(PricedWorkload, ABC):
 
     @abstractmethod
     def measured(self, graphs: Sequence[Graph], progress: Callable[[str], None]) -> PriceTable:
-        """Measure what jobs of some models cost; see :func:`~evaluators.workload.prices.measure_prices`."""
+        """Measure the costs of some models' jobs with :func:`~evaluators.workload.prices.measure_prices`."""
 
     @abstractmethod
     def alone(self, found: Setting, parts: Sequence[tuple[Graph, Sequence[int]]], runs: int) -> list[Outcome]:
-        """Run models beside their workload, for what their jobs cost.
+        """Run models outside the workload, to measure the costs of their jobs.
 
         Args:
-            parts: of each client its model, and where it is cut.
+            found: the setting, with one client for each model.
+            parts: model of each client, and where it is cut.
+            runs: number of runs.
         """
 
     @abstractmethod
     def forget(self, graph: Graph) -> None:
-        """Let go of what was made to run a decomposed model that was only looked at."""
+        """Release what was made to run a decomposed model that was only timed."""

@@ -1,4 +1,4 @@
-"""The models of a workload as a plan runs them: rewritten, cut into jobs, and which job waits for which."""
+"""The models of a workload lowered for a plan: rewritten, cut into jobs, and the dependencies of jobs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from search_spaces.rewrites.views import Viewed
 _KEPT = 512
 
 ROUNDING = 1e-4
-"""By how much sums in another order may differ, relative: of operators that are split."""
+"""Largest relative error of outputs by sums in another order, as in split operators."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoweredModel:
-    """What a plan makes of one model of a workload; instances that it treats alike share it.
+    """One model of a workload, lowered for a plan; instances that run it in the same way share it.
 
     Attributes:
-        model: before the plan.
-        lowered: the plan of this model, as it is run.
-        viewed: the same without what moves nothing; its stages are the jobs.
-        stages: of each job, which of the model's stages in the plan it belongs to.
-        after: of each job a bit set of the jobs that it reads from.
+        model: the original model.
+        lowered: its lowered plan.
+        viewed: that plan without elided operators; its stages are the jobs.
+        stages: for each job, which of the model's stages in the plan it belongs to.
+        after: for each job, a bit set of the jobs that it reads from.
     """
 
     model: Graph
@@ -51,20 +51,20 @@ class LoweredModel:
 
     @property
     def processors(self) -> tuple[str, ...]:
-        """What the plan gives each job to: a processor, or a pool."""
+        """The processor or pool of each job in the plan."""
         return tuple(stage.processor for stage in self.viewed.plan.stages)
 
     def may_be_off(self, allowed: float) -> float:
-        """Return how far its outputs may be from the model's, relative, beside what processors explain.
+        """Return the largest relative error of its outputs that the rewrites may cause.
 
         Args:
-            allowed: for decomposed convolutions.
+            allowed: the limit for decomposed convolutions.
         """
         return {"bits": 0.0, "rounding": ROUNDING, "approximation": allowed}[self.lowered.keeps]
 
 
 def over_before(client: QueueClient) -> list[int]:
-    """Return, of each job of an instance, a bit set of all jobs that are certainly over when it starts."""
+    """Return, for each job of an instance, a bit set of the jobs that have surely ended when it starts."""
     found: list[int] = []
     for job in range(len(client.processors)):
         before = 0
@@ -75,7 +75,7 @@ def over_before(client: QueueClient) -> list[int]:
 
 
 class Lowerings:
-    """Lowers the models of a workload for its plans; all instances of a model share what is made."""
+    """Lowers the models of a workload for its plans; all instances of a model share the results."""
 
     def __init__(self, joined: JoinedGraph, platform: Platform) -> None:
         self._joined, self._platform = joined, platform
@@ -83,14 +83,14 @@ class Lowerings:
         self._known: OrderedDict[Hashable, LoweredModel] = OrderedDict()
 
     def lower(self, plan: Plan, component: int, stages: Sequence[int], ranks: RankSet = ()) -> LoweredModel:
-        """Return what a plan makes of one of its components.
+        """Return one component of a plan, lowered.
 
         Args:
-            stages: of the plan, those of the component.
-            ranks: of the component, by its own operators.
+            stages: positions of the component's stages in the plan.
+            ranks: of the component, with operator indices of its own model.
 
         Raises:
-            PlanError, RewriteError, ModelError: see :meth:`~search_spaces.rewrites.lower.Lowering.lower`.
+            PlanError, RewriteError, ModelError: as of :meth:`~search_spaces.rewrites.lower.Lowering.lower`.
         """
         graph = self._joined.components[component].graph
         first = self._joined.components[component].first_operator
@@ -108,21 +108,21 @@ class Lowerings:
         return found
 
     def all(self, plan: Plan, jobs: dict[int, list[int]]) -> list[LoweredModel]:
-        """Return what a plan makes of each of its components, in its order; errors as of :meth:`lower`.
+        """Return the lowered components of a plan, in its order. Raises as :meth:`lower`.
 
         Args:
-            jobs: of each component its stages.
+            jobs: the stages of each component.
         """
         ranks = ranks_by_component(plan, self._joined)
         return [self.lower(plan, k, stages, ranks[k] if ranks else ()) for k, stages in jobs.items()]
 
     def whole(self, graph: Graph, ranks: RankSet) -> tuple[Graph, tuple[int, ...]]:
-        """Return a decomposed model, and the operator that each of its own came from; errors as :meth:`lower`."""
+        """Return a decomposed model, and for each operator its origin in ``graph``. Raises as :meth:`lower`."""
         made = self.of(graph).decomposed(ranks)
         return made.graph, made.origins
 
     def origin(self, graph: Graph) -> Graph:
-        """Return the model that a graph was made of by rewriting it lately, or the graph where it was not."""
+        """Return the original model of a recently rewritten graph, or the graph itself if it is not one."""
         for component in self._joined.components:
             lowering = self._lowerings.get(id(component.graph))
             if lowering is not None and lowering.has_made(graph):
@@ -130,6 +130,6 @@ class Lowerings:
         return graph
 
     def of(self, graph: Graph) -> Lowering:
-        """Return what lowers plans of a model."""
+        """Return the lowering of a model's plans."""
         # Graphs of one structure may have other weights.
         return self._lowerings.setdefault(id(graph), Lowering(graph))

@@ -49,7 +49,7 @@ _OWN = {
 
 @dataclass(frozen=True, slots=True)
 class WorkloadPricing(Pricing):
-    """How to ask the plans of a workload for an objective; see :class:`~evaluators.objectives.Pricing`.
+    """How an objective of a workload's plans is measured.
 
     Attributes:
         nbytes: returns the memory that a plan needs.
@@ -70,7 +70,7 @@ class WorkloadPricing(Pricing):
 
     @property
     def of_run(self) -> OfOutcome:
-        """What a session's runs are to return, from which, or beside which, the objective is computed."""
+        """The objective of the session's runs: this one, or ``mean`` where this one is computed from outcomes."""
         return _OF_RUNS.get(self.objective.name, "mean")
 
     def batch(
@@ -81,7 +81,7 @@ class WorkloadPricing(Pricing):
         stop_above: float,
         nbytes: Callable[[], int],  # noqa: ARG002
     ) -> Batch:
-        """Run a plan and return the objective of each run, and the stages' shares of it, of latencies their times.
+        """Run a plan and return the objective of each run, and each stage's share of it (of latencies, its time).
 
         Raises:
             UnavailableError: a model failed, or the meter cannot be read.
@@ -106,13 +106,13 @@ class WorkloadPricing(Pricing):
         return Batch(np.array(values), np.array(stages), last.timeline, errors, outcome)
 
     def _shares(self, outcome: Outcome, stages: int) -> NDArray[np.float64]:
-        """Return what each stage adds to an objective that adds up, per request."""
+        """Return the contribution of each stage to an objective that is a sum, per request."""
         events, by = outcome.timeline.events, self.counts
         each = [by.get(e.processor, 1.0) * (e.end_s - e.start_s) / max(1, outcome.answered) for e in events]
         return np.asarray(np.bincount([e.stage for e in events], each, stages), np.float64)
 
     def _tail(self, candidate: Candidate, first: Outcome) -> float:
-        """Return the percentile of the requests of a run, and of as many more as are needed to know it."""
+        """Return the 99th percentile over the requests of a run, and of further runs if these are few."""
         times, end_s = list(first.request_s), time.monotonic() + _TAIL_S
         while len(times) < _TAIL_REQUESTS[0] or (len(times) < _TAIL_REQUESTS[1] and time.monotonic() < end_s):
             times += came_of(candidate.run(1)).request_s
@@ -122,13 +122,13 @@ class WorkloadPricing(Pricing):
 def workload_pricing(
     objective: Objective, workload: Workload, platform: Platform, session: WorkloadSession
 ) -> WorkloadPricing:
-    """Return how to ask for an objective here.
+    """Return how an objective is measured in a session.
 
     Args:
         platform: processors and pools of the space.
 
     Raises:
-        UsageError: the energy is the objective, and nothing reports it.
+        UsageError: the objective is energy, and there are neither powers nor a meter.
     """
     processors = Platform(platform.name, single_processors(platform))
     powers, meter = powers_w(processors, session) if objective.name == "energy" else ({}, None)
@@ -140,7 +140,7 @@ def workload_pricing(
 
 
 def memory_nbytes(workload: Workload, setting: Setting) -> int:
-    """Return what the models of a plan need: activations of every instance, and weights, once where they are shared."""
+    """Return the bytes that a plan needs: activations of every instance, and weights, once where they are shared."""
     total = 0
     shared: dict[object, int] = {}
     for component, model in zip(setting.components, setting.models, strict=True):

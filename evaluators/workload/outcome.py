@@ -21,8 +21,8 @@ class Request:
     """One request of an instance.
 
     Attributes:
-        came_s: after the begin of the run.
-        latency_s: from its coming to its end; None where it was turned away or failed.
+        came_s: arrival time, from the beginning of the run.
+        latency_s: from its arrival to its end; None where it was rejected or failed.
         rejected: whether its instance's queue was full.
         missed: whether it ended after its deadline, or not at all.
     """
@@ -35,12 +35,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One run.
+    """The outcome of one run of a workload.
 
     Attributes:
         requests: of each instance, in their order.
-        makespan_s: from the first request to the end of the last.
-        timeline: every job of every request, ``stage`` being the plan's.
+        makespan_s: from the first answered request's arrival to the last end of a job.
+        timeline: every job of every request; ``stage`` is that of the plan.
     """
 
     requests: tuple[tuple[Request, ...], ...]
@@ -49,7 +49,7 @@ class Outcome:
 
     @property
     def latencies_s(self) -> tuple[float, ...]:
-        """The mean latency of each instance; a request that was not answered counts with the whole run's time."""
+        """The mean latency of each instance; an unanswered request counts with the makespan."""
         return tuple(
             statistics.fmean(self.makespan_s if r.latency_s is None else r.latency_s for r in each)
             for each in self.requests
@@ -57,30 +57,30 @@ class Outcome:
 
     @property
     def request_s(self) -> list[float]:
-        """The latency of each request; one that was not answered counts with the whole run's time."""
+        """The latency of each request; an unanswered one counts with the makespan."""
         return [self.makespan_s if r.latency_s is None else r.latency_s for each in self.requests for r in each]
 
     @property
     def misses(self) -> int:
-        """Requests that missed their deadline, were turned away, or failed."""
+        """Number of requests that missed their deadline, were rejected, or failed."""
         return sum(r.missed for each in self.requests for r in each)
 
     @property
     def count(self) -> int:
-        """All requests."""
+        """Number of all requests."""
         return sum(map(len, self.requests))
 
     @property
     def answered(self) -> int:
-        """Requests that came to their end."""
+        """Number of requests that ended."""
         return sum(r.latency_s is not None for each in self.requests for r in each)
 
     def value_s(self, objective: Objective) -> float:
         """Return the objective, in seconds.
 
         ``mean``: of the instances' mean latencies; ``worst``: the largest of them; ``makespan``; ``misses``: the mean,
-        and the makespan once more for each missed request, so that fewer misses come first; ``throughput``: seconds a
-        request.
+        plus one makespan for each missed request, so that fewer misses come first; ``throughput``: seconds per
+        answered request.
         """
         mean_s = statistics.fmean(self.latencies_s)
         if objective == "mean":
@@ -111,7 +111,7 @@ class Outcome:
 
 
 def median_figures(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the medians of what :meth:`Outcome.to_json` returned for some runs of a plan; {} of none."""
+    """Return the medians of the figures of :meth:`Outcome.to_json` over runs of a plan; {} where there are none."""
     medians: dict[str, Any] = {}
     for key in found[0] if found else ():
         values = [each[key] for each in found if each[key] is not None]
@@ -123,10 +123,10 @@ def median_figures(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def outcome(scheduler: Scheduler, stages: Sequence[Sequence[int]], processors: Sequence[str]) -> Outcome:
-    """Return what came of a run that is over.
+    """Return the outcome of a finished run.
 
     Args:
-        stages: of each client of the scheduler, the plan's stages that its jobs are.
+        stages: for each client of the scheduler, the stages of the plan that its jobs belong to.
         processors: names.
 
     Raises:

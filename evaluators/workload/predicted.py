@@ -1,4 +1,4 @@
-"""Plans of a workload priced and simulated: what searches go by, and a session that only predicts."""
+"""Simulation of workload plans from costs of jobs, for searches, and a session that only predicts."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from search_spaces.rewrites.lower import Lowered
 _MOST_COSTS = 1 << 16
 
 Price = Callable[[Graph, Lowered, int, tuple[int, ...]], JobCost]
-"""Cost of a job: of a model as it runs, its operators, and the number of a processor among those that are no pools."""
+"""Returns the cost of a job: model, lowered model, number of the processor (pools not counted), operators."""
 
 Grids = Mapping[str, Sequence[RankSet]]
-"""Of models, by digest: sets of ranks of which each triple is to be priced, once where several sets have it."""
+"""Digest of a model → rank sets whose triples are measured; a triple in several sets is measured once."""
 
 Errors = Callable[[Graph, Plan], NDArray[np.float64]]
-"""What prices of a model's plan may be wrong about, as in :attr:`evaluators.base.Batch.errors`."""
+"""Returns the errors of the costs of a model's plan, as in :attr:`evaluators.base.Batch.errors`."""
 
 
 class WorkloadSimulator:
@@ -44,9 +44,9 @@ class WorkloadSimulator:
 
     Args:
         platform: its processors and pools.
-        price: see :data:`Price`; asked once for each job.
-        errors: see :data:`Errors`; None where prices were measured.
-        lowerings: of its models, where there are some already.
+        price: costs of jobs; called once for each job.
+        errors: of costs; None where costs were measured.
+        lowerings: of its models, to share with others.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class WorkloadSimulator:
         self._costs: dict[tuple[str, str, int, tuple[int, ...]], JobCost] = {}
 
     def run(self, plan: Plan, *, known: bool = False) -> Outcome:
-        """Return what a plan is predicted to do.
+        """Return the predicted outcome of a plan.
 
         Args:
             known: whether the plan is known to be valid.
@@ -74,7 +74,7 @@ class WorkloadSimulator:
         Raises:
             PlanError: it is not for these models or this platform.
             RewriteError: a model cannot be rewritten like that.
-            UnavailableError: a processor does not take a job.
+            UnavailableError: a processor does not support a job.
         """
         found = self.setting(plan, known=known)
         return simulate(
@@ -82,14 +82,14 @@ class WorkloadSimulator:
         )
 
     def setting(self, plan: Plan, *, known: bool = False) -> Setting:
-        """Return what a plan makes of the workload; errors as of :meth:`run`."""
+        """Return the scheduler's input for a plan. Raises as :meth:`run`."""
         return setting(self.workload, self.joined, plan, self.platform, self.lowerings, self._law if known else None)
 
     def errors(self, plan: Plan) -> NDArray[np.float64] | None:
-        """Return what the prices of a plan's jobs may be wrong about; None where they were measured.
+        """Return the errors of a prediction, as of :attr:`~evaluators.base.Batch.errors`; None for measured costs.
 
-        Relative to the time of all jobs together, and the same things in the same places for all plans: those of each
-        model, whatever its instances. An objective is taken to be wrong by as much as the jobs are.
+        They are relative to the time of all jobs together, and in the same order for all plans: for each model, over
+        all its instances. The relative error of an objective is assumed to be that of the jobs.
         """
         if self._errors is None:
             return None
@@ -115,7 +115,7 @@ class WorkloadSimulator:
         ]
 
     def cost(self, model: Graph, lowered: Lowered, processor: int, operators: tuple[int, ...]) -> JobCost:
-        """Return what operators of a model, as it is run, cost as one job on a processor."""
+        """Return the cost of operators of a lowered model as one job on a processor."""
         key = (model.digest, lowered.graph.digest, processor, operators)
         if key not in self._costs:
             if len(self._costs) > _MOST_COSTS:
@@ -124,10 +124,10 @@ class WorkloadSimulator:
         return self._costs[key]
 
     def part_s(self, model: Graph, processor: int, operators: Sequence[int], ranks: RankSet = ()) -> float:
-        """Return what operators of a model take as one job on a processor.
+        """Return the seconds of operators of a model as one job on a processor.
 
         Args:
-            ranks: of the model's operators that are decomposed, in this job and others.
+            ranks: of all decomposed operators of the model, in this job and others.
         """
         lowered, inside = self.lowerings.of(model).lower(Plan(model.digest, (), ranks=ranks)), set(operators)
         members = tuple(i for i, (origin, _) in enumerate(lowered.origins) if origin in inside)
@@ -141,10 +141,11 @@ Predicting = TypeVar("Predicting", bound=Session)
 def hosted(
     session: Predicting, simulator_of: Callable[[Predicting], WorkloadSimulator], objective: Objective
 ) -> Iterator[PredictedSession]:
-    """Open a session that predicts plans of a workload by a session that predicts those of one model.
+    """Open a session that predicts plans of a workload, given a session that predicts plans of one model.
 
     Args:
-        simulator_of: returns what predicts by a session, which is that one in some state.
+        session: in the usual state of the platform.
+        simulator_of: returns the simulator for a session, in any state of the platform.
     """
 
     def made(of: Predicting) -> PredictedSession:
@@ -164,8 +165,9 @@ class PredictedSession(Session):
     """A session that loads a plan of a workload by simulating it.
 
     Args:
-        powers: watts of processors, where they are known.
-        in_state: returns what predicts plans in a state of the platform.
+        facts: further entries of the fingerprint.
+        powers: watts of processors, where known.
+        in_state: returns a session for a state of the platform.
     """
 
     capabilities = Capabilities(decompose=True, powers=True, states=True)
@@ -190,7 +192,7 @@ class PredictedSession(Session):
         return {**self._facts, "workload": self.simulator.workload.digest, "objective": self._objective}
 
     def powers_w(self) -> dict[str, float]:
-        """Return the watts of processors while they run, of those that are known."""
+        """Return the watts of processors while they run, where known."""
         return dict(self._powers)
 
     def in_state(self, state: State) -> PredictedSession:
@@ -203,14 +205,11 @@ class PredictedSession(Session):
         progress: Callable[[str], None],  # noqa: ARG002
         grids: Grids = MappingProxyType({}),  # noqa: ARG002
     ) -> Mapping[str, Any]:
-        """Learn what jobs cost, and return it as plain values; the model knows by itself."""
+        """Return {}: the simulator needs no measured costs."""
         return {}
 
     def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:  # noqa: ARG002
-        """Return the largest error of a decomposed model's outputs, relative to its largest one.
-
-        There are no outputs.
-        """
+        """Return None: there are no outputs."""
         return None
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> PredictedRun:  # noqa: ARG002

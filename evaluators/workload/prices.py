@@ -1,4 +1,4 @@
-"""Prices of a workload's jobs: each operator and triple on each kind of processor, and slowdowns between processors."""
+"""Costs of a workload's jobs: operators and triples on each kind of processor, and slowdowns between processors."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ from search_spaces.rewrites.tucker import Ranks
 _RUNS, _TIMED_S, _FEWEST, _MOST = 2, 0.12, 4, 60
 _LEAST_S = 1e-7
 _MOST_REWRITTEN = 256
-_PARTNERS = 2  # others that a model is timed beside; processors that the system slices are timed with the model itself
+_PARTNERS = 2  # models that run beside a timed one; on time-sliced processors, it runs beside itself
 
 Size = Annotated[float, Field(strict=True, ge=0.0, allow_inf_nan=False)]
 """A finite number that is not negative: seconds, a factor, an error."""
 
 Alone = Callable[[Setting, Sequence[tuple[Graph, Sequence[int]]], int], list[Outcome]]
-"""Runs models, cut as given, on a setting some times."""
+"""Runs models, cut as given, in a setting for a number of runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class PriceTable:
-    """What was measured; kinds of processors are those of :func:`kind_of`.
+    """Measured costs in seconds; kinds of processors are those of :func:`kind_of`.
 
     Attributes:
         whole_s: model (digest) → kind → the model as one job.
-        operator_s: the same, each operator, adding up to ``whole_s`` with one job's ``job_s``.
-        job_s: kind → what a job costs beside its operators: to be called, and to be taken from the scheduler.
+        operator_s: model → kind → each operator; their sum and one ``job_s`` are ``whole_s``.
+        job_s: kind → overhead of a job, for its call and the scheduler.
         slowed: model → ``victim|other`` (kinds) → factor on its time while the other processor runs as well, beyond
-            what two processors that the system slices take from each other.
-        triple_s: model → kind → convolution and ranks, as ``4: 16x24`` → the triple in its place, as ``operator_s``.
+            the fair share of time slices.
+        triple_s: model → kind → convolution and ranks, as ``4: 16x24`` → its triple, as ``operator_s``.
     """
 
     whole_s: Mapping[str, Mapping[str, Size]]
@@ -72,12 +72,12 @@ class PriceTable:
         """Build a table from what :meth:`to_json` returned; unknown fields are ignored.
 
         Raises:
-            RunFolderError: a field is missing, is not nested as it should be, or holds what is no time.
+            RunFolderError: a field is missing or has the wrong structure, or a value is not a time.
         """
         return built(cls, data, "the prices in the trial log are", RunFolderError)
 
     def check(self, graphs: Iterable[Graph]) -> None:
-        """Check that there are prices of models and of all their operators.
+        """Check that the costs of models and of all their operators are complete.
 
         Raises:
             RunFolderError: some are missing.
@@ -95,7 +95,7 @@ class PriceTable:
                     raise RunFolderError(f"the prices in the trial log are damaged: {what}")
 
     def price(self, processors: Sequence[Processor]) -> Price:
-        """Return what determines the cost of a job on one of some processors."""
+        """Return the function that computes the cost of a job on one of these processors."""
         kinds = [kind_of(processor) for processor in processors]
         apart = [[a is b or a.excludes(b) for b in processors] for a in processors]
         rewritten: dict[tuple[str, str, str], NDArray[np.float64]] = {}
@@ -136,13 +136,13 @@ class PriceTable:
 
 
 def kind_of(processor: Processor) -> str:
-    """Return what processors with the same costs have in common."""
+    """Return the kind of a processor; processors of one kind have the same costs."""
     sliced = f"~{processor.options.get(HOST, 'process')}" if SLICED in processor.options else ""
     return f"{processor.like}{sliced}"
 
 
 def first_of_kinds(processors: Sequence[Processor]) -> dict[str, int]:
-    """Return for each kind of processor the number of the first one; those that only baselines use are none."""
+    """Return kind → number of its first processor; processors that only baselines use are left out."""
     found: dict[str, int] = {}
     for number, processor in enumerate(processors):
         if processor.resources:
@@ -157,13 +157,13 @@ def measure_prices(
     progress: Callable[[str], None],
     crowding: Callable[[Mapping[str, Mapping[str, float]]], Mapping[str, Mapping[str, float]]] | None = None,
 ) -> PriceTable:
-    """Measure a table.
+    """Measure a table of costs.
 
     Args:
         crowding: returns :attr:`PriceTable.slowed`, given ``whole_s``; by default models are timed in pairs.
 
     Raises:
-        UnavailableError: a processor failed, or none takes a model.
+        UnavailableError: a processor failed, or does not support a model.
     """
     whole: dict[str, dict[str, float]] = {}
     each: dict[str, dict[str, list[float]]] = {}
@@ -195,10 +195,10 @@ def with_triples(
     progress: Callable[[str], None],
     forget: Callable[[Graph], None],
 ) -> PriceTable:
-    """Return a table that also knows what each triple of some sets of ranks takes; what it knows already stays.
+    """Return a table with the times of all triples of some rank sets added; times that it has are kept.
 
-    A model is decomposed by each set as a whole, and run operator by operator. Where a kind of processor does not run
-    it, the table has no times of the set's triples there, which stands for never.
+    A model is decomposed by each set as a whole, and run operator by operator. If a kind of processor does not run it,
+    the table has no times of the set's triples there, which means that it cannot.
 
     Args:
         forget: called with each decomposed model once it was timed.
@@ -210,7 +210,7 @@ def with_triples(
     for graph in graphs:
         known = table.triple_s.get(graph.digest, {})
         for number, ranks in enumerate(grids.get(graph.digest, ()), 1):
-            # All kinds are timed together, as far as they can.
+            # All kinds that can run it were timed together.
             if all(any(str(layer) in times for times in known.values()) for layer in ranks):
                 continue
             progress(f"timing {len(ranks)} convolutions of {graph.name} as triples, choice {number}")
@@ -231,7 +231,7 @@ def with_triples(
 
 
 def _by_layer(ranks: RankSet, each: Sequence[float], origins: Sequence[int]) -> dict[str, float]:
-    """Return what the operators of each triple take together."""
+    """Return the seconds of each triple, the sum of its operators."""
     return {
         str(layer): sum(t for t, origin in zip(each, origins, strict=True) if origin == layer.operator)
         for layer in ranks
@@ -241,7 +241,7 @@ def _by_layer(ranks: RankSet, each: Sequence[float], origins: Sequence[int]) -> 
 def operators_s(
     graph: Graph, processor: int, processors: Sequence[Processor], alone: Alone, whole_s: float
 ) -> tuple[list[float], float]:
-    """Return what each operator takes, all adding up to the whole model less one job's own time; and what a job costs.
+    """Return the seconds of each operator, scaled to the whole model less one job overhead, and the cost of a job.
 
     Raises:
         UnavailableError: the processor failed.
@@ -255,7 +255,7 @@ def operators_s(
 
 
 def whole_s_on(graph: Graph, processor: int, processors: Sequence[Processor], alone: Alone) -> float:
-    """Return what a model takes as one job, alone on a processor; errors as :func:`operators_s`."""
+    """Return the seconds of a model as one job, alone on a processor. Raises as :func:`operators_s`."""
     return _median_s(alone, [processor], [graph], processors)
 
 
@@ -266,11 +266,10 @@ def _contention(
     alone: Alone,
     whole: Mapping[str, Mapping[str, float]],
 ) -> dict[str, float]:
-    """Return how many times longer a model takes beside another one, for each pair of kinds of processors."""
+    """Return the factor on a model's time beside another one, for each pair of kinds of processors."""
     pairs: dict[str, tuple[int, int]] = {}
-    running = [
-        number for number, processor in enumerate(processors) if demand(processor)
-    ]  # others lend their process alone
+    # Processors without a demand only provide a process.
+    running = [number for number, processor in enumerate(processors) if demand(processor)]
     for a, b in permutations(running, 2):
         one, other = processors[a], processors[b]
         sliced = SLICED in one.options
@@ -300,7 +299,7 @@ def _median_s(
 ) -> float:
     """Return the median latency of the first of several models that run at once in closed loops, each on its processor.
 
-    Where several run, the first asks some times, and the others for as long as it may take.
+    If several run, the first sends enough requests, and the others send theirs for as long as that may take.
     """
     if known is None:
         first = alone(closed_loops(on, [2] * len(on), processors), [(g, ()) for g in graphs], 1)[0]

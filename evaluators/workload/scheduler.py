@@ -1,15 +1,15 @@
-"""The job scheduler of several models, used by the runner and by the simulator alike.
+"""The job scheduler of several models, used by both the measuring host and the simulator.
 
 A request of an instance is a graph of jobs. A job is ready when the jobs that it reads from have ended. An instance
 works on one request at a time; further requests wait in its own bounded queue, so each job of an instance is in the job
 queue at most once, and that queue is bounded too.
 
-Whenever a job becomes ready or ends, the queue is gone through in order. A job starts on the first of its processors
-that is free and excludes only free ones. A job that finds none claims its processors: no later job may take them, or
-what they exclude. So a job waits only for jobs before it in the queue. Under ``fifo``, where the queue grows only at
-its end, no job waits for ever.
+Whenever a job becomes ready or ends, the queue is scanned in order. A job starts on the first of its processors that
+is free and excludes only free ones. If there is none, the job reserves its processors: no later job may take them, or
+those that they exclude. So a job waits only for jobs before it in the queue. Under ``fifo``, where the queue grows only
+at its end, no job starves.
 
-The whole state is one row of whole numbers, which several processes may share; times are nanoseconds.
+The whole state is one array of integers, which several processes may share; times are nanoseconds.
 """
 
 from __future__ import annotations
@@ -22,29 +22,28 @@ from search_spaces.core.plan import Dispatch
 
 IDLE, BUSY, OVER = range(3)
 REJECTED, FAILED = -1, -2
-"""When a request ended that was turned away, or whose model failed; 0: it has not ended."""
+"""End times of a request that was rejected, or whose model failed; 0: it has not ended."""
 
 NEVER_NS = 1 << 62
-_HEAD = 1  # begin of the run
-_STATUS, _REQUEST, _COME, _LEFT, _FIELDS = range(5)  # of an instance; the jobs of its request that are not over
+_HEAD = 1  # beginning of the run
+_STATUS, _REQUEST, _COME, _LEFT, _FIELDS = range(5)  # of an instance; _LEFT: unfinished jobs of its request
 _STATE, _READY, _JOB_FIELDS = range(3)  # of a job of its request
 _WAITS, _QUEUED, _RUNS, _DONE = range(4)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueClient:
-    """One instance as the scheduler sees it.
+    """One instance, as input of the scheduler.
 
     Attributes:
-        processors: of each job, those that may take it, the preferred one first.
-        releases_ns: when each request comes, after the begin; of a closed loop, when the first one does.
-        requests: how many come.
+        processors: for each job, those that may run it, the preferred one first.
+        releases_ns: arrival of each request, from the beginning of the run; of a closed loop, of the first one only.
+        requests: number of requests.
         closed: whether each request comes when the one before has ended.
-        priority: the larger, the sooner.
-        deadline_ns: after its arrival; 0 for none.
-        queue: most requests that wait.
-        after: of each job a bit set of the jobs that it waits for, all of which come before it; () where each waits for
-            the one before it.
+        priority: larger is served sooner.
+        deadline_ns: after the arrival of a request; 0 for none.
+        queue: capacity of the queue of waiting requests.
+        after: for each job, a bit set of the earlier jobs that it waits for; () where each waits for the one before.
     """
 
     processors: tuple[tuple[int, ...], ...]
@@ -84,10 +83,10 @@ class Scheduler:
     """The job scheduler's state and rules; jobs are numbered instance by instance.
 
     Args:
-        clients: instances, those first that go first among equals.
-        excluded: for each processor a bit set of the processors that cannot run while it does, itself among them.
+        clients: instances; among equals, earlier ones are served first.
+        excluded: for each processor, a bit set of the processors that cannot run while it does, itself included.
         dispatch: the order of the queue.
-        store: :meth:`size` numbers, all 0 at first; what others may share.
+        store: ``size`` integers, all 0 at first, which other processes may share.
     """
 
     def __init__(
@@ -101,8 +100,8 @@ class Scheduler:
         self._excluded = tuple(excluded)
         self._dispatch = dispatch
         self._jobs_at = _HEAD + _FIELDS * len(self.clients)
-        self._first: list[int] = []  # of each instance the number of its first job
-        self._owner: list[int] = []  # of each job its instance
+        self._first: list[int] = []  # number of the first job of each instance
+        self._owner: list[int] = []  # instance of each job
         self._needs: list[list[int]] = []
         self._readers: list[list[int]] = []
         for k, client in enumerate(self.clients):
@@ -115,7 +114,7 @@ class Scheduler:
                 self._owner.append(k)
                 self._needs.append(needs)
                 self._readers.append([])
-        self._queue_at = self._jobs_at + _JOB_FIELDS * len(self._owner)  # its length, and the jobs in it
+        self._queue_at = self._jobs_at + _JOB_FIELDS * len(self._owner)  # length of the queue, then its jobs
         self._processors_at = self._queue_at + 1 + len(self._owner)
         self._records: list[int] = []
         self._runs: list[int] = []
@@ -129,7 +128,7 @@ class Scheduler:
         self.store = [0] * end if store is None else store
 
     def begin(self, now_ns: int) -> None:
-        """Start a run: forget everything."""
+        """Start a run with a cleared state."""
         store = self.store
         store[: self.size] = [0] * self.size
         store[0] = now_ns
@@ -137,7 +136,7 @@ class Scheduler:
             store[self._processors_at + processor] = -1
 
     def arrive(self, now_ns: int) -> None:
-        """Take up the requests that have come by now; one that finds its instance's queue full is turned away."""
+        """Accept the requests that have come by now, or reject them if the instance's queue is full."""
         store = self.store
         for k, client in enumerate(self.clients):
             at = _HEAD + _FIELDS * k
@@ -156,7 +155,7 @@ class Scheduler:
                     store[self._records[k] + 2 * number + 1] = REJECTED
 
     def next_arrival_ns(self) -> int:
-        """Return when the next request comes by itself."""
+        """Return when the next request comes that depends on no other; :data:`NEVER_NS` if there is none."""
         store = self.store
         found = NEVER_NS
         for k, client in enumerate(self.clients):
@@ -166,7 +165,7 @@ class Scheduler:
         return found
 
     def start(self, now_ns: int) -> list[tuple[int, int]]:
-        """Give jobs to processors; return job and processor of each job that starts now."""
+        """Start all jobs that can start now; return the job and processor of each."""
         store = self.store
         first = self._queue_at + 1
         waiting = store[first : first + store[self._queue_at]]
@@ -216,7 +215,7 @@ class Scheduler:
                 self._queue(reader, now_ns)
 
     def fail(self, k: int) -> None:
-        """Take an instance out: its request fails, and all later ones; jobs of it that run now end as usual."""
+        """Stop an instance: its request and all later ones fail; its running jobs end as usual."""
         store, client = self.store, self.clients[k]
         store[_HEAD + _FIELDS * k + _STATUS] = OVER
         for number in range(client.requests):
@@ -229,12 +228,12 @@ class Scheduler:
         return self.store[self._processors_at + processor]
 
     def whose(self, n: int) -> tuple[int, int]:
-        """Return the instance of a job, and which of its jobs it is."""
+        """Return the instance of a job, and its index among the instance's jobs."""
         k = self._owner[n]
         return k, n - self._first[k]
 
     def ran_on(self, n: int) -> int:
-        """Return the processor of a job that has started in its instance's present request."""
+        """Return the processor of a job that has started in its instance's current request."""
         return self.store[self._run(n) + 2]
 
     def started_ns(self, n: int) -> int:
@@ -242,7 +241,7 @@ class Scheduler:
         return self.store[self._run(n)]
 
     def mark(self, n: int, now_ns: int) -> None:
-        """Put right when a running job began."""
+        """Correct the start time of a running job."""
         self.store[self._run(n)] = now_ns
 
     @property
@@ -251,7 +250,7 @@ class Scheduler:
         return all(self.store[_HEAD + _FIELDS * k + _STATUS] == OVER for k in range(len(self.clients)))
 
     def requests(self, k: int) -> list[tuple[int, int]]:
-        """Return when each request of an instance came and ended, or how; see :data:`REJECTED`."""
+        """Return arrival and end of each request of an instance; the end may be :data:`REJECTED` or :data:`FAILED`."""
         first, count = self._records[k], self.clients[k].requests
         flat = list(self.store[first : first + 2 * count])
         return list(zip(flat[::2], flat[1::2], strict=True))
@@ -264,7 +263,7 @@ class Scheduler:
         return [rows[i : i + jobs] for i in range(0, len(rows), jobs)]
 
     def _key(self, n: int) -> tuple[int, ...]:
-        """Return by what a ready job is queued: the least first."""
+        """Return the sort key of a ready job in the queue."""
         ready_ns = self.store[self._jobs_at + _JOB_FIELDS * n + _READY]
         if self._dispatch in {"fifo", "static"}:
             return (ready_ns,)
@@ -280,7 +279,7 @@ class Scheduler:
         return self.clients[k].processors[n - self._first[k]]
 
     def _run(self, n: int) -> int:
-        """Return where the times of a job of its instance's present request are kept."""
+        """Return the position in ``store`` of a job's times, for its instance's current request."""
         k = self._owner[n]
         request, jobs = self.store[_HEAD + _FIELDS * k + _REQUEST], len(self.clients[k].processors)
         return self._runs[k] + 3 * (request * jobs + n - self._first[k])
@@ -292,7 +291,7 @@ class Scheduler:
         store[self._queue_at + store[self._queue_at]] = n
 
     def _work_on(self, k: int, number: int, now_ns: int) -> None:
-        """Begin with a request of an instance: jobs that wait for no other are ready."""
+        """Begin a request of an instance: jobs that wait for no other are ready."""
         at, jobs = _HEAD + _FIELDS * k, len(self.clients[k].processors)
         self.store[at + _STATUS], self.store[at + _REQUEST], self.store[at + _LEFT] = BUSY, number, jobs
         for n in range(self._first[k], self._first[k] + jobs):
@@ -301,13 +300,13 @@ class Scheduler:
                 self._queue(n, now_ns)
 
     def _waiting(self, k: int) -> int:
-        """Return how many requests have come, and neither begun nor been turned away."""
+        """Return how many requests are in an instance's queue."""
         at = _HEAD + _FIELDS * k
         numbers = range(self.store[at + _REQUEST] + 1, self.store[at + _COME])
         return sum(self.store[self._records[k] + 2 * n + 1] == 0 for n in numbers)
 
     def _ended(self, k: int, now_ns: int) -> None:
-        """Go on with the next request of an instance."""
+        """End the current request of an instance, and begin the next one."""
         store, client = self.store, self.clients[k]
         at, records = _HEAD + _FIELDS * k, self._records[k]
         store[records + 2 * store[at + _REQUEST] + 1] = now_ns

@@ -15,23 +15,23 @@ from search_spaces.core.pools import members, single_processors
 from search_spaces.core.workload import Workload
 
 SLICED = "sliced"
-"""Option of a processor that the system gives time slices, instead of the scheduler: its share of each resource."""
+"""Option of a processor that the operating system time-slices, not the scheduler: its share of each resource."""
 
 HOST = "host"
-"""Option of a processor that is a thread: the processor whose process it is a thread of."""
+"""Option of a processor that is a thread: the processor whose process has this thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One plan of a workload.
+    """One plan of a workload, as input of the scheduler.
 
     Attributes:
-        clients: for the scheduler; instances in the order of the plan.
-        components: of each client the component of the joined graph.
-        stages: of each client, of each of its jobs, the plan's stage.
+        clients: instances in the order of the plan.
+        components: for each client, its component of the joined graph.
+        stages: for each client and job, the stage of the plan.
         processors: names.
-        excluded: for each processor a bit set of those that cannot run while it does, itself among them.
-        models: of each client its model as the plan runs it, where a plan made the setting.
+        excluded: for each processor, a bit set of those that cannot run while it does, itself included.
+        models: for each client, its lowered model; () where the setting was not made from a plan.
     """
 
     clients: tuple[QueueClient, ...]
@@ -47,9 +47,9 @@ class NumberedProcessors:
     """The processors of a platform, by number.
 
     Attributes:
-        names: of the processors that are no pools.
-        excluded: see :class:`Setting`.
-        members: processor or pool of the platform → the processors that take what it is given.
+        names: of the processors that are not pools.
+        excluded: as of :class:`Setting`.
+        members: processor or pool of the platform → the processors that run its jobs.
     """
 
     names: tuple[str, ...]
@@ -58,7 +58,7 @@ class NumberedProcessors:
 
     @classmethod
     def of(cls, platform: Platform) -> NumberedProcessors:
-        """Return the law of a platform."""
+        """Return the numbered processors of a platform."""
         processors = single_processors(platform)
         number = {processor.name: i for i, processor in enumerate(processors)}
         known = {p.name: tuple(number[n] for n in members(p)) for p in platform.processors}
@@ -73,15 +73,15 @@ def setting(
     lowerings: Lowerings,
     law: NumberedProcessors | None = None,
 ) -> Setting:
-    """Return what a plan makes of a workload.
+    """Return the scheduler's input for a plan of a workload.
 
     Args:
-        platform: its processors and pools; more than the plan uses do no harm.
-        law: of the platform, for a plan that is known to be valid; else the plan is checked.
+        platform: processors and pools; the plan need not use all.
+        law: of the platform, for a plan that is known to be valid; if None the plan is checked.
 
     Raises:
         PlanError: the plan is not for these models or this platform.
-        RewriteError, ModelError: see :meth:`~evaluators.workload.lowered.Lowerings.lower`.
+        RewriteError, ModelError: as of :meth:`~evaluators.workload.lowered.Lowerings.lower`.
     """
     if law is None:
         plan.validate(joined.graph, platform)
@@ -109,19 +109,19 @@ def setting(
 
 
 def exclusions(processors: Sequence[Processor]) -> tuple[int, ...]:
-    """Return for each processor a bit set of those that cannot run while it does, itself among them."""
+    """Return, for each processor, a bit set of those that cannot run while it does, itself included."""
     return tuple(
         sum(1 << j for j, b in enumerate(processors) if i == j or a.excludes(b)) for i, a in enumerate(processors)
     )
 
 
 def closed_loops(on: Sequence[int], requests: Sequence[int], processors: Sequence[Processor], jobs: int = 1) -> Setting:
-    """Return a setting in which models ask in closed loops, each on a processor of its own.
+    """Return a setting in which models run in closed loops, each on its own processor.
 
     Args:
-        on: of each model its processor.
-        requests: how often it asks.
-        jobs: into how many it is cut.
+        on: processor of each model.
+        requests: number of requests of each model.
+        jobs: number of jobs of each model.
     """
     clients = tuple(
         QueueClient(((processor,),) * jobs, (0,), n, closed=True) for processor, n in zip(on, requests, strict=True)
@@ -131,5 +131,5 @@ def closed_loops(on: Sequence[int], requests: Sequence[int], processors: Sequenc
 
 
 def demand(processor: Processor) -> dict[str, float]:
-    """Return the share of each resource that a running job of a processor needs."""
+    """Return the share of each resource that a running job on a processor needs."""
     return {**processor.resources, **processor.options.get(SLICED, {})}

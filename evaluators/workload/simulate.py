@@ -1,4 +1,4 @@
-"""Simulates a workload: jobs in the scheduler's queue, on processors that slow each other down."""
+"""Simulation of a workload: jobs in the scheduler's queue, on processors that slow each other down."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from search_spaces.core.plan import Dispatch
 from search_spaces.core.platform import Platform
 from search_spaces.core.pools import single_processors
 
-_BEGIN_NS = 1  # a time of 0 is none
+_BEGIN_NS = 1  # 0 means no time in the scheduler
 _ROUNDING_NS = 0.5
 
 
@@ -25,9 +25,10 @@ class JobCost:
     """One job on one processor.
 
     Attributes:
-        work_s: while nothing slows it.
-        slowed: for each processor the factor while that processor is busy; empty where nothing slows it.
-        transfer_s: operator of another job that it reads from → seconds from each processor, spent by this one.
+        work_s: seconds without slowdown.
+        slowed: for each processor the factor while that processor is busy; empty for no slowdown.
+        transfer_s: operator of another job that it reads from → seconds of the transfer from each processor, which this
+            job spends.
     """
 
     work_s: float
@@ -36,14 +37,14 @@ class JobCost:
 
 
 Costs = Sequence[Sequence[Mapping[int, JobCost]]]
-"""Of each client, of each of its jobs: processor → cost."""
+"""For each client and job: processor → cost."""
 
 
 class Crowd:
-    """How fast processors go that share what they run on.
+    """Slowdown of processors that share resources.
 
-    Processors whose demands on a resource add up to more than there is share it fairly; only processors that the
-    scheduler does not keep apart ever do. What stands in a job's own :attr:`JobCost.slowed` comes on top.
+    Processors whose demands on a resource add up to more than 1 share it fairly; the scheduler prevents that except for
+    time-sliced processors. The factors of :attr:`JobCost.slowed` are in addition.
     """
 
     def __init__(self, platform: Platform) -> None:
@@ -51,13 +52,13 @@ class Crowd:
         self._sliced = any(SLICED in processor.options for processor in single_processors(platform))
 
     def factor(self, processor: int, busy: Sequence[int], slowed: Sequence[float]) -> float:
-        """Return how many times longer a job takes while the processors ``busy``, its own included, run."""
+        """Return the factor on a job's time while the processors ``busy``, its own included, run."""
         others = [slowed[other] for other in busy if other != processor] if slowed else []
         if not self._sliced:
             return math.prod(others)
         mine = self._demands[processor]
         crowded = [sum(self._demands[other].get(name, 0.0) for other in busy) for name in mine]
-        # Of those that take turns on a resource only one is there to slow a job on another.
+        # Of processors that take turns on a resource, only one at a time slows a job on another resource.
         at_once = round(sum(min(1.0, c) for c in crowded) / max(sum(mine.values()), 1e-9)) - 1
         at_once = min(len(others), max(1, at_once))
         slow = math.prod(others) ** (at_once / len(others)) if others else 1.0
@@ -65,13 +66,13 @@ class Crowd:
 
 
 def simulate(found: Setting, dispatch: Dispatch, costs: Costs, crowd: Crowd) -> Outcome:
-    """Run a workload once.
+    """Simulate one run of a workload.
 
     Args:
-        costs: of each client of ``found``; what a job takes on each processor that may take it.
+        costs: for each client and job of ``found``, on each processor that may run the job.
 
     Raises:
-        UnavailableError: a time is no number, or jobs wait for ever.
+        UnavailableError: a time is not finite, or jobs wait for each other forever.
     """
     for client, jobs in zip(found.clients, costs, strict=True):
         for processors, cost in zip(client.processors, jobs, strict=True):
@@ -84,7 +85,7 @@ def simulate(found: Setting, dispatch: Dispatch, costs: Costs, crowd: Crowd) -> 
     scheduler = Scheduler(found.clients, found.excluded, dispatch)
     every = [job for jobs in costs for job in jobs]
     scheduler.begin(_BEGIN_NS)
-    left: dict[int, float] = {}  # processor → nanoseconds of its job's own work that are left
+    left: dict[int, float] = {}  # processor → nanoseconds of work left in its job
     now_ns = float(_BEGIN_NS)
     while True:
         scheduler.arrive(round(now_ns))
@@ -113,7 +114,7 @@ def simulate(found: Setting, dispatch: Dispatch, costs: Costs, crowd: Crowd) -> 
 
 
 def _transfers_s(cost: JobCost, found: Setting, scheduler: Scheduler, job: int) -> float:
-    """Return what a job that starts now spends on tensors of other jobs, from the processors that these ran on."""
+    """Return the transfer seconds of a job that starts now, from the processors on which the jobs before it ran."""
     client, own = scheduler.whose(job)
     place = {o: job - own + other for other, each in enumerate(found.models[client].operators) for o in each}
     return math.fsum(from_s[scheduler.ran_on(place[o])] for o, from_s in cost.transfer_s.items())

@@ -1,1 +1,1 @@
-"""Networks, plans, platforms and workloads, and what all of the product reads and says."""
+"""Networks, plans, platforms and workloads, and the errors, files and wording that the whole product shares."""

@@ -1,4 +1,4 @@
-"""Code that this process may load: what its user named. The same name in a file or a shared study loads nothing.
+"""Code that the user allowed this process to load; a name that only a file or a shared study gives loads nothing.
 
 The command line allows what is typed there; a program that uses the product as a library calls :func:`allow`.
 """
@@ -17,7 +17,7 @@ def allow(*names: str) -> None:
 
 
 def allow_libraries(texts: Iterable[str]) -> None:
-    """Allow libraries that are typed as ``FILE`` or ``MODEL=FILE``; names of models and files may hold ``=``."""
+    """Allow libraries given as ``FILE`` or ``MODEL=FILE``; both may contain ``=``, so each possible file is allowed."""
     for text in texts:
         parts = text.split("=")
         allow(*(str(Path("=".join(parts[first:])).absolute()) for first in range(len(parts))))

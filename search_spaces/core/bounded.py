@@ -1,4 +1,4 @@
-"""Reading what others wrote: files of bounded size, and never from what is no file; JSON of sane numbers; values."""
+"""Safe reading of untrusted input: regular files of bounded size, JSON without NaN or huge numbers, typed values."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from search_spaces.core.errors import OptimizeError
 
 Built = TypeVar("Built")
 MOST_NBYTES = 64 << 20
-_MOST_DIGITS = 300  # any float holds a number of so many
-_SHOWN = 40  # characters of a key that a file gave us
-_NO_MAPPING = "input should be a valid dictionary"  # as of fields that are mappings
+_MOST_DIGITS = 300  # every integer of this many digits fits into a float
+_SHOWN = 40  # characters of a key from a file
+_NO_MAPPING = "input should be a valid dictionary"  # pydantic's message for mappings, used for dataclasses too
 
 
 def read_bounded(path: Path, most_nbytes: int = MOST_NBYTES) -> bytes:
@@ -39,11 +39,11 @@ def read_bounded(path: Path, most_nbytes: int = MOST_NBYTES) -> bytes:
 
 
 def parsed_json(content: str | bytes) -> Any:
-    """Return what a JSON document says.
+    """Return the value of a JSON document.
 
     Raises:
-        ValueError: it is no JSON, or has a number that no float holds, or NaN.
-        RecursionError: it is nested too deep.
+        ValueError: it is not JSON, or holds NaN, an infinity, or an integer of more than 300 digits.
+        RecursionError: it is nested too deeply.
     """
     try:
         return json.loads(content, parse_constant=_no_number, parse_int=_whole)
@@ -60,7 +60,7 @@ def built(kind: type[Built], data: object, what: str, error: type[OptimizeError]
         what: the subject of the error's sentence, as ``the prices in the log are``.
 
     Raises:
-        OptimizeError: ``error``, where a field is missing, has the wrong type, or holds what it cannot.
+        OptimizeError: ``error``, where a field is missing, has the wrong type, or an invalid value.
     """
     from pydantic import ValidationError
 

@@ -1,4 +1,4 @@
-"""Violated constraints, as data: demand, supply, and what a person can do about it."""
+"""Violated constraints, as data: demand, supply, and what the user can do about it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Violation:
     Attributes:
         statement: what is limited, in words: ``memory of 'npu0'``.
         demand: the least that is needed, in ``unit``.
-        bound: what there is at most.
-        unit: ``B``, ``s``, ``stages``, …; ``B`` and ``s`` are scaled where a person reads.
-        lever: what the person can change so that it fits.
+        bound: the most that is available.
+        unit: ``B``, ``s``, ``stages``, …; amounts are shown with SI prefixes.
+        lever: what the user can change so that it fits.
         sentence: the violation in words, with ``{demand}`` and ``{bound}``.
     """
 

@@ -12,20 +12,20 @@ from search_spaces.core.plan import Dispatch, LayerRanks, Plan, Stage
 from search_spaces.core.platform import Platform
 
 RankSet = tuple[LayerRanks, ...]
-"""Which convolutions of one model run as triples, and with which ranks; none where it runs as it is."""
+"""The convolutions of one model that run as Tucker-2 triples, with their ranks; empty for the unchanged model."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedPlan:
-    """What a plan says of the components of a joined graph.
+    """A plan by the components of a joined graph.
 
     Attributes:
-        dispatch: which of the jobs that are ready a free processor takes: the one that became ready first (``fifo``),
-            that of the highest priority, or that of the earliest deadline (``edf``). Among equals the one whose request
-            came first, then the one whose component comes first in ``order``.
-        order: the components, the first one first.
-        stages: of each component, by its own operators, on processors or pools.
-        ranks: of each component those of its own operators, ascending; () where no component has any.
+        dispatch: which ready job a free processor takes: the one that became ready first (``fifo``), that of the
+            highest priority (``priority``), or that of the earliest deadline (``edf``). Ties go to the request that
+            came first, then to the component that is first in ``order``.
+        order: indices of the components, the first to be served first.
+        stages: of each component, with operator indices of its own model, on processors or pools.
+        ranks: of each component, with operator indices of its own model, ascending; () where no component has any.
     """
 
     dispatch: Dispatch
@@ -42,15 +42,15 @@ class DecodedPlan:
         return Plan(joined.graph.digest, tuple(stages), self.dispatch, joined_ranks(self.ranks, joined))
 
     def canonical(self, clients: Sequence[int], platform: Platform) -> DecodedPlan:
-        """Return the one decoded plan that stands for all that do the same.
+        """Return the canonical form, which is the same for all equivalent decoded plans.
 
-        Instances of one client are numbered by their order, and processors that are alike by their first use.
+        Instances of one client are numbered in their order, and interchangeable processors in the order of first use.
         Idempotent.
 
         Args:
-            clients: of each component; ranks are the same within one.
+            clients: the client of each component; ranks are the same within one.
         """
-        found = dict[int, int]()  # component → what it is called
+        found = dict[int, int]()  # component → its new index
         waiting = {c: iter([i for i, other in enumerate(clients) if other == c]) for c in set(clients)}
         for index in self.order:
             found[index] = next(waiting[clients[index]])
@@ -70,7 +70,7 @@ class DecodedPlan:
 
 
 def in_runs(operators: int, cuts: Sequence[int], processors: Sequence[str]) -> tuple[Stage, ...]:
-    """Return the stages of a model of so many operators that is cut before some of them."""
+    """Return the stages of a model with ``operators`` operators that is cut before the operators ``cuts``."""
     borders = pairwise((0, *cuts, operators))
     return tuple(
         Stage(tuple(range(first, last)), processor)
@@ -99,10 +99,10 @@ def jobs_of(plan: Plan, joined: JoinedGraph) -> dict[int, list[int]]:
 
 
 def decoded_plan(plan: Plan, joined: JoinedGraph) -> DecodedPlan:
-    """Return what a plan says, which must be valid.
+    """Return a valid plan by its components.
 
     Raises:
-        PlanError: the plan has no queue, or its stages are no jobs; see :func:`jobs_of`.
+        PlanError: the dispatch is ``static``, or :func:`jobs_of` rejects the stages.
     """
     if plan.dispatch == "static":
         raise PlanError("the plan runs its stages in a fixed order; a workload's jobs go through a queue")
@@ -117,7 +117,7 @@ def decoded_plan(plan: Plan, joined: JoinedGraph) -> DecodedPlan:
 
 
 def joined_ranks(each: Sequence[RankSet], joined: JoinedGraph) -> RankSet:
-    """Return the ranks of all components, or of none, by the operators of the joined graph."""
+    """Return the ranks of all components, with operator indices of the joined graph."""
     return tuple(
         LayerRanks(layer.operator + component.first_operator, layer.inputs, layer.outputs)
         for component, own in zip(joined.components, each, strict=False)
@@ -126,7 +126,7 @@ def joined_ranks(each: Sequence[RankSet], joined: JoinedGraph) -> RankSet:
 
 
 def ranks_by_component(plan: Plan, joined: JoinedGraph) -> tuple[RankSet, ...]:
-    """Return the ranks of each component, by its own operators; () where the plan has none."""
+    """Return the ranks of each component, with operator indices of its own model; () where the plan has none."""
     found: list[list[LayerRanks]] = [[] for _ in joined.components if plan.ranks]
     for operator, inputs, outputs in plan.ranks:
         owner = joined.component_of[operator]
@@ -135,10 +135,10 @@ def ranks_by_component(plan: Plan, joined: JoinedGraph) -> tuple[RankSet, ...]:
 
 
 def component_plan(plan: Plan, joined: JoinedGraph, component: int, stages: Sequence[int]) -> Plan:
-    """Return what a plan says of one component, as a plan of its own model.
+    """Return the plan of one component's own model.
 
     Args:
-        stages: of the plan, those of the component.
+        stages: positions of the component's stages in the plan.
     """
     own = joined.components[component]
     parts = tuple(replace(plan.stages[s], operators=own.own(plan.stages[s].operators)) for s in stages)

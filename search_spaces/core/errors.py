@@ -11,7 +11,7 @@
     │   └── RunFolderError    2  a run folder cannot be written, read, or belongs to another study
     ├── InfeasibleError       3  no plan satisfies the constraints
     ├── UnavailableError      4  the evaluator, the device or the runtime cannot do it here
-    │   └── DeviceLostError   4  a device went away while it measured; it may come back, or another may do it
+    │   └── DeviceLostError   4  a device disconnected while it measured; repeat when it is back, or on another
     └── UnstableError         5  too disturbed to decide; the best known plan is written all the same
 
 An interrupted command ends with 130.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 EXIT_INTERRUPTED = 130
 _SHOWN_CHARACTERS = 60
-# What Python says of values that do not fit, where our own errors say what is due.
+# Beginnings of Python's own messages, which do not tell a user what is wrong with a file.
 _OF_PYTHON = (
     "could not convert",
     "dictionary update",
@@ -43,13 +43,13 @@ _OF_PYTHON = (
 
 
 def shown(value: object) -> str:
-    """Return a value that a file gave us as it may stand in an error's one line: quoted, escaped and short."""
+    """Return a value from a file for a one-line error message: quoted, escaped and shortened."""
     text = reprlib.repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
 
 
 def damage(error: Exception) -> str:
-    """Return in words why a document cannot be what it should be, from the error of reading it."""
+    """Return in words why a document is damaged, given the error that reading it raised."""
     if isinstance(error, OptimizeError):
         return error.what
     if isinstance(error, KeyError):
@@ -62,16 +62,16 @@ def damage(error: Exception) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text that may hold names from files without what commands a terminal; line ends are kept."""
+    """Return text with control characters, which a terminal would obey, replaced; line ends are kept."""
     return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
 
 
 class OptimizeError(Exception):
-    """Base of all errors raised on purpose; its text is one line for a person: what, where, what to do.
+    """Base of all errors raised on purpose; its text is one line for the user: what, where, what to do.
 
     Args:
-        what: what is wrong, with the value that is wrong.
-        hint: what the person can do about it, or "".
+        what: what is wrong, with the wrong value.
+        hint: what the user can do about it, or "".
     """
 
     exit_code: ClassVar[int] = 1
@@ -115,8 +115,8 @@ class InfeasibleError(OptimizeError):
     """No plan satisfies the constraints.
 
     Args:
-        what, hint: see :class:`OptimizeError`.
-        violations: the constraints that contradict each other, as data where they are known.
+        what, hint: as of :class:`OptimizeError`.
+        violations: the constraints that contradict each other, as data; () where they are not known.
     """
 
     exit_code = 3
@@ -133,7 +133,7 @@ class UnavailableError(OptimizeError):
 
 
 class DeviceLostError(UnavailableError):
-    """A device went away while it measured; the same may work when it is back, or on another one."""
+    """A device disconnected while it measured; the work may be repeated when it is back, or on another one."""
 
 
 class UnstableError(OptimizeError):

@@ -46,15 +46,15 @@ class Tensor:
 class Operator:
     """One operator; its index in ``Graph.operators`` is its identity and a topological position.
 
-    An operator is what is placed as a whole. Operators of the file that must never be separated, because they share
-    state or hand over what has no size, are one operator here, of kind ``GROUP``.
+    An operator is placed as a whole. Operators of the file that cannot be separated, because they share state or a
+    tensor of unknown size crosses between them, are one operator here, of kind ``GROUP``.
 
     Attributes:
         kind: the schema's name (``CONV_2D``), or the custom operator's own name.
         inputs: tensor indices, -1 for an optional input left out.
         outputs: tensor indices.
-        options: the builtin options that decide cost (strides, filter sizes, activation, …), plain values.
-        parts: what a group is made of, in the order of execution; empty for any other operator.
+        options: the builtin options that affect cost (strides, filter sizes, activation, …), plain values.
+        parts: the operators of a group in the order of execution; empty for any other operator.
     """
 
     kind: str
@@ -70,10 +70,10 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """What crosses the border of a set of operators, as tensor indices in ascending order.
+    """The tensors that cross the border of a set of operators, as indices in ascending order.
 
     Attributes:
-        inputs: activations that the set reads and does not produce; state is no activation.
+        inputs: activations that the set reads and does not produce; variable tensors are not activations.
         outputs: activations that it produces and that others, or the caller, need.
         constants: weights that it reads.
     """
@@ -87,15 +87,15 @@ class Boundary:
 class Graph:
     """A model: tensors, operators in topological order, and the tensors that enter and leave.
 
-    Operators that read nothing but constants are no operators of the graph: what they compute is a constant, and they
-    are copied into every stage that reads it.
+    Operators that read only constants are left out: their outputs count as constants, and they are copied into every
+    stage that reads one.
 
     Attributes:
-        name: what a person calls the model.
-        tensors, operators: see there.
+        name: of the model, for people.
+        tensors, operators: addressed by their index.
         inputs, outputs: tensor indices in the order of the model's signature.
         source: the file that holds the weights; not part of equality or digest.
-        views: tensor → the tensor in whose memory it lies, and at which byte; see :mod:`search_spaces.rewrites.views`.
+        views: tensor → the tensor whose memory it shares, and its offset there in bytes (see ``rewrites/views.py``).
         digest: SHA-256 (hex) of the structure: operators, options, tensors, inputs and outputs, not the weights.
         producer: tensor index → operator that writes it (inputs and constants are absent).
         consumers: tensor index → operators that read it, ascending.
@@ -166,7 +166,7 @@ class Graph:
         return hashlib.sha256(json.dumps(structure, separators=(",", ":"), default=str).encode()).hexdigest()
 
     def boundary(self, operators: Iterable[int]) -> Boundary:
-        """Return what crosses the border of a set of operators."""
+        """Return the tensors that cross the border of a set of operators."""
         inside = set(operators)
         reads = {i for o in inside for i in self.operators[o].inputs if i != -1}
         writes = {i for o in inside for i in self.operators[o].outputs}
@@ -185,7 +185,7 @@ class Graph:
 
     @property
     def stateful(self) -> bool:
-        """Whether an inference may depend on those before it; operators that call subgraphs are taken to."""
+        """Whether an inference may depend on earlier ones; operators that call subgraphs count as stateful."""
         parts = (part for operator in self.operators for part in operator.flat())
         return any(t.variable for t in self.tensors) or any(p.kind in _STATEFUL or "calls" in p.options for p in parts)
 

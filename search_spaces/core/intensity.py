@@ -28,7 +28,7 @@ class Cost:
     Attributes:
         macs: multiply-accumulates; 0 for operators that only move or map elements.
         parameters: weights read, in elements.
-        read_bytes: inputs and weights, each tensor once; only the part taken where an operator takes a part.
+        read_bytes: inputs and weights, each tensor once; only the elements taken by an operator such as ``GATHER``.
         written_bytes: outputs.
         known: whether the operator's arithmetic is counted; unknown operators count as memory traffic alone.
     """
@@ -109,7 +109,7 @@ def _weights(graph: Graph, operators: Iterable[Operator]) -> dict[tuple[str, int
 
 
 def _is_weight(tensor: Tensor, kind: str) -> bool:
-    """Tell weights from shapes, axes and paddings: those are whole numbers that nothing is multiplied with."""
+    """Tell weights from shapes, axes and paddings, which are integers that enter no multiplication."""
     return tensor.constant and (tensor.dtype not in _INDEX_TYPES or kind in _MACS)
 
 
@@ -146,7 +146,7 @@ def _of_output(filter_axes: slice, rank: int) -> _Counter:
 
 
 def _of_input(filter_axes: slice, rank: int) -> _Counter:
-    """Count the filter's ``filter_axes`` (of ``rank``) once for each element of input 2: each is scattered."""
+    """Count the filter's ``filter_axes`` (of ``rank``) once for each element of input 2, which is scattered."""
 
     def count(inputs: _Tensors, outputs: list[Tensor]) -> int:  # noqa: ARG001 - as every counter
         weights, data = _shape(inputs, 1, rank), _shape(inputs, 2, 1)

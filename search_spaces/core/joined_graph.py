@@ -1,4 +1,4 @@
-"""Several models as one graph of disjoint components, so that a plan may hold the parts of all of them (seed 001)."""
+"""Several models as one graph of disjoint components, so that one plan places all of them (seed 001)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Component:
 
     Attributes:
         name: unique in the joined graph.
-        graph: the model by itself, with the file that its weights lie in.
-        first_operator, first_tensor: what its operator 0 and its tensor 0 are called in the joined graph.
+        graph: the model's own graph, whose ``source`` is its file.
+        first_operator, first_tensor: indices of its operator 0 and its tensor 0 in the joined graph.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Component:
         return range(self.first_operator, self.first_operator + len(self.graph.operators))
 
     def own(self, operators: Sequence[int]) -> tuple[int, ...]:
-        """Return operators of the joined graph by the numbers that they have in the model."""
+        """Return the model's own indices of operators of the joined graph."""
         return tuple(o - self.first_operator for o in operators)
 
 
@@ -54,10 +54,10 @@ class JoinedGraph:
 
 
 def merge(name: str, models: Sequence[tuple[str, Graph]]) -> JoinedGraph:
-    """Return models as one graph; tensors get the name of their component before their own.
+    """Return models as one graph; tensor names are prefixed with the name of their component.
 
     Args:
-        models: name of each component and its graph; graphs may be the same.
+        models: name and graph of each component; a graph may appear several times.
 
     Raises:
         UsageError: there is no model, or two components have one name.

@@ -24,8 +24,8 @@ class Share:
 
     Attributes:
         axis: ``height`` or ``channels``.
-        first, last: which part of what the chain computes is this side's; see
-            :class:`search_spaces.rewrites.splits.Split`.
+        first, last: the indices that this side computes, half-open, along the axis of the chain's output; of its last
+            operator's input, where that is a mean over the axis.
     """
 
     axis: Literal["height", "channels"]
@@ -41,7 +41,7 @@ class LayerRanks(NamedTuple):
 
     Attributes:
         operator: the convolution, in the graph of the plan.
-        inputs, outputs: the channels between the three; see :class:`search_spaces.rewrites.tucker.Ranks`.
+        inputs, outputs: channels per group before and after the core (:class:`search_spaces.rewrites.tucker.Ranks`).
     """
 
     operator: int
@@ -57,8 +57,7 @@ class Stage:
     """Operators (ascending indices) that are compiled together and run on one processor.
 
     Attributes:
-        share: where the operators are split, the side that this stage computes; the others are stages of the same
-            operators.
+        share: the side that this stage computes of a split; the other sides are stages of the same operators.
     """
 
     operators: tuple[int, ...]
@@ -70,14 +69,14 @@ class Stage:
 class Plan:
     """Stages in the order in which they are dispatched; stage ``i`` reads only from stages before it.
 
-    Adjacent stages on one processor stay two stages: loading them apart is the effect that seed 000 measures.
+    Adjacent stages on one processor are not merged: loading them separately is the effect that seed 000 measures.
 
     Attributes:
         graph_digest: the graph that the plan is for.
         stages: every operator of the graph is in exactly one, or in one for each side of its split.
         dispatch: ``static``: each processor runs its stages in this order. Stages of several models at once go through
             a queue instead, from which processors take them (:mod:`search_spaces.core.decoded_plan`).
-        ranks: convolutions that run as triples, ascending; stages name the operators that they take the place of.
+        ranks: convolutions that run as triples, ascending; stages name the original operators.
         digest: SHA-256 (hex) of the content; equal canonical plans have equal digests.
     """
 
@@ -153,7 +152,7 @@ class Plan:
         """Build a plan from what :meth:`to_json` returned; unknown fields are ignored.
 
         Raises:
-            PlanError: a field is missing or has the wrong type, or the schema version is newer than ours.
+            PlanError: a field is missing or has the wrong type, or the schema version is not supported.
         """
         if not isinstance(data, Mapping):
             raise PlanError(f"a plan is a JSON object, not {type(data).__name__}")
@@ -208,18 +207,18 @@ class Plan:
                 if place[before] > sides[index][0] and place[before] != index:
                     raise PlanError(
                         f"stage {index} reads what stage {place[before]} writes later "
-                        f"(operators {before} → {operator}): the stages form a circle or are out of order"
+                        f"(operators {before} → {operator}): the stages form a cycle or are out of order"
                     )
 
 
 def canonical(plan: Plan, graph: Graph, platform: Platform) -> Plan:
-    """Return the one plan that stands for all that do the same.
+    """Return the canonical form, which is the same for all equivalent plans.
 
-    Stages are put into the topological order that starts with the smallest operator, and processors that are alike are
-    named in the order of their first use. Idempotent.
+    Stages are put into the topological order that takes the smallest operator first, and interchangeable processors are
+    named in the order of first use. Idempotent.
 
     Raises:
-        PlanError: the parts depend on each other in a circle.
+        PlanError: the stages form a cycle.
         UsageError: the plan names a processor that the platform lacks.
     """
     in_order = _in_order(plan.stages, graph)
@@ -250,7 +249,7 @@ def needs(plan: Plan, graph: Graph) -> tuple[int, ...]:
 
 
 def _in_order(stages: Sequence[Stage], graph: Graph) -> bool:
-    """Tell whether the stages are consecutive runs of operators; these are in topological order, so stages are too."""
+    """Tell whether the stages are consecutive runs of all operators, and so in topological order."""
     if not all(stage.operators and stage.share is None for stage in stages):
         return False
     return [o for stage in stages for o in stage.operators] == list(range(len(graph.operators)))
@@ -288,7 +287,7 @@ def _topological(stages: Sequence[Stage], graph: Graph) -> list[Stage]:
     while waiting:
         ready = [i for i, needs in waiting.items() if needs <= done]
         if not ready:
-            raise PlanError(f"stages {sorted(waiting)} of the plan depend on each other in a circle")
+            raise PlanError(f"stages {sorted(waiting)} of the plan form a cycle")
         chosen = min(ready, key=lambda i: (min(stages[i].operators, default=-1), _begin(stages[i])))
         ordered.append(stages[chosen])
         done.add(chosen)

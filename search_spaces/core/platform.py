@@ -1,4 +1,4 @@
-"""The processors of a device, and which of them stand in each other's way."""
+"""The processors of a device, and which of them exclude each other."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Processor:
 
 
 def with_cpu(processor: Processor) -> Processor:
-    """Return an accelerator as LiteRT places a network on it: it leaves operators to the CPU, whose cores it holds."""
+    """Return an accelerator with CPU fallback: LiteRT runs unsupported operators on CPU cores, which it occupies."""
     if processor.kind == "cpu" or processor.options.get("fallback"):
         return processor
     kind, _, rest = processor.name.partition(processor.kind)
@@ -54,7 +54,7 @@ def with_cpu(processor: Processor) -> Processor:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What transfer between two processors costs, in both directions, as far as a person or a calibration knows it."""
+    """Cost of a transfer between two processors, in either direction, as a user or a calibration gives it."""
 
     between: tuple[str, str]
     bandwidth_bytes_per_s: float
@@ -79,7 +79,7 @@ class Platform:
     """A device: its name and its processors, in the order in which a canonical plan prefers them.
 
     Raises:
-        UsageError: there is no processor, two have one name, or a link has an end that is no processor.
+        UsageError: there is no processor, two have one name, or a link ends at none of them.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Platform:
         return replace(self, processors=tuple(self[name] for name in names), links=links)
 
     def accelerators(self, names: Iterable[str]) -> frozenset[str]:
-        """Return the kinds of those of some processors that are no CPU: their clocks follow their load."""
+        """Return the kinds, other than CPU, of the named processors; the clocks of these follow their load."""
         own = set(names)
         return frozenset(p.kind for p in self.processors if p.name in own and p.kind != "cpu")
 
@@ -133,7 +133,7 @@ class Platform:
         return {like: tuple(members) for like, members in groups.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the platform as plain values; limits are no part of what a measurement depends on."""
+        """Return the platform as plain values; limits are left out, as measurements do not depend on them."""
         links = [asdict(link) | {"between": list(link.between)} for link in self.links]
         return ({"links": links} if links else {}) | {
             "name": self.name,
@@ -152,10 +152,9 @@ class Platform:
 
 
 def tell_apart(processors: Sequence[Processor]) -> tuple[Processor, ...]:
-    """Return the processors so that processors that are alike may stand in for each other on this very platform.
+    """Return the processors with ``like`` changed where two of one value are not interchangeable on this platform.
 
-    Two processors are interchangeable only if they exclude the same other processors, and if of the processors alike
-    either all exclude each other or none does.
+    Interchangeable processors exclude the same others, and either all of them exclude each other or none does.
     """
     groups: dict[str, list[Processor]] = {}
     for each in processors:

@@ -5,11 +5,11 @@
     name: my laptop
     processors:
       - name: big                    # how plans and tables call it
-        processor: cpu0-3:threads=2  # what --processors would say; the name itself where this is missing
-        resources: {memory: 0.6}     # shares of what processors have in common, beside their cores or adapter
+        processor: cpu0-3:threads=2  # as in --processors; default: the name
+        resources: {memory: 0.6}     # shares of common resources, besides its cores or GPU
       - name: gpu:f32
         resources: {memory: 0.5}     # 0.6 + 0.5 > 1: the two do not run at the same time
-      - name: dsp                    # for an evaluator that predicts: a kind makes a processor that is not looked for
+      - name: dsp                    # with a kind it need not exist here, for evaluators that predict
         kind: npu
         like: dsp v68
         options: {clock_hz: 1.2e+9}

@@ -20,14 +20,14 @@ def platform_names() -> list[str]:
 def find_platform_file(source: Path, more: Iterable[str] = ()) -> Path:
     """Return the file that a path or a name stands for.
 
-    A file that is there counts before a name. What looks like a path stands for itself, so that whoever reads it tells
-    what is wrong with it.
+    An existing file takes precedence over a name. What looks like a path is returned as it is, and reading it reports
+    what is wrong.
 
     Args:
-        more: other names that would have been understood, for the error's text.
+        more: other valid names, for the error's text.
 
     Raises:
-        UsageError: it is neither a file nor a name; the text lists the names that are alike, or all of them.
+        UsageError: it is neither a file nor a name; the text lists similar names, or all of them.
     """
     name = str(source)
     if source.name != name or source.suffix in _SUFFIXES or _exists(source):

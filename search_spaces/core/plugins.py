@@ -1,10 +1,10 @@
-"""Plug-ins: what installed distributions add to the product by entry points; built-ins come in the same way.
+"""Plug-ins: what installed distributions add to the product by entry points; built-ins are registered likewise.
 
 ====================================  ==============================================================================
 group                                 what an entry names
 ====================================  ==============================================================================
-``partition_optimizer.evaluators``    a class of evaluators, made without arguments
-``partition_optimizer.spaces``        a function of graph, platform and most stages that returns a search space
+``partition_optimizer.evaluators``    a class of evaluators whose constructor has no arguments
+``partition_optimizer.spaces``        a function of graph, platform and maximum of stages that returns a search space
 ``partition_optimizer.samplers``      a class of Optuna samplers that takes ``seed=``
 ``partition_optimizer.models``        a function of a path that writes a ``.tflite`` file there
 ====================================  ==============================================================================
@@ -101,7 +101,7 @@ def contract_version(loaded: object) -> object:
 
 @contextmanager
 def foreign(what: str) -> Iterator[None]:
-    """Turn whatever a plug-in raises into one line that begins with ``what``; errors of ours and interrupts pass.
+    """Turn whatever a plug-in raises into one line that begins with ``what``; OptimizeErrors and interrupts pass.
 
     Raises:
         UnavailableError: instead of any other exception, ``SystemExit`` among them.
@@ -118,9 +118,9 @@ def foreign(what: str) -> Iterator[None]:
 
 @contextmanager
 def time_limit(seconds: float, what: str) -> Iterator[None]:
-    """Break off what takes longer; in another thread than the main one there is no limit, for signals go there.
+    """Interrupt what takes longer; there is no limit outside the main thread, which alone receives signals.
 
-    A limit within a limit is no longer than what is left of the outer one, which runs on afterwards.
+    A nested limit is no longer than what is left of the outer one, which continues afterwards.
 
     Raises:
         UnavailableError: the time was up.
@@ -135,7 +135,7 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
 
     def ring(number: int, frame: FrameType | None) -> None:
         if 0.0 < outer_s < seconds and callable(before):
-            before(number, frame)  # it is the outer one's time that is up
+            before(number, frame)  # the outer limit has expired, not this one
         raise _TimeUp
 
     signal.signal(signal.SIGALRM, ring)

@@ -12,7 +12,7 @@ _SHOWN = 3
 
 
 def with_pools(platform: Platform) -> Platform:
-    """Return a platform with a pool for each kind of processor of which several can run at once.
+    """Return a platform with a pool for each group of interchangeable processors that can run at once.
 
     A plan names a pool as it names a processor; a pool has no resources, since its members have them.
     """
@@ -27,10 +27,10 @@ def with_pools(platform: Platform) -> Platform:
 
 
 def members(processor: Processor) -> tuple[str, ...]:
-    """Return the processors that take what a plan gives to a processor: those of a pool, or itself."""
+    """Return the processors that run what a plan places on a processor: the members of a pool, or itself."""
     return tuple(processor.options.get(_MEMBERS, (processor.name,)))
 
 
 def single_processors(platform: Platform) -> tuple[Processor, ...]:
-    """Return the processors that are no pools."""
+    """Return the processors that are not pools."""
     return tuple(p for p in platform.processors if _MEMBERS not in p.options)

@@ -1,4 +1,4 @@
-"""States in which a platform may find itself: cool, throttled, busy."""
+"""States of a platform, such as cool, throttled or busy, and how much slower its processors are in each."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _HINT = (
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How much longer processors take.
+    """A state of a platform: how much longer its processors take.
 
     Attributes:
         name: for tables.
-        slower: processor → factor on all its times; processors that are not named take as long as ever.
+        slower: processor → factor on all its times; 1 for processors that are not named.
         weight: how likely it is, relative to the others.
     """
 
@@ -37,10 +37,10 @@ class State:
 
 
 def parse_states(words: Sequence[str], platform: Platform) -> tuple[State, ...]:
-    """Return the states that a person names, as ``hot@0.3:cpu=1.6``; ``cool:`` is the platform as it is.
+    """Return the states of texts such as ``hot@0.3:cpu=1.6``; ``cool:`` is the platform as it is.
 
     Raises:
-        UsageError: a word is no state, a processor is unknown, or processors that are alike take differently long.
+        UsageError: a text is not a state, a processor is unknown, or interchangeable processors have different factors.
     """
     found = []
     names = {p.name for p in platform.processors}
@@ -62,7 +62,7 @@ def parse_states(words: Sequence[str], platform: Platform) -> tuple[State, ...]:
         state = State(name, tuple(slower), float(weight) if at else 1.0)
         for members in platform.classes().values():
             other = next((p.name for p in members if state.factor(p.name) != state.factor(members[0].name)), None)
-            if other is not None:  # plans name what is alike by first use, however slow it is
+            if other is not None:  # canonical plans name interchangeable processors by first use
                 raise UsageError(
                     f"--state {word}: {members[0].name} and {other} are alike, so they take equally long",
                     "give both the same factor",

@@ -23,9 +23,9 @@ KINDS: tuple[ArrivalKind, ...] = get_args(ArrivalKind)
 MAX_INSTANCES, MAX_REQUESTS = 256, 1_000_000
 QUEUE = 64
 RANKED_ERROR = 0.1
-"""By how much outputs may be off, relative, where convolutions may be decomposed and nobody has said by how much."""
+"""Default limit on the relative error of outputs where convolutions may be decomposed."""
 GIVEN = ("input", "signature", "custom_ops")
-"""What a person may give each model; options of the command line and keys of a workload's file."""
+"""Settings of each model: options of the command line, and keys of a workload file."""
 _COUNT = re.compile(r"(?P<model>.+?)(?:[×*:]|x)(?P<count>[0-9]+)")
 _SIZE = re.compile(r".*/[0-9]+x[0-9]+")
 _FILES = (".yaml", ".yml")
@@ -40,7 +40,7 @@ class Arrival:
             ``period_s``; ``poisson``: at random, ``period_s`` apart on average.
         requests: how many come in one run of the workload.
         period_s: seconds between two requests; 0 where the kind needs none.
-        offset_s: when the first one comes; of a closed loop too.
+        offset_s: seconds until the first one may come.
     """
 
     kind: ArrivalKind = "burst"
@@ -49,7 +49,7 @@ class Arrival:
     offset_s: float = 0.0
 
     def releases_s(self, seed: int) -> tuple[float, ...]:
-        """Return when each request comes, ascending; of a closed loop only the first one's time is known."""
+        """Return the arrival times in seconds, ascending; of a closed loop only the first one."""
         if self.kind == "closed":
             return (self.offset_s,)
         if self.kind == "burst":
@@ -69,14 +69,13 @@ class Client:
     Attributes:
         name: unique in its workload.
         model: name of a built-in model, or path of a ``.tflite`` file.
-        count: instances of the model, each with requests of its own.
-        priority: the larger, the sooner, where plans go by priority.
-        deadline_s: how long after its arrival a request is due; None: whenever.
-        own_weights: whether each instance keeps weights of its own in memory, instead of sharing one file.
-        queue: requests of an instance that may wait; one that comes when so many do is turned away.
-        tucker: how far the outputs may be off, relative, where its convolutions may be decomposed for that; 0: they may
-            not; None: nobody has said.
-        input: an ``.npy`` or ``.npz`` file with what it is run on; None: drawn inputs.
+        count: instances of the model, each with its own requests.
+        priority: larger is served sooner, where the dispatch is ``priority``.
+        deadline_s: how long after its arrival a request is due; None: no deadline.
+        own_weights: whether each instance has its own copy of the weights in memory, instead of sharing one file.
+        queue: capacity of an instance's queue; a request that comes when it is full is rejected.
+        tucker: largest relative error of its outputs that decomposed convolutions may cause; 0: none; None: not given.
+        input: an ``.npy`` or ``.npz`` file with its inputs; None: random inputs.
         signature: key of the signature to run; None: the main subgraph.
         custom_ops: a library with kernels of its custom operators.
     """
@@ -96,7 +95,7 @@ class Client:
 
     @property
     def source(self) -> tuple[str, str | None, str | None, str | None]:
-        """What its network is read from; clients of one source share weights and files."""
+        """All that its network is read from; clients with the same source share weights and files."""
         return self.model, self.input, self.signature, self.custom_ops
 
 
@@ -113,12 +112,12 @@ class Workload:
     """Clients that share a device.
 
     Attributes:
-        name: what a person calls it.
-        seed: of arrivals at random.
-        memory_limit_nbytes: what weights and tensors of all instances may take together; None: what there is.
+        name: for people.
+        seed: of random arrivals.
+        memory_limit_nbytes: limit on weights and tensors of all instances together; None: no limit.
 
     Raises:
-        UsageError: there is no client, two have one name, or a number cannot be.
+        UsageError: there is no client, two have one name, or a number is out of range.
     """
 
     name: str
@@ -161,7 +160,7 @@ class Workload:
 
     @property
     def streams(self) -> bool:
-        """Whether requests come that nobody waits for before."""
+        """Whether some requests arrive independently of earlier answers (periodic or Poisson)."""
         return any(c.arrival.kind in {"periodic", "poisson"} for c in self.clients)
 
     def to_json(self) -> dict[str, Any]:
@@ -169,7 +168,7 @@ class Workload:
         document = asdict(self)
         for client in document["clients"]:
             for name in ("tucker", *GIVEN):
-                if client[name] is None:  # as before there was any
+                if client[name] is None:  # absent, so that digests are as before the field existed
                     del client[name]
         return document
 
@@ -178,7 +177,7 @@ class Workload:
         """Build a workload from what :meth:`to_json` returned; other fields are ignored.
 
         Raises:
-            UsageError: a field is missing, has the wrong type, or says what cannot be.
+            UsageError: a field is missing, has the wrong type, or an invalid value.
         """
         return built(cls, data, "a workload is", UsageError)
 
@@ -209,7 +208,7 @@ def wrong_with(client: Client) -> str:
 
 
 def is_workload(text: str) -> bool:
-    """Return whether a ``--model`` means several: a workload's file, a list, or a count."""
+    """Return whether a ``--model`` names several models: a workload file, a list, or a count."""
     if text.endswith(".tflite") and "," in text and Path(text).is_file():
         return False
     return names_file(text) or names_several(text)
@@ -226,7 +225,7 @@ def names_several(text: str) -> bool:
 
 
 def counted(text: str) -> tuple[str, int | None]:
-    """Return model and count of ``NAME*4``, also written with ``:``, ``x`` or ``×``; no count is None.
+    """Return model and count of ``NAME*4``, also written with ``:``, ``x`` or ``×``; the count may be None.
 
     ``posenet/240x320`` has a size: a count behind a size is written with ``*``.
     """
@@ -254,13 +253,13 @@ def workload_of(text: str) -> Workload:
 
 
 def with_given(clients: Sequence[Client], given: Mapping[str, Sequence[str]]) -> tuple[Client, ...]:
-    """Return clients with what the command line gives them, which goes before what a workload's file says.
+    """Return clients with the settings of the command line, which override those of a workload file.
 
     Args:
-        given: for each of :data:`GIVEN` its texts; see :func:`by_name`.
+        given: for each of :data:`GIVEN` its texts, as of :func:`by_name`.
 
     Raises:
-        UsageError: a text is for no client, or one of several for the same.
+        UsageError: a text is for no client, or two are for the same.
     """
     names = [client.name for client in clients]
     found = dict[str, dict[str, Any]]({name: {} for name in names})

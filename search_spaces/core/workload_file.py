@@ -5,25 +5,25 @@
     name: robot
     memory_limit_mb: 512           # weights and tensors of all instances
     models:
-      - model: mobilenet_v1        # a built-in model, or a .tflite file beside this one
-        name: detector             # the model's name where this is missing
+      - model: mobilenet_v1        # a built-in model, or a .tflite file, relative to this one
+        name: detector             # default: the name of the model
         count: 2
         arrival: {kind: periodic, period_ms: 33.3, requests: 60}
-        deadline_ms: 33.3          # of a periodic model its period, where this is missing
+        deadline_ms: 33.3          # default of a periodic model: its period
         priority: 2
       - model: squeezenet1_1
         arrival: {kind: closed, requests: 20}
         own_weights: true
       - model: speech.tflite
-        input: spoken.npz          # what it is run on, as --input
+        input: spoken.npz          # as --input
         signature: decode          # as --signature
         custom_ops: libops.so      # as --custom-ops, which must name it, too: a file alone loads no code
       - model: resnet50
-        tucker: {max_error: 0.05}  # decompose convolutions, as far as outputs stay so near; true: 0.1, or --max-error
+        tucker: {max_error: 0.05}  # decompose convolutions within this error; true: 0.1, or --max-error
       - model: googlenet
         arrival: {kind: poisson, rate_per_s: 5, requests: 10}
         queue: 8
-    seed: 7                        # of arrivals at random
+    seed: 7                        # of random arrivals
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def read_workload(path: Path, most_error: float = RANKED_ERROR) -> Workload:
     """Read a workload.
 
     Args:
-        most_error: of a model that may be decomposed and does not say how far its outputs may then be off.
+        most_error: limit on the error of models that may be decomposed and give none themselves.
 
     Raises:
         UsageError: the file is missing, no workload, or wrong; the text begins with ``file:line``.
@@ -132,7 +132,7 @@ def _client(entry: Value, path: Path, most_error: float) -> Client:
 
 
 def _beside(path: Path, file: str) -> str:
-    """Return a file that lies beside the workload's, else as it is named."""
+    """Return the path of a file relative to the workload file if it exists there, else unchanged."""
     beside = path.parent / file
     return str(beside) if beside.is_file() else file
 

@@ -93,19 +93,19 @@ def parsed(path: Path, what: str) -> Value:
     """Read a file.
 
     Args:
-        what: it must be, as ``a platform``, for the errors.
+        what: the kind of document, as ``a platform``, for the errors.
 
     Raises:
-        UsageError: it is missing, too large or no YAML, has aliases, or is nested too deep.
+        UsageError: it is missing, too large or not YAML, has aliases, or is nested too deeply.
     """
     return Value(composed(path, what, f"it must describe {what}"), path)
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Return the settings that a run folder keeps, as plain values that are yet to be checked.
+    """Return the settings that a run folder keeps, as plain values that are not checked yet.
 
     Raises:
-        UsageError: see :func:`parsed`; or they are no mapping.
+        UsageError: as of :func:`parsed`, or the document is not a mapping.
     """
     import yaml
 
@@ -118,14 +118,14 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def composed(path: Path, what: str, empty: str, most_nbytes: int = MAX_NBYTES, most_depth: int = _MAX_DEPTH) -> Any:
-    """Return the root node of a file, whose scalars are yet to be made values.
+    """Return the root node of a file, whose scalars are not converted yet.
 
     Args:
-        what: see :func:`parsed`.
-        empty: what to do about a file without content.
+        what: as of :func:`parsed`.
+        empty: hint for a file without content.
 
     Raises:
-        UsageError: see :func:`parsed`.
+        UsageError: as of :func:`parsed`.
     """
     import yaml
 
@@ -138,7 +138,7 @@ def composed(path: Path, what: str, empty: str, most_nbytes: int = MAX_NBYTES, m
     with yaml_errors(path):
         depth = 0
         for event in yaml.parse(content, Loader=yaml.SafeLoader):
-            # A few lines of anchors can stand for gigabytes, and a few of brackets take minutes.
+            # A few lines of anchors can expand to gigabytes, and a few of brackets take minutes.
             where = path if event.start_mark is None else f"{path}:{event.start_mark.line + 1}"
             if isinstance(event, yaml.AliasEvent):
                 raise UsageError(f"{where}: aliases (*{event.anchor}) are not read", "write the value out")
@@ -154,7 +154,7 @@ def composed(path: Path, what: str, empty: str, most_nbytes: int = MAX_NBYTES, m
 
 
 def _check_tagged(event: Any, where: str) -> None:
-    """Check that a scalar is what its tag says (``!!int ""`` is not): PyYAML finds out by failing somehow.
+    """Check that a scalar is what its tag says (``!!int ""`` is not), where PyYAML raises all kinds of errors.
 
     Raises:
         UsageError: it is not.
@@ -175,7 +175,7 @@ def yaml_errors(path: Path) -> Iterator[None]:
     """Turn what the parser of YAML raises into one line.
 
     Raises:
-        UsageError: with the place in the file ``path``, as far as it is known.
+        UsageError: with the line of the file ``path`` where it is known.
     """
     import yaml
 

@@ -19,10 +19,10 @@ INPUT_SHAPE = "--input-shape"
 
 
 def parse_input_shapes(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """Return name → shape; a name may hold ``=`` itself.
+    """Return name → shape of texts ``name=1,224,224,3``; a name may contain ``=``.
 
     Raises:
-        ValueError: a text is no such thing, or names an input again.
+        ValueError: a text has another form, or two name one input.
     """
     found: dict[str, tuple[int, ...]] = {}
     for text in texts:
@@ -44,20 +44,20 @@ def load(
     inputs: Path | None = None,
     custom_ops: Path | None = None,
 ) -> Graph:
-    """Return a model of the zoo by its name, built where it is not in the cache yet, or read a ``.tflite`` file.
+    """Return a model of the zoo by its name, built unless it is cached, or the model of a ``.tflite`` file.
 
-    Models of other frameworks are converted (:mod:`search_spaces.models.convert`). A name of the zoo comes first
-    (:mod:`search_spaces.models.zoo.names` says what names there are); ``./vgg16`` is always a file.
+    Models of other frameworks are converted (:mod:`search_spaces.models.convert`). Names of the zoo
+    (:mod:`search_spaces.models.zoo.names`) take precedence; ``./vgg16`` is always a file.
 
     Args:
         source: the name or the path.
         input_shapes: shapes of inputs with open dimensions, as ``name=1,224,224,3``; the file's own where left out.
         signature: key of the signature to run; the main subgraph where left out.
-        inputs: an ``.npy`` or ``.npz`` file with what the model is to be run on; drawn inputs where left out.
+        inputs: an ``.npy`` or ``.npz`` file with inputs to run the model on; random ones where left out.
         custom_ops: a library with kernels of custom operators.
 
     Raises:
-        ModelError: there is neither such a model nor such a file, or the file is no usable model.
+        ModelError: there is no such model or file, or the file is not a usable model.
         UsageError: an input cannot have the shape given, or the cache folder cannot be written.
     """
     from search_spaces.models.inputs import read_inputs
@@ -83,7 +83,7 @@ def _read(source: str, signature: str | None) -> Graph:
     from search_spaces.models.litert import read_model
     from search_spaces.models.zoo.names import is_name, nearest, parse_name
 
-    # ``vgg16/model.tflite`` is a file in a folder of a model's name, and no size.
+    # ``vgg16/model.tflite`` is a file in a folder named like a model, not a model with a size.
     if is_name(source) and not (source.endswith(".tflite") or (os.sep in source and Path(source).is_file())):
         from search_spaces.models.cache import cached
         from search_spaces.models.zoo import VERSION, write

@@ -1,12 +1,12 @@
-"""Operators that are placed together, and operators that are not placed.
+"""Grouping of operators that must be placed together, and operators that only compute constants.
 
-Operators are bound together where a plan that separates them would not compute what the model computes:
+Operators are grouped where a plan that separates them would not compute what the model computes:
 
 - they read or write one state: a variable tensor, a resource variable of one name, a hash table;
-- one hands the other a tensor whose size is not known before it runs: a string, a resource, an open dimension;
-- one lies on a way between two that are bound together, so that no order of stages could run it elsewhere.
+- one passes the other a tensor whose size is unknown before it runs: a string, a resource, an open dimension;
+- one lies on a path between two of a group, so that no order of stages could run it elsewhere.
 
-Operators that read constants alone compute a constant. Each stage that reads it gets a copy of them, so they are
+Operators that read only constants compute constants. Each stage that reads one gets a copy of them, so they are
 neither placed nor transferred.
 """
 
@@ -21,19 +21,19 @@ from search_spaces.models.source import ModelSource
 
 GROUP = "GROUP"
 
-# Operators whose result does not follow from their inputs alone, and those that pass on what must not be copied.
+# Operators whose result does not depend on their inputs alone, or must not be copied.
 IMPURE = frozenset(
     """
     ASSIGN_VARIABLE CALL CALL_ONCE CUSTOM DELEGATE HASHTABLE HASHTABLE_FIND HASHTABLE_IMPORT HASHTABLE_LOOKUP
     HASHTABLE_SIZE IF MULTINOMIAL RANDOM_STANDARD_NORMAL RANDOM_UNIFORM READ_VARIABLE STABLEHLO_CASE
     STABLEHLO_CUSTOM_CALL STABLEHLO_RNG_BIT_GENERATOR STABLEHLO_WHILE VAR_HANDLE WHILE
-    """.split()  # noqa: SIM905 - as in intensity.py
+    """.split()  # noqa: SIM905 - a list of quoted names is harder to read
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What the file says of an operator and the graph does not show.
+    """Properties of an operator in the file that the graph does not have.
 
     Attributes:
         states: names of the resources that it, or a subgraph that it calls, refers to.
@@ -45,7 +45,7 @@ class Traits:
 
 
 def arrange(raw: Graph, traits: Sequence[Traits], source: ModelSource) -> Graph:
-    """Return the graph of what is placed, with a source that maps each operator to those of the file.
+    """Return the graph of the placed operators, with a source that maps each operator to those of the file.
 
     Args:
         raw: every operator of the main subgraph, in the file's order.
@@ -63,9 +63,9 @@ def arrange(raw: Graph, traits: Sequence[Traits], source: ModelSource) -> Graph:
 
 
 def _constant_operators(raw: Graph, traits: Sequence[Traits]) -> dict[int, int]:
-    """Return tensor → the operator that computes it, for all that follow from constants alone.
+    """Return tensor → the operator that computes it, for all tensors that depend only on constants.
 
-    An operator that computes an output of the model stays, since some stage must write that.
+    An operator that computes an output of the model is placed, since some stage must write that.
     """
     found: dict[int, int] = {}
     wanted = set(raw.outputs)
@@ -84,7 +84,7 @@ def _constant_operators(raw: Graph, traits: Sequence[Traits]) -> dict[int, int]:
 
 
 def _atoms(raw: Graph, placed: Sequence[int], traits: Sequence[Traits]) -> list[tuple[int, ...]]:
-    """Return the operators that are placed as a whole together, each ascending."""
+    """Return the groups of operators that are placed together, each ascending."""
     bound: dict[str | int, list[int]] = {}
     for index in placed:
         operator = raw.operators[index]
@@ -100,7 +100,7 @@ def _atoms(raw: Graph, placed: Sequence[int], traits: Sequence[Traits]) -> list[
     joined = UnionFind(placed)
     for members in bound.values():
         joined.union(*members)
-    # Atoms that depend on each other in a circle are one: what lies between two bound operators is bound to them.
+    # Atoms that form a cycle become one: operators on a path between two of a group join it.
     quotient: nx.DiGraph[int] = nx.DiGraph()
     quotient.add_nodes_from(joined[index] for index in placed)
     known = set(placed)

@@ -1,4 +1,4 @@
-"""The user's cache folder: models that take seconds to build, checked each time they are used again."""
+"""The user's cache folder for models that take seconds to build; files are verified on each use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HINT = f"set {ENVIRONMENT} to a folder with free space that you may write to"
 
 
 def cache_dir() -> Path:
-    """Return the cache folder: ``$PARTITION_OPTIMIZER_CACHE``, or the system's place for caches; it need not exist."""
+    """Return the cache folder: ``$PARTITION_OPTIMIZER_CACHE``, or the system's default; it need not exist."""
     chosen = os.environ.get(ENVIRONMENT)
     if chosen:
         return Path(chosen).absolute()
@@ -35,7 +35,7 @@ def cache_dir() -> Path:
 
 
 def cached(name: str, version: int, build: Callable[[Path], None]) -> Path:
-    """Return the file ``models/<name>.v<version>.tflite`` of the cache folder; see :func:`kept`.
+    """Return the file ``models/<name>.v<version>.tflite`` of the cache folder, made by :func:`kept`.
 
     Args:
         name: what is cached; a plain file name.
@@ -49,10 +49,10 @@ def cached(name: str, version: int, build: Callable[[Path], None]) -> Path:
 
 
 def kept(path: Path, build: Callable[[Path], None]) -> Path:
-    """Return the file at ``path``, made by ``build`` where it must be.
+    """Return the file at ``path``, made by ``build`` where it is missing or damaged.
 
     The file's digest is written beside it and checked on every call (about 0.3 s for 553 MB). A damaged file is
-    reported to the logger ``partition_optimizer`` and built again. Processes that want one file at once build it once.
+    reported to the logger ``partition_optimizer`` and built again. Concurrent processes build a file once.
 
     Raises:
         UsageError: the folder cannot be written, or the disk is full.
@@ -66,7 +66,7 @@ def kept(path: Path, build: Callable[[Path], None]) -> Path:
                     _LOGGER.warning("%s: the cached file is damaged (%s) and is made again", path, problem)
                 _build(path, build)
     except OSError as error:
-        if _problem(path) is None:  # a folder that may only be read serves what it has
+        if _problem(path) is None:  # a read-only cache still serves its files
             return path
         raise UsageError(f"{error.filename or path}: the cache cannot be written: {error.strerror}", _HINT) from error
     except UsageError as error:
@@ -91,7 +91,7 @@ def private_folder(path: Path) -> Path | None:
 
 
 def prune(folder: Path, pattern: str, most_nbytes: int) -> None:
-    """Remove the oldest files that match a pattern, so that the others have at most ``most_nbytes``."""
+    """Remove the oldest files that match a pattern until the rest has at most ``most_nbytes`` bytes."""
     total = 0
     with contextlib.suppress(OSError):
         for path in sorted(folder.glob(pattern), key=lambda p: p.stat().st_mtime, reverse=True):
@@ -107,7 +107,7 @@ def intact(path: Path) -> bool:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold the entry for this process alone; the system lets go of it when the process ends, however it ends."""
+    """Lock the entry for this process; the system releases the lock when the process ends, even if killed."""
     with path.with_suffix(".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -118,7 +118,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _build(path: Path, build: Callable[[Path], None]) -> None:
-    """Build in a folder of its own, which also takes away what a killed build has left."""
+    """Build in a temporary folder, which a killed build may have left and is emptied first."""
     workshop = path.with_suffix(".building")
     shutil.rmtree(workshop, ignore_errors=True)
     workshop.mkdir()

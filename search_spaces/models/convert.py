@@ -1,14 +1,14 @@
 """Models of other frameworks as ``.tflite`` files: of PyTorch (``.pt2``, torchvision, timm), ONNX and TensorFlow.
 
-A converter runs in a process of its own: without network, with limits of time and memory, and with its outputs compared
-with the source framework's on seeded inputs. What it wrote is cached by the digest of the source and of its versions.
+A converter runs in its own process, without network, with limits of time and memory. Its model's outputs are compared
+with the source framework's on seeded inputs. Results are cached by the digests of the source and of the versions.
 
 ::
 
-    net.pt2              as torch.export.save wrote it; on the command line alone, since torch evaluates parts of it
+    net.pt2              of torch.export.save; only if named on the command line, since torch evaluates parts of it
     net.onnx             by onnx2tf
-    folder               a SavedModel, which holds saved_model.pb; by TensorFlow, and on the command line alone: its
-                         operators may read and write files
+    folder               a SavedModel, which holds saved_model.pb; by TensorFlow; only if named on the command
+                         line, since its operators may read and write files
     torchvision:resnet18, timm:resnet18    the architecture with seeded weights
 """
 
@@ -39,7 +39,7 @@ from search_spaces.models.cache import cached
 from search_spaces.models.files import file_digest
 
 TOLERANCE = 1e-4
-"""Of outputs, relative to the largest value of each."""
+"""Largest error of an output, relative to its largest value."""
 
 LIMIT_S = 900
 _VERSION = 1
@@ -55,14 +55,14 @@ Reference = Callable[[Sequence[Array]], list[Array]]
 
 @dataclass(frozen=True, slots=True)
 class Converter:
-    """What converts one kind of source.
+    """The converter of one kind of source.
 
     Attributes:
-        packages: distributions that it needs, beside ai-edge-litert.
-        program: a command of theirs; on the search path it shows that another environment has them.
+        packages: distributions that it needs, besides ai-edge-litert.
+        program: a command that they install; if it is on the PATH, its environment is used.
         install: the command that installs them.
-        command: converts by hand, with ``{source}`` for the model, quoted for a shell.
-        file: what the command writes; ``{stem}`` stands for the source's name without its ending.
+        command: to convert by hand, with ``{source}`` for the model, quoted for a shell.
+        file: what the command writes; ``{stem}`` is the source's name without its suffix.
     """
 
     packages: tuple[str, ...]
@@ -85,7 +85,7 @@ _CONVERTERS = {
     "pt2": Converter(("litert-torch", "torch"), "", _EXTRA, _BY_TORCH),
     "torchvision": Converter(("litert-torch", "torch", "torchvision"), "", _EXTRA, _BY_NAME),
     "timm": Converter(("litert-torch", "torch", "timm"), "", f"{_EXTRA} timm", _BY_NAME),
-    # It wants an ai-edge-litert of one version, so it lives in an environment of its own.
+    # It requires one version of ai-edge-litert, hence an environment of its own.
     "onnx": Converter(
         ("onnx2tf", "onnxruntime"),
         "onnx2tf",
@@ -106,7 +106,7 @@ _VERSIONS = "import sys; from importlib.metadata import version; print(*map(vers
 
 
 def kind_of(source: str) -> str | None:
-    """Return what kind of foreign model a name or path is; None for all that needs no converter."""
+    """Return the kind of foreign model of a name or path; None for what needs no converter."""
     if match := _NAMED.fullmatch(source):
         return match[1]
     if source.endswith((".pt2", ".onnx")):
@@ -115,12 +115,12 @@ def kind_of(source: str) -> str | None:
 
 
 def converted(source: str, kind: str) -> Path:
-    """Return the ``.tflite`` file that a foreign model was converted to; made where it is not in the cache yet.
+    """Return the ``.tflite`` file of a foreign model, converted unless it is cached.
 
     Raises:
         UnavailableError: the converter is not installed, or took too long.
-        ModelError: there is no such model, it cannot be converted, the outputs differ, or a file names a ``.pt2`` or
-            SavedModel.
+        ModelError: there is no such model, it cannot be converted, its outputs differ, or the user has not named a
+            ``.pt2`` or SavedModel.
         UsageError: the cache folder cannot be written.
     """
     converter, digest = _CONVERTERS[kind], _digest(source, kind)
@@ -138,7 +138,7 @@ def converted(source: str, kind: str) -> Path:
 
 
 def _by_hand(source: str, kind: str) -> str:
-    """Return the commands of a shell that convert a model and search what comes of it."""
+    """Return the shell commands that convert a model and optimize the result."""
     library, _, name = source.partition(":")
     shape = "m.default_cfg['input_size']" if kind == "timm" else _shape(name)
     named = {"library": library, "name": name, "make": _MAKE.get(kind), "shape": shape}
@@ -177,12 +177,12 @@ def converted_module(module: Any, example_inputs: Sequence[Any]) -> Path:
             raise ModelError(f"torch.export does not take the module: {_first_line(error)}") from error
         from search_spaces.core.allowed_code import allow
 
-        allow(str(path))  # whoever calls this could run any code anyway
+        allow(str(path))  # the caller can run any code anyway
         return converted(str(path), "pt2")
 
 
 def _digest(source: str, kind: str) -> str:
-    """Return what a source holds, as far as a conversion depends on it: an ONNX file may keep weights in others."""
+    """Return the files that a conversion reads with their digests; an ONNX file may keep weights in others."""
     if kind in {"torchvision", "timm"}:
         return source
     path = Path(source)
@@ -200,7 +200,7 @@ def _digest(source: str, kind: str) -> str:
 
 
 def _convert(source: str, kind: str, python: str, path: Path) -> None:
-    """Run a converter in a process of its own; see the module."""
+    """Run a converter in its own process, confined to this package and its limits."""
     if kind in {"pt2", "savedmodel"} and not is_allowed(source):
         raise ModelError(f"{source}: a file or a shared study names it", "name it on the command line")
     with TemporaryDirectory() as folder:
@@ -208,7 +208,7 @@ def _convert(source: str, kind: str, python: str, path: Path) -> None:
         words = [kind, source if kind in {"torchvision", "timm"} else str(Path(source).absolute()), str(path)]
         command = [python, "-P", "-m", __name__, *words]
         environment = os.environ | {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1", "CUDA_VISIBLE_DEVICES": ""}
-        code = work / "code"  # this package alone: what is installed beside it may be for another Python
+        code = work / "code"  # only this package: others installed beside it may be for another Python
         code.mkdir()
         (code / __name__.partition(".")[0]).symlink_to(Path(__file__).absolute().parents[1])
         environment |= {"PYTHONPATH": str(code), "HOME": folder}
@@ -233,7 +233,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _confine() -> None:
-    """Limit this process: memory, size of files, and no network, where the system lets us choose that."""
+    """Limit this process: memory, size of files, and no network, where the system permits."""
     import ctypes
 
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -254,7 +254,7 @@ def _confine() -> None:
 
 
 def main() -> int:
-    """Convert as ``python -m search_spaces.models.convert KIND SOURCE FILE``."""
+    """Convert a model, as ``python -m search_spaces.models.convert KIND SOURCE FILE``."""
     kind, source, path = sys.argv[1:4]
     _confine()
     try:
@@ -263,7 +263,7 @@ def main() -> int:
         convert |= {"onnx": _from_onnx, "savedmodel": _from_savedmodel}
         inputs, reference = convert[kind](kind, source, Path(path))
         _compare(Path(path), inputs, reference)
-    except Exception as error:  # noqa: BLE001 - a converter raises what it likes
+    except Exception as error:  # noqa: BLE001 - converters raise anything
         sys.stderr.write(f"{_SAID}{_first_line(error)}\n")
         return 1
     return 0
@@ -311,7 +311,7 @@ def _shape(name: str) -> tuple[int, ...]:
 
 
 def _seeded(module: Any) -> Any:
-    """Return a network without weights that are all zero: a converter would fold away what they multiply."""
+    """Return a network whose all-zero weights are redrawn: a converter would fold away what they multiply."""
     import torch
 
     for name, weights in module.named_parameters():
@@ -377,10 +377,10 @@ def _from_savedmodel(_: str, source: str, path: Path) -> tuple[list[Array], Refe
 
 
 def _compare(path: Path, inputs: Sequence[Array], reference: Reference) -> None:
-    """Check that LiteRT computes what the source framework does.
+    """Check that LiteRT computes the same outputs as the source framework.
 
     Raises:
-        ValueError: an output is further off than TOLERANCE, or has no counterpart.
+        ValueError: an output differs by more than TOLERANCE, or has no counterpart.
     """
     from ai_edge_litert.interpreter import Interpreter
 

@@ -38,14 +38,14 @@ def has_fixed_size(dtype: str) -> bool:
 
 
 def element_bits(dtype: str) -> int:
-    """Return the bits that an element takes, 0 where that differs from one to the next."""
+    """Return the bits of an element, 0 where elements differ in size."""
     return _BITS.get(dtype, 0)
 
 
 def tensor_nbytes(shape: Sequence[int], dtype: str) -> int:
-    """Return the bytes that a tensor takes, open dimensions (-1) counted as 1.
+    """Return the bytes of a tensor, open dimensions (-1) counted as 1.
 
-    Elements narrower than a byte are packed (two ``int4`` in one byte) and the last byte is filled up. Types without
+    Elements narrower than a byte are packed (two ``int4`` in one byte) and the last byte is padded. Types without
     a fixed size count as 0.
     """
     count = prod(1 if size < 0 else size for size in shape)
@@ -53,9 +53,9 @@ def tensor_nbytes(shape: Sequence[int], dtype: str) -> int:
 
 
 def integers(graph: Graph, tensor: int) -> list[int] | None:
-    """Return the elements of a constant of whole numbers (axes, paddings, shapes), or None where they are not known.
+    """Return the elements of a constant of integers (axes, paddings, shapes), or None where they are not known.
 
-    Only what is kept with the structure is looked at (:data:`~search_spaces.models.flatbuffer.SMALL_NBYTES`).
+    Only constants that are kept with the structure are known (:data:`~search_spaces.models.flatbuffer.SMALL_NBYTES`).
     """
     held = graph.tensors[tensor]
     if graph.source is None or not held.constant or held.dtype not in {"int32", "int64"}:

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and what they hold as a digest."""
+"""Atomic writing of files, and digests of their content."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cannot_write(path: Path, error: OSError) -> UsageError:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a new file that takes the place of ``path`` when the block ends without an exception.
 
-    The bytes are on disk before the name is; after a failure neither ``path`` nor the folder has changed.
+    The bytes are on disk before the file has its name; after a failure neither ``path`` nor the folder has changed.
 
     Raises:
         UsageError: the folder cannot be written, or the disk is full.
@@ -54,7 +54,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring a renamed entry to disk; file systems that cannot are left to themselves."""
+    """Flush a renamed entry to disk, where the file system can."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -65,15 +65,15 @@ def sync_folder(folder: Path) -> None:
 
 _Stamp = tuple[int, int, int, int, int]
 
-_SETTLED_NS = 100_000_000  # well above the step of a file system's clock, within which a change leaves no trace
+_SETTLED_NS = 100_000_000  # well above the resolution of file times, within which a change is not seen
 _known: dict[str, tuple[_Stamp, str]] = {}
 
 
 def file_digest(path: Path) -> str:
     """Return the SHA-256 (hex) of a file (about 0.4 s for 553 MB).
 
-    Asked again, it is not read again unless its place, size or times have changed since: a study needs that of its
-    model, its packed weights and its stage files several times.
+    A file is not read again unless its inode, size or times have changed: a study needs the digests of its model, its
+    packed weights and its stage files several times.
 
     Raises:
         OSError: the file cannot be read.

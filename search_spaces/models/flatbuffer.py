@@ -1,15 +1,13 @@
-"""Read a flatbuffer that may be hostile, and write one, without copying what is large.
+"""Reading of untrusted ``.tflite`` files, and writing of them, without copies of the weights.
 
-The generated object API follows every offset that it finds. Reads outside the file fail there with one exception or
-another; what it cannot notice is a small file that refers to one table a million times, or a string that is the whole
-file. So the vectors of tables are walked first, each table is counted, and copies are paid from an allowance. A file
-that a converter wrote holds each table once and cannot exceed it.
+Reading: the generated object API follows every offset that it finds. Reads outside the file raise some exception there,
+but it does not detect a small file that refers to one table a million times, or a string as long as the file. So the
+vectors of tables are walked first, each table is counted, and copies are limited by an allowance. A converter's file
+holds each table once and cannot exceed it.
 
-Write a ``.tflite`` file from a schema and its weights, without a second copy of the weights.
-
-The object API of flatbuffers builds a file back to front in one growing array; with half a gigabyte of weights that
-takes several copies. Here it packs the structure alone, with a placeholder for each weight. The weights follow that
-header as plain byte vectors, and the reference in each ``Buffer`` table is pointed at its vector.
+Writing: the object API of flatbuffers builds a file back to front in one growing array; with half a gigabyte of
+weights that takes several copies. Here it packs the structure alone, with a placeholder for each weight. The weights
+follow that header as plain byte vectors, and the reference in each ``Buffer`` table is set to its vector.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ MAX_NBYTES = 2**31 - 1  # references inside a flatbuffer are signed 32-bit numbe
 
 _BUFFERS_FIELD = 12  # position of Model.buffers in a vtable
 _DATA_FIELD, _OFFSET_FIELD, _SIZE_FIELD = 4, 6, 8  # positions of Buffer.data, .offset and .size
-_ELSEWHERE = {"offset": 2, "size": 1}  # numbers that are no defaults, so that the fields are there
+_ELSEWHERE = {"offset": 2, "size": 1}  # not the default 0, so that the fields are written
 _PLACEHOLDER = np.zeros(1, np.uint8)
 
 
@@ -50,11 +48,11 @@ def write_model(model: Any, blobs: Mapping[int, Blob], path: Path, *, outside: b
     """Write ``model`` (a schema ``ModelT``) with the weights ``blobs``; the file appears whole or not at all.
 
     Args:
-        model: the structure; data that its own buffers hold is written too, and it is left as it is.
-        blobs: buffer index → its bytes, C-contiguous. Each is read once, in ascending order, and let go before
-            the next one, so a mapping may make them on the way.
+        model: the structure; data in its own buffers is written too, and the model is not changed.
+        blobs: buffer index → its bytes, C-contiguous. Each is read once, in ascending order, and released before
+            the next one, so a mapping may make them on demand.
         path: where to write; an existing file is replaced.
-        outside: write ``blobs`` behind the flatbuffer, as models of more than 2 GB have their weights.
+        outside: write ``blobs`` behind the flatbuffer, as in models of more than 2 GB.
 
     Raises:
         ModelError: the flatbuffer would have more than ``MAX_NBYTES``.
@@ -65,16 +63,16 @@ def write_model(model: Any, blobs: Mapping[int, Blob], path: Path, *, outside: b
 
 
 def write_into(file: BinaryIO, model: Any, blobs: Mapping[int, Blob], name: str, *, outside: bool = False) -> None:
-    """Write a model to an open, empty file, which an error leaves half-written; see :func:`write_model`.
+    """Write a model as :func:`write_model` does to an open, empty file, which an error leaves half-written.
 
     Args:
-        name: what an error calls the file.
+        name: of the file, for errors.
 
     Raises:
         ModelError: the flatbuffer would have more than ``MAX_NBYTES``.
         OSError: the file cannot be written.
     """
-    given = set(blobs)  # asking the mapping whether it has one could make it
+    given = set(blobs)  # a lookup in the mapping could make a blob
     own = {i: b.data for i, b in enumerate(model.buffers) if b.data is not None and i not in given}
     header, fields = pack_header(model, given if outside else given | own.keys(), given if outside else ())
     end = len(header)
@@ -97,7 +95,7 @@ def write_into(file: BinaryIO, model: Any, blobs: Mapping[int, Blob], name: str,
 
 
 def pack_header(model: Any, which: Collection[int], outside: Collection[int] = ()) -> tuple[bytearray, dict[int, int]]:
-    """Pack a schema ``ModelT`` into a flatbuffer whose buffers ``which`` refer to data that is not there yet.
+    """Pack a schema ``ModelT`` into a flatbuffer whose buffers ``which`` refer to data that is written later.
 
     Args:
         model: the structure.
@@ -138,9 +136,9 @@ def point_at(header: bytearray, field: int, vector: int) -> None:
 
 
 def point_outside(header: bytearray, table: int, first: int, nbytes: int) -> None:
-    """Make the ``Buffer`` at position ``table`` of a header stand for ``nbytes`` bytes from ``first`` on.
+    """Make the ``Buffer`` at position ``table`` of a header refer to ``nbytes`` bytes from ``first`` on.
 
-    ``first`` counts from the start of the flatbuffer. A buffer of no bytes is left without any.
+    ``first`` counts from the start of the flatbuffer. An empty buffer gets offset and size 0.
     """
     found = Table(header, table)
     place, size = table + found.Offset(_OFFSET_FIELD), table + found.Offset(_SIZE_FIELD)
@@ -154,7 +152,7 @@ def _bytes_of(blob: Blob) -> memoryview:
 
 
 class _Aligned:
-    """A schema ``BufferT`` whose data starts at a multiple of ``ALIGNMENT``; the object API does not see to that."""
+    """A schema ``BufferT`` whose data starts at a multiple of ``ALIGNMENT``; the object API does not align it."""
 
     def __init__(self, buffer: Any) -> None:
         self._buffer = buffer
@@ -166,15 +164,15 @@ class _Aligned:
         return schema.BufferT(data=np.asarray(self._buffer.data, np.uint8)).Pack(builder)
 
 
-MAX_TABLES = 1_000_000  # what the runtime's own verifier admits
-MAX_REPEATED = 1000  # references to tables that are referred to already, other than buffers; converters write none
+MAX_TABLES = 1_000_000  # the limit of the runtime's own verifier
+MAX_REPEATED = 1000  # repeated references to a table, buffers excepted; converters write none
 MAX_COPIED_NBYTES = 1 << 28
 SMALL_NBYTES = 1024  # constants up to here (shapes, axes, scalars) are kept with the structure
 
-# What reading at a wrong place raises in the generated code and in NumPy.
+# Exceptions of the generated code and of NumPy when they read at a wrong offset.
 _OUTSIDE = (struct.error, ValueError, TypeError, IndexError, OverflowError, MemoryError)
 
-# Where a table refers to vectors of tables, or to a table that does: vtable position → (is a vector, kind of table).
+# Fields that refer to vectors of tables, or to a table that does: vtable position → (is a vector, kind of table).
 _CHILDREN: Mapping[str, Mapping[int, tuple[bool, str]]] = {
     "Model": {
         6: (True, "OperatorCode"),
@@ -193,7 +191,7 @@ _CHILDREN: Mapping[str, Mapping[int, tuple[bool, str]]] = {
 
 
 class _DamageError(Exception):
-    """What is wrong with the file, found by a check of ours."""
+    """Damage of the file that a check of this module found."""
 
 
 class _Mapped(mmap.mmap):
@@ -202,10 +200,10 @@ class _Mapped(mmap.mmap):
     allowance: int = 0
 
     def spend(self, nbytes: int) -> None:
-        """Pay for a copy.
+        """Count the bytes of a copy.
 
         Raises:
-            _DamageError: more is copied than the file can hold.
+            _DamageError: copies take more bytes than the file has.
         """
         self.allowance -= nbytes
         if self.allowance < 0:
@@ -226,8 +224,8 @@ def unpack(path: Path) -> tuple[Any, dict[int, Extent], int]:
 
     Returns:
         The schema's ``ModelT`` with data only in buffers of up to ``SMALL_NBYTES``; where the data of each buffer that
-        has any lies (buffer index → extent, checked to be within the file); and the file's size in bytes. Nothing
-        refers to the file any more.
+        has any lies (buffer index → extent, checked to be within the file); and the file's size in bytes. No result
+        refers to the file.
 
     Raises:
         ModelError: the file is missing, unreadable, not a regular file, no ``.tflite``, truncated or damaged.
@@ -239,7 +237,7 @@ def unpack(path: Path) -> tuple[Any, dict[int, Extent], int]:
             problem = str(error)
         except _OUTSIDE:
             problem = "an offset leads outside the file"
-    # Raised here, the error holds on to nothing that still refers to the file.
+    # Raised here, the error keeps no reference to the mapped file.
     raise ModelError(f"{path}: the model is truncated or damaged: {problem}", "get the file again")
 
 
@@ -274,7 +272,7 @@ def _open(path: Path) -> Iterator[_Mapped]:
     try:
         yield mapped
     finally:
-        with suppress(BufferError):  # an exception under way may still hold views; they go with it
+        with suppress(BufferError):  # an active exception may still hold views; it releases them later
             mapped.close()
 
 
@@ -330,7 +328,7 @@ def _count_tables(mapped: _Mapped, root: int) -> None:
             if left < 0:
                 raise _DamageError("it has more tables than the file has room for")
             places = (np.arange(start, start + 4 * count, 4) + np.frombuffer(mapped, "<u4", count, start)).tolist()
-            if child == "Buffer":  # the LiteRT converter gives all empty ones one table; none refers to others
+            if child == "Buffer":  # the LiteRT converter has one table for all empty ones; none refers to others
                 continue
             repeats_left -= count + len(seen)
             seen.update(places)
@@ -342,7 +340,7 @@ def _count_tables(mapped: _Mapped, root: int) -> None:
 
 
 def _embed_large_options(mapped: _Mapped, operator: Any) -> None:
-    """Bring a custom operator's options that lie outside the flatbuffer into it, so that stage files carry them."""
+    """Move a custom operator's options from behind the flatbuffer into it, so that stage files have them."""
     first, nbytes = operator.largeCustomOptionsOffset, operator.largeCustomOptionsSize
     if first > 1 and nbytes:
         if first + nbytes > len(mapped):

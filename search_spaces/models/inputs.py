@@ -1,4 +1,4 @@
-"""Inputs that fit a model: drawn from a seed, or read from a file."""
+"""Inputs of a model: random ones that its operators accept, or arrays of a file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_HEADER = 10_000
 
 Array = NDArray[Any]
 
-# Types that NumPy lacks: as what their bytes are seen.
+# Types that NumPy lacks → the type of their bytes as an array.
 PACKED: Mapping[str, np.dtype[Any]] = {
     "bfloat16": np.dtype(np.uint16),
     "int2": np.dtype(np.uint8),
@@ -40,7 +40,7 @@ PACKED: Mapping[str, np.dtype[Any]] = {
 
 
 def array_form(tensor: Tensor) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return shape and type of a tensor as an array; packed types are a row of bytes.
+    """Return shape and type of a tensor as an array; packed types are one-dimensional.
 
     Raises:
         TypeError: its elements have no fixed size (strings, resources).
@@ -52,10 +52,10 @@ def array_form(tensor: Tensor) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def drawn_inputs(graph: Graph, seed: int) -> list[Array]:
-    """Return an array for each input, drawn from ``seed``: what the operators that read it can take.
+    """Return a random array for each input, with values that the operators that read it accept.
 
-    Indices are in range, sizes and axes that are known only at run time make the shapes that the file declares,
-    quantised numbers take their whole range, other integers 0 to 99, floats [-1, 1).
+    Indices are in range, sizes and axes give the shapes that the file declares, quantised integers take their whole
+    range, other integers 0 to 99, floats [-1, 1).
 
     Raises:
         TypeError: the elements of an input have no fixed size.
@@ -64,7 +64,7 @@ def drawn_inputs(graph: Graph, seed: int) -> list[Array]:
 
 
 def drawn(graph: Graph, index: int, rng: np.random.Generator) -> Array:
-    """Return an array for one tensor; see :func:`drawn_inputs`."""
+    """Return a random array for one tensor, as :func:`drawn_inputs` does."""
     tensor = graph.tensors[index]
     shape, dtype = array_form(tensor)
     shape = tuple(max(1, size) if size < 0 else size for size in shape)
@@ -98,7 +98,7 @@ def _usual(graph: Graph, index: int, dtype: np.dtype[Any]) -> tuple[float, float
 
 
 def _quantised_range(graph: Graph, index: int) -> tuple[float, float] | None:
-    """Return the range of a float input that is quantised first of all: the numbers that its integers stand for."""
+    """Return the range of the integers that a float input is quantised to; None if other operators read it too."""
     readers = [p for o in graph.consumers.get(index, ()) for p in graph.operators[o].flat() if index in p.inputs]
     if graph.source is None or not readers or any(p.kind != "QUANTIZE" for p in readers):
         return None
@@ -114,13 +114,13 @@ def _quantised_range(graph: Graph, index: int) -> tuple[float, float] | None:
 _LIMITED = frozenset({"int8", "uint8", "int16"})
 
 Wanted = tuple[float, float] | Array
-"""A half-open range, or the numbers themselves."""
+"""A half-open range, or the values themselves."""
 
 _Rule = Callable[[Graph, Operator], Wanted]
 
 
 def _wanted(graph: Graph, index: int, depth: int) -> Wanted | None:
-    """Return what operators want of a tensor, the narrowest range first; None where they take anything."""
+    """Return the values or the narrowest range that operators require of a tensor; None where they accept anything."""
     found: list[Wanted] = []
     for number in graph.consumers.get(index, ()):
         for operator in graph.operators[number].flat():
@@ -128,7 +128,7 @@ def _wanted(graph: Graph, index: int, depth: int) -> Wanted | None:
                 rule = _RULES.get((operator.kind, position)) if tensor == index else None
                 if rule is not None:
                     found.append(rule(graph, operator))
-            # What only moves elements hands their range on.
+            # Operators that only move elements pass the range on.
             if index in operator.inputs[:1] and operator.kind in _MOVERS and depth < _MOST_MOVES:
                 found += [w for t in operator.outputs if (w := _wanted(graph, t, depth + 1)) is not None]
     exact = [w for w in found if isinstance(w, np.ndarray)]
@@ -173,7 +173,7 @@ def _smallest(position: int, *, output: bool = False, size: Callable[[Operator, 
 
 
 def _declared(part: slice | int = slice(None)) -> _Rule:
-    """Return the rule of sizes that make the first output as large as the file declares it."""
+    """Return the rule of sizes that give the first output the shape that the file declares."""
 
     def rule(graph: Graph, operator: Operator) -> Wanted:
         shape = _shape(graph, operator, 0, output=True)
@@ -202,13 +202,13 @@ def _padding(graph: Graph, operator: Operator) -> Wanted:
 
 
 def _ascending(graph: Graph, operator: Operator) -> Wanted:
-    """Return segments in ascending order that fill the output."""
+    """Return ascending segment numbers that cover the output."""
     count, made = prod(_shape(graph, operator, 1)), _shape(graph, operator, 0, output=True)
     return np.arange(count) * (made[0] if made else 1) // max(1, count)
 
 
 def _distinct(graph: Graph, operator: Operator) -> Wanted:
-    """Return places of a dense tensor, in order, none twice."""
+    """Return distinct ascending positions in a dense tensor."""
     places, made = _shape(graph, operator, 0), _shape(graph, operator, 0, output=True)
     count = places[0] if places else 1
     flat = np.arange(count) * max(1, prod(made) // max(1, count)) % max(1, prod(made))
@@ -216,7 +216,7 @@ def _distinct(graph: Graph, operator: Operator) -> Wanted:
 
 
 def _range(position: int) -> _Rule:
-    """Return the rule of RANGE's limits: what is a constant, or 0, size and 1."""
+    """Return the rule of RANGE's start, limit and delta: the constants of the file, else 0, the size and 1."""
 
     def rule(graph: Graph, operator: Operator) -> Wanted:
         size = (_shape(graph, operator, 0, output=True) or (1,))[0]
@@ -249,7 +249,7 @@ def _depth(graph: Graph, operator: Operator) -> int:
 
 _ALL = _declared()
 
-# Kind and position of an input → what it may be.
+# Kind and position of an input → its rule.
 _RULES: Mapping[tuple[str, int], _Rule] = {
     ("GATHER", 1): _below(0, lambda o: o.options.get("axis", 0)),
     ("GATHER_ND", 1): _smallest(0, size=lambda _, indices: indices[-1] if indices else 1),
@@ -291,7 +291,7 @@ _RULES: Mapping[tuple[str, int], _Rule] = {
 
 
 def write_inputs(path: Path, graph: Graph) -> None:
-    """Write the inputs that a model is measured with, or remove the file where anybody can draw them again.
+    """Write the inputs that a model is measured with, or remove the file where they are the default random ones.
 
     Raises:
         UsageError: the folder cannot be written, or the disk is full.
@@ -329,14 +329,14 @@ def read_inputs(path: Path, ports: Sequence[Tensor], model: str = "the model") -
     try:
         content = read_bounded(path, MAX_NBYTES)
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # of headers that only old versions wrote
+            warnings.simplefilter("error")  # of headers from old versions
             packed = content[:2] == b"PK"
             arrays = _unpacked(content, [array_form(t) for t in ports]) if packed else {"": _plain(content)}
     except OSError as error:
         raise UsageError(
             f"{OPTION} {path}: {(error.strerror or str(error)).lower()}", "give an .npy or .npz file"
         ) from None
-    except Exception as error:  # noqa: BLE001 - NumPy and zipfile raise what they please of a damaged file
+    except Exception as error:  # noqa: BLE001 - NumPy and zipfile raise anything for a damaged file
         text = " ".join(str(error).split())[:200]
         raise UsageError(
             f"{OPTION} {path}: is not an array that can be read: {text}", "write it with numpy.save or savez"
@@ -362,13 +362,13 @@ def _form_text(tensor: Tensor) -> str:
 
 
 def _plain(content: bytes) -> Array:
-    """Return the array of an ``.npy`` file; what only pickle could read is refused."""
+    """Return the array of an ``.npy`` file; pickled objects are refused."""
     found: Array = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False, max_header_size=_MAX_HEADER)
     return found
 
 
 def _unpacked(content: bytes, forms: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> dict[str, Array]:
-    """Return the arrays of an ``.npz`` file, which unpack to no more than the model reads."""
+    """Return the arrays of an ``.npz`` file, which may unpack to no more bytes than the model reads."""
     room = sum(prod(shape) * dtype.itemsize + (_MAX_HEADER << 1) for shape, dtype in forms)
     with zipfile.ZipFile(io.BytesIO(content)) as packed:
         entries = packed.infolist()

@@ -1,9 +1,8 @@
-"""Read a ``.tflite`` file as a :class:`~search_spaces.core.graph.Graph`: checked, its weights left where they are.
+"""Reader of ``.tflite`` files as a checked :class:`~search_spaces.core.graph.Graph`; weights stay in the file.
 
-Operators whose inputs and outputs do not go together: the runtime trusts the file, and writes beyond what it gave.
-
-Only what follows without doubt is checked: how many tensors common operators take, and the shapes that they make of
-known shapes. The kernels of LiteRT require the same.
+Inconsistent operators are rejected, since the runtime trusts the file and would write outside its buffers. Checked are
+the numbers of tensors of common operators, and the shapes of their outputs where their inputs have known shapes; the
+kernels of LiteRT require the same.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from search_spaces.models.subgraphs import called, check_calls, operator_states,
 
 MAX_ELEMENTS = 64  # longer lists are tables of data, not settings
 
-# Field of the schema → the values that it may have by name. A field without an entry is a number, or a list of them.
+# Field of the schema → value → name. Fields without an entry are numbers, or lists of them.
 _ENUMERATIONS: Mapping[str, Mapping[int, str]] = {
     "padding": enumerators(schema.Padding),
     "fusedActivationFunction": enumerators(schema.ActivationFunctionType),
@@ -80,7 +79,7 @@ def _plain(field: str, value: Any) -> Any:
 
 
 def check_references(source: ModelSource) -> None:
-    """Check that signatures and metadata refer to what is there.
+    """Check that signatures and metadata refer to existing buffers, subgraphs and tensors.
 
     Raises:
         ValueError: one does not.
@@ -104,7 +103,7 @@ def check_references(source: ModelSource) -> None:
 
 
 def block_scales(tensor: Any) -> tuple[int, ...]:
-    """Return the tensor that holds the scales of one quantised by blocks; empty for any other."""
+    """Return the tensor with the scales of a blockwise quantised tensor; empty for any other."""
     held = tensor.quantization
     blockwise = schema.QuantizationDetails.BlockwiseQuantization
     if held is None or held.detailsType != blockwise or held.details is None:
@@ -113,13 +112,13 @@ def block_scales(tensor: Any) -> tuple[int, ...]:
 
 
 def check_blocks(subgraph: Any, index: int, sizes: Mapping[int, int]) -> None:
-    """Check that the scales of a tensor that is quantised by blocks are there.
+    """Check that a blockwise quantised tensor has scales that fit it.
 
     Args:
         sizes: buffer → bytes that it holds.
 
     Raises:
-        ValueError: they are not.
+        ValueError: it has not.
     """
     tensor = subgraph.tensors[index]
     for scales in block_scales(tensor):
@@ -139,17 +138,17 @@ def check_blocks(subgraph: Any, index: int, sizes: Mapping[int, int]) -> None:
 def check_sparsity(sparsity: Any, shape: Sequence[int], bits: int, nbytes: int) -> None:
     """Check that a sparse tensor's data can be unfolded to its shape.
 
-    Dimensions are stored in ``traversalOrder``, each dense (all of its places) or sparse (a list of places for each
-    place of the dimension before); blocks are further dimensions that subdivide those of ``blockMap``.
+    Dimensions are stored in ``traversalOrder``, each dense (all positions) or sparse (a list of positions for
+    each position of the dimension before); blocks are further dimensions that subdivide those of ``blockMap``.
 
     Args:
         sparsity: the schema's ``SparsityParametersT``.
         shape: of the tensor.
         bits: of an element.
-        nbytes: of the data that is there.
+        nbytes: of the stored data.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: it cannot be unfolded.
     """
     order, blocks = _numbers(sparsity.traversalOrder), _numbers(sparsity.blockMap)
     levels = sparsity.dimMetadata or []
@@ -174,7 +173,7 @@ def check_sparsity(sparsity: Any, shape: Sequence[int], bits: int, nbytes: int) 
 
 
 def _places(level: Any, size: int, before: int) -> int:
-    """Return how many places there are after one more dimension."""
+    """Return the number of positions after one more dimension."""
     if level.format == schema.DimensionType.DENSE:
         if level.denseSize != size:
             raise ValueError(f"is sparse with a dimension of {level.denseSize} in place of {size}")
@@ -204,11 +203,11 @@ def check_operator(operator: Operator, tensors: Sequence[Tensor]) -> None:
     """Check one operator.
 
     Args:
-        operator: of known kind or not; its tensors exist.
+        operator: of any kind; its tensors exist.
         tensors: of its subgraph.
 
     Raises:
-        ValueError: it has too few or too many tensors, or makes another shape than its output is said to have.
+        ValueError: it has too few or too many tensors, or its output has another shape than it computes.
     """
     found = _CHECKS.get(operator.kind)
     if found is None:
@@ -224,7 +223,7 @@ def check_operator(operator: Operator, tensors: Sequence[Tensor]) -> None:
     shapes = [tensors[t].shape for t in operator.inputs if t != -1]
     declared = tensors[operator.outputs[0]].shape
     if not declared or any(d < 0 for shape in (*shapes, declared) for d in shape):
-        return  # no dimensions may stand for unknown ones
+        return  # an empty shape may be an unknown one
     made = rule(operator, shapes)
     if made is not None and made != (prod(declared) if isinstance(made, int) else declared):
         text = f"{made} elements" if isinstance(made, int) else f"the shape {made}"
@@ -279,7 +278,7 @@ def _window(operator: Operator, shape: Shape, kernel: tuple[int, int], channels:
 
 _UNARY = """ABS CAST CEIL COS DENSIFY DEQUANTIZE ELU EXP FLOOR GELU HARD_SWISH L2_NORMALIZATION LEAKY_RELU LOG
 LOGICAL_NOT LOGISTIC LOG_SOFTMAX NEG QUANTIZE RELU RELU6 RELU_0_TO_1 RELU_N1_TO_1 ROUND RSQRT SIGN SIN SOFTMAX SQRT
-SQUARE TANH ZEROS_LIKE""".split()  # noqa: SIM905 - as in intensity.py
+SQUARE TANH ZEROS_LIKE""".split()  # noqa: SIM905 - a list of quoted names is harder to read
 
 _BINARY = """ADD DIV EQUAL FLOOR_DIV FLOOR_MOD GREATER GREATER_EQUAL LESS LESS_EQUAL LOGICAL_AND LOGICAL_OR MAXIMUM
 MINIMUM MUL NOT_EQUAL POW SQUARED_DIFFERENCE SUB""".split()  # noqa: SIM905 - as in intensity.py
@@ -307,7 +306,7 @@ _CHECKS: Mapping[str, tuple[int, int, int, _Rule | None]] = {
 }
 
 
-VERSION = 3  # of the schema; the runtime admits no other
+VERSION = 3  # of the schema; the runtime accepts no other
 MAX_RANK = 64
 _KIND_CHARACTERS = 100
 MAX_TENSOR_NBYTES = 1 << 40
@@ -321,8 +320,8 @@ def read_model(path: Path, name: str | None = None, signature: str | None = None
     """Read the main subgraph of a ``.tflite`` file; time and memory do not depend on the size of its weights.
 
     Args:
-        path: the file. It may be anything: nothing in it is trusted before it has been checked.
-        name: what to call the model; the file's stem where left out.
+        path: the file, which is not trusted.
+        name: of the model; the file's stem where left out.
         signature: key of the signature whose subgraph is read; the first subgraph where left out.
 
     Raises:
@@ -332,7 +331,7 @@ def read_model(path: Path, name: str | None = None, signature: str | None = None
     for subgraph in model.subgraphs or ():
         for tensor in subgraph.tensors or ():
             if len(_indices(tensor.shapeSignature)) != len(_indices(tensor.shape)):
-                tensor.shapeSignature = None  # the Interpreter does not look at it
+                tensor.shapeSignature = None  # the Interpreter ignores it
     try:
         source = ModelSource(path, nbytes, model, extents)
         return graph_of(source if signature is None else select_signature(source, signature), name or path.stem)
@@ -348,7 +347,7 @@ def graph_of(source: ModelSource, name: str) -> Graph:
     """Return the graph of a model whose structure has been read.
 
     Raises:
-        ModelError, ValueError: the structure cannot be.
+        ModelError, ValueError: the structure is damaged or not supported.
     """
     model = source.schema
     if model.version != VERSION:
@@ -378,7 +377,7 @@ def graph_of(source: ModelSource, name: str) -> Graph:
 
 
 def with_computed_outputs(source: ModelSource) -> ModelSource:
-    """Return a model in which operators write the outputs that are constants in the file: a SQUEEZE copies each."""
+    """Return a model whose outputs are all written by operators: a SQUEEZE copies each output that is a constant."""
     model = source.schema
     main = model.subgraphs[0]
     count = len(main.tensors or ())
@@ -418,7 +417,7 @@ def with_computed_outputs(source: ModelSource) -> ModelSource:
 
 
 def _reading(operator: Any, tensor: int, instead: int) -> Any:
-    """Return an operator that reads another tensor in the place of one."""
+    """Return an operator that reads ``instead`` where it read ``tensor``."""
     if tensor not in _indices(operator.inputs):
         return operator
     moved = copy.copy(operator)
@@ -427,10 +426,10 @@ def _reading(operator: Any, tensor: int, instead: int) -> Any:
 
 
 def _part(source: ModelSource, name: str, number: int, kinds: list[str], digests: Mapping[int, str]) -> Graph:
-    """Return a subgraph as it stands in the file.
+    """Return a subgraph of the file as a graph.
 
     Args:
-        kinds: of the operator codes.
+        kinds: names of the operator codes.
         digests: of the subgraphs that it calls; a graph's digest covers its whole structure.
     """
     subgraph = source.schema.subgraphs[number]
@@ -472,7 +471,7 @@ def _text(value: bytes | None) -> str:
 
 
 def _kind(code: Any) -> str:
-    """Return the name of an operator code; the older field holds the codes that fit into a byte."""
+    """Return the name of an operator code; the deprecated field holds codes up to 127."""
     number = max(code.builtinCode, code.deprecatedBuiltinCode)
     if number == schema.BuiltinOperator.CUSTOM:
         custom = "".join(c if c.isprintable() else "?" for c in _text(code.customCode)[:_KIND_CHARACTERS]) or "CUSTOM"
@@ -502,7 +501,7 @@ def _operator(operator: Any, index: int, kinds: list[str], digests: Mapping[int,
 
 
 def _tensor(tensor: Any, index: int, computed: bool, source: ModelSource) -> Tensor:
-    """Return a tensor; ``computed``: whether an operator writes it, or the caller."""
+    """Return a tensor; ``computed``: whether an operator or the caller writes it."""
     name = _text(tensor.name)
     what = f"tensor {index} ({shown(name)})"
     shape, signature = _indices(tensor.shape), _indices(tensor.shapeSignature)
@@ -519,7 +518,7 @@ def _tensor(tensor: Any, index: int, computed: bool, source: ModelSource) -> Ten
     extent = source.extents.get(tensor.buffer)
     if extent is None and source.fixed and source.schema.buffers[tensor.buffer].data is not None:
         extent = Extent(0, len(source.schema.buffers[tensor.buffer].data))
-    # A list of no elements (the shape of a scalar) has no data and yet a value.
+    # An empty list (the shape of a scalar) is a constant without data.
     if extent is not None and (computed or tensor.isVariable):
         raise ValueError(f"{what} is computed and yet has data")
     constant = not tensor.isVariable and not computed and (extent is not None or 0 in shape)

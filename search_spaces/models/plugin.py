@@ -1,4 +1,4 @@
-"""Models that plug-ins offer: a function writes the file, and the cache keeps it."""
+"""Models of plug-ins: a function writes the file, which is cached."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ def model_names() -> list[str]:
 
 
 def built(name: str) -> Path:
-    """Return the file of a plug-in's model, built where it is not in the cache yet.
-
-    A new version of the distribution builds it anew.
+    """Return the file of a plug-in's model, built unless it is cached for this version of the distribution.
 
     Raises:
         UsageError: there is none of this name, or the cache folder cannot be written.

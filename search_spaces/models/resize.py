@@ -1,4 +1,4 @@
-"""Run as a process of its own: run a model on inputs, and report every tensor's shape, or why it fails.
+"""Process that runs a model on inputs and reports the shape of every tensor, or why it fails.
 
 ``python -m search_spaces.models.resize`` reads one JSON document from stdin (``path``; ``shapes``: position of an input
 → its shape; ``tensors``: how many there are; ``values``: those whose values are wanted; ``inputs``: bytes of each in
@@ -15,10 +15,10 @@ from typing import Any
 
 
 def main() -> None:
-    """Answer the question on stdin."""
+    """Answer the JSON document on stdin."""
     question = json.load(sys.stdin)
     answer_fd = os.dup(1)
-    os.dup2(2, 1)  # what the runtime prints is no part of the answer
+    os.dup2(2, 1)  # output of the runtime must not mix with the answer
     try:
         answer = _answer(question)
     except (RuntimeError, ValueError) as error:

@@ -1,10 +1,10 @@
-"""Give a model's open dimensions their sizes, and every tensor the shape that follows.
+"""Shape inference: sizes for a model's open dimensions, and the shapes of all tensors that follow from them.
 
-The runtime propagates the shapes, in a process of its own: the reader has checked the file, but not every operator. A
-run on zeros tells shapes that the data decides as well, and those must stay open. So what is known without data is
-worked out here: values that follow from constants and shapes alone, and shapes that follow from such values. Known
-values become constants of the model and the operators that compute them (``SHAPE``, ``STRIDED_SLICE``, ``PACK`` before
-a ``RESHAPE``) go away, so that no stage needs a shape from another one.
+The runtime propagates the shapes in its own process, as a damaged operator may crash it. A run on zeros also gives
+shapes that depend on the data, and those must stay open. So this module finds what is known without data: values that
+depend on constants and shapes alone, and shapes that depend on such values. Known values become constants of the model,
+and the operators that compute them (``SHAPE``, ``STRIDED_SLICE``, ``PACK`` before a ``RESHAPE``) are removed, so that
+no stage needs a shape from another one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MAX_FOLDED_NBYTES = 1 << 24
 _NAMES = enumerators(schema.BuiltinOperator)
 _BUILTIN = frozenset(_NAMES.values())
 
-# Operators whose outputs' shapes depend on more than the shapes of their inputs: the inputs whose values decide.
+# Operators whose output shapes also depend on values of inputs → positions of these inputs.
 DECIDING_INPUTS: Mapping[str, tuple[int, ...]] = {
     "ARG_MAX": (1,), "ARG_MIN": (1,), "BATCH_TO_SPACE_ND": (1, 2), "BROADCAST_ARGS": (), "BROADCAST_TO": (1,),
     "CONV_3D_TRANSPOSE": (0,), "CUMSUM": (), "EXPAND_DIMS": (1,), "FILL": (0,), "MEAN": (1,), "MIRROR_PAD": (1,),
@@ -55,18 +55,18 @@ DECIDING_INPUTS: Mapping[str, tuple[int, ...]] = {
     "UNSORTED_SEGMENT_MIN": (2,), "UNSORTED_SEGMENT_PROD": (2,), "UNSORTED_SEGMENT_SUM": (2,), "MULTINOMIAL": (1,),
 }  # fmt: skip
 
-# Those whose inputs (LSTM's basic cell) or outputs a compiled model (LiteRT 2.3.0) has in memory of its own.
+# Operators whose inputs (LSTM's basic cell) or outputs compiled models (LiteRT 2.3.0) keep in their own memory.
 _UNSUITED = frozenset({"LSTM", "MULTINOMIAL", *(f"UNSORTED_SEGMENT_{k}" for k in ("MAX", "MIN", "PROD", "SUM"))})
-# Those whose outputs' shapes the data decides in any case.
+# Operators whose output shapes always depend on the data.
 _DATA_DECIDES = frozenset({"EMBEDDING_LOOKUP_SPARSE", "SEGMENT_SUM", "SKIP_GRAM", "UNIQUE", "WHERE", "LSH_PROJECTION"})
 
 
 def needs_interpreter(model: Any) -> bool:
-    """Return whether a stage (``ModelT``) is one that LiteRT's interpreter runs and its compiled models do not.
+    """Return whether a stage (``ModelT``) needs LiteRT's interpreter, since compiled models do not run it correctly.
 
-    Compiled models (LiteRT 2.3.0) have no state in variable tensors. Outputs that the runtime does not write into the
-    buffer that it is given stay as they were, without a word: those whose size is known only when they are computed,
-    and those that are known before the first run (SHAPE, RANK, what follows from constants).
+    Compiled models (LiteRT 2.3.0) keep no state in variable tensors. They silently leave some output buffers unwritten:
+    of tensors whose size is known only when they are computed, and of those that are known before the first run (SHAPE,
+    RANK, results of constants).
     """
     return any(_needs_interpreter(model, model.subgraphs[s.subgraphIndex]) for s in model.signatureDefs or ()) or (
         not model.signatureDefs and _needs_interpreter(model, model.subgraphs[0])
@@ -93,14 +93,14 @@ def _needs_interpreter(model: Any, subgraph: Any) -> bool:
 def fix_shapes(graph: Graph, shapes: Shapes) -> Graph:
     """Return the model with the given input shapes and the shapes of all tensors that follow from them.
 
-    A model whose shapes are all known comes back as it is. Tensors whose size depends on data stay open.
+    A model whose shapes are all known is returned unchanged. Tensors whose size depends on data stay open.
 
     Args:
-        shapes: input → its shape. An input with open dimensions that is not there gets the shape that the file holds.
+        shapes: input → its shape. An input with open dimensions that is left out gets the shape in the file.
 
     Raises:
-        ModelError: the model does not work with these shapes.
-        UsageError: there is no such input, or its shape cannot be the given one.
+        ModelError: the model does not run with these shapes.
+        UsageError: there is no such input, or it cannot have this shape.
     """
     wanted = _checked(graph, shapes)
     open_tensors = any(-1 in t.shape for o in graph.operators for p in o.flat() for t in _tensors(graph, p))
@@ -112,7 +112,7 @@ def fix_shapes(graph: Graph, shapes: Shapes) -> Graph:
 
 
 def size_outputs(graph: Graph) -> Graph:
-    """Return the model with the sizes that its outputs have for its inputs, where only the data decides them.
+    """Return the model with sizes for outputs whose size depends on the data, from a run on its inputs.
 
     Raises:
         ModelError: the model does not run on these inputs.
@@ -137,9 +137,9 @@ def size_outputs(graph: Graph) -> Graph:
 
 
 def why_it_fails(stage: StageModel, graph: Graph) -> str:
-    """Return what the runtime says of a stage that does not run: the operator's number in the stage, kind and reason.
+    """Return the runtime's message for a stage that fails: number in the stage and kind of the operator, and reason.
 
-    "" where it runs there.
+    "" where the interpreter runs it, or it cannot be tried.
     """
     read = [graph.tensors[t] for t in stage.inputs]
     if sum(t.nbytes for t in read) > MAX_NBYTES or not all(has_fixed_size(t.dtype) for t in read):
@@ -155,7 +155,7 @@ def why_it_fails(stage: StageModel, graph: Graph) -> str:
 
 
 def _checked(graph: Graph, shapes: Shapes) -> dict[int, tuple[int, ...]]:
-    """Return position among the inputs → shape, for those inputs that were open."""
+    """Return position of the input → its shape, for inputs with open dimensions."""
     names = [graph.tensors[t].name for t in graph.inputs]
     for name, shape in shapes.items():
         if name not in names:
@@ -183,7 +183,7 @@ def _checked(graph: Graph, shapes: Shapes) -> dict[int, tuple[int, ...]]:
 
 
 def _stored(graph: Graph, index: int) -> tuple[int, ...]:
-    """Return the shape that the file holds for an open one: 1 where it leaves that open too."""
+    """Return the shape of an input with open dimensions as the file stores them; 1 where it stores none."""
     held = graph.source.schema.subgraphs[0].tensors[index].shape if graph.source else graph.tensors[index].shape
     declared = graph.tensors[index].shape
     return tuple(max(1, int(s)) if d < 0 else d for d, s in zip(declared, held, strict=True))
@@ -199,12 +199,12 @@ def _tensors(graph: Graph, operator: Operator) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What no data can change.
+    """What is known without data.
 
     Attributes:
         shapes: tensors whose shape is known.
         values: computed tensors whose value is known, ascending.
-        operators: operators of the file that compute nothing else.
+        operators: operators of the file that compute these values only.
     """
 
     shapes: frozenset[int]
@@ -239,7 +239,7 @@ def _known(graph: Graph) -> _Known:
 
 
 def _in_order(graph: Graph) -> list[tuple[int, Operator]]:
-    """Return the file's operators that are placed, with their numbers there, in the order of execution."""
+    """Return the placed operators of the file with their indices there, in the order of execution."""
     parts = [part for operator in graph.operators for part in operator.flat()]
     numbers = graph.source.file_operators(range(len(graph.operators))) if graph.source else range(len(parts))
     return sorted(zip(numbers, parts, strict=True), key=lambda pair: pair[0])
@@ -255,7 +255,7 @@ def _ask(
     question = {"path": str(source.path), "shapes": shapes, "values": values, "tensors": len(graph.tensors)}
     question["inputs"] = None if inputs is None else [array.tobytes().hex() for array in inputs]
     with TemporaryDirectory() as folder:
-        if source.signature:  # the file's own main subgraph is another one
+        if source.signature:  # the file's main subgraph is not this one
             whole = Path(folder) / "model.tflite"
             question["path"] = str(whole)
             StageModel(source.schema, source, tuple(sorted(source.extents)), (), ()).write(whole)
@@ -270,7 +270,7 @@ def _ask(
 
 
 def _answer(question: Mapping[str, Any]) -> Any:
-    """Return what a process of its own says of a model."""
+    """Return the answer of ``search_spaces.models.resize``, or an ``error`` where it has none."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "search_spaces.models.resize"],

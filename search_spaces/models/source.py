@@ -27,9 +27,9 @@ class Extent:
 
     Attributes:
         offset: of the first data byte.
-        nbytes: how many there are.
-        inline: whether they are a vector of the flatbuffer, with its length (``uint32``) in the 4 bytes before; data
-            that lies behind the flatbuffer, in models of more than 2 GB, has none.
+        nbytes: number of bytes.
+        inline: whether they are a vector of the flatbuffer, with the length (``uint32``) in the 4 bytes before them;
+            data behind the flatbuffer, in models of more than 2 GB, has no length there.
     """
 
     offset: int
@@ -41,7 +41,7 @@ def check_custom_ops(library: Path) -> None:
     """Check that a library of custom operators may be loaded: the user has named it, and it is a file.
 
     Raises:
-        UsageError: it may not.
+        UsageError: it may not be loaded.
     """
     if not is_allowed(str(library.absolute())):
         raise UsageError(f"--custom-ops {library}: a file or a shared study names it", "name it on the command line")
@@ -56,7 +56,7 @@ def _tell_of(library: Path) -> None:
 
 
 def libraries_of(texts: Sequence[str], models: Sequence[str]) -> dict[str, Path]:
-    """Return model → library of ``--custom-ops``, written as :func:`~search_spaces.core.workload.by_name` reads it.
+    """Return model → library of ``--custom-ops`` texts in the form of :func:`~search_spaces.core.workload.by_name`.
 
     Raises:
         UsageError: there is no such model, or a library may not be loaded.
@@ -68,13 +68,13 @@ def libraries_of(texts: Sequence[str], models: Sequence[str]) -> dict[str, Path]
 
 
 class DeferredBytes:
-    """The data of a buffer that is computed when somebody reads it, once: the factors of a filter, a part of them.
+    """Data of a buffer that is computed once, on the first access, such as the factors of a filter.
 
-    So a rewritten model can be priced without its weights.
+    So the cost of a rewritten model can be predicted without its weights.
 
     Args:
-        nbytes: how many there will be.
-        compute: returns them; called at the first look.
+        nbytes: number of bytes.
+        compute: returns them; called on the first access.
     """
 
     def __init__(self, nbytes: int, compute: Callable[[], NDArray[np.uint8]]) -> None:
@@ -100,20 +100,20 @@ class DeferredBytes:
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A ``.tflite`` file on disk whose weights are read where they lie, never copied into Python.
+    """A ``.tflite`` file on disk whose weights are read in place, never copied into Python.
 
     Attributes:
         path: the file.
         nbytes: its size when it was read.
         schema: the unpacked ``ModelT`` without weight data; stage files are cut from it.
-        extents: buffer index → where its data lies in the file; empty buffers are absent.
-        operators: for each operator of the graph, the operators of the main subgraph that it stands for, in the order
-            of execution; empty where they are the same.
+        extents: buffer index → extent of its data in the file; empty buffers are absent.
+        operators: for each operator of the graph, its operators of the main subgraph, in the order of execution; empty
+            where both have the same operators.
         recipes: tensor → operator of the main subgraph that computes it from constants alone.
-        fixed: whether shapes were given to open dimensions, or operators rewritten, so that the structure is no longer
-            the file's. Buffers that hold data and have no extent were made on that occasion.
-        rewritten: what was rewritten, in words; empty where nothing was.
-        given: inputs that a person gave, in the order of the model's; empty where there are none.
+        fixed: whether open dimensions were given sizes, or operators rewritten, so that the structure differs from the
+            file's. Buffers with data but no extent were made then.
+        rewritten: description of the rewrites; empty where there are none.
+        given: inputs that the user gave, in the order of the model's; empty where there are none.
         signature: key of the signature whose subgraph is the main one here; "" for the file's own.
         custom_ops: a library with kernels of custom operators; only processes that run the model load it.
     """
@@ -131,7 +131,7 @@ class ModelSource:
     custom_ops: Path | None = None
 
     def file_operators(self, operators: Iterable[int]) -> list[int]:
-        """Return the operators of the main subgraph that operators of the graph stand for, in their order."""
+        """Return the operators of the main subgraph for operators of the graph, in their order."""
         return [i for o in operators for i in self.operators[o]] if self.operators else list(operators)
 
     def read(self, extent: Extent) -> bytes:
@@ -148,14 +148,14 @@ class ModelSource:
             raise ModelError(f"{self.path}: {error.strerror}") from error
 
     def buffer_bytes(self, buffer: int) -> bytes:
-        """Return the data of a buffer, wherever it lies; errors as of :meth:`read`."""
+        """Return the data of a buffer, in memory or in the file; raises what :meth:`read` raises."""
         extent = self.extents.get(buffer)
         return bytes(np.asarray(self.schema.buffers[buffer].data, np.uint8)) if extent is None else self.read(extent)
 
     def content_digest(self) -> str:
         """Return the SHA-256 (hex) of the whole file, weights included (about 0.4 s for 553 MB).
 
-        Where open dimensions were given sizes, or operators rewritten, that counts as well.
+        Sizes given to open dimensions, and rewrites, are included.
 
         Raises:
             ModelError: the file is gone, unreadable, or no longer has the size it had.

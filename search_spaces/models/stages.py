@@ -1,14 +1,12 @@
-"""Cut stages out of a model, or join several: a valid ``.tflite`` each, as a file or as a view of the model's file.
+"""Stages cut out of a model or joined: each a valid ``.tflite`` model, as a file or as a view of the model's file.
 
-A stage keeps the numbers of the model's buffers. Unused ones are left empty (a few bytes each), and what is keyed by
-buffer number, such as packed weights, serves the stage as it serves the whole model.
+A stage keeps the numbers of the model's buffers. Unused ones are left empty (a few bytes each), and data keyed by
+buffer number, such as packed weights, serves the stages as it serves the whole model.
 
-Say to a graphics adapter what a FULLY_CONNECTED operator over more than two dimensions leaves unsaid.
-
-Converters fold the RESHAPE before a dense layer into the layer, which then reads (1, 7, 7, 512) as a row of 25,088
-numbers. LiteRT's kernels for the CPU do so; its accelerator for graphics adapters (WebGPU, LiteRT 2.3.0) takes the
-operator and computes something else, without a word: outputs of VGG and AlexNet were off by 98 % of the largest value.
-With the RESHAPE spelled out it is right.
+:func:`flattened` adds explicit RESHAPEs for GPUs. Converters fold the RESHAPE before a dense layer into the layer,
+which then reads (1, 7, 7, 512) as a row of 25,088 numbers. LiteRT's CPU kernels support this; its GPU accelerator
+(WebGPU, LiteRT 2.3.0) accepts the operator and silently computes something else: outputs of VGG and AlexNet were off by
+98 % of the largest value.
 """
 
 from __future__ import annotations
@@ -49,12 +47,12 @@ class StageModel:
     """A stage's own structure, without weights.
 
     Attributes:
-        schema: the unpacked ``ModelT`` of the stage; its buffers hold no data that the file has.
-        source: the model's file, where the weights lie.
+        schema: the unpacked ``ModelT`` of the stage; its buffers hold no data of the file.
+        source: the model's file with the weights.
         buffers: numbers of the buffers whose weights the stage reads.
         inputs, outputs: tensors of the model's graph, in the order of the stage's subgraph.
-        tensors: the graph's tensor for each tensor of the stage's subgraph; empty where a stage was read from a file
-            of its own.
+        tensors: the graph's tensor for each tensor of the stage's subgraph; empty where a stage was read from
+            its own file.
     """
 
     schema: Any
@@ -70,7 +68,7 @@ class StageModel:
         return sum(self.source.extents[b].nbytes for b in self.buffers)
 
     def view(self) -> bytes:
-        """Return a header such that header and model file, one behind the other in memory, are the stage's model.
+        """Return a header that is the stage's model when the model's file follows it in memory.
 
         The header is a whole number of pages long, so the file can be mapped behind it and no weight is copied.
         """
@@ -95,11 +93,10 @@ class StageModel:
 def cut_stage(graph: Graph, operators: Sequence[int]) -> StageModel:
     """Cut ``operators`` (ascending) out of a graph that was read from a file.
 
-    Operators that compute constants come along, as do the subgraphs that are called. Tensors keep names and
-    quantisation. A signature of the model is kept by a stage that has the very inputs and outputs that it names; any
-    other stage has one of its own under the first one's key, with the names that the model's signatures give its
-    tensors, or else the tensors' own. Of the metadata a stage keeps the least version of the runtime, and the whole
-    model all.
+    Operators that compute its constants and called subgraphs are included. Tensors keep names and quantisation. A stage
+    with exactly the inputs and outputs of a signature of the model keeps that signature; any other stage gets one under
+    the key of the first, with the names that the model's signatures give its tensors, or else the tensors' own. Of the
+    metadata a stage keeps the minimum version of the runtime, and the whole model all.
 
     Raises:
         ModelError: the graph has no file behind it.
@@ -137,15 +134,15 @@ def cut_stage(graph: Graph, operators: Sequence[int]) -> StageModel:
     read |= {int(m.buffer) for m in stage.metadata or ()}
     nothing = schema.BufferT()
     stage.buffers = [nothing] * len(whole.buffers)
-    for buffer in read - source.extents.keys():  # data that the file does not have: see ModelSource.fixed
-        if buffer < len(whole.buffers):  # a model without any buffers may speak of buffer 0
+    for buffer in read - source.extents.keys():  # data that is not in the file (ModelSource.fixed)
+        if buffer < len(whole.buffers):  # a model without buffers may refer to buffer 0
             stage.buffers[buffer] = whole.buffers[buffer]
     buffers = tuple(sorted(read & set(source.extents)))
     return StageModel(stage, source, buffers, border.inputs, border.outputs, tuple(order))
 
 
 def handing_out(stage: StageModel, inner: Sequence[int]) -> StageModel:
-    """Return a stage with tensors that it computes for itself as further outputs.
+    """Return a stage with some of its inner tensors as further outputs.
 
     Args:
         inner: tensors of the model's graph, none of them an output yet.
@@ -156,15 +153,15 @@ def handing_out(stage: StageModel, inner: Sequence[int]) -> StageModel:
     opened.outputs = np.concatenate([main.outputs, _placed(inner, place)])
     changed = copy.copy(stage.schema)
     changed.subgraphs = [opened, *called]
-    changed.signatureDefs = None  # the stage has outputs of its own
+    changed.signatureDefs = None  # it no longer has the signature's outputs
     return replace(stage, schema=changed, outputs=(*stage.outputs, *inner))
 
 
 def packing_model(graph: Graph) -> StageModel:
-    """Return the whole model with every operator that has weights once more, as a subgraph of its own.
+    """Return the whole model plus a subgraph for each single operator that has weights.
 
-    A runtime that packs weights while it compiles may pack those of an operator in one way inside a stage and in
-    another at its end (XNNPACK does for convolutions). Compiling this model meets both.
+    A runtime that packs weights while it compiles may pack those of an operator differently inside a stage and at its
+    end (XNNPACK does for convolutions). Compiling this model packs both.
 
     Raises:
         ModelError: the graph has no file behind it.
@@ -176,7 +173,7 @@ def packing_model(graph: Graph) -> StageModel:
         if not any(t != -1 and graph.tensors[t].constant for t in operator.inputs):
             continue
         part = cut_stage(graph, [index]).schema
-        if len(part.subgraphs) > 1:  # what it calls is the same in every stage
+        if len(part.subgraphs) > 1:  # called subgraphs are the same in every stage
             continue
         for each in part.subgraphs[0].operators:
             each.opcodeIndex += len(packing.operatorCodes)
@@ -206,7 +203,7 @@ def _tensor_order(main: Any, operators: Sequence[Any], border: Boundary) -> list
 
 
 def _with_scales(tensor: Any, place: Mapping[int, int]) -> Any:
-    """Return a tensor whose scales, where it has them by blocks, have the numbers that they have in the stage."""
+    """Return a tensor whose blockwise scales, if any, refer to the tensor in the stage."""
     if not block_scales(tensor):
         return tensor
     moved = copy.copy(tensor)
@@ -217,7 +214,7 @@ def _with_scales(tensor: Any, place: Mapping[int, int]) -> Any:
 
 
 def _moved(operator: Any, place: Mapping[int, int]) -> Any:
-    """Give an operator, a copy, the numbers that its tensors have in the stage."""
+    """Renumber the tensors of an operator, in place, as in the stage."""
     operator.inputs = _placed(_indices(operator.inputs), place)
     operator.outputs = _placed(_indices(operator.outputs), place)
     if operator.intermediates is not None:
@@ -252,7 +249,7 @@ def mapped(source: ModelSource) -> Iterator[memoryview]:
 
 
 class _Blobs(Mapping[int, memoryview]):
-    """Weights by buffer number, sliced when they are read, so that no slice outlives its file's mapping."""
+    """Buffer number → weights, sliced on access, so that no slice outlives its file's mapping."""
 
     def __init__(
         self, sources: Sequence[ModelSource], weights: Sequence[memoryview], buffers: Mapping[int, int]
@@ -280,10 +277,10 @@ _AS_INPUT = "weights_as_input_"
 
 
 def weights_as_inputs(stage: StageModel) -> tuple[StageModel, dict[str, Extent]]:
-    """Return a stage that reads its float32 filters as inputs, behind its own, and where each lies in the model's file.
+    """Return a stage that reads its float32 filters as additional inputs, and name of the input → extent in the file.
 
-    For a runtime that copies what a file holds; it is given the weights where they lie instead. A stage with subgraphs
-    that are called keeps its filters.
+    For a runtime that copies the weights of a file; it gets them mapped instead. A stage that calls subgraphs keeps its
+    filters.
     """
     main = stage.schema.subgraphs[0]
     readers: dict[int, set[tuple[bool, int]]] = {}
@@ -310,7 +307,7 @@ def weights_as_inputs(stage: StageModel) -> tuple[StageModel, dict[str, Extent]]
 
 
 def _alone(stage: StageModel, tensor: Any) -> Extent | None:
-    """Return where the plain float32 numbers of a constant lie; None where they are anything else."""
+    """Return the extent of a constant of plain float32 values; None for any other constant."""
     scaled = tensor.quantization is not None and tensor.quantization.scale is not None
     plain = tensor.type == schema.TensorType.FLOAT32 and not scaled and tensor.sparsity is None
     return stage.source.extents.get(tensor.buffer) if plain and tensor.buffer in stage.buffers else None
@@ -318,7 +315,7 @@ def _alone(stage: StageModel, tensor: Any) -> Extent | None:
 
 @dataclass(frozen=True, slots=True)
 class JoinedModel:
-    """Stages whose signatures ``stage_0``, ``stage_1`` … are in the order in which they were given.
+    """Stages in one model, with the signatures ``stage_0``, ``stage_1`` … in their order.
 
     Attributes:
         schema: the schema's ``ModelT``, without weights.
@@ -331,7 +328,7 @@ class JoinedModel:
     buffers: Mapping[int, int]
 
     def view(self) -> bytes:
-        """Return a header such that header and files, one behind the other in memory, are the model.
+        """Return a header that is the model when the files follow it in memory.
 
         The header is a whole number of pages long and each file begins on a page, so that the files can be mapped
         and no weight is copied.
@@ -353,7 +350,7 @@ class JoinedModel:
 
 
 def _view(model: Any, sources: Sequence[ModelSource], buffers: Mapping[int, int]) -> bytes:
-    """Return the header of a model whose weights lie in files behind it, each from a page on.
+    """Return the header of a model whose weights are in files behind it, each at the start of a page.
 
     Args:
         buffers: number of a buffer → the source that holds it, as a position in ``sources``.
@@ -376,7 +373,7 @@ def join(stages: Sequence[StageModel]) -> JoinedModel:
     """Join stages that were cut from one model, or read from stage files of one model.
 
     Raises:
-        ModelError: they are not of one model.
+        ModelError: the stages are not of one model.
     """
     by_id = {id(stage.source): stage.source for stage in stages}
     sources = tuple(by_id.values())
@@ -411,7 +408,7 @@ def join(stages: Sequence[StageModel]) -> JoinedModel:
     buffers: dict[int, int] = {}
     for stage in stages:
         for buffer, held in enumerate(stage.schema.buffers if stage.source.fixed else ()):
-            if held.data is not None:  # no file has it: see ModelSource.fixed
+            if held.data is not None:  # data that is not in a file (ModelSource.fixed)
                 joined.buffers[buffer] = held
         for buffer in stage.buffers:
             holder = sources[buffers.setdefault(buffer, number_of[id(stage.source)])]
@@ -426,7 +423,7 @@ _DENSE, _RESHAPE = schema.BuiltinOperator.FULLY_CONNECTED, schema.BuiltinOperato
 def flattened(model: Any) -> Any:
     """Return a model (``ModelT``) in which dense layers that flatten their input read the output of a RESHAPE.
 
-    Inputs, outputs and what is computed stay the same; the model itself is returned where there is nothing to do.
+    Inputs and outputs stay the same; the model itself is returned where there is nothing to do.
     """
     found = copy.copy(model)
     found.operatorCodes = list(model.operatorCodes)
@@ -459,7 +456,7 @@ def _spelled_out(model: Any, subgraph: Any) -> Any:
 
 
 def _flat_shape(model: Any, subgraph: Any, operator: Any) -> tuple[int, int] | None:
-    """Return the rows and columns as which a dense layer reads its input, or None where nothing has to be said."""
+    """Return the rows and columns of a dense layer's flattened input, or None where it needs no RESHAPE."""
     if model.operatorCodes[operator.opcodeIndex].builtinCode != _DENSE:
         return None
     if operator.builtinOptions is not None and operator.builtinOptions.keepNumDims:

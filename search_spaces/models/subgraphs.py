@@ -1,4 +1,4 @@
-"""Subgraphs that operators call, and signatures: the names under which a caller knows inputs and outputs."""
+"""Subgraphs that operators call, and signatures: the names of inputs and outputs for callers."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def reached(model: Any, operators: Sequence[Any]) -> tuple[int, ...]:
 
 
 def check_calls(model: Any) -> tuple[int, ...]:
-    """Return the subgraphs in an order in which each comes after those that it calls.
+    """Return the subgraphs in topological order: each after those that it calls.
 
     Raises:
-        ValueError: a call leads to the main subgraph, nowhere, or back to where it came from.
+        ValueError: a call leads to the main subgraph, to a missing one, or forms a cycle.
     """
     count = len(model.subgraphs)
     calls = {i: {n for o in s.operators or () for n in called(o)} for i, s in enumerate(model.subgraphs)}
@@ -73,10 +73,10 @@ def check_calls(model: Any) -> tuple[int, ...]:
 
 
 def operator_states(model: Any, order: Sequence[int]) -> list[frozenset[str]]:
-    """Return, for each operator of the main subgraph, the variables and tables that it or what it calls refers to.
+    """Return, for each operator of the main subgraph, the variables and tables that it or its subgraphs refer to.
 
     Args:
-        order: of the subgraphs, as :func:`check_calls` gives it.
+        order: of the subgraphs, as :func:`check_calls` returns it.
     """
     inside: dict[int, frozenset[str]] = {}
 
@@ -100,7 +100,7 @@ def _own_state(operator: Any) -> tuple[str, ...]:
 
 
 def renumbered(operator: Any, codes: Mapping[int, int], subgraphs: Mapping[int, int]) -> Any:
-    """Return a copy of a schema ``OperatorT`` with other numbers for its code and for the subgraphs that it calls."""
+    """Return a copy of a schema ``OperatorT`` with its code and the subgraphs that it calls renumbered."""
     changed = copy.copy(operator)
     changed.opcodeIndex = codes[int(operator.opcodeIndex)]
     for side in _OPTIONS:
@@ -126,7 +126,7 @@ _DEFAULT_KEY = b"serving_default"
 
 
 def select_signature(source: ModelSource, key: str) -> ModelSource:
-    """Return a model whose main subgraph is that of a signature.
+    """Return the model with the subgraph of a signature as its main subgraph.
 
     Raises:
         ModelError: there is no such signature, or another subgraph calls its subgraph.
@@ -165,7 +165,7 @@ def stage_signatures(whole: Any, border: Boundary, place: Mapping[int, int]) -> 
 
     Args:
         whole: the schema's ``ModelT`` of the model.
-        border: what enters and leaves the stage.
+        border: the inputs and outputs of the stage.
         place: tensor of the model's main subgraph → its number in the stage.
     """
     signatures = [s for s in whole.signatureDefs or () if not s.subgraphIndex]
@@ -181,7 +181,7 @@ def stage_signatures(whole: Any, border: Boundary, place: Mapping[int, int]) -> 
 
 
 def _signature(key: Any, border: Boundary, place: Mapping[int, int], tensors: Any, by: Sequence[Any]) -> Any:
-    """Return one signature, with names from the signatures ``by``, the first ones first."""
+    """Return one signature, with names from the signatures ``by``; earlier ones take precedence."""
     known: dict[int, bytes] = {}
     for signature in reversed(by):
         known |= _names(signature.outputs)
@@ -196,7 +196,7 @@ def _names(entries: Any) -> dict[int, bytes]:
 
 
 def _entries(side: Sequence[int], place: Mapping[int, int], known: Mapping[int, bytes], tensors: Any) -> list[Any]:
-    """Return the entries of one side; a name that is there already is followed by ``:`` and the tensor's number."""
+    """Return the entries of one side; a repeated name is followed by ``:`` and the tensor's number."""
     taken: set[bytes] = set()
     entries = []
     for tensor in side:

@@ -1,1 +1,1 @@
-"""Rewrites: from a model to another one that computes the same."""
+"""Rewrites of models: splits of operators, decomposed convolutions, and plans lowered to what runs."""

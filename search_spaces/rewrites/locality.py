@@ -1,6 +1,6 @@
 """Input regions that an operator reads for a part of its output, along height or channels.
 
-Row ``r`` of the output looks at the rows from ``r * stride - before`` on. What lies outside the input is padding. All
+The window of output row ``r`` begins at input row ``r * stride - before``. Rows outside the input are padding. All
 ranges are half-open.
 """
 
@@ -19,7 +19,7 @@ Range = tuple[int, int]
 
 
 class Rows(NamedTuple):
-    """What some rows of the output need.
+    """The input rows that some rows of the output need.
 
     Attributes:
         read: rows of the input.
@@ -32,12 +32,12 @@ class Rows(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """Rows of the input on which an operator that pads by itself (SAME) computes the rows wanted, and others.
+    """Rows of the input from which an operator computes the wanted rows of its output, and maybe others.
 
     Attributes:
         read: rows of the input.
-        skip: rows of what comes out that are not wanted, at its beginning.
-        rows: how many rows come out.
+        skip: unwanted rows at the beginning of what it computes.
+        rows: how many rows it computes.
     """
 
     read: Range
@@ -46,7 +46,7 @@ class Slice(NamedTuple):
 
 
 def padding(size: int, stride: int, rows_in: int, rows_out: int) -> Range:
-    """Return how many rows the schema's SAME padding adds above and below; ``size`` counts the gaps of dilation."""
+    """Return how many rows SAME padding adds above and below; ``size`` includes the gaps of dilation."""
     total = max((rows_out - 1) * stride + size - rows_in, 0)
     return total // 2, total - total // 2
 
@@ -74,13 +74,13 @@ class Window:
         return padding(self.size, self.stride, self.rows_in, self.rows_out)[0] if self.same else 0
 
     def needs(self, rows: Range) -> Rows:
-        """Return what rows of the output need of the input, and the padding around that."""
+        """Return the input rows that rows of the output need, and the padding around them."""
         first = rows[0] * self.stride - self.before
         last = (rows[1] - 1) * self.stride - self.before + self.size
         return Rows((max(first, 0), min(last, self.rows_in)), max(0, -first), max(0, last - self.rows_in))
 
     def pads_alike(self, rows: Range) -> bool:
-        """Return whether SAME, asked on just the rows that are needed, pads as those need it."""
+        """Return whether SAME, applied to just the needed input rows, pads them as the whole operator does."""
         found = self.needs(rows)
         count = found.read[1] - found.read[0]
         made = -(-count // self.stride)
@@ -88,9 +88,9 @@ class Window:
         return self.same and made == rows[1] - rows[0] and padding(self.size, self.stride, count, made) == wanted
 
     def same_slice(self, rows: Range) -> Slice:
-        """Return the fewest rows of the input on which SAME computes the rows wanted.
+        """Return the fewest rows of the input from which SAME computes the wanted rows.
 
-        Padding must not stand where the input has rows, so some rows more may have to be computed.
+        Padding must not replace existing rows of the input, so further rows may have to be computed.
         """
         read = self.needs(rows).read
         reach = 2 * (self.size + self.stride)
@@ -119,9 +119,9 @@ class Window:
 
 
 def transposed(size: int, stride: int, rows_in: int, rows_out: int, rows: Range, *, same: bool) -> Slice:
-    """Return the rows of the input from which a transposed convolution computes rows of its output, and some more.
+    """Return the rows of the input from which a transposed convolution computes ``rows`` of its output, among others.
 
-    The runtime pads as the convolution from its output to its input would.
+    Its padding is that of the convolution from its output to its input.
     """
     before = padding(size, stride, rows_out, -(-rows_out // stride))[0] if same else 0
     first = min(max(0, -(-(rows[0] + before - size + 1) // stride)), rows[0] // stride, rows_in - 1)
@@ -147,7 +147,7 @@ Need = Part | None
 """A part of a tensor, or all of it."""
 
 MEETS_IN_A_SUM = frozenset({"MEAN"})
-"""What is split along height by summing up what the sides found."""
+"""Operators whose sides along height are combined by a weighted sum, not by concatenation."""
 
 CONVOLUTIONS = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D"})
 POOLS = frozenset({"AVERAGE_POOL_2D", "MAX_POOL_2D"})
@@ -160,7 +160,7 @@ _PACKED = frozenset({"int2", "int4", "uint4"})  # several elements in a byte
 
 
 def what(graph: Graph, index: int) -> str:
-    """Return what an error calls an operator."""
+    """Return the name of an operator for errors."""
     return f"operator {index} ({graph.operators[index].kind})"
 
 
@@ -174,7 +174,7 @@ def axis_of(shape: tuple[int, ...], axis: Axis) -> int | None:
 def needs(graph: Graph, index: int, axis: Axis, rows: Range) -> tuple[Need, ...]:
     """Return, for each input of an operator, what it reads for ``rows`` of its output along the axis.
 
-    For what meets in a sum, ``rows`` are those of its input.
+    For operators of :data:`MEETS_IN_A_SUM`, ``rows`` are those of the input.
 
     Raises:
         RewriteError: it cannot be split along that axis, or not there.
@@ -194,7 +194,7 @@ def needs(graph: Graph, index: int, axis: Axis, rows: Range) -> tuple[Need, ...]
 
 
 def _check_constant(graph: Graph, index: int, tensor: int) -> None:
-    """Check that a part of a constant can be had.
+    """Check that a part of a constant can be sliced.
 
     Raises:
         RewriteError: it is computed, sparse, or packed.
@@ -232,7 +232,7 @@ def window(graph: Graph, operator: Operator, dimension: int = 1) -> Window:
 
 
 def pool_slice(graph: Graph, operator: Operator, rows: Range) -> Slice:
-    """Return what a pooling reads for rows of its output; it leaves padding out of its results, so it pads itself."""
+    """Return what a pooling reads for rows of its output; it ignores padding, so zeros cannot take its place."""
     high, wide = window(graph, operator), window(graph, operator, 2)
     found = high.needs(rows)
     if sum(padding(wide.size, wide.stride, wide.rows_in, wide.rows_out)) * wide.same == 0 == found.before + found.after:
@@ -288,7 +288,7 @@ def _mean_rows(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...
 
 
 def _elementwise(graph: Graph, operator: Operator, rows: Range, dimension: int) -> tuple[Need, ...]:
-    """Return what broadcasting reads: dimensions are counted from the last one, and one of size 1 serves all."""
+    """Return what broadcasting reads: dimensions are aligned at the last one, and size 1 is broadcast."""
     shape = graph.tensors[operator.outputs[0]].shape
     dimension %= len(shape)
     found: list[Need] = []

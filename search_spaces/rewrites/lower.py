@@ -1,12 +1,12 @@
-"""A plan as it is run: of the rewritten model, whose stages are operators on processors and nothing else.
+"""Lowering of plans: from splits and ranks to plain stages of a rewritten model.
 
-This is the only code that knows what a rewrite does to a plan. A stage that holds a convolution with ranks holds the
-three that take its place. Each side of a split becomes a stage of its own operators, the slices that it reads among
-them; what brings the sides together is one more stage, on the processor that goes on with it. Both may meet: triples
-within a split chain are split with it. Along channels a chain begins with the last of its three, since the two before
-it read all channels; these run first, with the first side.
+This is the only code that knows what a rewrite does to a plan. A convolution with ranks is replaced by the three of
+its triple, in the same stage. Each side of a split becomes a stage, which includes the slices that it reads; the join
+of the sides is one more stage, on the processor that runs the next stage. Triples within a split chain are split with
+it. Along channels the split begins with the last convolution of the first triple, since the two before it read all
+channels; these run first, on the processor of the first side.
 
-It works on structure: weights are factored and sliced when a stage that needs them is cut from the model.
+Only the structure is rewritten: weights are factored and sliced when a stage that needs them is cut from the model.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _TRIPLE = 3
 Made = TypeVar("Made", TuckerGraph, SplitGraph)
 Keeps = Literal["bits", "rounding", "approximation"]
 Origin = tuple[int, int]
-"""The operator of the plan's graph that an operator came from, and which of its triple it is; 0 where there is none."""
+"""The operator of the plan's graph that an operator came from, and its place in the triple; 0 where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """A plan as it is run.
+    """A lowered plan and its rewritten model.
 
     Attributes:
         graph: the rewritten model.
-        plan: of it; without rewrites.
-        stage_of: for each stage of ``plan`` the stage of the plan before that it belongs to; a join belongs to the
+        plan: of ``graph``, without shares and ranks.
+        stage_of: for each stage of ``plan`` the stage of the original plan that it belongs to; a join belongs to the
             first side.
-        origins: for each operator of ``graph`` the one that it computes, or helps to.
+        origins: for each operator of ``graph`` the original operator that it computes, or helps to.
         split: whether operators are split.
         ranks: operator of the plan's graph → those of its triple.
-        keeps: how well ``graph`` computes what the model before does: the very bits, up to rounding, or approximately.
+        keeps: how exactly ``graph`` computes the model's outputs: bit for bit, up to rounding, or approximately.
     """
 
     graph: Graph
@@ -59,21 +59,21 @@ class Lowered:
 
     @property
     def rewritten(self) -> bool:
-        """Whether the graph is another one than the plan's."""
+        """Whether the graph differs from the plan's."""
         return self.keeps != "bits"
 
     def viewed(self, platform: Platform) -> Viewed:
-        """Return the plan without the slices and concatenations of its splits that move nothing on a platform."""
+        """Return the plan without the slices and concatenations of splits that need no copy on a platform."""
         return without_copies(self.graph, self.plan, platform) if self.split else as_it_is(self.graph, self.plan)
 
 
 def as_it_stands(graph: Graph, plan: Plan) -> Lowered:
-    """Return a plan without lowering it: one that rewrites nothing, or whose session does."""
+    """Return a plan as its own lowering: one without rewrites, or whose session rewrites."""
     return Lowered(graph, plan, tuple(range(len(plan.stages))), tuple((o, 0) for o in range(len(graph.operators))))
 
 
 class Lowering:
-    """Lowers the plans of one model, and keeps what it rewrote lately: triples of any, models of the last ones."""
+    """Lowers the plans of one model; caches all triples and the 64 latest rewritten models of either kind."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -82,7 +82,7 @@ class Lowering:
         self._splits: OrderedDict[Hashable, SplitGraph] = OrderedDict()
 
     def lower(self, plan: Plan) -> Lowered:
-        """Return a plan as it is run; one without rewrites stays as it is.
+        """Return a lowered plan; one without rewrites stays as it is.
 
         Raises:
             PlanError: its shares do not go together.
@@ -106,7 +106,7 @@ class Lowering:
         return replace(found, ranks=ranks_of(plan))
 
     def decomposed(self, ranks: tuple[LayerRanks, ...]) -> TuckerGraph:
-        """Return the model with triples in the place of some convolutions; without weights where it has no file.
+        """Return the model with some convolutions replaced by triples; without weights where it has no file.
 
         Raises:
             RewriteError: an operator cannot be decomposed, or a rank is above its channels.
@@ -117,7 +117,7 @@ class Lowering:
         return _kept(self._models, ranks, lambda: self._decomposed(wanted))
 
     def has_made(self, graph: Graph) -> bool:
-        """Return whether a graph is one of the rewritten models that are still known."""
+        """Return whether a graph is one of the cached rewritten models."""
         known = [made.graph for made in self._models.values()] + [made.graph for made in self._splits.values()]
         return any(made is graph for made in known)
 
@@ -129,7 +129,7 @@ class Lowering:
 
 
 class _Splits:
-    """What a plan splits, by the numbers of the decomposed model, and which stages that concerns.
+    """The splits of a plan, with operator indices of the decomposed model, and the stages that they replace.
 
     Attributes:
         made: the splits, in the order of operators.
@@ -159,7 +159,7 @@ class _Splits:
                 sides.setdefault((role.split, role.side), []).append(index)
             else:
                 joins.setdefault(role.split, []).append(index)
-        found: list[tuple[int, Stage]] = []  # with the stage of the plan that each belongs to
+        found: list[tuple[int, Stage]] = []  # each with the original stage that it belongs to
         written: set[int] = set()
         for index, stage in enumerate(self._plan.stages):
             if index in written:
@@ -181,17 +181,17 @@ class _Splits:
         return Lowered(whole.graph, plan, tuple(index for index, _ in found), origins, keeps, split=True)
 
     def _goes_on(self, index: int, members: Sequence[int]) -> str:
-        """Return the processor that brings the sides together: that of the stage after them, or of the first side."""
+        """Return the processor of the join: that of the stage after the sides, or of the first side if none follows."""
         stages = self._plan.stages
         after = next((s for i, s in enumerate(stages) if i > index and i not in members), stages[index])
         return after.processor
 
 
 def splits_of(graph: Graph, plan: Plan) -> tuple[Split, ...]:
-    """Return what a plan splits, in the order of operators.
+    """Return the splits of a plan, in the order of operators.
 
     Raises:
-        PlanError: a split stage is no run of operators, or its shares do not add up to the whole.
+        PlanError: a split stage is not a run of operators, or its shares do not add up to the whole.
         RewriteError: it cannot be split.
     """
     found: dict[int, Split] = {}
@@ -215,7 +215,7 @@ def splits_of(graph: Graph, plan: Plan) -> tuple[Split, ...]:
 
 
 def _members(origins: Sequence[int], count: int) -> list[tuple[int, ...]]:
-    """Return, for each operator of the model before, those of the decomposed model that came from it."""
+    """Return, for each operator of the original model, those of the decomposed model that come from it."""
     found: list[list[int]] = [[] for _ in range(count)]
     for index, origin in enumerate(origins):
         found[origin].append(index)
@@ -227,7 +227,7 @@ def _all(members: Sequence[tuple[int, ...]], operators: Sequence[int]) -> tuple[
 
 
 def _places(origins: Sequence[int]) -> tuple[Origin, ...]:
-    """Return origins with the place of each operator among those of one origin, which follow each other."""
+    """Return the origins, each with the operator's place among those of the same origin, which are consecutive."""
     found: list[Origin] = []
     for before, origin in pairwise((-1, *origins)):
         found.append((origin, found[-1][1] + 1 if origin == before else 0))

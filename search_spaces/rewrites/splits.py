@@ -1,17 +1,14 @@
-"""Splits of operator chains between two processors, and the rewritten model (CoDL, seed 002).
+"""Splits of operator chains into sides that run at the same time, and the rewritten model (CoDL, seed 002).
 
-An operator is local along an axis if a run of its output's indices there follows from a run of its input's, with a few
-more for windows (the halo). A chain of local operators can be split as a whole: each side computes all of it from its
-slice of what the chain reads, halos again and again, and the sides meet once, at the end. A convolution reads all
-channels, so along channels it can only begin a chain. What has one index only along the axis (the factors of a
-normalisation) and is read within the chain alone, each side computes for itself.
+An operator is local along an axis if a run of indices of its output there depends only on a run of indices of its
+input, which a window widens (the halo). A chain of local operators can be split as a whole: each side computes all of
+it from its slice of the chain's inputs, halos on both sides, and the sides join once, at the end. A convolution
+reads all channels, so along channels it can only begin a chain. A tensor of size 1 along the axis (the factors of a
+normalisation) that is read only within the chain is computed by every side.
 
-Split chains of operators into sides that can run at the same time (CoDL, seed 002).
-
-The new graph holds, in place of a chain, one chain for each side between slices of what it reads and a concatenation
-of what it computes. Weights stay where they are in the model's file: along height the sides share them, along channels
-each reads its part of them. Where a convolution pads, a side pads what lies at the model's border and nothing where it
-meets the other one.
+The rewritten graph has, in place of a chain, one chain for each side between slices of its inputs and a concatenation
+of its outputs. Weights stay where they are in the model's file: along height the sides share them, along channels each
+reads its part of them. Where a convolution pads, a side pads at the border of the whole tensor only.
 """
 
 from __future__ import annotations
@@ -43,10 +40,10 @@ class Split:
     """A run of operators, computed in several shares.
 
     Attributes:
-        first, last: the run, half-open, by the model's own numbers.
-        axis: along which it is split.
-        cuts: where, ascending, counted along that axis of what the last operator writes (of what it reads, where it is
-            a mean over that axis); one cut makes two sides.
+        first, last: the operators, half-open.
+        axis: along which they are split.
+        cuts: ascending indices along that axis of the last operator's output (of its input, where it is a mean over
+            that axis); one cut makes two sides.
     """
 
     first: int
@@ -59,12 +56,12 @@ class Split:
 
 
 def parse_split(graph: Graph, text: str) -> Split:
-    """Return a split as a person writes it: ``0-2:height:0.6``, the last operator included.
+    """Return the split of a text such as ``0-2:height:0.6``; its last operator is included.
 
-    Cuts between channels lie at multiples of 8 where there are enough of them, as kernels compute them.
+    Cuts between channels are multiples of 8, the block of the kernels, if there are at least 16 channels.
 
     Raises:
-        UsageError: it is not written like that, or there are no such operators.
+        UsageError: the text has another form, or there are no such operators.
     """
     found = _SPLIT.fullmatch(text)
     if found is None:
@@ -86,9 +83,9 @@ class Piece:
     """One operator on one side.
 
     Attributes:
-        operator: its number in the model.
-        rows: what is computed of its output along the axis of the split.
-        needs: for each of its inputs the part that it reads.
+        operator: its index in the model.
+        rows: the indices along the split's axis that are computed of its output.
+        needs: the part that it reads of each input.
     """
 
     operator: int
@@ -98,11 +95,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """A split worked out.
+    """What each side of a split computes.
 
     Attributes:
-        pieces: for each side its operators, in order.
-        shares: tensor that leaves the chain → the part that each side contributes.
+        pieces: the operators of each side, in order.
+        shares: tensor that leaves the chain → the range that each side contributes.
     """
 
     split: Split
@@ -111,7 +108,7 @@ class Sides:
 
 
 def extent(graph: Graph, first: int, last: int, axis: Axis) -> int:
-    """Return along how many indices a chain can be cut: cuts are 1 … one less.
+    """Return the size of a chain along an axis: cuts are from 1 to the size less 1.
 
     Raises:
         RewriteError: the chain has no such operators, or its last one no such axis.
@@ -125,7 +122,7 @@ def extent(graph: Graph, first: int, last: int, axis: Axis) -> int:
 
 
 def is_flat(graph: Graph, tensor: int, axis: Axis) -> bool:
-    """Return whether a tensor has one index only along an axis, so that each side of a split would need all of it."""
+    """Return whether a tensor has size 1 along an axis, so that each side of a split needs all of it."""
     shape = graph.tensors[tensor].shape
     place = axis_of(shape, axis)
     return place is not None and shape[place] == 1
@@ -153,13 +150,13 @@ def divide(graph: Graph, split: Split) -> Sides:
 class GrowingSplit:
     """A split that grows by one operator at a time, from the last one to the first.
 
-    What one operator reads, those before it must compute; so a chain that begins earlier is all of this one, and what
-    cannot be split does not become so by beginning earlier.
+    The ranges that an operator computes follow from those after it alone. So a longer chain contains the shorter one
+    unchanged, and where a chain cannot be split, no longer one can.
 
     Attributes:
-        first: of the operators so far.
-        shares: see :class:`Sides`; the last one first.
-        sliced_nbytes: for each side, what it slices of what the operators so far read.
+        first: first operator so far.
+        shares: as of :class:`Sides`; the last tensor first.
+        sliced_nbytes: for each side, the bytes that it slices from the inputs of the operators so far.
     """
 
     def __init__(self, graph: Graph, last: int, axis: Axis, borders: Sequence[int]) -> None:
@@ -169,13 +166,13 @@ class GrowingSplit:
         self._graph, self._last, self._axis, self._borders = graph, last, axis, tuple(borders)
         self._wanted: list[dict[int, Range]] = [{} for _ in self.sliced_nbytes]
         self._slices: list[dict[int, dict[Range, int]]] = [{} for _ in self.sliced_nbytes]
-        self._entire: dict[int, int] = {}  # tensor of which more than a part is needed → by which operator
+        self._entire: dict[int, int] = {}  # tensor that a side needs whole → the operator that needs it
 
     def grow(self) -> tuple[Piece, ...]:
-        """Take in the operator before those so far, and return what each side computes of it.
+        """Add the operator before those so far, and return what each side computes of it.
 
         Raises:
-            RewriteError: it cannot be; the text says which operator is in the way, and why. The split cannot grow on.
+            RewriteError: it cannot be split, and no longer chain can; the text names the operator and the reason.
         """
         graph, index = self._graph, self.first - 1
         tensor = _only_output(graph, index)
@@ -200,7 +197,7 @@ class GrowingSplit:
         return str(Split(first, self._last, self._axis, self._borders[1:-1]))
 
     def _own(self, index: int, tensor: int) -> tuple[Range, ...] | None:
-        """Return what each side contributes to what an operator writes, if that leaves the chain."""
+        """Return the range that each side contributes to an operator's output, or None if that stays in the chain."""
         graph = self._graph
         if not self._leaves(tensor):
             return None
@@ -246,7 +243,7 @@ class GrowingSplit:
 
 
 def _widen(wanted: dict[int, Range], tensor: int, rows: Range) -> None:
-    """Make what is wanted of a tensor as wide as it must be for rows, too."""
+    """Widen the wanted range of a tensor so that it includes rows."""
     before = wanted.get(tensor, rows)
     wanted[tensor] = min(before[0], rows[0]), max(before[1], rows[1])
 
@@ -259,7 +256,7 @@ def _only_output(graph: Graph, index: int) -> int:
 
 
 def _measured(graph: Graph, index: int, axis: Axis) -> int:
-    """Return the tensor along which an operator is cut: what it writes, or what it takes a mean of."""
+    """Return the tensor in whose indices an operator is cut: its output, or the input of a mean."""
     operator = graph.operators[index]
     if axis == "height" and operator.kind in MEETS_IN_A_SUM:
         return operator.inputs[0]
@@ -283,13 +280,13 @@ _VALID = 1  # schema.Padding
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What an operator of a rewritten graph is there for.
+    """The purpose of an operator of a rewritten graph.
 
     Attributes:
-        what: ``kept`` as it was; computes on a ``side``; brings the sides together at a ``join``.
-        operator: its number in the model before; of what is new, the number of the one that it is there for.
-        split: which split, in their order; -1 for what was kept.
-        side: which side of it; -1 where none.
+        what: ``kept`` as it was; computes a ``side``; combines the sides at a ``join``.
+        operator: its index in the original model; of a new operator, the index of the one that it serves.
+        split: number of the split, in the order of operators; -1 for a kept operator.
+        side: number of the side; -1 for kept operators and joins.
     """
 
     what: Literal["kept", "side", "join"]
@@ -307,10 +304,10 @@ class SplitGraph:
 
 
 def split_operators(graph: Graph, splits: Sequence[Split]) -> SplitGraph:
-    """Return the model with chains split; inputs, outputs and what is computed stay the same.
+    """Return the model with chains split; inputs and outputs stay the same, up to rounding.
 
     Args:
-        splits: of runs that do not overlap, in any order; their numbers are those of ``graph``.
+        splits: of runs that do not overlap, in any order, with operator indices of ``graph``.
 
     Raises:
         RewriteError: a chain cannot be split like that, or two overlap.
@@ -353,11 +350,11 @@ class _Writer:
             self._mark(Role("kept", index))
 
     def _mark(self, role: Role) -> None:
-        """Give the operators that were written since the last time a role."""
+        """Give a role to the operators written since the last call."""
         self._roles += [role] * (len(self._made.operators) - self._recipes - len(self._roles))
 
     def split(self, sides: Sides, number: int) -> None:
-        """Write a chain's sides, and how they meet."""
+        """Write the sides of a chain, and their joins."""
         found = [_Side(self._made, self._graph, self._source, sides.split) for _ in sides.pieces]
         for k, (side, pieces) in enumerate(zip(found, sides.pieces, strict=True)):
             for piece in pieces:
@@ -391,10 +388,10 @@ class _Writer:
             total = target
 
     def finish(self, splits: Sequence[Split]) -> SplitGraph:
-        """Return what was written as a graph.
+        """Return the written model as a graph.
 
         Raises:
-            ModelError: the result is no model.
+            ModelError: the result is not a valid model.
         """
         source = self._made.finished("; ".join(map(str, splits)))
         try:
@@ -403,7 +400,7 @@ class _Writer:
             raise ModelError(f"{self._graph.name!r} cannot be split like that: {error}") from None
         roles = tuple(self._roles)
         if graph.source is not None and graph.source.operators:
-            # The graph's operators are atoms of the file's, and recipes are none.
+            # Operators of the graph are atoms of file operators; recipes are not among them.
             roles = tuple(roles[atom[0] - self._recipes] for atom in graph.source.operators)
         return SplitGraph(graph, roles)
 
@@ -412,7 +409,7 @@ class _Side:
     """One side of a chain: its operators on its part of the rows or channels.
 
     Attributes:
-        made: tensor of the model → what this side has of it: the number of a tensor, and which part.
+        made: tensor of the model → the tensor that this side has of it, and its range along the axis.
     """
 
     def __init__(self, made: Structure, graph: Graph, source: ModelSource, split: Split) -> None:
@@ -432,7 +429,7 @@ class _Side:
         self.made[tensor] = self._slice(held, axis, (rows[0] - all_rows[0], rows[1] - all_rows[0])), rows
 
     def compute(self, piece: Piece) -> None:
-        """Write an operator for the part of its output that is wanted."""
+        """Write an operator that computes the wanted part of its output."""
         operator = self._graph.operators[piece.operator]
         (place,) = self._source.file_operators([piece.operator])
         original = self._source.schema.subgraphs[0].operators[place]
@@ -491,7 +488,7 @@ class _Side:
         return self._slices[tensor, axis, rows]
 
     def _padded(self, operator: Operator, read: int, rows: Range) -> tuple[int, dict[str, int]]:
-        """Return what a convolution reads on this side, padded as SAME would not pad it, and its options."""
+        """Return the input of a convolution on this side, padded explicitly where SAME would be wrong, and options."""
         high = locality.window(self._graph, operator)
         wide = locality.window(self._graph, operator, 2)
         if not high.same or high.pads_alike(rows):

@@ -1,7 +1,7 @@
 """A model's structure while it is rewritten: new tensors and operators, weights as views of the file.
 
-A part of a weight is a run of the file's bytes wherever its dimension comes first, and then it is a buffer that points
-there. Other parts (channels of a depthwise filter) are copied, and so are short ones.
+A part of a weight along its first dimension is contiguous in the file, so its buffer points there. Other parts
+(channels of a depthwise filter) are copied, and so are short ones.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from search_spaces.models.dtypes import tensor_nbytes
 from search_spaces.models.source import DeferredBytes, Extent, ModelSource
 from search_spaces.rewrites.locality import Part
 
-_COPIED_NBYTES = 4096  # parts of weights up to here are copied: they lie aligned then
+_COPIED_NBYTES = 4096  # shorter parts of weights are copied, which aligns them
 
 
 class Structure:
     """The main subgraph of a model, to which tensors and operators are added.
 
     Attributes:
-        operators: what is to be its operators, in order.
+        operators: those of the rewritten subgraph, in order.
     """
 
     def __init__(self, graph: Graph, source: ModelSource) -> None:
@@ -55,14 +55,14 @@ class Structure:
         return self._add(made, tuple(shape))
 
     def integers(self, values: Sequence[int], shape: Sequence[int] | None = None) -> int:
-        """Return a constant of whole numbers; equal ones are one tensor."""
+        """Return a constant of int32 values; equal ones are one tensor."""
         key = (len(shape or (0,)), *values)
         if key not in self._numbers:
             self._numbers[key] = self._constant(np.array(values, np.int32).reshape(shape or (len(values),)))
         return self._numbers[key]
 
     def number(self, value: float) -> int:
-        """Return a constant of one float."""
+        """Return a float32 scalar constant; equal ones are one tensor."""
         if value not in self._floats:
             self._floats[value] = self._constant(np.array(value, np.float32))
         return self._floats[value]
@@ -74,7 +74,7 @@ class Structure:
     def _made(
         self, shape: tuple[int, ...], data: NDArray[np.uint8] | DeferredBytes, name: bytes, *, whole: bool = False
     ) -> int:
-        """Add a constant of floats, or of whole numbers, and return its number."""
+        """Add a float32 constant, or one of int32 values (``whole``), and return its number."""
         made = schema.TensorT(
             shape=np.array(shape, np.int32),
             type=schema.TensorType.INT32 if whole else schema.TensorType.FLOAT32,
@@ -85,7 +85,7 @@ class Structure:
         return self._add(made, shape)
 
     def weights(self, shape: tuple[int, ...], values: Callable[[], NDArray[np.float32]], name: bytes) -> int:
-        """Add a constant of floats, and return its number; ``values`` is called when somebody reads them."""
+        """Add a float32 constant, and return its number; ``values`` is called when the values are read."""
 
         def compute() -> NDArray[np.uint8]:
             return np.frombuffer(np.ascontiguousarray(values(), np.float32).tobytes(), np.uint8)
@@ -136,7 +136,7 @@ class Structure:
         return len(self.tensors) - 1
 
     def operator(self, kind: str, inputs: Sequence[int], output: int, **options: Any) -> None:
-        """Add an operator of a builtin kind, with its options by the schema's names."""
+        """Add a builtin operator; options are named as in the schema."""
         name = {"CONCATENATION": "Concatenation", "MUL": "Mul", "ADD": "Add", "SLICE": "Slice", "PAD": "Pad"}[kind]
         self.operators.append(
             schema.OperatorT(
@@ -159,7 +159,7 @@ class Structure:
         self.operators.append(made)
 
     def _code(self, number: int, dtype: int) -> int:
-        version = 1 if dtype == schema.TensorType.FLOAT32 else 2  # the first version that takes int8
+        version = 1 if dtype == schema.TensorType.FLOAT32 else 2  # the first version that supports int8
         for index, code in enumerate(self._codes):
             if max(code.builtinCode, code.deprecatedBuiltinCode) == number and code.version >= version:
                 return index
@@ -172,7 +172,7 @@ class Structure:
         """Return the model as it is now.
 
         Args:
-            how: what was done, in words that differ for whatever differs.
+            how: a description of the rewrite, different for different rewrites.
         """
         how = "; ".join(filter(None, (self.source.rewritten, how)))
         self.main.tensors, self.main.operators = self.tensors, self.operators
@@ -183,7 +183,7 @@ class Structure:
 
 
 def part_of_quantization(found: Any, part: Part) -> Any:
-    """Return what the schema says of a tensor's quantisation for a part of the tensor."""
+    """Return the schema's quantisation parameters of a part of a tensor."""
     if found is None or found.scale is None or len(found.scale) < 2 or found.quantizedDimension != part.dimension:
         return found
     made = copy.copy(found)

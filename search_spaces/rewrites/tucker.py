@@ -1,11 +1,9 @@
 """Convolutions as three smaller ones: Tucker-2 on the channel axes (seed 001; Kim et al. 2016, arXiv:1511.06530).
 
 A filter of ``h·w·I·O`` weights becomes ``1·1·I·R``, ``h·w·R·S`` and ``1·1·S·O``. The middle one has the stride, the
-padding and the dilation; the last one has the bias and the activation. The first one adds nothing to zeros, so that
-padding commutes with it. A grouped convolution becomes three grouped ones, each group decomposed by itself. All other
+padding and the dilation; the last one has the bias and the activation. The first one has no bias, so zero
+padding may follow it. A grouped convolution becomes three grouped ones, each group decomposed by itself. All other
 weights stay where they are in the model's file.
-
-Tucker-2: a filter as two matrices on its channel axes and a smaller filter between them.
 
 De Lathauwer, De Moor, Vandewalle: "A Multilinear Singular Value Decomposition" (HOSVD) and "On the Best Rank-1 and
 Rank-(R1, R2, …, RN) Approximation of Higher-Order Tensors" (HOOI), SIAM J. Matrix Anal. Appl. 21 (2000). For
@@ -41,7 +39,7 @@ OUTPUTS, INPUTS = 0, 3
 """Axes of a filter, which is ``(outputs, height, width, inputs)``."""
 
 _SWEEPS = 8
-_GAIN = 1e-5  # of the filter's energy: a sweep that finds less is the last one
+_GAIN = 1e-5  # of the filter's energy: a sweep that gains less is the last one
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +57,23 @@ class Factors:
     last: Array
 
     def whole(self) -> Array:
-        """Return the filter that the three stand for."""
+        """Return the filter that is the product of the three."""
         return _times(_times(self.core, self.last.T, OUTPUTS), self.first, INPUTS)
 
 
 def spectrum(kernel: Array, axis: int) -> Array:
-    """Return the squared singular values of a filter's unfolding along a channel axis, descending; one a channel."""
+    """Return the squared singular values of a filter's unfolding along a channel axis, descending; one per channel."""
     found: Array = np.maximum(np.linalg.eigvalsh(_gram(kernel, axis))[::-1], 0.0).astype(np.float64)
     return found
 
 
 def factor(kernel: Array, inputs: int, outputs: int, *, sweeps: int = _SWEEPS) -> Factors:
-    """Return a filter's factors of the given ranks: HOSVD, made better by HOOI sweeps while they find more.
+    """Return a filter's factors of the given ranks: HOSVD, improved by HOOI sweeps while they gain.
 
     Args:
         kernel: shape ``(O, h, w, I)``.
         inputs, outputs: ranks, from 1 to the channels.
-        sweeps: at most; 0 for HOSVD alone.
+        sweeps: maximum of HOOI; 0 for HOSVD alone.
     """
     first = _leading(_gram(kernel, INPUTS), inputs)
     last = _leading(_gram(kernel, OUTPUTS), outputs)
@@ -124,7 +122,7 @@ _WIDTHS: Mapping[str, str] = {"float32": "<f4", "float16": "<f2"}
 
 
 class Ranks(NamedTuple):
-    """The channels between the three convolutions of a triple, of each group: after the first, and before the last."""
+    """Channels per group between the three convolutions of a triple: before and after the core."""
 
     inputs: int
     outputs: int
@@ -138,7 +136,7 @@ class Layer:
     """A convolution larger than 1 by 1.
 
     Attributes:
-        operator: its number in the graph.
+        operator: its index in the graph.
         name: of its output tensor.
         kernel: height and width of its filter.
         groups: 1 unless it is grouped.
@@ -156,11 +154,11 @@ class Layer:
 
     @property
     def full(self) -> Ranks:
-        """The ranks at which nothing is lost."""
+        """The ranks of an exact decomposition."""
         return Ranks(self.inputs, self.outputs)
 
     def macs(self, ranks: Ranks | None = None) -> int:
-        """Return its multiply-accumulates, or those of the three convolutions that take its place."""
+        """Return its multiply-accumulates, or those of its triple with these ranks."""
         before, after = self.pixels
         if ranks is None:
             return after * self.groups * self.outputs * self.inputs * prod(self.kernel)
@@ -189,7 +187,7 @@ def ranks_of(plan: Plan) -> dict[int, Ranks]:
 
 
 def tucker_layers(graph: Graph) -> tuple[Layer, ...]:
-    """Return the convolutions larger than 1 by 1; depthwise ones are none, whichever operator they are written as.
+    """Return the convolutions larger than 1 by 1; depthwise ones are left out, even where written as CONV_2D.
 
     Raises:
         RewriteError: there is none, or the model is quantised: its weights would be rounded a second time.
@@ -221,7 +219,7 @@ def tucker_layers(graph: Graph) -> tuple[Layer, ...]:
 
 
 def find_layer(layers: tuple[Layer, ...], word: str) -> Layer:
-    """Return the layer that a person means by an operator's number or the name of its output.
+    """Return the layer with an operator's number or the name of its output.
 
     Raises:
         RewriteError: there is none, or several have this name.
@@ -243,7 +241,7 @@ def read_filters(graph: Graph, layer: Layer) -> Filter:
     """Return the weights of a layer, shape ``(groups, outputs, height, width, inputs)``.
 
     Raises:
-        RewriteError: they are sparse, or computed by something else than a change from float16.
+        RewriteError: they are sparse, or computed by anything but a conversion from float16.
         ModelError: the model has no file, or the file cannot be read.
     """
     if graph.source is None:
@@ -287,8 +285,8 @@ class TuckerGraph:
     """A decomposed model.
 
     Attributes:
-        origins: for each of its operators the number that it has in the model before, alike for the three of a triple.
-        triples: operator of the model before → what factors its filter, once.
+        origins: for each operator its index in the original model, the same one for the three of a triple.
+        triples: operator of the original model → function that returns its triple, computed once.
     """
 
     graph: Graph
@@ -297,9 +295,9 @@ class TuckerGraph:
 
     @cached_property
     def errors(self) -> dict[int, float]:
-        """Operator of the model before → how far its filter is from the one that its triple stands for.
+        """Operator of the original model → error of its triple: norm of the difference over the norm of the filter.
 
-        The norm of the difference over the norm of the filter; asking for it factors what nobody has factored yet.
+        Reading it factors all filters that are not factored yet.
         """
         return {operator: triple().error for operator, triple in self.triples.items()}
 
@@ -309,7 +307,7 @@ class Triple:
     """The filters of the three convolutions, each ``(outputs, height, width, inputs of a group)``.
 
     Attributes:
-        error: the norm of the difference to the filter that they take the place of, over its norm.
+        error: the norm of the difference to the original filter, over the norm of that.
     """
 
     first: Weights
@@ -327,10 +325,10 @@ def decompose(
 
     Args:
         ranks: operator → the ranks of its triple; all others stay as they are.
-        known: triples of this model that were made before, by operator and ranks; new ones are added.
+        known: cache of triples of this model, by operator and ranks; new ones are added.
 
     Raises:
-        RewriteError: an operator is no convolution larger than 1 by 1, or a rank is 0 or above the channels.
+        RewriteError: an operator is not a convolution larger than 1 by 1, or a rank is 0 or above the channels.
         ModelError: the model has no file, or its file cannot be read.
     """
     if graph.source is None:
@@ -365,10 +363,10 @@ def decompose(
 
 
 def outline(graph: Graph, ranks: Mapping[int, Ranks]) -> Graph:
-    """Return the decomposed model's structure without any weights, for what counts and prices operators.
+    """Return the decomposed model's structure without any weights, to count and price operators.
 
     Raises:
-        RewriteError: see :func:`decompose`.
+        RewriteError: as of :func:`decompose`.
     """
     layers = _checked(graph, ranks)
     tensors, operators = list(graph.tensors), []
@@ -384,7 +382,7 @@ def factored(graph: Graph, layer: Layer, ranks: Ranks) -> Triple:
     """Return the filters of a layer's triple.
 
     Raises:
-        RewriteError: the weights are not there as plain numbers.
+        RewriteError: the weights are not plain numbers in the file.
         ModelError: the model's file cannot be read.
     """
     filters = read_filters(graph, layer)
@@ -425,7 +423,7 @@ def _write(
             (layer.groups * layer.outputs, 1, 1, ranks.outputs), lambda: triple().last, name + b"/last/kernel"
         ),
     ]
-    # The runtime's fast kernels want a bias, and each layer its own, so that it can be quantised.
+    # The runtime's fast kernels need a bias; each layer gets its own, so that it can be quantised.
     biases = [
         made.weights((length,), partial(_zeros, length), name + b"/" + part + b"/bias")
         for part, length in ((b"first", count), (b"core", filters))

@@ -1,6 +1,6 @@
 """Full integer quantisation of a model that was decomposed: first the ranks, then the bits.
 
-Quantising first would round weights twice, and the decomposition would take the first rounding for structure.
+Quantising first would round weights twice, and the decomposition would fit the rounding errors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from search_spaces.models.zoo.int8 import write_int8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Held(Weight):
-    """Weights that are there, rather than drawn."""
+    """Given weights, rather than random ones."""
 
     values: Array = field(default_factory=lambda: np.empty(0, np.float32))
 
@@ -33,8 +33,8 @@ def quantise(graph: Graph, path: Path) -> None:
     """Write a float32 model as ``:int8`` models of the zoo are written: calibrated by the runtime on seeded inputs.
 
     Args:
-        graph: all its operators are among those of the zoo's ``:int8`` models.
-        path: where to write; the float model is beside it meanwhile.
+        graph: a model whose operators all occur in the zoo's ``:int8`` models.
+        path: of the new file; the float model is written beside it for a while.
 
     Raises:
         ModelError: the model has no file, or its file cannot be read.

@@ -7,25 +7,21 @@
     vbmf           as many as are more than noise (Nakajima et al. 2013; Kim et al. 2016, arXiv:1511.06530)
     given          only the layers whose ranks are given one by one
 
-A grouped convolution has as many ranks as its group that wants most of them. Ranks of a share are rounded down to
-multiples of what kernels like, those that follow from weights are rounded up.
+A grouped convolution gets the ranks of the group that needs most. Ranks of a share are rounded down to the multiples
+that kernels work on, those that follow from weights are rounded up.
 
-Seed 001 reports what its ranks saved, but not the ranks. :data:`SEED_001` is fitted to that: one rule for all layers
-of its four networks that saves as much of each within 0.7 percentage points.
+Seed 001 reports the MACs that its ranks saved, but not the ranks. :data:`SEED_001` is one rule for all layers of its
+four networks, fitted to save as much in each within 0.7 percentage points.
 
-The rank of a matrix under noise, with nothing to choose: empirical variational Bayes matrix factorisation.
+``vbmf`` is empirical variational Bayes matrix factorisation, which has no parameter. Nakajima, Sugiyama, Babacan,
+Tomioka: "Global Analytic Solution of Fully-observed Variational Bayesian Matrix Factorization", Journal of Machine
+Learning Research 14 (2013); the equations below are theirs. A matrix is modelled as a product of two factors plus
+normal noise; the variances of the priors and of the noise are estimated from the matrix itself.
 
-Nakajima, Sugiyama, Babacan, Tomioka: "Global Analytic Solution of Fully-observed Variational Bayesian Matrix
-Factorization", Journal of Machine Learning Research 14 (2013); the equations below are theirs. A matrix is taken to be
-a product of two factors plus normal noise; the priors' and the noise's variances come from the matrix itself.
-
-Which ranks a model's convolutions may get, and what is lost with them, as far as the filters show (seed 001).
-
-A layer larger than 1 by 1 may stay as it is, or become the triple of some share of its channels, rounded down to what
-kernels work on at a time. Triples of no fewer multiply-accumulates are not offered. How far the outputs are then off is
-told beforehand by the filters: what their unfoldings lose at these ranks, relative, and of several layers the root of
-the sum of squares, as if what they lose were independent and passed on undiminished. That is an estimate; only a run
-tells.
+In a search (:class:`RankChoices`), a layer larger than 1 by 1 may stay as it is, or become the triple of some share of
+its channels, unless that saves no multiply-accumulates. The error of the outputs is estimated from the filters: the
+relative loss of their unfoldings at these ranks, and for several layers the root of the sum of squares, as if losses
+were independent and reached the outputs undiminished. Only a run measures the error.
 """
 
 from __future__ import annotations
@@ -50,11 +46,11 @@ Array = NDArray[np.float64]
 
 _GRID = 400
 _REFINEMENTS = 3
-_NOISELESS = 1e-12  # of the largest squared singular value: below lies what arithmetic leaves of zero
+_NOISELESS = 1e-12  # of the largest squared singular value: smaller ones are rounding errors of zero
 
 
 def evbmf_rank(squared: Array, shape: tuple[int, int]) -> int:
-    """Return how many components of a matrix are more than noise; 0 where all is noise.
+    """Return how many components of a matrix are above the noise; 0 where all is noise.
 
     Args:
         squared: its squared singular values, descending, ``min(shape)`` of them.
@@ -84,12 +80,12 @@ def _least_component(alpha: float) -> float:
 
 
 def _noise_variance(squared: Array, rows: int, columns: int, least: float) -> float:
-    """Return the noise variance that makes the matrix most likely: the minimum of the free energy (theorem 3).
+    """Return the most likely noise variance: the minimum of the free energy (theorem 3).
 
-    It has one variable and may have several minima, so that a grid is searched, and around its best point finer ones.
+    The function of one variable may have several minima, so a grid is searched, then finer ones around its best point.
     """
     alpha = rows / columns
-    most = max(0, math.ceil(rows / (1 + alpha)) - 1)  # components that there can be
+    most = max(0, math.ceil(rows / (1 + alpha)) - 1)  # maximum number of components
     upper = float(squared.sum()) / (rows * columns)
     lower = max(float(squared[most]) / (columns * least), float(squared[most:].mean()) / columns)
     low, high = math.log(min(lower, upper)), math.log(upper)
@@ -114,12 +110,12 @@ def _free_energy(x: Array, alpha: float, least: float) -> Array:
 
 Spectrum = NDArray[np.float64]
 Spectra = Callable[[], Iterator[tuple[Spectrum, Spectrum]]]
-"""Gives, group by group, the squared singular values of the unfoldings along input and output channels."""
+"""Yields, for each group, the squared singular values of the unfoldings along input and output channels."""
 
 MULTIPLE = 8
-"""What ranks are rounded to, unless another number is given: kernels work on 4, 8 or 16 channels at a time."""
+"""Default multiple that ranks are rounded to: kernels work on 4, 8 or 16 channels at a time."""
 
-_FEWEST = 8  # a rank below it saves nothing that a kernel would notice
+_FEWEST = 8  # kernels run smaller ranks no faster
 _HAIR = 1e-9
 
 RULES = "ratio:SHARE or ratio:IN,OUT, energy:SHARE, vbmf, given"
@@ -130,11 +126,11 @@ class Rule:
     """Chooses the ranks of a layer.
 
     Attributes:
-        text: what a person writes for it.
+        text: as the user writes it.
         ranks: returns the ranks of a layer, before rounding; None to leave it as it is.
-        least: whether fewer ranks would not do, so that they are rounded up; else more would not, and it is down.
-        looks: whether it looks at the weights.
-        why_not: why a layer that gets no ranks stays as it is.
+        least: whether the ranks are minima, which are rounded up; maxima are rounded down.
+        looks: whether it reads the weights.
+        why_not: reason why a layer without ranks stays as it is.
     """
 
     text: str
@@ -148,7 +144,7 @@ class Rule:
 
 
 def ratio(inputs: float, outputs: float) -> Rule:
-    """Return the rule of the same share of the channels everywhere; weights are not looked at."""
+    """Return the rule of the same share of the channels in all layers; it does not read weights."""
     text = f"ratio:{inputs:g}" + (f",{outputs:g}" if inputs != outputs else "")
 
     def ranks(layer: Layer, _: Spectra) -> Ranks:
@@ -158,7 +154,7 @@ def ratio(inputs: float, outputs: float) -> Rule:
 
 
 def energy(share: float) -> Rule:
-    """Return the rule of as few ranks as keep a share of the energy of each unfolding."""
+    """Return the rule of the smallest ranks that keep a share of the energy of each unfolding."""
 
     def ranks(_: Layer, spectra: Spectra) -> Ranks:
         found = [[energy_rank(squared, share) for squared in pair] for pair in spectra()]
@@ -176,14 +172,14 @@ def _above_noise(layer: Layer, spectra: Spectra) -> Ranks | None:
 
 
 VBMF = Rule("vbmf", _above_noise, why_not="its weights are nothing but noise")
-"""As many ranks as variational Bayes finds above the noise; a layer that is nothing but noise is left alone."""
+"""As many ranks as variational Bayes finds above the noise; a layer of nothing but noise stays as it is."""
 GIVEN = Rule("given", lambda _, __: None)
-"""None but those that are given layer by layer."""
+"""No ranks but those given layer by layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What becomes of a layer.
+    """The choice for one layer.
 
     Attributes:
         ranks: of its triple; None where it stays as it is.
@@ -201,10 +197,10 @@ class Choosing:
 
     Attributes:
         rule: for all layers that are not in ``given``.
-        given: operator → its ranks, which are taken as they are.
-        multiple: what the rule's ranks are rounded to multiples of; none is below it, or 8 if that is less.
-        most: no rank of the rule's is above it; None for the channels alone.
-        even_larger: whether triples are also made where they need no fewer multiply-accumulates than the layer.
+        given: operator → its ranks, which are used as they are.
+        multiple: the rule's ranks are rounded to multiples of it, at least to the smaller of it and 8.
+        most: upper limit of the rule's ranks besides the channels; None for no limit.
+        even_larger: whether triples are also made where they save no multiply-accumulates.
     """
 
     rule: Rule
@@ -220,7 +216,7 @@ SEED_001 = Choosing(ratio(0.38, 0.49), multiple=16, most=112)
 
 
 def parse_rule(text: str) -> Rule:
-    """Return the rule that a text stands for.
+    """Return the rule of a text such as ``ratio:0.4``.
 
     Raises:
         UsageError: there is no such rule, or its share is not above 0 and at most 1.
@@ -240,11 +236,11 @@ def parse_rule(text: str) -> Rule:
 
 
 def choose_ranks(graph: Graph, how: Choosing) -> tuple[Choice, ...]:
-    """Return what becomes of each convolution larger than 1 by 1.
+    """Return the choice for each convolution larger than 1 by 1.
 
     Raises:
         RewriteError: a rank is 0 or above the channels, there is nothing to decompose, or the model is quantised.
-        ModelError: the rule looks at the weights and they cannot be read.
+        ModelError: the rule reads the weights and they cannot be read.
     """
     return tuple(_choice(graph, layer, how) for layer in tucker_layers(graph))
 
@@ -281,11 +277,11 @@ def _rounded(rank: int, channels: int, how: Choosing) -> int:
 
 
 SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4)
-"""Of the channels, on both sides of a layer."""
+"""Offered shares of the channels, the same on both sides of a layer."""
 
 
 class RankChoices:
-    """The triples that a model's layers may become; see the module.
+    """The triples offered for each layer of a model, and their estimated errors.
 
     Attributes:
         layers: operator → the convolution.
@@ -305,14 +301,14 @@ class RankChoices:
 
     @cached_property
     def places(self) -> Mapping[tuple[int, Ranks], int]:
-        """A number for each layer's each triple, counted through."""
+        """Operator and ranks → consecutive number of the triple."""
         return {key: i for i, key in enumerate((o, r) for o, found in self.options.items() for r in found)}
 
     def loss(self, operator: int, ranks: Ranks) -> float:
-        """Return the square of a filter's relative error at some ranks, at most: what both its unfoldings lose.
+        """Return an upper bound of the square of a filter's relative error: the loss of both its unfoldings.
 
         Raises:
-            RewriteError: the weights are not there as plain numbers.
+            RewriteError: the weights are not plain numbers in the file.
             ModelError: the model has no file, or its file cannot be read.
         """
         if (operator, ranks) not in self._losses:
@@ -329,10 +325,10 @@ class RankChoices:
         return min(lost / energy, 1.0) if energy > 0.0 else 0.0
 
     def error(self, plan: Plan) -> float:
-        """Return by how much the outputs of a plan are expected to be off, relative; see the module.
+        """Return the estimated relative error of the outputs of a plan.
 
         Raises:
-            RewriteError, ModelError: see :meth:`loss`.
+            RewriteError, ModelError: as of :meth:`loss`.
         """
         return float(sum(self.loss(operator, ranks) for operator, ranks in ranks_of(plan).items()) ** 0.5)
 

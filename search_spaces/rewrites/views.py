@@ -1,9 +1,9 @@
-"""Slices and concatenations that move nothing: rows that follow each other in memory already lie where they belong.
+"""Elision of slices and concatenations of rows that are contiguous in memory.
 
-Height slices of NHWC tensors of one image are runs of bytes, and so are parts of a row. Where such a slice is taken of
-what another stage has written, or such parts of other stages are joined, the operator is left out: the parts are
-written to their place in the whole from the start, and slices are read where they lie. What depended on the operator
-then depends on what that read.
+Height slices of NHWC tensors of one image are contiguous, and so are parts of a row. Where such a slice is taken of
+another stage's output, or such outputs of other stages are concatenated, the operator is left out: the parts are
+written to their place in the whole, and slices are read in place. Readers of the operator's output then depend on its
+inputs.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from search_spaces.core.platform import Platform
 from search_spaces.models.dtypes import integers
 
 ALIGNMENT = 64
-"""Bytes; runtimes want their tensors to begin at multiples of it."""
+"""Bytes; runtimes require tensors to begin at multiples of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Viewed:
-    """A plan without the operators that move nothing.
+    """A plan without the elided operators.
 
     Attributes:
         graph: without them; its ``views`` say which tensor lies in which.
-        plan: of that graph; stages of which nothing is left are gone.
-        operators: for each stage of ``plan`` what is left of it, by the numbers of the graph before.
-        stage_of: for each stage of ``plan`` its number before.
+        plan: of that graph; stages that are empty now are removed.
+        operators: for each stage of ``plan`` its operators, with indices of the original graph.
+        stage_of: for each stage of ``plan`` its index in the original plan.
     """
 
     graph: Graph
@@ -39,9 +39,9 @@ class Viewed:
 
 
 def without_copies(graph: Graph, plan: Plan, platform: Platform) -> Viewed:
-    """Return a plan without slices and concatenations between stages that move nothing.
+    """Return a plan without slices and concatenations between stages that need no copy.
 
-    Only memory that all processors share can be used so: a plan with stages on accelerators stays as it is.
+    This requires memory that all processors share: a plan with stages on accelerators stays as it is.
     """
     found: _Views | None = None
     if all(platform[stage.processor].kind == "cpu" for stage in plan.stages):
@@ -64,11 +64,11 @@ def as_it_is(graph: Graph, plan: Plan) -> Viewed:
 
 
 class _Views:
-    """Finds the operators that move nothing.
+    """Finds the operators that can be elided.
 
     Attributes:
         elided: these operators.
-        views: tensor → the tensor in whose memory it lies, and at which byte.
+        views: tensor → the tensor whose memory it shares, and its byte offset there.
     """
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
@@ -84,14 +84,14 @@ class _Views:
                 self._concatenation(index, operator)
 
     def depending(self, operator: Operator) -> Operator:
-        """Return an operator that reads, in place of what nobody writes any more, what that was made of."""
+        """Return an operator with each input that is no longer written replaced by its sources."""
         inputs: list[int] = []
         for tensor in operator.inputs:
             inputs += self._sources.get(tensor, (tensor,))
         return replace(operator, inputs=tuple(inputs))
 
     def _is_outside(self, tensor: int, index: int) -> bool:
-        """Return whether a tensor comes from the arena, for a stage that runs operator ``index``."""
+        """Return whether a tensor is written outside the stage that runs operator ``index``."""
         writer = self._graph.producer.get(tensor)
         if writer is None:
             return tensor in self._graph.inputs
@@ -137,7 +137,7 @@ class _Views:
         self.elided.add(index)
 
     def _can_lie_inside(self, index: int, tensors: Sequence[int]) -> bool:
-        """Return whether parts can be written into the whole: each has a writer elsewhere, and a place of its own."""
+        """Return whether parts can be written into the whole: by other stages, each once and at an aligned byte."""
         offset = 0
         for tensor in tensors:
             taken = tensor in self.views or tensor in self._graph.inputs or tensor in self._graph.outputs
@@ -147,7 +147,7 @@ class _Views:
         return True
 
     def _counts_alike(self, operator: Operator) -> bool:
-        """Return whether the parts are quantised as the whole is."""
+        """Return whether the parts and the whole have the same quantisation."""
         source = self._graph.source
         if source is None:
             return False
@@ -161,7 +161,7 @@ def _scales(found: object) -> tuple[tuple[float, ...], ...]:
 
 
 def lie_inside(graph: Graph) -> bool:
-    """Return whether every view of a graph lies inside the tensor that it is a part of, which is none itself."""
+    """Return whether every view of a graph lies, aligned, inside its tensor, and that is not a view itself."""
     tensors, views = graph.tensors, graph.views
     return all(
         0 <= tensor < len(tensors)

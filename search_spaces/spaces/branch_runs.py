@@ -1,7 +1,7 @@
 """Runs: the sequences of operators between the points where a model branches and joins.
 
-A *run* is what is placed as a whole: the operators of a branch between the groups within it, or those of the model
-between its groups.
+A *run* is placed as a whole: the operators of a branch between the groups within it, or those of the model between its
+groups.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _runs(graph: Graph, groups: Sequence[BranchGroup]) -> tuple[tuple[int, ...],
         for i in range(1, len(operators) + 1):
             if i < len(operators):
                 before, after = operators[i - 1], operators[i]
-                # Others may lie between two operators of the trunk that do not need the first one, nor the second them.
+                # Operators that depend on neither may lie between two operators of the trunk.
                 apart = operators is trunk and after != before + 1
                 if before not in entries and after not in exits and not apart:
                     continue

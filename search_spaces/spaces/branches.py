@@ -1,21 +1,21 @@
 """Branches and parallel-branch groups of a model (seed 003): operators that can run at the same time.
 
 The seed's definitions: a *branch* is a sequential run of operators, with no path to another branch; a *parallel-branch
-group* is a set of branches with the same input node and the same output node. Where they are open, this module takes
-them as follows:
+group* is a set of branches with the same input node and the same output node. Where they leave a choice, this
+module decides:
 
 - A run may hold groups in place of operators, so groups nest: a branch that splits and joins again is one branch.
   One that splits and does not join before the group's exit (Inception v3's 3x3 into 1x3 and 3x1) is one too, and its
   inner group has the exit of the outer one.
-- An empty run is no branch. A residual block with a plain shortcut is no group; one whose
-  shortcut is projected is a group of two.
+- An empty run is not a branch. So a residual block with an identity shortcut is not a group; one with a projection
+  shortcut is a group of two.
 - Nodes are operators. Branches whose first operator reads no other (but the caller's inputs) share the entry ``None``,
   those whose last operator feeds no other the exit ``None``. An activation that later operators read stays within its
   branch though the caller gets it too.
 
 Found by series-parallel reduction (Valdes, Tarjan and Lawler 1982, doi:10.1137/0211023), in time linear in operators
-and edges but for the sorting. What does not reduce, such as blocks in which every layer reads all earlier ones, is no
-sequential run and holds no branches by this definition.
+and edges except for sorting. What does not reduce, such as blocks in which every layer reads all earlier ones, is not
+a sequential run and has no branches by this definition.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SOURCE = -1  # stands for the model's inputs, as the number of operators does f
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A run of operators and groups, each of which hands on to the next.
+    """A run of operators and groups, each of which feeds the next.
 
     Attributes:
         operators: those of the run itself, ascending; at least one.
@@ -48,7 +48,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class BranchGroup:
-    """Branches between two operators, free of each other.
+    """Independent branches between two operators.
 
     Attributes:
         entry: the operator that every branch reads; None where they begin at the model's inputs.
@@ -98,7 +98,7 @@ def walk(groups: Iterable[BranchGroup]) -> Iterator[BranchGroup]:
 
 @dataclass(slots=True)
 class _Run:
-    """A branch that still grows; ``first`` is the first operator of all, those in groups included."""
+    """A branch under construction; ``first`` is its first operator, those in groups included."""
 
     operators: list[int] = field(default_factory=list)
     groups: list[BranchGroup] = field(default_factory=list)
@@ -125,7 +125,7 @@ class _Network:
         return known
 
     def reduce(self) -> None:
-        """Take away each node with one neighbour on either side, and put a run in its place, until there is none."""
+        """Replace each node with one predecessor and one successor by a run, until there is none."""
         waiting = list(range(self._sink))[::-1]
         while waiting:
             node = waiting.pop()
@@ -140,7 +140,7 @@ class _Network:
             head.operators.append(node)
             head.operators += tail.operators
             head.groups += tail.groups
-            if self.connect(start, end, head):  # the ends have a neighbour less: they may be reducible now
+            if self.connect(start, end, head):  # the ends have one neighbour less and may be reducible now
                 waiting += [n for n in (end, start) if _SOURCE < n < self._sink]
 
     def joined(self, start: int, end: int, runs: list[_Run]) -> _Run:

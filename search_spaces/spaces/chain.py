@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def chain_plan(graph: Graph, cuts: Sequence[int], processors: Sequence[str]) -> Plan:
     """Return the plan that cuts the topological order before the operators ``cuts`` (ascending).
 
-    Consecutive stages of a topological order never depend on each other in a circle.
+    Consecutive stages of a topological order never form a cycle.
     """
     borders = [0, *cuts, len(graph.operators)]
     return Plan(
@@ -34,7 +34,7 @@ class ChainSpace:
     """All plans of 1 to ``max_stages`` consecutive stages over the processors of a platform.
 
     Parameters (fixed for the study): ``stages``; ``cut_1`` …, the operator before which to cut; ``processor_1`` …, that
-    of each stage. Of the processors that are alike only as many are offered as there can be stages.
+    of each stage. Of interchangeable processors only the first ``max_stages`` are offered.
 
     Raises:
         UsageError: there are more stages than operators, or fewer than one.
@@ -56,7 +56,7 @@ class ChainSpace:
 
     @property
     def max_stages(self) -> int:
-        """The stages of a plan at most."""
+        """Maximum number of stages of a plan."""
         return self._max_stages
 
     freedoms = ("cuts",)
@@ -87,12 +87,11 @@ class ChainSpace:
     def encode(self, plan: Plan) -> dict[str, Any]:
         """Return parameters with ``decode(encode(plan)) == plan``.
 
-        Parameters that the plan leaves open get fixed values.
-
-        A plan that is not canonical gets the parameters of its canonical form.
+        Parameters that the plan leaves open get fixed values. A plan that is not canonical gets the parameters of its
+        canonical form.
 
         Raises:
-            PlanError: the plan does not fit the graph or the platform, has too many stages, or is no chain.
+            PlanError: the plan does not fit the graph or the platform, has too many stages, or is not a chain.
         """
         plan.validate(self._graph, self._platform)
         if len(plan.stages) > self._max_stages:
@@ -132,7 +131,7 @@ class ChainSpace:
         raise IndexError(index)
 
     def neighbour(self, plan: Plan, rng: np.random.Generator) -> Plan:
-        """Return the plan after one random move: a stage elsewhere, a cut moved, one less or one more.
+        """Return the plan after one random move: a stage on another processor, a cut moved, removed or added.
 
         Args:
             plan: of this space.

@@ -1,7 +1,7 @@
 """Cut points of the topological order, the tensors that cross them, and the cut criteria of seed 000.
 
 A cut at position ``p`` separates operators ``0 … p-1`` from ``p … n-1``. Every criterion returns the positions in
-ascending order, ready for :func:`search_spaces.spaces.chain.chain_plan`.
+ascending order, as arguments of :func:`search_spaces.spaces.chain.chain_plan`.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def layer_type(graph: Graph) -> tuple[int, ...]:
 def parameter_count(graph: Graph, parts: int) -> tuple[int, ...]:
     """Cut into stages of parameters as equal as can be (seed 000, "parameter count").
 
-    The squared deviation from equal stages is smallest; among equals, the fewest bytes cross the cuts. A weight shared
-    by two operators counts for both.
+    Minimises the squared deviation from equal stages, then the bytes that cross the cuts. A weight shared by two
+    operators counts for both.
 
     Raises:
         UsageError: there are fewer operators than stages, or fewer than 1 stage.
@@ -119,7 +119,7 @@ def _add_part(
     squares: NDArray[np.int64],
     nbytes: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.intp]]:
-    """Return the table for one stage more, and for each end where that stage begins."""
+    """Return the tables with one more stage, and for each end the position where that stage begins."""
     import numpy as np
 
     count = len(before) - 1

@@ -1,7 +1,7 @@
-"""Counts and numbers sequences of processors, where processors that are alike are interchangeable.
+"""Counting and numbering of sequences of processors, some of which are interchangeable.
 
-A word gives each stage of a plan a processor. Of words that differ only in the names of alike processors, the canonical
-one uses the processors of each class in the order of the class.
+A word gives each stage of a plan a processor. Of words that differ only in the names of interchangeable processors, the
+canonical one uses the processors of each class in the order of the class.
 """
 
 from __future__ import annotations

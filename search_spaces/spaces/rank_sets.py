@@ -18,8 +18,8 @@ class RankSets:
     """The choice of ranks in a space of workloads.
 
     Args:
-        sets: for each client its rank sets, none of them empty; it may also stay undecomposed.
-        clients: of each instance its client.
+        sets: the rank sets of each client, none of them empty; every client may also stay undecomposed.
+        clients: the client of each instance.
     """
 
     def __init__(self, sets: Sequence[Sequence[RankSet]], clients: Sequence[int]) -> None:
@@ -32,14 +32,14 @@ class RankSets:
         return bool(self._open)
 
     def __len__(self) -> int:
-        """Return how many choices all models together have; leaving all of them as they are is one."""
+        """Return the number of choices of all models together; leaving all models as they are is one."""
         return prod(len(each) + 1 for each in self.sets)
 
     def chosen(self, which: Mapping[int, int]) -> tuple[RankSet, ...]:
         """Return the ranks of each instance, for an :class:`~search_spaces.core.decoded_plan.DecodedPlan`.
 
         Args:
-            which: client → the number of its set; 0, and clients that are left out: as the model is.
+            which: client → the number of its set; 0, the default, leaves the model as it is.
         """
         if not any(which.values()):
             return ()
@@ -70,23 +70,23 @@ class RankSets:
         return {f"ranks_{c + 1}": IntDistribution(0, len(self.sets[c])) for c in self._open}
 
     def decode(self, params: Mapping[str, Any]) -> tuple[RankSet, ...]:
-        """Return the ranks of each instance that parameters stand for."""
+        """Return the ranks of each instance, from parameters."""
         return self.chosen({c: int(params[f"ranks_{c + 1}"]) for c in self._open})
 
     def encode(self, found: DecodedPlan) -> dict[str, int]:
-        """Return parameters; errors are those of :meth:`which`."""
+        """Return parameters; raises what :meth:`which` raises."""
         which = self.which(found)
         return {f"ranks_{c + 1}": which[c] for c in self._open}
 
     def at(self, index: int) -> tuple[RankSet, ...]:
-        """Return choice number ``index`` of 0 … ``len(self) - 1``; number 0 is none at all."""
+        """Return choice number ``index`` of 0 … ``len(self) - 1``; number 0 decomposes nothing."""
         which = {}
         for c in self._open:
             index, which[c] = divmod(index, len(self.sets[c]) + 1)
         return self.chosen(which)
 
     def neighbour(self, found: DecodedPlan, rng: np.random.Generator) -> tuple[RankSet, ...]:
-        """Return ranks with those of one client changed; there must be a choice."""
+        """Return ranks with those of one client changed; some client must have a choice."""
         which = self.which(found)
         c = self._open[int(rng.integers(len(self._open)))]
         others = [n for n in range(len(self.sets[c]) + 1) if n != which[c]]

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class RankSpace(RankChoices):
     """All plans of another space, each with every choice of ranks.
 
-    Parameters (fixed for the study): those of the other space; and for each layer with a choice ``ranks_i``, the number
-    of its triple, the smallest first; the last number leaves it as it is.
+    Parameters (fixed for the study): those of the other space; and for each layer ``i`` with a choice ``ranks_i``, the
+    number of its triple, the smallest first; the last number leaves the layer as it is.
 
     Args:
         chains: the other space.
@@ -40,7 +40,7 @@ class RankSpace(RankChoices):
 
     @property
     def freedoms(self) -> tuple[str, ...]:
-        """What its plans may do."""
+        """The freedoms of its plans."""
         return (*freedoms_in(self.chains), "ranks")
 
     def distributions(self) -> dict[str, BaseDistribution]:
@@ -63,7 +63,7 @@ class RankSpace(RankChoices):
         """Return parameters with ``decode(encode(plan)) == plan``.
 
         Raises:
-            PlanError: the plan is not in the space: its stages are none of the space of chains, or its ranks others.
+            PlanError: the other space does not hold the plan's stages, or this one not its ranks.
         """
         params = self.chains.encode(replace(plan, ranks=()))
         ranks = ranks_of(plan)
@@ -99,7 +99,7 @@ class RankSpace(RankChoices):
         return self.with_ranks(self.chains.plan_at(chain), ranks)
 
     def neighbour(self, plan: Plan, rng: np.random.Generator) -> Plan:
-        """Return the plan after one random move: of the other space, or of one layer's ranks by a step.
+        """Return the plan after one random move: one of the other space, or one step in the ranks of a layer.
 
         Args:
             plan: of this space.

@@ -23,7 +23,7 @@ FREEDOMS = ("cuts", "branches", "splits", "ranks")
 """Freedoms of plans: cut into stages, run branches side by side, split operators, decompose convolutions."""
 
 EXACT = "exact"
-"""Stands for all freedoms that leave results as they are, as far as a model and a platform offer them."""
+"""All freedoms that leave the results unchanged and that the model and the platform support."""
 
 _METHODS = ("distributions", "decode", "encode", "cardinality", "plan_at")
 
@@ -31,10 +31,10 @@ _METHODS = ("distributions", "decode", "encode", "cardinality", "plan_at")
 def parse_freedoms(text: str) -> str:
     """Return ``cuts,branches,…`` in the order of :data:`FREEDOMS`, or the name of a plug-in's space as it is.
 
-    ``exact`` stays, and so does ``exact,ranks``: see :func:`offered`.
+    ``exact`` and ``exact,ranks`` stay as they are; :func:`offered` resolves them.
 
     Raises:
-        UsageError: a word is no freedom, or stands there twice, and no installed space has that name.
+        UsageError: a word is not a freedom or is repeated, and no installed space has that name.
     """
     words = [word.strip() for word in text.split(",")]
     unknown = [word for word in words if word not in (*FREEDOMS, EXACT)]
@@ -53,12 +53,12 @@ def parse_freedoms(text: str) -> str:
 
 
 def offered(allow: str, graphs: Iterable[Graph], platform: Platform) -> str:
-    """Return freedoms by name, where :data:`EXACT` may stand for those that models and processors offer.
+    """Return the freedoms by name, with :data:`EXACT` replaced by those that models and processors support.
 
-    Branches and operators can be shared by processors that run at once; branches are those of a model.
+    Branches and splits need processors that run at once; branches also need a model that has some.
 
     Args:
-        allow: see :func:`parse_freedoms`.
+        allow: as :func:`parse_freedoms` returns it.
     """
     words = allow.split(",")
     if EXACT not in words:
@@ -83,10 +83,10 @@ def freedoms_in(space: object) -> tuple[str, ...]:
 
 
 def needs_any_stages(allow: str) -> bool:
-    """Return whether plans have as many stages as they need, unless a person limits them.
+    """Return whether the number of stages is unlimited, unless the user limits it.
 
     Raises:
-        UsageError, UnavailableError: see :func:`make_space`.
+        UsageError, UnavailableError: as of :func:`make_space`.
     """
     if freedoms_of(allow):
         return bool(freedoms_of(allow) & {"branches", "splits"})
@@ -97,11 +97,11 @@ def make_space(allow: str, graph: Graph, platform: Platform, max_stages: int) ->
     """Return the space of some freedoms for a model on a platform.
 
     Args:
-        allow: see :func:`parse_freedoms`.
-        max_stages: stages of a plan at most; where operators are split each operator may begin one.
+        allow: as :func:`parse_freedoms` returns it.
+        max_stages: maximum number of stages of a plan; not used with branches or splits.
 
     Raises:
-        UsageError: the space is not possible for this model and so many stages.
+        UsageError: the model does not allow this space or number of stages.
         UnavailableError: a plug-in's space cannot be loaded or made; the text names the distribution and the cause.
     """
     freedoms = freedoms_of(allow)
@@ -130,13 +130,13 @@ def make_workload_space(
     """Return the space of some freedoms for several models.
 
     Args:
-        allow: see :func:`parse_freedoms`.
+        allow: as :func:`parse_freedoms` returns it.
         platform: processors and pools.
-        max_stages: stages of each model at most, where none is split or has branches side by side.
-        rank_sets: of each client the ranks that its instances may get.
+        max_stages: maximum number of stages of each model; not used with branches or splits.
+        rank_sets: the rank sets that the instances of each client may get.
 
     Raises:
-        UsageError: the space is not possible for these models and so many stages, or comes from a plug-in.
+        UsageError: the models do not allow this space or number of stages, or it comes from a plug-in.
     """
     from search_spaces.spaces.shared_workload_space import SharedWorkloadSpace
     from search_spaces.spaces.workload_space import WorkloadSpace

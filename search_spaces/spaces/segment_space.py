@@ -2,8 +2,8 @@
 
 Gates divide a model into segments (:mod:`~search_spaces.spaces.segments`). For each segment a plan says whether a block
 begins there and how that block runs, up to the next one: whole on one processor; split between two along height or
-channels, as one chain or operator by operator; or with the runs of the segment side by side on any processors. Sides of
-a block run at the same time and join at its end.
+channels, as one chain or operator by operator; or with the runs of the segment side by side on any processors. The
+sides of a block run at the same time and join at its end.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ AXES: tuple[Axis, ...] = ("height", "channels")
 Way = Literal["whole", "height", "channels", "each height", "each channels", "branches"]
 """How a block is run.
 
-``each``: every operator of the segment is split by itself, along that axis where it can be, else along the other one.
-Its last operator runs whole with what follows, as it does behind branches, but for a concatenation that ends the block.
+``each``: every operator of the segment is split by itself, along this axis if possible, else along the other one. The
+segment's last operator runs whole with what follows, as after branches, except a concatenation that ends the block.
 """
 
 EACH: Mapping[Way, tuple[Axis, Axis]] = {
     "each height": ("height", "channels"),
     "each channels": ("channels", "height"),
 }
-"""The ways that split operators by themselves: the axis that comes first, and the other one."""
+"""The ways that split each operator by itself: the axis that is tried first, and the other one."""
 
 _MOVES = 50
 
@@ -52,9 +52,9 @@ class Block:
         first, last: the operators, half-open.
         on: the processor; of a shared block, the one on which its sides are joined.
         other: the second processor of a shared block.
-        share: of a split, the first processor's share in steps of :data:`GRID`. Of branches, the processors of the runs
-            as a number with one digit a run, the first run's the lowest: 0 is ``on``, 1 is ``other``, the next digits
-            are the other processors in the order of the platform.
+        share: of a split, the first processor's share in units of 1/:data:`GRID`. Of branches, the processors of the
+            runs as a number with one digit per run, the first run's the lowest: 0 is ``on``, 1 is ``other``, the next
+            digits are the other processors in the order of the platform.
     """
 
     first: int
@@ -66,19 +66,19 @@ class Block:
 
 
 class SegmentSpace(SharedParts):
-    """All ways to cut a model into blocks, of which at most one begins in a segment, and to run each.
+    """All ways to cut a model into blocks, of which at most one begins in each segment, and to run them.
 
-    Parameters (fixed for the study), by the segment's first operator S: ``cut_S``: whether a block begins there, in a
-    segment of several operators before which of them, from 1, or 0 for none; ``way_S``, ``on_S``, ``with_S`` and
-    ``share_S``: see :class:`Block`; they count where a block begins. A choice with one option has no parameter. A block
-    that its parameters cannot split runs whole.
+    Parameters (fixed for the study), by the segment's first operator S: ``cut_S``, whether a block begins in it (of
+    several operators: at which, from 1, or 0 for none); ``way_S``, ``on_S``, ``with_S`` (``Block.other``) and
+    ``share_S``, the fields of that :class:`Block`. A choice with one option has no parameter. A block that cannot be
+    split as its parameters say runs whole.
 
     Args:
         splits: whether operators may be split.
         branches: whether branches may run side by side.
 
     Raises:
-        UsageError: there is one processor only, or the model offers none of the freedoms beside cuts.
+        UsageError: there is one processor only, or the model offers none of the freedoms besides cuts.
     """
 
     def __init__(self, graph: Graph, platform: Platform, *, splits: bool = True, branches: bool = True) -> None:
@@ -111,7 +111,7 @@ class SegmentSpace(SharedParts):
 
     @property
     def offers(self) -> frozenset[str]:
-        """Which freedoms beside cuts some block of this model can make use of."""
+        """The freedoms besides cuts that some block of this model can use."""
         ways = {way for found in self.ways for way in found} - {"whole"}
         return frozenset({"branches" if way == "branches" else "splits" for way in ways})
 
@@ -122,7 +122,7 @@ class SegmentSpace(SharedParts):
 
     @cached_property
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """Pairs of processors that run at once, each in both orders; of those that are alike the first ones only."""
+        """Pairs of processors that run at once, each in both orders; of interchangeable ones the first two only."""
         names = {p.name for group in self.platform.classes().values() for p in group[:2]}
         return tuple((a, b) for a, b in self.all_pairs if a in names and b in names)
 
@@ -133,9 +133,9 @@ class SegmentSpace(SharedParts):
 
     @cached_property
     def processors(self) -> tuple[str, ...]:
-        """Processors for unshared blocks: of those that are alike the first two.
+        """Processors for unshared blocks: of interchangeable ones the first two.
 
-        What is shared may end on either of two that are alike, and what follows stays there.
+        A shared block may join on either of the two, and the operators after it then run there.
         """
         return tuple(p.name for group in self.platform.classes().values() for p in group[:2])
 
@@ -273,7 +273,7 @@ class SegmentSpace(SharedParts):
         return tuple(found)
 
     def parts(self, plan: Plan) -> tuple[Part, ...]:
-        """Return the parts of a plan; stages that can be branches side by side are taken as such.
+        """Return the parts of a plan; stages that may be branches side by side count as branches.
 
         Raises:
             PlanError: the plan is not made of such parts.
@@ -328,7 +328,7 @@ class SegmentSpace(SharedParts):
         return found
 
     def _block(self, segment: Segment, parts: Sequence[Part]) -> Block:
-        """Return the block that stands for the parts that begin in a segment."""
+        """Return the block of the parts that begin in a segment."""
         first, last = parts[0].first, parts[-1].last
         for block in self._candidates(segment, parts, first, last):
             if self.parts_of(block) == tuple(parts):
@@ -344,9 +344,9 @@ class SegmentSpace(SharedParts):
         )
 
     def same(self, block: Block) -> Iterator[Block]:
-        """Yield all blocks that stand for the same parts, the block itself among them.
+        """Yield all blocks with the same parts, the block itself included.
 
-        Of branches the processors that ``on`` and ``other`` name are a choice of words.
+        The processors of branches can be encoded with any pair as ``on`` and ``other``.
         """
         parts = self.parts_of(block)
         if block.way != "branches" or parts == (Part(block.first, block.last, (block.on,)),):
@@ -428,7 +428,7 @@ class SegmentSpace(SharedParts):
         return self.plan(self.expand(self.blocks_from(params)))
 
     def blocks_from(self, params: Mapping[str, Any]) -> tuple[Block, ...]:
-        """Return the blocks that parameters stand for."""
+        """Return the blocks of parameters."""
         found: list[Block] = []
         for segment in self.segments:
             at = segment.first
@@ -469,7 +469,7 @@ class SegmentSpace(SharedParts):
     # All plans, by number, and those near one
 
     def shares(self, first: int, last: int) -> list[tuple[Way, int]]:
-        """Return the number of shares of a block on two processors, for each way."""
+        """Return the ways to share a block between two processors, and the number of shares of each."""
         segment, ways = self.segment(first), self.ways[self._segment_of[first]]
         found: list[tuple[Way, int]] = [(axis, len(self.cuts(first, last, axis))) for axis in self.axes]
         found += [(way, GRID - 1) for way in EACH if way in ways]
@@ -486,7 +486,7 @@ class SegmentSpace(SharedParts):
         return tuple(self._others) if way == "branches" else self.all_pairs
 
     def count(self, first: int, last: int) -> int:
-        """Return the number of ways to run a block; some may be the same plan."""
+        """Return the number of ways to run a block; several may be the same plan."""
         return len(self._place) + sum(count * len(self.pairs_for(way)) for way, count in self.shares(first, last))
 
     def mode_at(self, first: int, last: int, index: int) -> Block:
@@ -515,8 +515,8 @@ class SegmentSpace(SharedParts):
     def cardinality(self) -> int:
         """Return the number of plans.
 
-        Plans that differ only in the names of alike processors, or that several sets of parameters describe, count
-        separately.
+        Plans that differ only in the names of interchangeable processors, or that several sets of parameters describe,
+        count several times.
         """
         return self._rest[0]
 
@@ -542,7 +542,7 @@ class SegmentSpace(SharedParts):
         return self.plan(self.expand(blocks))
 
     def neighbour(self, plan: Plan, rng: np.random.Generator) -> Plan:
-        """Return the plan after one random move: a block changed, a cut moved, two blocks merged, or one split.
+        """Return the plan after one random move: a block changed, a cut moved, two blocks merged, or one cut in two.
 
         Args:
             plan: of this space.
@@ -581,7 +581,7 @@ class SegmentSpace(SharedParts):
         return [*blocks[:i], *halves, *blocks[i + 1 :]]
 
     def begins(self, first: int, last: int) -> list[int]:
-        """Return where a block may begin between two others' first operators, or the end of the model."""
+        """Return where a block may begin between the first operators of two others (or the end of the model)."""
         return [o for o in range(first + 1, last) if self.may_follow(first, o) and self.may_follow(o, last)]
 
     def _between(self, first: int, last: int, rng: np.random.Generator) -> int | None:

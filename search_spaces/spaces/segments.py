@@ -1,9 +1,9 @@
 """Segments of a model: operators between two gates, and the runs among them that can run side by side.
 
-A *gate* is an operator that needs all operators before it and that all operators after it need, and whose outputs are
-all that crosses to them. No operator after a gate can begin before the gate has ended, so each segment is a problem of
-its own once the processors of the gates are chosen. In a network of modules (GoogLeNet, Inception, ResNet, SqueezeNet)
-a segment is a module; in a chain of operators it is one operator.
+A *gate* is an operator that depends on all operators before it, on which all operators after it depend, and whose
+outputs are all that crosses to them. No operator after a gate can begin before the gate has ended, so each segment is
+an independent problem once the processors of the gates are chosen. In a network of modules (GoogLeNet, Inception,
+ResNet, SqueezeNet) a segment is a module; in a chain of operators it is one operator.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cached_property
 from search_spaces.core.graph import Graph
 from search_spaces.spaces.branch_runs import BranchRuns
 
-_MOST_CODES = 1 << 53  # numbers up to this are exact where samplers take them for floats
+_MOST_CODES = 1 << 53  # up to here numbers are exact in samplers that use floats
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Segment:
     Attributes:
         first, last: the operators, half-open.
         joint: where the runs end: the gate that reads them, or ``last`` where the model ends without one.
-        runs: the operators of each run, by their first one; together they are ``first … joint-1``. None where nothing
-            can run side by side.
+        runs: the operators of each run, by their first one; together they are ``first … joint-1``. Empty where
+            nothing can run side by side.
         reads: for each run the runs that it reads from, all of them before it.
     """
 
@@ -54,7 +54,7 @@ class Segment:
     def stages(self, on: Sequence[object]) -> list[tuple[int, ...]]:
         """Return which runs become a stage together, where run ``i`` is on the processor ``on[i]``.
 
-        A run joins the last stage on its processor where that delays nothing: it waits for nothing that the stage has
+        A run joins the last stage on its processor if that delays nothing: the run waits for nothing that the stage has
         not waited for, and every run elsewhere that waits for the stage also waits for the run.
         """
         readers: list[list[int]] = [[] for _ in self.runs]
@@ -63,7 +63,7 @@ class Segment:
                 readers[before].append(run)
         last: dict[object, int] = {}
         made: list[list[int]] = []
-        known: list[int] = []  # for each stage its runs and all that is over when it begins
+        known: list[int] = []  # for each stage, as a bit set: its runs and those that ended before it
         for run, processor in enumerate(on):
             at = last.get(processor)
             if at is not None and not self.before[run] & ~known[at]:
@@ -78,10 +78,9 @@ class Segment:
         return [tuple(stage) for stage in made]
 
     def base(self, processors: int) -> int:
-        """Return in which base the processors of the runs are written as one number: one digit a run.
+        """Return the base of the number that encodes the processors of the runs with one digit per run.
 
-        It is the number of processors, or less where there are so many runs that the number would be inexact; 1 where
-        even two processors are too many.
+        It is the number of processors, or less where the code would exceed 2^53; 1 where even base 2 is too large.
         """
         base = processors if self.runs else 1
         while base > 1 and base ** len(self.runs) > _MOST_CODES:
@@ -94,14 +93,14 @@ def gates(graph: Graph) -> list[int]:
     count = len(graph.operators)
     readers = [[c for t in o.outputs for c in graph.consumers.get(t, ())] for o in graph.operators]
     after = [bool(graph.predecessors(o)) for o in range(count)]
-    # The last position before which every operator from here on reads from some other operator.
+    # The first position from which on every operator reads from another one.
     rooted = count
     while rooted > 0 and after[rooted - 1]:
         rooted -= 1
     found, reach = [], -1
     for operator in range(count):
-        # Every operator before it is read, by none after it; every one after it reads some operator, so all need the
-        # gate.
+        # All operators before it are read, but by none after it; all after it read from some operator. So all paths
+        # lead through it.
         if reach <= operator and operator + 1 >= rooted:
             found.append(operator)
         if not readers[operator]:
@@ -131,7 +130,7 @@ def _segment(graph: Graph, runs: Sequence[tuple[int, ...]], first: int, last: in
         for number, run in enumerate(inside)
     ]
     if any(read > number for number, each in enumerate(reads) for read in each):
-        return Segment(first, last, joint)  # runs that lie within each other: none can be placed by itself
+        return Segment(first, last, joint)  # interleaved runs: none can be placed by itself
     found = Segment(first, last, joint, tuple(inside), tuple(reads))
     apart = any(bits != (1 << number) - 1 for number, bits in enumerate(found.before))
     return found if apart else Segment(first, last, joint)

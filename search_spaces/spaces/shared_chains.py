@@ -18,17 +18,17 @@ from search_spaces.core.graph import Graph
 from search_spaces.rewrites.splits import Axis, GrowingSplit, extent
 
 GRID = 16
-"""Number of equal steps of a share."""
+"""Number of equal steps of a share: a share is a multiple of 1/16."""
 
 LONGEST = 40
-"""The most operators of a chain that is split.
+"""Maximum number of operators of a chain that is split.
 
-Each operator more adds halo rows that both sides compute, and saves at most one meeting. The longest chain in a model's
-optimum that was seen is one of 38, in DenseNet121 on a Pixel 4 where handing over takes 0.1 ms; SqueezeNet's have 18,
-MobileNet's 13, VGG16's 6. Models all of whose operators are local along height would otherwise have chains of any two.
+Each further operator adds halo rows that both sides compute, and saves at most one join. The longest chain seen in an
+optimum has 38 operators, in DenseNet121 on a Pixel 4 where a transfer takes 0.1 ms; SqueezeNet's have 18, MobileNet's
+13, VGG16's 6. Without a limit, a model whose operators are all local along height has a chain for every two of them.
 """
 
-_TILE: Mapping[Axis, int] = {"height": 1, "channels": 8}  # of a kernel: channels are computed in blocks
+_TILE: Mapping[Axis, int] = {"height": 1, "channels": 8}  # kernels compute channels in blocks of 8
 
 Counts = NDArray[np.int64]
 
@@ -37,17 +37,17 @@ Counts = NDArray[np.int64]
 class ChainCuts:
     """The splits of the chains that end at one operator along one axis, and the work of their sides.
 
-    There are K cuts, and the longest chain has D operators. Entry ``d`` of an axis D is about the operator ``d`` before
-    the last one, or about the chain that begins there; it is 0 beyond a cut's longest chain.
+    There are K cuts, and the longest chain has D operators. Entry ``d`` of an axis D belongs to the operator ``d``
+    before the last one, or to the chain that begins there; it is 0 beyond a cut's longest chain.
 
     Attributes:
-        steps: shape ``(K,)``, ascending: of :data:`GRID`.
-        cuts: shape ``(K,)``: see :class:`~search_spaces.rewrites.splits.Split`.
-        lengths: shape ``(K,)``: how many operators the longest chain has that can be split there.
-        rows: shape ``(K, 2, D)``: how many indices along the axis each side computes of the operator.
-        sliced_nbytes: shape ``(K, 2, D)``: what each side slices of what the chain reads.
-        joined_nbytes: shape ``(D,)``: what leaves the chain.
-        given_nbytes: shape ``(D,)``: what of that the caller gets.
+        steps: shape ``(K,)``, ascending, in units of 1/:data:`GRID`.
+        cuts: shape ``(K,)``: indices along the axis, as of :class:`~search_spaces.rewrites.splits.Split`.
+        lengths: shape ``(K,)``: operators of the longest chain that can be split there.
+        rows: shape ``(K, 2, D)``: indices along the axis that each side computes of the operator.
+        sliced_nbytes: shape ``(K, 2, D)``: bytes that each side slices from the inputs of the chain.
+        joined_nbytes: shape ``(D,)``: bytes that leave the chain.
+        given_nbytes: shape ``(D,)``: those of them that are outputs of the model.
     """
 
     steps: Counts
@@ -59,7 +59,7 @@ class ChainCuts:
     given_nbytes: Counts
 
     def of(self, length: int) -> dict[int, int]:
-        """Return the steps at which the chain of so many operators can be split, and the cuts there."""
+        """Return step → cut for each place where the chain of ``length`` operators can be split."""
         return {
             int(s): int(c) for s, c, most in zip(self.steps, self.cuts, self.lengths, strict=True) if most >= length
         }
@@ -76,7 +76,7 @@ def chain_cuts(graph: Graph, last: int, axis: Axis) -> ChainCuts:
         length = 0
     tile = _TILE[axis] if length >= 2 * _TILE[axis] else 1
     steps = {step: round(step * length / GRID / tile) * tile for step in range(1, GRID)}
-    # Of steps that are the same cut, the middle one counts, or else the first one.
+    # Of several steps with one cut, the middle of the grid is kept, or else the first one.
     step_of = {cut: step for step, cut in (*reversed(steps.items()), (GRID // 2, steps[GRID // 2])) if 0 < cut < length}
     grown = [(step, cut, *_grown(graph, last, axis, (0, cut, length))) for cut, step in step_of.items()]
     found = sorted(g for g in grown if g[2])
@@ -93,7 +93,7 @@ def chain_cuts(graph: Graph, last: int, axis: Axis) -> ChainCuts:
 def _grown(
     graph: Graph, last: int, axis: Axis, borders: tuple[int, int, int]
 ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    """Return what both sides compute of each operator, and slice for each chain, as it grows to its longest."""
+    """Return the rows that each side computes of each operator, and the bytes that it slices for each chain."""
     rows: list[tuple[int, ...]] = []
     sliced: list[tuple[int, ...]] = []
     split = GrowingSplit(graph, last, axis, borders)
@@ -105,7 +105,7 @@ def _grown(
 
 
 def _leaving(graph: Graph, last: int, longest: int) -> tuple[Counts, Counts]:
-    """Return the bytes that leave each chain, and those of them that the caller gets."""
+    """Return the bytes that leave each chain, and those of them that are outputs of the model."""
     found = np.zeros((2, longest), dtype=np.int64)
     for d in range(longest):
         for tensor in graph.operators[last - 1 - d].outputs:

@@ -21,9 +21,9 @@ class Part:
 
     Attributes:
         first, last: the operators, half-open.
-        on: the processor; or the two that share the work; or, of branches, that of each run of the segment.
+        on: the processor; the two that share the work; or, of branches, the processor of each run of the segment.
         axis: how the part is shared; None where it is not.
-        cut: where it is split; see :class:`~search_spaces.rewrites.splits.Split`.
+        cut: the index where it is split, as of :class:`~search_spaces.rewrites.splits.Split`.
     """
 
     first: int
@@ -49,7 +49,7 @@ class SharedParts:
         return self._chains[last, axis]
 
     def cuts(self, first: int, last: int, axis: Axis) -> Mapping[int, int]:
-        """Return, for a chain, the steps of the grid at which it can be split in two, and the cuts there.
+        """Return step of the grid → cut for each place where a chain can be split in two.
 
         There are none where it is longer than :data:`~search_spaces.spaces.shared_chains.LONGEST`.
         """
@@ -61,7 +61,7 @@ class SharedParts:
         return self._cuts[key]
 
     def steps(self, first: int, last: int, axis: Axis) -> Mapping[int, Sides]:
-        """Return, for a chain, the steps of the grid at which it can be split in two, and the sides there."""
+        """Return step of the grid → sides for each place where a chain can be split in two."""
         found = self.cuts(first, last, axis)
         return {step: self.sides(Split(first, last, axis, (cut,))) for step, cut in found.items()}
 
@@ -76,13 +76,13 @@ class SharedParts:
         return self._sides[split]
 
     def sides_of(self, part: Part) -> Sides:
-        """Return the sides of a part that is split; errors as of :meth:`sides`."""
+        """Return the sides of a part that is split; raises what :meth:`sides` raises."""
         if part.axis is None or part.axis == "branches":
             raise RewriteError(f"operators {part.first} to {part.last - 1} are not split")
         return self.sides(Split(part.first, part.last, part.axis, (part.cut,)))
 
     def step(self, part: Part) -> int | None:
-        """Return at which step of the grid a part is split, or None where it is at none."""
+        """Return the step of the grid at which a part is split, or None where there is none."""
         if part.axis is None or part.axis == "branches":
             return None
         found = self.cuts(part.first, part.last, part.axis)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 Form = tuple[Way, int]
-"""How a block is run, and at which share; see :class:`~search_spaces.spaces.segment_space.Block`."""
+"""Way and share of a :class:`~search_spaces.spaces.segment_space.Block`."""
 
 _WHOLE: Form = ("whole", 1)
 _OF_CLIENT = ("cut", "way", "share")  # parameters that the instances of a client have in common
@@ -33,9 +33,9 @@ _OF_CLIENT = ("cut", "way", "share")  # parameters that the instances of a clien
 class SharedWorkloadSpace(WorkloadSpace):
     """All ways to cut the models of a workload into blocks, and to run each whole or on several processors.
 
-    Parameters beside those of the queue are those of :class:`~search_spaces.spaces.segment_space.SegmentSpace`: for the
-    client C ``cut_C_S``, ``way_C_S`` and ``share_C_S``; for each instance K ``on_K_S`` and ``with_K_S``. An instance
-    runs a block whole that its parameters cannot share.
+    Besides those of the queue, its parameters are those of
+    :class:`~search_spaces.spaces.segment_space.SegmentSpace`: ``cut_C_S``, ``way_C_S`` and ``share_C_S`` for client C;
+    ``on_K_S`` and ``with_K_S`` for instance K. A block that cannot be split as its parameters say runs whole.
 
     Args:
         splits: whether operators may be split.
@@ -59,13 +59,13 @@ class SharedWorkloadSpace(WorkloadSpace):
         for graph in graphs:
             made.setdefault(id(graph), SegmentSpace(graph, alone, splits=splits, branches=branches))
         self.models: tuple[SegmentSpace, ...] = tuple(made[id(graph)] for graph in graphs)
-        """The space of each client's model by itself; processors that are alike are distinct."""
+        """The space of each client's own model; interchangeable processors are distinct in it."""
         pairs = list(permutations(alone.processors, 2))
         self._pairs = [(a.name, b.name) for a, b in pairs if not a.excludes(b)]
 
     @property
     def freedoms(self) -> tuple[str, ...]:
-        """What its plans may do, beside ranks."""
+        """The freedoms of its plans besides ranks."""
         return self.models[0].freedoms
 
     @property
@@ -110,7 +110,7 @@ class SharedWorkloadSpace(WorkloadSpace):
         return params
 
     def _in_common(self, block: Block, form: Form) -> Block:
-        """Return a block as the instances of a client share it; one that runs whole shares it with itself."""
+        """Return a block with the common way and share of the client's instances; a whole one is shared with itself."""
         return replace(block, way=form[0], share=form[1], other=block.other or block.on)
 
     def _blocks(self, client: int, row: Row) -> tuple[Block, ...]:
@@ -123,7 +123,7 @@ class SharedWorkloadSpace(WorkloadSpace):
         return space.plan(space.expand(blocks)).stages
 
     def _alike(self, client: int, rows: Sequence[Row]) -> list[tuple[Block, ...]]:
-        """Return the blocks of each instance of a client, all cut alike.
+        """Return the blocks of each instance of a client, which must have the same cuts.
 
         Raises:
             PlanError: instances are cut in different ways.
@@ -135,7 +135,7 @@ class SharedWorkloadSpace(WorkloadSpace):
         return list(zip(*alike, strict=True))
 
     def _in_the_same_words(self, client: int, blocks: Sequence[Block]) -> Sequence[Block]:
-        """Return what runs the same operators in each instance, with one way and one share where that can be."""
+        """Return the blocks of the same operators in all instances, re-encoded with one way and share if possible."""
         if len({(block.way, block.share) for block in blocks if block.way == "branches"}) < 2:
             return blocks
         words = [
@@ -149,10 +149,10 @@ class SharedWorkloadSpace(WorkloadSpace):
         return [each if found is None else found[share] for each, found in zip(blocks, words, strict=True)]
 
     def _forms(self, client: int, each: Sequence[tuple[Block, ...]]) -> dict[int, Form]:
-        """Return how the blocks that instances share are run, by their first operators.
+        """Return the common way and share of each block, by its first operator.
 
         Raises:
-            PlanError: instances share a block in different ways.
+            PlanError: instances split a block in different ways.
         """
         found = {block.first: _WHOLE for block in each[0]}
         for block in (block for blocks in each for block in blocks if block.way != "whole"):
@@ -184,7 +184,7 @@ class SharedWorkloadSpace(WorkloadSpace):
         return tuple(found)
 
     def _cut_otherwise(self, rows: tuple[Row, ...], rng: np.random.Generator) -> tuple[Row, ...]:
-        """Change the blocks of a client's model as its own space does; instances stay where they are."""
+        """Change the blocks of a client's model as its own space does; instances keep their processors."""
         k = int(rng.integers(len(rows)))
         c = self._client[k]
         space = self.models[c]
@@ -207,9 +207,9 @@ class SharedWorkloadSpace(WorkloadSpace):
         return tuple(found)
 
     def _ways_of(self, client: int, first: int, last: int) -> tuple[int, int, list[tuple[Way, int]]]:
-        """Return in how many ways the instances of a client run a block whole, and in how many at each share.
+        """Return the numbers of placements of a block with all instances whole, and of those with some shared.
 
-        Beside them stand the ways to share it, and how many shares each has.
+        The third value is :meth:`SegmentSpace.shares`; each share there has the second number of placements.
         """
         instances, processors, space = self._counts[client], len(self._places), self.models[client]
         if not space.may_follow(first, last):
@@ -235,7 +235,7 @@ class SharedWorkloadSpace(WorkloadSpace):
         return tuple(found)
 
     def _count_rows(self) -> int:
-        """Return how many stages all instances can have; processors that are alike count separately."""
+        """Return the number of choices of all instances' stages; interchangeable processors count separately."""
         return prod(ways[0] for ways in self._ways)
 
     def _rows_at(self, index: int, order: Sequence[int]) -> tuple[Row, ...]:  # noqa: ARG002
@@ -295,7 +295,7 @@ def _placed(block: Block, form: Form, on: tuple[str, ...]) -> Block:
 
 
 def _apart(platform: Platform) -> Platform:
-    """Return a platform on which no processors are alike, and none runs beside a pool that it belongs to."""
+    """Return a platform without interchangeable processors, where pools and their members exclude each other."""
     found = []
     for processor in platform.processors:
         resources = {name: 1.0 for name in members(processor) for name in platform[name].resources}

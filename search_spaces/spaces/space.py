@@ -21,7 +21,7 @@ class SearchSpace(Protocol):
         ...
 
     def decode(self, params: Mapping[str, Any]) -> Plan:
-        """Return the canonical plan that the parameters stand for; total and pure."""
+        """Return the canonical plan of any parameters within the distributions; a pure function."""
         ...
 
     def encode(self, plan: Plan) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class EnumerableSpace(SearchSpace, Protocol):
 
 @runtime_checkable
 class NeighbourlySpace(EnumerableSpace, Protocol):
-    """A space with neighbours of its own, better than general moves."""
+    """A space with its own neighbourhood, which suits it better than general moves."""
 
     def neighbour(self, plan: Plan, rng: np.random.Generator) -> Plan:
         """Return a plan of the space, one random move away from another one."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _MOST_SIZES = 1 << 16
 Row = tuple[Stage, ...]
-"""The stages of one instance, by its own operators."""
+"""The stages of one instance, with operator indices of its own model."""
 
 _RANKS_MOVE = 0.2  # of all moves, where models may be decomposed
 _SHIFT, _JOIN, _SHIFT_NEAR = 0.5, 0.65, 0.8  # of moves of cuts
@@ -34,20 +34,19 @@ _STEPS = tuple(sign * step for step in (1, 1, 1, 2, 2, 3, 5, 8) for sign in (1, 
 class WorkloadSpace:
     """All ways to cut the models of a workload into jobs on processors and pools.
 
-    Parameters (fixed for the study): ``dispatch``; ``jobs_C`` and ``cut_C_i``, for the client C (from 1) the number of
-    its jobs and the operators before which to cut; ``first_K``, the rank of instance K (from 1) in the order, the
-    smallest first; ``on_K_J``, the processor of job J of instance K. Equal values of ``first_K`` keep the order of the
-    workload. Where a model may be decomposed ``ranks_C``: 0 leaves it as it is, other numbers are its rank sets, from
-    1.
+    Parameters (fixed for the study): ``dispatch``; ``jobs_C`` and ``cut_C_i``, for client C (from 1) the number of its
+    jobs and the operators before which to cut; ``first_K``, the rank of instance K (from 1) in the order, the smallest
+    first; ``on_K_J``, the processor of job J of instance K. Equal values of ``first_K`` keep the order of the workload.
+    Where a model may be decomposed ``ranks_C``, the number of its rank set from 1; 0 leaves the model as it is.
 
     Args:
         joined: the models, a component for each instance.
         platform: its processors and pools (:mod:`search_spaces.core.pools`).
-        max_jobs: of a model at most; models with fewer operators have fewer.
-        rank_sets: of each client the sets of ranks that all its instances may get, none of them empty; () for none.
+        max_jobs: maximum number of jobs of a model; models with fewer operators have fewer.
+        rank_sets: the rank sets of each client, for all its instances, none of them empty; () for no ranks.
 
     Raises:
-        UsageError: there are fewer than one job, or too many clients to count the plans.
+        UsageError: ``max_jobs`` is below 1, or there are too many clients to count the plans.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class WorkloadSpace:
 
     @property
     def freedoms(self) -> tuple[str, ...]:
-        """What its plans may do, beside ranks."""
+        """The freedoms of its plans besides ranks."""
         return ("cuts",)
 
     @property
@@ -113,7 +112,7 @@ class WorkloadSpace:
         return found
 
     def decode(self, params: Mapping[str, Any]) -> Plan:
-        """Return the canonical plan that the parameters stand for; total and pure.
+        """Return the canonical plan of any parameters within the distributions; a pure function.
 
         A cut proposed twice moves to the next free place.
         """
@@ -123,7 +122,7 @@ class WorkloadSpace:
         return self.plan(DecodedPlan(params["dispatch"], tuple(order), self._rows(params), ranks))
 
     def _rows(self, params: Mapping[str, Any]) -> tuple[Row, ...]:
-        """Return the stages of each instance that parameters stand for."""
+        """Return the stages of each instance, from parameters."""
         cuts = []
         for c, count in enumerate(self._operators, 1):
             chosen: set[int] = set()
@@ -157,7 +156,7 @@ class WorkloadSpace:
         return found
 
     def encode(self, plan: Plan) -> dict[str, Any]:
-        """Return parameters with ``decode(encode(plan)) == plan``; any plan gets those of its canonical form.
+        """Return parameters with ``decode(encode(plan)) == plan`` where the plan is canonical.
 
         Raises:
             PlanError: the plan is not in the space.
@@ -168,10 +167,10 @@ class WorkloadSpace:
         return {**params, **self._row_params(found.stages), **self.ranks.encode(found)}
 
     def _row_params(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """Return the parameters that the stages of each instance stand for.
+        """Return the parameters of the stages of each instance.
 
         Raises:
-            PlanError: there are none.
+            PlanError: the stages are not in the space.
         """
         params: dict[str, Any] = {}
         for c, most in enumerate(self._most):
@@ -208,7 +207,7 @@ class WorkloadSpace:
         return self.plan(DecodedPlan(self.dispatches[dispatch], tuple(order), rows, self.ranks.at(ranks)))
 
     def _count_rows(self) -> int:
-        """Return how many different stages all instances can have, for one order of theirs."""
+        """Return the number of choices of all instances' stages, for one order of the instances."""
         return sum(size for _, size in self._sizes())
 
     def _rows_at(self, index: int, order: Sequence[int]) -> tuple[Row, ...]:
@@ -265,7 +264,7 @@ class WorkloadSpace:
         )
 
     def _cut_otherwise(self, rows: tuple[Row, ...], rng: np.random.Generator) -> tuple[Row, ...]:
-        """Move a cut, make one job of two, or cut once more and run either side anywhere."""
+        """Move a cut, merge two jobs, or add a cut and place one side of it anywhere."""
         c = int(rng.integers(len(self._most)))
         count, cuts = self._operators[c], list(_cuts(rows[self._client.index(c)]))
         processors = {k: [s.processor for s in rows[k]] for k, client in enumerate(self._client) if client == c}
@@ -292,7 +291,7 @@ class WorkloadSpace:
         return self._places[int(rng.integers(len(self._places)))]
 
     def _sizes(self) -> Iterator[tuple[Sequence[int], int]]:
-        """Yield the jobs of each client, and how many plans there are of one dispatch and one order."""
+        """Yield the numbers of jobs of the clients, and the number of plans with them for one dispatch and order."""
         for jobs in product(*(range(1, most + 1) for most in self._most)):
             ways = prod(comb(count - 1, parts - 1) for count, parts in zip(self._operators, jobs, strict=True))
             yield jobs, ways * self._words(jobs)
@@ -311,7 +310,7 @@ def _cuts(row: Row) -> tuple[int, ...]:
     """Return where a model is cut.
 
     Raises:
-        PlanError: its stages are no runs of operators one after another.
+        PlanError: its stages are not consecutive runs of operators.
     """
     end = 0
     for index, stage in enumerate(row):
@@ -322,11 +321,11 @@ def _cuts(row: Row) -> tuple[int, ...]:
 
 
 def _order_at(rank: int, counts: Sequence[int], clients: Sequence[int]) -> list[int]:
-    """Return order number ``rank`` of the instances, in which those of a client come by their number.
+    """Return order number ``rank`` of the instances; those of one client stay in ascending order.
 
     Args:
         counts: instances of each client.
-        clients: of each instance its client.
+        clients: the client of each instance.
     """
     left = list(counts)
     following = [clients.index(c) for c in range(len(left))]

@@ -1,4 +1,4 @@
-"""Models that are built on demand: one module a family, imported when one of its models is wanted."""
+"""Built-in models, built on demand: one module per family, imported when it is needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VERSION = 3  # raise it when any model's file changes, so that files in caches a
 
 
 def draft(name: str | Spec) -> Draft:
-    """Return the float32 structure of the model of a name; its weights are made when it is written.
+    """Return the float32 structure of a model by its name; weights are made when it is written.
 
     Raises:
         ModelError: the zoo has no such model.
@@ -48,7 +48,7 @@ def write(spec: Spec, path: Path) -> None:
         from search_spaces.models.zoo.float16 import with_float16_weights
 
         drafted = with_float16_weights(drafted)
-    if drafted.nbytes > MAX_NBYTES:  # an int8 model begins as a file of float32
+    if drafted.nbytes > MAX_NBYTES:  # an int8 model is made from a float32 file
         raise ModelError(
             f"{spec.canonical}: the model would take {drafted.nbytes:,} bytes; one file holds {MAX_NBYTES:,}",
             "give a smaller width or size",

@@ -1,8 +1,8 @@
-"""A model whose weights are not made yet: its structure, and how each weight is drawn.
+"""Construction of models with deferred weights: the structure, and how each weight is drawn.
 
-Weights are He-normal (He et al. 2015, arXiv:1502.01852): standard deviation ``sqrt(2 / fan_in)``. Each tensor has a
-random stream of its own, named by model and tensor, so a weight depends neither on the order of layers nor on other
-tensors; it is made when it is written, so the peak memory of building is one tensor.
+Weights are He-normal (He et al. 2015, arXiv:1502.01852): standard deviation ``sqrt(2 / fan_in)``. Each tensor has its
+own random stream, seeded by the names of model and tensor, so a weight depends neither on the order of layers nor on
+other tensors. It is made when it is written, so the peak memory of building is one tensor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from search_spaces.models.flatbuffer import ALIGNMENT, pack_header, write_model
 from search_spaces.models.litert import VERSION, plain_options
 
 SPECTRUM_RATE = 8.0  # singular values fall as exp(-8 k / n): a quarter of the rank holds 98 % of the energy
-SPECTRUM_CHANNELS = 16  # axes with fewer channels stay as they are, they have no rank to spare
+SPECTRUM_CHANNELS = 16  # axes with fewer channels keep full rank
 
 Array = NDArray[Any]
 
@@ -48,8 +48,8 @@ class Weight:
         shape: outputs first and inputs last, for those that ``low_rank`` may apply to.
         std: standard deviation.
         mean: of the distribution.
-        low_rank: whether singular values over the first and the last axis fall exponentially (``+spectrum``).
-        half: whether it is kept as float16.
+        low_rank: whether singular values along the first and the last axis fall exponentially (``+spectrum``).
+        half: whether it is stored as float16.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Weight:
     half: bool = False
 
     def make(self, model: str) -> Array:
-        """Return the weights that belong to this tensor in a model of this name."""
+        """Return the weights of this tensor in a model of this name."""
         digest = hashlib.sha256(f"{model}/{self.name}".encode()).digest()
         random = np.random.default_rng(np.random.SeedSequence(int.from_bytes(digest, "little")))
         values: Array = random.standard_normal(self.shape, np.float32)
@@ -75,7 +75,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A model whose weights are not made yet.
+    """A model with deferred weights.
 
     Attributes:
         name: the seed of its weights.
@@ -103,7 +103,7 @@ class Draft:
         return end
 
     def graph(self) -> Graph:
-        """Return the graph that reading the written file gives, without a file."""
+        """Return the graph of the written file, without writing it."""
         sub = self.schema.subgraphs[0]
         kinds = [_KINDS[code.builtinCode] for code in self.schema.operatorCodes]
         operators = tuple(
@@ -152,7 +152,7 @@ class Assembly:
     def weight(
         self, name: str, shape: tuple[int, ...], std: float, mean: float = 0.0, *, matrix: bool = False
     ) -> Value:
-        """Add a constant of normally distributed float32; a ``matrix`` follows the model's choice of spectrum."""
+        """Add a constant of normally distributed float32; a ``matrix`` may be low-rank (``+spectrum``)."""
         self._model.buffers.append(schema.BufferT())
         buffer = len(self._model.buffers) - 1
         self._weights[buffer] = Weight(name, shape, std, mean, matrix and self._low_rank)
@@ -176,7 +176,7 @@ class Assembly:
         code = getattr(schema.BuiltinOperator, kind)
         if code not in self._codes:
             self._codes[code] = len(self._model.operatorCodes)
-            # Readers from before the wider field look at the deprecated one, which takes codes up to 127.
+            # Older readers use the deprecated field, which holds codes up to 127.
             self._model.operatorCodes.append(
                 schema.OperatorCodeT(deprecatedBuiltinCode=min(code, 127), builtinCode=code, version=1)
             )
@@ -191,7 +191,7 @@ class Assembly:
         return output
 
     def finish(self, *outputs: Value) -> Draft:
-        """Return the model with these outputs; the builder is not used any more."""
+        """Return the model with these outputs; the builder must not be used afterwards."""
         self._graph.outputs = [v.index for v in outputs]
         signature = schema.SignatureDefT(signatureKey="serving_default", subgraphIndex=0)
         signature.inputs = [self._signature_entry(i) for i in self._graph.inputs]
@@ -209,7 +209,7 @@ class Assembly:
 
 
 class _Weights(Mapping[int, Array]):
-    """Weights by buffer number, made when they are read."""
+    """Buffer number → weights, made on access."""
 
     def __init__(self, model: str, weights: Mapping[int, Weight]) -> None:
         self._model = model
@@ -226,9 +226,9 @@ class _Weights(Mapping[int, Array]):
 
 
 def _decaying(values: Array, axis: int, random: np.random.Generator) -> Array:
-    """Scale the directions of an axis by ``exp(-rate k / n)``, in a random orthogonal basis; the energy stays.
+    """Scale the directions of an axis by ``exp(-rate k / n)``, in a random orthogonal basis; the energy is kept.
 
-    The basis is a cosine transform with random signs: dense, exactly orthogonal, and quick for 25,088 channels.
+    The basis is a cosine transform with random signs: dense, exactly orthogonal, and fast for 25,088 channels.
     """
     from scipy.fft import dct
 

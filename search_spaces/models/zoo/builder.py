@@ -1,4 +1,4 @@
-"""Build a ``.tflite`` model layer by layer, as a converter would emit it, with seeded weights.
+"""Layer-by-layer builder of ``.tflite`` models with seeded weights, as a converter would emit them.
 
 Layers are NHWC float32, batch normalisation is folded into the convolution before it, filters are OHWI, activations
 are fused where the schema can fuse them.
@@ -18,16 +18,16 @@ from search_spaces.models.zoo.assembly import Assembly, Draft, Value, Weight
 __all__ = ["Activation", "Builder", "Draft", "Padding", "Value", "Weight"]
 
 Activation = Literal["NONE", "RELU", "RELU6"]
-# A number pads both sides alike, as PyTorch does: with SAME where that is the same, else with an operator PAD.
+# A number pads both sides equally, as PyTorch does: by SAME where that is equivalent, else by an operator PAD.
 # CEIL rounds the size up, as Caffe's pooling does (and PyTorch's with ``ceil_mode``).
 Padding = Literal["SAME", "VALID", "CEIL"] | int
 Size = int | tuple[int, int]
 
-BIAS_STD = 0.01  # not 0, so that a bias in the wrong place shows in the output
+BIAS_STD = 0.01  # not 0, so that a misplaced bias changes the output
 
 
 class Builder(Assembly):
-    """A model under construction; each layer takes values and returns the value that it computes.
+    """A model under construction; each method adds a layer and returns its output.
 
     Layer names become tensor names: the output has the layer's, weights have ``<layer>/kernel`` and ``<layer>/bias``.
     ``gain`` scales a layer's weights: the last layer of a residual branch takes ``branches ** -0.5``, so that the
@@ -47,7 +47,7 @@ class Builder(Assembly):
         groups: int = 1,
         gain: float = 1.0,
     ) -> Value:
-        """Add a convolution with bias; each of the ``groups`` sees its share of the channels."""
+        """Add a convolution with bias; each of the ``groups`` reads its share of the channels."""
         size = _pair(kernel)
         x, scheme = self._padded(x, size, stride, padding, name)
         channels = x.shape[3] // groups
@@ -70,7 +70,7 @@ class Builder(Assembly):
         padding: Padding = "SAME",
         activation: Activation = "NONE",
     ) -> Value:
-        """Add a convolution with bias that keeps channels apart; its filter is 1 by kernel by kernel by channels."""
+        """Add a depthwise convolution with bias; its filter has the shape (1, kernel, kernel, channels)."""
         size = _pair(kernel)
         x, scheme = self._padded(x, size, stride, padding, name)
         channels = x.shape[3]
@@ -97,11 +97,11 @@ class Builder(Assembly):
         return self.operator("TRANSPOSE_CONV", (target, kernel_weights, x, bias), shape, name, options)
 
     def max_pool(self, x: Value, size: Size, stride: int, name: str, padding: Padding = "VALID") -> Value:
-        """Add a maximum over windows; a padding by a number adds zeros, which suits what a ReLU gave."""
+        """Add max pooling; padding by a number adds zeros, which is correct after a ReLU."""
         return self._pool("MAX_POOL_2D", x, size, stride, name, padding)
 
     def average_pool(self, x: Value, size: Size, stride: int, name: str, padding: Padding = "VALID") -> Value:
-        """Add a mean over windows."""
+        """Add average pooling."""
         return self._pool("AVERAGE_POOL_2D", x, size, stride, name, padding)
 
     def fully_connected(
@@ -114,9 +114,9 @@ class Builder(Assembly):
         keep: bool = False,
         gain: float = 1.0,
     ) -> Value:
-        """Add a matrix product with bias over everything but the first dimension, as a converter folds a flatten.
+        """Add a dense layer with bias over all but the first dimension, as a converter folds a flatten into it.
 
-        With ``keep`` it works on the last dimension alone and keeps the others.
+        With ``keep`` it reads the last dimension only and keeps the others.
         """
         fan_in = x.shape[-1] if keep else prod(x.shape[1:])
         weights = self._weighted((units, fan_in), fan_in, units, name, gain)
@@ -127,7 +127,7 @@ class Builder(Assembly):
     def binary(
         self, kind: Literal["ADD", "SUB", "MUL"], x: Value, y: Value, name: str, activation: Activation = "NONE"
     ) -> Value:
-        """Combine two values element by element; dimensions of 1, and missing first ones, are repeated."""
+        """Combine two values element by element; dimensions are broadcast."""
         options = getattr(schema, f"{kind.capitalize()}OptionsT")(fusedActivationFunction=_activation(activation))
         return self.operator(kind, (x, y), np.broadcast_shapes(x.shape, y.shape), name, options)
 
@@ -152,7 +152,7 @@ class Builder(Assembly):
         return self.binary(kind, x, self.constant(f"{name}/value", np.array(y, np.float32)), name)
 
     def affine(self, x: Value, name: str, activation: Activation = "NONE") -> Value:
-        """Scale and shift each channel, as a normalisation that no convolution can take in."""
+        """Scale and shift each channel: a normalisation that cannot be folded into a convolution."""
         scaled = self.binary("MUL", x, self.weight(f"{name}/gamma", x.shape[-1:], 0.1, 1.0), f"{name}/mul")
         return self.binary("ADD", scaled, self.weight(f"{name}/beta", x.shape[-1:], BIAS_STD), name, activation)
 
@@ -168,7 +168,7 @@ class Builder(Assembly):
         return self.operator("CONCATENATION", values, shape, name, schema.ConcatenationOptionsT(axis=axis))
 
     def mean(self, x: Value, name: str, axes: Sequence[int] = (1, 2), *, keep: bool = False) -> Value:
-        """Take the mean over height and width, or other axes; they go, or stay as 1."""
+        """Take the mean over height and width, or other axes, which are dropped, or of size 1 with ``keep``."""
         over = {axis % len(x.shape) for axis in axes}
         shape = [1 if i in over else n for i, n in enumerate(x.shape) if keep or i not in over]
         which = self.constant(f"{name}/axes", np.array(sorted(over), np.int32))
@@ -217,12 +217,12 @@ class Builder(Assembly):
     def _padded(
         self, x: Value, size: tuple[int, int], stride: int, padding: Padding, name: str
     ) -> tuple[Value, Literal["SAME", "VALID"]]:
-        """Return the value to put a window over, and the schema's padding for it."""
+        """Return the value that the window reads, padded if need be, and the schema's padding."""
         if padding in {"SAME", "VALID"}:
             return x, padding
         same = [max(0, (-(-n // stride) - 1) * stride + k - n) for n, k in zip(x.shape[1:3], size, strict=True)]
         if padding == "CEIL":
-            # SAME would put two rows and more on both sides; Caffe puts all of them at the end.
+            # SAME splits two rows or more between both sides; Caffe adds all at the end.
             rest = [-(n - k) % stride for n, k in zip(x.shape[1:3], size, strict=True)]
             if rest == [0, 0]:
                 return x, "VALID"

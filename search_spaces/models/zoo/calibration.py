@@ -1,4 +1,4 @@
-"""Ranges of values of a float model's tensors, from runs in a process of its own."""
+"""Value ranges of a float model's tensors, from runs in a separate process."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Range = tuple[float, float]
 
 
 def calibrated(path: Path) -> Mapping[int, Range]:
-    """Return tensor index → the least and the largest value of each float32 activation of a model.
+    """Return tensor index → the smallest and the largest value of each float32 activation of a model.
 
-    Ends are moved outward to three digits, so that machines that round sums differently agree. Takes seconds.
+    Limits are rounded outward to three digits, so that machines that round sums differently agree. Takes seconds.
 
     Raises:
         UnavailableError: the runtime does not run the model here.
     """
-    from search_spaces.core.errors import UnavailableError  # the child runs this file alone, wherever the package lies
+    from search_spaces.core.errors import UnavailableError  # the child runs this file alone, without the package
 
     command = [sys.executable, "-P", __file__, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,7 +1,7 @@
 """DenseNet-121 as torchvision has it (Huang et al. 2017, arXiv:1608.06993).
 
-Each layer normalises the concatenation of all before it. No convolution can take that normalisation in, so it stays
-as MUL and ADD, with the ReLU fused into the ADD.
+Each layer normalises the concatenation of all before it. This normalisation cannot be folded into a convolution, so it
+is a MUL and an ADD, with the ReLU fused into the ADD.
 """
 
 from __future__ import annotations

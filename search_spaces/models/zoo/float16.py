@@ -1,4 +1,4 @@
-"""The ``:f16`` variant: weights in half the bytes, turned back into float32 by operators, as the converter does it."""
+"""The ``:f16`` variant: float16 weights that DEQUANTIZE operators turn into float32, as the converter does it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def with_float16_weights(drafted: Draft) -> Draft:
 
 
 def _halve(graph: Any, weights: Mapping[int, Any]) -> dict[int, int]:
-    """Make the weights' tensors float16, and return for each the float32 tensor added for its restored value."""
+    """Make the weights' tensors float16, and return for each the added float32 tensor of its restored value."""
     restored = {}
     for index, tensor in enumerate(list(graph.tensors)):
         if tensor.buffer not in weights:

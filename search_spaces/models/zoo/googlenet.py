@@ -9,7 +9,7 @@ from search_spaces.models.zoo.builder import Builder, Value
 from search_spaces.models.zoo.names import Spec
 from search_spaces.models.zoo.widths import whole
 
-# Filters of the four branches of each module: 1x1; 3x3 reduced, 3x3; second 3x3 reduced, second 3x3; behind pooling.
+# Filters of the four branches of each module: 1x1; 3x3 reduced, 3x3; second 3x3 reduced, second 3x3; after pooling.
 _GROUPS = (
     ((64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64)),
     (

@@ -63,7 +63,7 @@ def _module_a(net: Builder, width: float, x: Value, pooled: int, name: str) -> V
 
 
 def _module_c(net: Builder, width: float, x: Value, inner: int, name: str) -> Value:
-    """Add a module whose 7 by 7 filters are rows and columns."""
+    """Add a module whose 7 by 7 filters are factored into rows and columns."""
     chain = partial(_chain, net, width, x)
     row: _Step = (inner, (1, 7), 1, "SAME")
     column: _Step = (inner, (7, 1), 1, "SAME")

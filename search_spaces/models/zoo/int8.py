@@ -1,8 +1,8 @@
-"""The ``:int8`` variant: full integer quantisation after training, by the runtime's quantisation specification.
+"""The ``:int8`` variant: post-training full integer quantisation, as the runtime specifies it.
 
 Weights are int8, symmetric, one scale per output channel; biases int32; activations int8 with one scale and zero
 point per tensor, from the ranges seen on seeded inputs. Inputs and outputs are int8 too, as the converter makes them
-when it may use integers only. It needs no package but the runtime.
+when it may use integers only. Only the runtime is needed.
 
 Scheme: Jacob et al. 2018, arXiv:1712.05877, and LiteRT's 8-bit specification.
 """
@@ -26,14 +26,14 @@ from search_spaces.models.zoo.calibration import Range, calibrated
 
 _KINDS = enumerators(schema.BuiltinOperator)
 
-# Operators with weights: positions of data, weights and bias among the inputs, and the weights' axis of outputs.
+# Operators with weights: positions of data, weights and bias among the inputs, and the weights' output axis.
 _WEIGHTED: Mapping[str, tuple[int, int, int, int]] = {
     "CONV_2D": (0, 1, 2, 0),
     "DEPTHWISE_CONV_2D": (0, 1, 2, 3),
     "FULLY_CONNECTED": (0, 1, 2, 0),
     "TRANSPOSE_CONV": (2, 1, 3, 0),
 }
-# Operators that the specification binds to one scale for inputs and outputs.
+# Operators whose inputs and outputs must have one scale.
 _SAME_SCALE = frozenset(
     {
         "AVERAGE_POOL_2D",
@@ -48,7 +48,7 @@ _SAME_SCALE = frozenset(
         "TRANSPOSE",
     }
 )
-# Operators whose output has the scale and zero point that the specification gives it.
+# Operators whose output has a scale and zero point fixed by the specification.
 _FIXED: Mapping[str, tuple[float, int]] = {
     "LOGISTIC": (1 / 256, -128),
     "SOFTMAX": (1 / 256, -128),
@@ -57,7 +57,7 @@ _FIXED: Mapping[str, tuple[float, int]] = {
 
 
 def write_int8(drafted: Draft, path: Path) -> None:
-    """Calibrate a float model, quantise it and write it; the float model is beside it meanwhile.
+    """Calibrate a float model, quantise it and write it; the float model is written beside it for a while.
 
     Raises:
         UnavailableError: the runtime does not run the model here.
@@ -74,7 +74,7 @@ def write_int8(drafted: Draft, path: Path) -> None:
 
 @dataclass(slots=True)
 class _Quantiser:
-    """One model on its way to int8: ``model`` and ``blobs`` are what to write."""
+    """Quantises one model; ``model`` and ``blobs`` are its result."""
 
     drafted: Draft
     ranges: Mapping[int, Range]
@@ -118,7 +118,7 @@ class _Quantiser:
         self.blobs[buffer] = np.ascontiguousarray(values)
 
     def _tie(self, operators: list[tuple[str, Any]]) -> None:
-        """Join tensors that must have one scale, and the ranges of what is joined."""
+        """Unite tensors that must have one scale, and their ranges."""
         graph = self.model.subgraphs[0]
         for kind, operator in operators:
             if kind in _SAME_SCALE:

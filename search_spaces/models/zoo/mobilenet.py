@@ -1,6 +1,6 @@
 """MobileNet v1, v2 and v3-Large (arXiv:1704.04861, 1801.04381, 1905.02244).
 
-Versions 1 and 2 are as their hosted ``.tflite`` files have them: SAME padding, 1001 classes (ImageNet's thousand, and
+Versions 1 and 2 are like their hosted ``.tflite`` files: SAME padding, 1001 classes (ImageNet's thousand, and
 "background"). Version 3 has the 1000 classes of torchvision's. Channels are rounded to multiples of 8.
 """
 
@@ -60,15 +60,15 @@ _V3 = (
 )
 _CLASSES = 1001
 
-# Gains of random weights. Hard-swish and a sigmoid halve what is small, and pooling leaves mostly what all images
-# have in common; with these the output still tells inputs apart, in 8 bits too.
+# Gains of random weights. Hard-swish and a sigmoid halve small values, and pooling leaves mostly what all images have
+# in common; with these gains the output still differs between inputs, in 8 bits too.
 _AFTER_SWISH = 1.15
 _AFTER_EXCITE = 1.6
 _SHARPER = 3.0
 
 
 def build(net: Builder, spec: Spec) -> tuple[Value, ...]:
-    """Add the version that the name says."""
+    """Add the version of MobileNet that the name says."""
     x = net.input((1, *spec.size, 3))
     return ({"mobilenet_v1": _v1, "mobilenet_v2": _v2, "mobilenet_v3_large": _v3}[spec.name](net, x, spec.width),)
 

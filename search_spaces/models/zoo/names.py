@@ -1,15 +1,15 @@
-"""Names of the zoo's models: the list, and how a name selects a variant.
+"""Names of the zoo's models: the list of models, and the syntax of variants.
 
 ::
 
     NAME [@WIDTH] [/SIZE] [+spectrum] [:int8 | :f16]
 
     vgg16                    the model as published
-    mobilenet_v1@0.5         every layer half as wide; how channels are rounded is said in ``optimize models``
+    mobilenet_v1@0.5         every layer half as wide; ``optimize models`` shows how channels are rounded
     mobilenet_v1@0.5/192     … for images of 192 by 192
     posenet/240x320          for images of 240 rows and 320 columns
     mobilebert/384           for sequences of 384 tokens
-    resnet152+spectrum       weights whose singular values decay, so that low-rank approximations are good
+    resnet152+spectrum       weights whose singular values decay, for good low-rank approximations
     resnet50:int8            full integer quantisation, int8 in and out
     resnet50:f16             float16 weights, with the DEQUANTIZE operators of a converter
 """
@@ -31,11 +31,11 @@ class Entry:
     """One model of the zoo.
 
     Attributes:
-        module: of this package, whose function ``build`` makes it.
-        source: the paper, and whose implementation it follows.
-        size: height and width of images, or the number of tokens alone.
-        smallest: least height and width, or tokens.
-        step: of which height and width, or tokens, are multiples.
+        module: of this package; its function ``build`` makes the model.
+        source: the paper, and the implementation that is followed.
+        size: height and width of images, or the number of tokens.
+        smallest: minimum of height and width, or tokens.
+        step: height and width, or tokens, are multiples of it.
         rounding: how channels are rounded under a width multiplier.
         int8: why there is no ``:int8`` variant, or "" where there is one.
     """
@@ -51,7 +51,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """The model of a name.
+    """The model that a name selects.
 
     Attributes:
         name: of the published model.
@@ -129,12 +129,12 @@ GRAMMAR = "a name has the form NAME[@WIDTH][/SIZE][+spectrum][:int8|:f16]"
 
 
 def is_name(text: str) -> bool:
-    """Tell whether a text starts as a name of the zoo does, alone or with a variant."""
+    """Tell whether a text starts with a name of the zoo; what follows is not checked."""
     return _base(text) in ZOO
 
 
 def nearest(text: str) -> str:
-    """Return ``did you mean vgg16 or vgg19?``, or "" where no name comes near."""
+    """Return ``did you mean vgg16 or vgg19?``, or "" where no name is similar."""
     from difflib import get_close_matches
 
     base = _base(text).lower()
@@ -147,7 +147,7 @@ def parse_name(text: str) -> Spec:
     """Return the model of a name.
 
     Raises:
-        ModelError: the name is not of the form above, or the zoo has no such model; the text lists what it has.
+        ModelError: the name has another form, or the zoo has no such model; the text lists its models.
     """
     found = _FORM.fullmatch(text)
     if found is None or found["name"] not in ZOO:
@@ -177,7 +177,7 @@ def _width(text: str, given: str | None) -> float:
     if given is None:
         return 1.0
     low, high = WIDTHS
-    # Three digits, so that equal widths have equal names.
+    # At most three decimals, so that equal widths have equal names.
     if re.fullmatch(r"\d(\.\d{1,3})?", given, re.ASCII) is None or not low <= float(given) <= high:
         raise ModelError(
             f"{text}: the width multiplier {given!r} cannot be used",

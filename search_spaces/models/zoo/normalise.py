@@ -1,4 +1,4 @@
-"""Normalisations whose variance is taken at run time, in the operators that a converter writes for them."""
+"""Normalisations with a variance computed at run time, in the operators that a converter writes for them."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _STAGES = 3
 
 
 def build(net: Builder, spec: Spec) -> tuple[Value, ...]:
-    """Add the features, a first guess, and two stages of 7 by 7 convolutions that see features and guess."""
+    """Add the features, a first guess, and two stages of 7 by 7 convolutions that read both."""
     x = net.input((1, *spec.size, 3))
     for group, layers in enumerate(_GROUPS, 1):
         if group > 1:

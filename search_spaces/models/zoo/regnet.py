@@ -29,12 +29,12 @@ def _block(net: Builder, x: Value, groups: int, group: int, stride: int, gain: f
     filters = groups * group
     y = net.conv(x, filters, 1, f"{name}/a", activation="RELU")
     y = net.conv(y, filters, 3, f"{name}/b", stride=stride, padding=1, activation="RELU", groups=groups)
-    # A quarter of what enters the block, as published, not of what is squeezed.
+    # A quarter of the block's input channels, as published, not of the squeezed ones.
     scale = net.mean(y, f"{name}/se/mean", keep=True)
     scale = net.conv(scale, whole(x.shape[3] / 4), 1, f"{name}/se/squeeze", activation="RELU")
     scale = net.conv(scale, filters, 1, f"{name}/se/expand")
     y = net.binary("MUL", y, net.unary("LOGISTIC", scale, f"{name}/se/sigmoid"), f"{name}/se/scale")
-    y = net.conv(y, filters, 1, f"{name}/c", gain=2 * gain)  # the sigmoid has halved what comes in
+    y = net.conv(y, filters, 1, f"{name}/c", gain=2 * gain)  # the sigmoid has halved its input
     if x.shape != y.shape:
         x = net.conv(x, filters, 1, f"{name}/shortcut", stride=stride, padding=0)
     return net.add(x, y, f"{name}/add", activation="RELU")

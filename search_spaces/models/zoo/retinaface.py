@@ -34,7 +34,7 @@ def build(net: Builder, spec: Spec) -> tuple[Value, ...]:
 
 
 def _backbone(net: Builder, x: Value, width: float) -> list[Value]:
-    """Return what the pyramid sees at strides 4, 8, 16 and 32: the first two stages' maps around their halving."""
+    """Return the feature maps at strides 4, 8, 16 and 32; the first is taken before stage 1 halves it."""
     gain = sum(count for _, count in _STAGES) ** -0.5
     x = net.conv(x, whole(64 * width), 7, "conv1", stride=2, padding=3, activation="RELU")
     x = net.max_pool(x, 2, 2, "pool1")

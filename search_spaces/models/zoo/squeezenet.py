@@ -6,8 +6,8 @@ from search_spaces.models.zoo.builder import Builder, Value
 from search_spaces.models.zoo.names import Spec
 from search_spaces.models.zoo.widths import whole
 
-# First convolution: filters and size. Then the fire modules behind each pooling: filters that squeeze, and that
-# expand on each of the two branches.
+# First convolution: filters and size. Then the fire modules after each pooling: filters of the squeeze, and of each of
+# the two expanding branches.
 _LAYERS = {
     "squeezenet1_0": (
         (96, 7),

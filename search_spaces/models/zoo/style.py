@@ -1,7 +1,7 @@
 """Fast style transfer (Johnson et al. 2016, arXiv:1603.08155) with instance normalisation (arXiv:1607.08022).
 
-Images of 480 by 640, as in CoDL (Jia et al., MobiSys 2022). Instance normalisation divides by the variance of the
-image at hand, so no convolution can take it in: it is the operators that a converter writes for it.
+Images of 480 by 640, as in CoDL (Jia et al., MobiSys 2022). Instance normalisation divides by the variance of each
+image, so it cannot be folded into a convolution: it is made of the operators that a converter writes for it.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def build(net: Builder, spec: Spec) -> tuple[Value, ...]:
 
 
 def attention(net: Builder, query: Value, key: Value, value: Value, heads: int, name: str, mask: Value | None) -> Value:
-    """Return what each token (1, tokens, channels) gathers from the values, head by head."""
+    """Return multi-head attention, shape (1, tokens, channels); ``mask`` is added to the scores."""
     _, tokens, channels = query.shape
     size = channels // heads
 
@@ -66,7 +66,7 @@ def _vit(net: Builder, spec: Spec) -> Value:
         y = net.fully_connected(y, 4 * width, f"{name}/mlp1", keep=True)
         y = net.unary("GELU", y, f"{name}/gelu", schema.GeluOptionsT(approximate=False))
         x = net.add(x, net.fully_connected(y, width, f"{name}/mlp2", keep=True, gain=gain), f"{name}/add2")
-    # Only the class token goes on, so only it is normalised.
+    # Only the class token is used, so only it is normalised.
     x = net.part(x, (0, 0, 0), (1, 1, width), "class")
     x = normalised(net, x, (2,), "norm", 1e-6)
     return net.softmax(net.fully_connected(net.reshape(x, (1, width), "features"), 1000, "head"))
@@ -83,7 +83,7 @@ def _mobilebert(net: Builder, spec: Spec) -> Value:
 
 
 def _bert_layer(net: Builder, x: Value, mask: Value, heads: int, inner: int, name: str) -> Value:
-    """Add a bottleneck, attention in it, four feed-forward networks, and the way back."""
+    """Add a bottleneck, attention and four feed-forward networks in it, and the expansion back."""
     outer = x.shape[2]
 
     def dense(y: Value, units: int, what: str, gain: float = 2**-0.5) -> Value:
@@ -104,21 +104,21 @@ def _bert_layer(net: Builder, x: Value, mask: Value, heads: int, inner: int, nam
 
 
 def _bert_inputs(net: Builder, tokens: int, outer: int) -> tuple[Value, Value]:
-    """Return the embedded words (1, tokens, outer), and what masks scores: 0 where a token counts."""
+    """Return the embedded words (1, tokens, outer), and the mask of the scores: 0 for tokens that count."""
     words = net.input((1, tokens), "input_ids", "INT32")
     counts = net.input((1, tokens), "input_mask", "INT32")
     segments = net.input((1, tokens), "segment_ids", "INT32")
     table = net.weight("embeddings/words", (_WORDS, _EMBEDDING), 1.0, matrix=True)
     shape = (1, tokens, _EMBEDDING)
     x = net.operator("GATHER", (table, words), shape, "embeddings/gather", schema.GatherOptionsT(axis=0))
-    # Each token sees the words before and after it.
+    # Each token also reads the words before and after it.
     after = net.part(x, (0, 1, 0), (1, tokens - 1, _EMBEDDING), "embeddings/after_part")
     after = net.pad(after, ((0, 0), (0, 1), (0, 0)), "embeddings/after")
     before = net.part(x, (0, 0, 0), (1, tokens - 1, _EMBEDDING), "embeddings/before_part")
     before = net.pad(before, ((0, 0), (1, 0), (0, 0)), "embeddings/before")
     x = net.concat([after, x, before], "embeddings/trigram")
     x = net.fully_connected(x, outer, "embeddings/transform", keep=True, gain=2**-0.5)
-    # Of the 512 positions, a converter keeps those that a sequence of fixed length has.
+    # Of the 512 positions, a converter keeps those of the fixed sequence length.
     x = net.add(x, net.weight("embeddings/positions", (1, tokens, outer), 0.02), "embeddings/placed")
     # Two segments: a product with ones and zeros, as BERT does it, which takes any whole number.
     depth = net.constant("embeddings/segments/depth", np.array(2, np.int32))

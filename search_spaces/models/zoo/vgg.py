@@ -1,7 +1,7 @@
 """VGG (Simonyan and Zisserman 2014, arXiv:1409.1556), configurations A, D and E.
 
-A width multiplier scales the fully connected layers too (seed 004 goes from 0.125 to 1). Images of another size
-change how many inputs the first of them has.
+A width multiplier scales the fully connected layers too (seed 004 goes from 0.125 to 1). The size of
+images determines the number of inputs of the first of them.
 """
 
 from __future__ import annotations

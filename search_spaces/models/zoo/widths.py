@@ -11,8 +11,8 @@ def whole(channels: float) -> int:
 def eights(channels: float, multiple: int = 8) -> int:
     """Return the nearest multiple of 8, at least 8 and not more than 10 % below.
 
-    The rule of MobileNet v2 and v3 and of EfficientNet. MobileNet v1 cuts off instead, which is the same for
-    multipliers that are multiples of 0.25.
+    The rule of MobileNet v2 and v3 and of EfficientNet. MobileNet v1 truncates instead, which is the same for
+    multiples of 0.25.
     """
     rounded = max(multiple, int(channels + multiple / 2) // multiple * multiple)
     return rounded + multiple if rounded < 0.9 * channels else rounded

@@ -23,7 +23,7 @@ _OUTPUTS = 5 * (80 + 5)  # anchors × (classes, box and confidence)
 
 
 def build(net: Builder, spec: Spec) -> tuple[Value, ...]:
-    """Add Darknet-19, and a detector that also sees finer features, four pixels of which become one."""
+    """Add Darknet-19, and a detector that also reads finer features, in blocks of four pixels."""
     x = net.input((1, *spec.size, 3))
     fine = x
     for group, layers in enumerate(_GROUPS, 1):
