@@ -170,6 +170,7 @@ class Capabilities:
         conditions: ``session.conditions()`` returns the conditions of measurements (load, clocks, …).
         counters: ``session.counters()`` reads the kernel's counters of the threads that measure.
         deploy: ``session.deploy(folder, graph, plan)`` writes a plan as files that run without the session.
+        placements: ``session.placements(graph)`` tells how the runtime itself placed a network.
         unsupported: ``session.unsupported_operators(graph, processor)`` returns the operators that it does not support.
         costs: ``session.part_costs(graph)`` returns the tables that the session computes its latencies from.
         powers: ``session.powers_w()`` returns the power of processors.
@@ -186,6 +187,7 @@ class Capabilities:
     conditions: bool = False
     counters: bool = False
     deploy: bool = False
+    placements: bool = False
     unsupported: bool = False
     costs: bool = False
     powers: bool = False
@@ -211,6 +213,7 @@ class EvaluatorCapabilities:
         names: ``processor(name)`` returns processors beyond those of :meth:`Evaluator.platform`.
         reduced: ``reduced()`` returns processors that compute in less than float32.
         descriptions: ``described(source)`` reads descriptions of devices.
+        places: ``own_placements(platform)`` returns processors on which the runtime itself places operators.
         targets: ``at(device)`` selects a device.
         graphs: ``graph_of(source)`` provides the model.
         workloads: ``host(…)`` runs workloads.
@@ -221,6 +224,7 @@ class EvaluatorCapabilities:
     names: bool = False
     reduced: bool = False
     descriptions: bool = False
+    places: bool = False
     targets: bool = False
     graphs: bool = False
     workloads: bool = False
@@ -331,8 +335,11 @@ class Session(Protocol):
         raise _unsupported(self, "deploy")
 
     def placements(self, graph: Graph) -> Mapping[str, str]:  # noqa: ARG002
-        """Return processor → how the runtime placed a whole network, for processors on which it places operators."""
-        return {}
+        """Return processor → how the runtime placed a whole network, for processors on which it places operators.
+
+        With ``placements``.
+        """
+        raise _unsupported(self, "placements")
 
     def unsupported_operators(self, graph: Graph, processor: str) -> Sequence[int]:  # noqa: ARG002
         """Return the operators that a processor does not support, ascending; with ``unsupported``.
@@ -428,8 +435,8 @@ class Evaluator(Protocol):
         ...
 
     def own_placements(self, platform: Platform) -> tuple[Processor, ...]:  # noqa: ARG002
-        """Return processors on which the runtime itself places the operators of a whole network, for baselines."""
-        return ()
+        """Return processors on which the runtime itself places a whole network, for baselines; with ``places``."""
+        raise _unsupported(self, "own_placements")
 
     def processor(self, name: str) -> Processor:  # noqa: ARG002
         """Return the processor of a name; with ``names``.

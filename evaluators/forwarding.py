@@ -110,6 +110,7 @@ class ForwardingSession(Forwarding, Session):
     conditions = forwarded(Session.conditions)
     counters = forwarded(Session.counters)
     deploy = forwarded(Session.deploy)
+    placements = forwarded(Session.placements)
     unsupported_operators = forwarded(Session.unsupported_operators)
     part_costs = forwarded(Session.part_costs)
     powers_w = forwarded(Session.powers_w)

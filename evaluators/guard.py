@@ -37,7 +37,7 @@ from search_spaces.core.platform import Limits, Platform
 from search_spaces.core.plugins import foreign, time_limit
 from search_spaces.core.states import State
 from search_spaces.core.workload import Workload
-from search_spaces.rewrites.lower import Lowered, Lowering, as_it_stands
+from search_spaces.rewrites.lower import Lowered, LoweringCache, as_it_stands
 
 _PREPARE_S = 600.0
 _CLOSE_S = 30.0
@@ -131,6 +131,7 @@ class _Evaluator(_Guarded, Evaluator):
         with foreign(what := f"{self.what}: leaving the session"), time_limit(_PREPARE_S, what):
             return bool(context.__exit__(*error))
 
+    own_placements = forwarded(Evaluator.own_placements)
     processor = forwarded(Evaluator.processor)
     reduced = forwarded(Evaluator.reduced)
     described = forwarded(Evaluator.described)
@@ -143,7 +144,7 @@ class _Session(_Guarded, ForwardingSession):
 
     def __init__(self, inner: Any, what: str, limits: Limits) -> None:
         self.what, self._limits = what, limits
-        self._lowerings: dict[str, Lowering] = {}
+        self._lowerings = LoweringCache()
         super().__init__(inner)
 
     def limit_s(self, method: str, arguments: tuple[Any, ...]) -> float:  # noqa: ARG002
@@ -168,7 +169,7 @@ class _Session(_Guarded, ForwardingSession):
         """Return a plan lowered, unless the inner session takes rewrites."""
         if self.capabilities.rewrites or plan.dispatch != "static":
             return as_it_stands(graph, plan)
-        return self._lowerings.setdefault(graph.digest, Lowering(graph)).lower(plan)
+        return self._lowerings.of(graph).lower(plan)
 
     def in_state(self, state: State) -> _Session:
         return _Session(self.call(Session.in_state, state), self.what, self._limits)

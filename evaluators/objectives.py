@@ -27,7 +27,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.core.states import State
-from search_spaces.rewrites.lower import Lowering
+from search_spaces.rewrites.lower import LoweringCache
 
 
 def peak_nbytes(graph: Graph, plan: Plan) -> dict[str, int]:
@@ -277,7 +277,7 @@ class PricedSession(ForwardingSession):
     def __init__(self, inner: Session, how: Sequence[Pricing]) -> None:
         super().__init__(inner)
         self.how = tuple(how)
-        self._lowerings: dict[str, Lowering] = {}
+        self._lowerings = LoweringCache()
         # Its candidates do not return latencies.
         self.capabilities = replace(self.capabilities, pause=False, stream=False, figures=True)
 
@@ -295,7 +295,7 @@ class PricedSession(ForwardingSession):
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> PricedCandidate:
         """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance)."""
-        lowering = self._lowerings.setdefault(graph.digest, Lowering(graph))
+        lowering = self._lowerings.of(graph)
 
         def nbytes() -> int:
             lowered = lowering.lower(plan)

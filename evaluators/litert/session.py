@@ -67,7 +67,7 @@ class LitertEvaluator(Evaluator):
     """Measures plans by LiteRT and OpenVINO on this machine."""
 
     name = "litert"
-    capabilities = EvaluatorCapabilities(names=True, reduced=True, workloads=True, sliced_processors=True)
+    capabilities = EvaluatorCapabilities(names=True, reduced=True, places=True, workloads=True, sliced_processors=True)
 
     def platform(self) -> Platform:
         """Return the platform that this evaluator finds by itself."""
@@ -234,7 +234,7 @@ class LitertSession(LocalSession):
         self._models: OrderedDict[tuple[str, str], _Model] = OrderedDict()
         self._closed = False
         usual = Capabilities(conditions=True, deploy=True, unsupported=True, stream=True, pause=True, outputs=True)
-        self.capabilities = replace(usual, rewrites=True, counters=self._counters.works)
+        self.capabilities = replace(usual, rewrites=True, placements=True, counters=self._counters.works)
 
     def inputs(self, graph: Graph) -> list[NDArray[np.generic]]:
         """Return the inputs that plans of a model are measured with."""

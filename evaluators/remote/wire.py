@@ -49,7 +49,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,:=+@() -]{0,99}")
 _KINDS = ("cpu", "gpu", "npu")
 _MAX_PROCESSORS = 1024
 # Two readings of counters must be of one device; tables do not fit into a message, and sessions in states have tables.
-_FAR = {"counters": False, "costs": False, "states": False, "decompose": False, "figures": False}
+_FAR = {"counters": False, "placements": False, "costs": False, "states": False, "decompose": False, "figures": False}
 
 
 class WireError(UnavailableError):

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from optimizer.study.history import History, Trial
 
 # Rough seconds of a study without its trials (profile, known plans, final comparison), of one trial, and of all trials
-# at most: `optimize --model vgg16 --budget 200` took 87 to 96 s on two cores of a Xeon.
-_REST_S, _TRIAL_S, _MOST_TRIALS_S = 25.0, 0.4, 60.0
+# at most: `optimize --model vgg16 --budget 200` took 101 to 113 s on two cores.
+_REST_S, _TRIAL_S, _MOST_TRIALS_S = 45.0, 0.4, 60.0
 _PREDICTED_REST_S, _PREDICTED_TRIAL_S = 2.0, 0.005
 _LONG_S = 120.0
 

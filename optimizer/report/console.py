@@ -450,7 +450,7 @@ def _bound(result: Result) -> str:
     least = f"{bounds.space_s * 1e3:.4g} {result.objective.shown}"
     model = "this cost model" if bounds.own else "the operators' profiled times"
     if gap < -_NOISE:
-        text = f"{model} overestimate by at least {percent(-gap, 1)}: their optimum of this space is {least}"
+        text = f"the optimum of this space by {model}, {least}, is at least {percent(-gap, 1)} too large"
     elif gap >= _NOISE:
         most, at_least = ("", "") if bounds.proven else ("at most ", " at least")
         than = f"{most}{percent(gap, 1)} {result.objective.larger} than the optimum of this space"

@@ -169,7 +169,7 @@ def _front(study: Study) -> Iterator[Block]:
 
 
 def _bound(result: dict[str, Any]) -> Iterator[Block]:
-    """Yield how far the plan can be from the best one; a result of an earlier version has fewer fields."""
+    """Yield how far the plan can be from the best one."""
     bound, gap, more = result["model_bound_ms"], result["gap"], result.get("bounds") or {}
     if bound is None or gap is None:
         return
@@ -178,7 +178,7 @@ def _bound(result: dict[str, Any]) -> Iterator[Block]:
     unit = objective_of(result).shown
     text = f"Lower bound for plans of this space by {whose}: {bound:.4g} {unit}; "
     if gap < -1e-3:
-        text += f"the plan is {percent(-gap, 1)} below it, so they overestimate by at least as much."
+        text += f"the plan is {percent(-gap, 1)} below it, so it is too large by at least as much."
     elif gap < 1e-3:
         text += "the plan reaches it." if more.get("proven") is not False else "the plan reaches it, within 0.1 %."
     else:

@@ -402,10 +402,10 @@ def sharing(config: StudyConfig, model_digest: str, processors: Sequence[str]) -
         mine = _settings(config, model_digest, processors)
         there = checked_settings(shared.fact(SETTINGS, lambda: mine), str(config.study))["agreed"]
         for name, value in mine["agreed"].items():
-            if name in there and there[name] != value:  # what it lacks, an earlier version did not ask
+            if there.get(name) != value:
                 what = option(name) if name in _AGREED else name.replace("_", " ")
                 raise UsageError(
-                    f"--study {config.study}: it has {what} {_words(there[name])}, not {_words(value)}",
+                    f"--study {config.study}: it has {what} {_words(there.get(name))}, not {_words(value)}",
                     "give another --study",
                 )
         yield shared

@@ -93,7 +93,7 @@ class DriftMonitor:
             self._reported = drift.speed
             speed = drift.speed
             what = f"{percent(speed - 1.0)} slower than" if speed > 1.0 else f"{percent(1.0 / speed - 1.0)} faster than"
-            what = "again as fast as" if speed == 1.0 else what
+            what = "again as fast as" if abs(speed - 1.0) <= _TELL else what
             self.progress(f"the machine runs {what} at the start of the study; measurements are scaled to one state")
 
     def _count(self, trial: Trial) -> None:

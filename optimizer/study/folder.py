@@ -44,7 +44,6 @@ RUNTIME_LOG = "runtime.log"
 RESULT = "result.json"
 # Settings that decide which plans are proposed and what their figures mean; they are constant within a study.
 _FIXED = ("seed", "sampler", "max_stages", "evaluator", "objective", "processors", "allow", "state", "robust", "power")
-_BEFORE = {"allow": "cuts"}  # the value in studies that lack the setting
 _MAX_MANIFEST_NBYTES = 16 << 20
 _SHOWN_CHARACTERS = 80
 
@@ -255,7 +254,7 @@ def _check(path: Path, study: str | None, fixed: Mapping[str, Any]) -> dict[str,
             raise
     if manifest is None:
         return None
-    there = {"study": manifest["study"], **_BEFORE, **manifest["fixed"]}
+    there = {"study": manifest["study"], **manifest["fixed"]}
     if isinstance(there.get("objective"), list):  # from the settings that rebuilt the manifest
         there["objective"] = ",".join(map(str, there["objective"]))
     here = {"study": study or manifest["study"], **fixed}

@@ -44,13 +44,11 @@ class Front:
 
     Attributes:
         knee: index of the plan with the least loss over all objectives, each relative to its range on the front.
-        model: values of the model's exact front; empty if there is none.
     """
 
     objectives: tuple[Objective, ...]
     plans: tuple[FrontPlan, ...]
     knee: int
-    model: tuple[tuple[float, ...], ...] = ()
 
     @property
     def best(self) -> Plan:
@@ -93,7 +91,6 @@ class Front:
                 }
                 for i, each in enumerate(self.plans)
             ],
-            "model": [[value * 1e3 for value in values] for values in self.model],
         }
 
 

@@ -82,7 +82,8 @@ class OneModel:
         graph, platform = choose_model_and_platform(evaluator, config)
         config = with_freedoms(config, [graph], platform)
         space = space_of(config, graph, platform)
-        own = evaluator.own_placements(platform) if not config.state else ()
+        places = evaluator.capabilities.places and not config.state
+        own = evaluator.own_placements(platform) if places else ()
         return cls(config, evaluator, graph, platform, space, own)
 
     @property
@@ -270,7 +271,8 @@ class OneModel:
 
     def finish(self, study: Study, session: Session, verdict: Verdict) -> Agreement | None:
         """Write the best plan's files where the evaluator can run them."""
-        self.placements = dict(session.placements(self.graph))
+        if session.capabilities.placements:
+            self.placements = dict(session.placements(self.graph))
         if less := unused_precisions(self.evaluator, self.config):
             study.watcher.message("measuring what a tolerance would allow")
             self.tolerances = tolerance_line(self.evaluator, self.graph, less)

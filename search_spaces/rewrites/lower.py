@@ -72,11 +72,29 @@ def as_it_stands(graph: Graph, plan: Plan) -> Lowered:
     return Lowered(graph, plan, tuple(range(len(plan.stages))), tuple((o, 0) for o in range(len(graph.operators))))
 
 
+class LoweringCache:
+    """Keeps the :class:`Lowering` of each structure: that of the graph which was asked for last, with its weights."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Lowering] = {}
+
+    def of(self, graph: Graph) -> Lowering:
+        """Return what lowers the plans of a graph."""
+        known = self._known.get(graph.digest)
+        if known is None or known.graph is not graph:
+            known = self._known[graph.digest] = Lowering(graph)
+        return known
+
+
 class Lowering:
-    """Lowers the plans of one model; caches all triples and the 64 latest rewritten models of either kind."""
+    """Lowers the plans of one model; caches all triples and the 64 latest rewritten models of either kind.
+
+    Attributes:
+        graph: the model.
+    """
 
     def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+        self.graph = graph
         self._triples: dict[tuple[int, Ranks], Triple] = {}
         self._models: OrderedDict[Hashable, TuckerGraph] = OrderedDict()
         self._splits: OrderedDict[Hashable, SplitGraph] = OrderedDict()
@@ -90,15 +108,15 @@ class Lowering:
             ModelError: the model has no file, and the plan splits operators.
         """
         if not (plan.is_split or plan.ranks):
-            return as_it_stands(self._graph, plan)
+            return as_it_stands(self.graph, plan)
         made = self.decomposed(plan.ranks)
         if not plan.is_split:
-            members = _members(made.origins, len(self._graph.operators))
+            members = _members(made.origins, len(self.graph.operators))
             stages = tuple(Stage(_all(members, s.operators), s.processor) for s in plan.stages)
             numbers = tuple(range(len(stages)))
             placed = Plan(made.graph.digest, stages, plan.dispatch)
             return Lowered(made.graph, placed, numbers, _places(made.origins), "approximation", ranks=ranks_of(plan))
-        splits = _Splits(self._graph, plan, made.origins)
+        splits = _Splits(self.graph, plan, made.origins)
         whole = _kept(self._splits, (plan.ranks, splits.made), lambda: split_operators(made.graph, splits.made))
         places = _places(made.origins)
         origins = tuple(places[role.operator] for role in whole.roles)
@@ -112,7 +130,7 @@ class Lowering:
             RewriteError: an operator cannot be decomposed, or a rank is above its channels.
         """
         if not ranks:
-            return TuckerGraph(self._graph, tuple(range(len(self._graph.operators))), {})
+            return TuckerGraph(self.graph, tuple(range(len(self.graph.operators))), {})
         wanted = {operator: Ranks(*both) for operator, *both in ranks}
         return _kept(self._models, ranks, lambda: self._decomposed(wanted))
 
@@ -122,10 +140,10 @@ class Lowering:
         return any(made is graph for made in known)
 
     def _decomposed(self, ranks: dict[int, Ranks]) -> TuckerGraph:
-        if self._graph.source is not None:
-            return decompose(self._graph, ranks, self._triples)
-        origins = (o for o in range(len(self._graph.operators)) for _ in range(_TRIPLE if o in ranks else 1))
-        return TuckerGraph(outline(self._graph, ranks), tuple(origins), {})
+        if self.graph.source is not None:
+            return decompose(self.graph, ranks, self._triples)
+        origins = (o for o in range(len(self.graph.operators)) for _ in range(_TRIPLE if o in ranks else 1))
+        return TuckerGraph(outline(self.graph, ranks), tuple(origins), {})
 
 
 class _Splits:

@@ -55,6 +55,7 @@ OF_SESSIONS = {
     "conditions": Session.conditions,
     "counters": Session.counters,
     "deploy": Session.deploy,
+    "placements": Session.placements,
     "unsupported": Session.unsupported_operators,
     "costs": Session.part_costs,
     "powers": Session.powers_w,
@@ -71,11 +72,14 @@ OF_EVALUATORS = {
     "names": Evaluator.processor,
     "reduced": Evaluator.reduced,
     "descriptions": Evaluator.described,
+    "places": Evaluator.own_placements,
     "targets": Evaluator.at,
     "graphs": Evaluator.graph_of,
     "workloads": Evaluator.host,
 }
-NOT_OF_OLD = {("tflite-runtime", "workloads"), ("tflite-runtime", "reduced")}  # what it inherits would be LiteRT's
+NOT_OF_OLD = {
+    ("tflite-runtime", what) for what in ("workloads", "reduced", "places")
+}  # what it inherits would be LiteRT's
 FACTS = {"sliced_processors", "measures_here"}  # of evaluators, without a method
 
 Opened = tuple[Session, Graph, Platform]
@@ -220,7 +224,7 @@ def test_an_agent_forwards_what_fits_into_messages(evaluator: str, tmp_path: Pat
 
 
 def test_an_agent_keeps_all_but_what_needs_tables_or_two_messages() -> None:
-    far = {"counters", "costs", "states", "decompose", "figures"}
+    far = {"counters", "placements", "costs", "states", "decompose", "figures"}
     found = asdict(wire.capabilities_from_json({**asdict(ALL), "figures": "yes", "other": True}))
     assert {name for name, on in found.items() if not on} == far
     with fails(wire.WireError):

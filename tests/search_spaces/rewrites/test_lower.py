@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from contextlib import closing
 from dataclasses import replace
@@ -20,7 +21,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.plan import LayerRanks, Plan
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import cut_stage
-from search_spaces.rewrites.lower import Lowering
+from search_spaces.rewrites.lower import Lowering, LoweringCache
 from search_spaces.rewrites.tucker import Layer, tucker_layers
 from search_spaces.spaces.segment_space import SegmentSpace
 from tests.search_spaces.rewrites.test_tucker import images, outputs
@@ -129,3 +130,13 @@ def test_a_plug_in_gets_plain_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert candidate.verify() is None
     assert not seen[0].is_split
     assert not seen[0].ranks
+
+
+def test_each_of_two_models_of_one_structure_keeps_its_weights(tmp_path: Path) -> None:
+    graph = written(tmp_path)
+    other = read_model(Path(shutil.copy(tmp_path / "model.tflite", tmp_path / "other.tflite")))
+    assert graph.digest == other.digest
+    cache = LoweringCache()
+    assert cache.of(graph).graph is graph
+    assert cache.of(other).graph is other
+    assert cache.of(other) is cache.of(other)
