@@ -1,1 +1,1 @@
-"""Plans on Android phones: stages timed there one by one by LiteRT's benchmark_model, transfers priced."""
+"""Plans on Android phones: stages timed there one by one by LiteRT's benchmark_model, transfers estimated."""

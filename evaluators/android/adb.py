@@ -1,8 +1,8 @@
 """Client of an adb server: its smart-socket protocol, shell protocol version 2, and sync.
 
-The server is the one that ``adb start-server`` leaves on port 5037 of this machine; it alone talks to the phones. The
-formats are those of ``OVERVIEW.TXT``, ``SERVICES.TXT`` and ``SYNC.TXT`` of Android's adb. A request opens a connection
-of its own, so that one that failed leaves nothing behind.
+The server is the one that ``adb start-server`` leaves on port 5037 of this machine; only the server talks to the
+phones. The formats are those of ``OVERVIEW.TXT``, ``SERVICES.TXT`` and ``SYNC.TXT`` of Android's adb. Each request
+opens a connection of its own, so that a failed request leaves no state behind.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from search_spaces.core.errors import DeviceLostError, UnavailableError
 
 PORT = 5037
-_PIECE_NBYTES = 64 << 10  # what sync takes at once
+_PIECE_NBYTES = 64 << 10  # largest piece in the sync protocol
 _MAX_ANSWER_NBYTES = 64 << 20
 _CONNECT_S = 5.0
 _STDOUT, _STDERR, _EXIT = 1, 2, 3
@@ -26,7 +26,7 @@ _STDOUT, _STDERR, _EXIT = 1, 2, 3
 
 @dataclass(frozen=True, slots=True)
 class Phone:
-    """A phone, as an adb server knows it.
+    """A phone that is attached to an adb server.
 
     Attributes:
         serial: as ``adb devices`` shows it.
@@ -38,7 +38,7 @@ class Phone:
     port: int = PORT
 
     def shell(self, words: Sequence[str], limit_s: float = 60.0) -> tuple[int, bytes, bytes]:
-        """Run a command there; return its exit status and what it wrote to its two outputs.
+        """Run a command on the phone; return its exit status, standard output and standard error.
 
         Raises:
             DeviceLostError: the phone or the server is gone, or took longer than ``limit_s``.
@@ -48,7 +48,7 @@ class Phone:
             while True:
                 kind, nbytes = struct.unpack("<BI", _exactly(connection, 5))
                 if nbytes > _MAX_ANSWER_NBYTES:
-                    raise UnavailableError(f"phone {self.serial}: an answer of {nbytes} bytes is not taken")
+                    raise UnavailableError(f"phone {self.serial}: an answer of {nbytes} bytes is too large")
                 content = _exactly(connection, nbytes)
                 if kind == _EXIT:
                     return content[0] if content else 1, bytes(found[_STDOUT]), bytes(found[_STDERR])
@@ -62,7 +62,7 @@ class Phone:
 
         Raises:
             DeviceLostError: the phone or the server went away.
-            UnavailableError: the phone does not take it.
+            UnavailableError: the phone refuses the file.
         """
         with self._opened("sync:", limit_s) as connection, path.open("rb") as file:
             name = f"{there},{0o100000 | mode}".encode()
@@ -75,7 +75,7 @@ class Phone:
                 raise self._sync_error(connection, there, nbytes)
 
     def pull(self, there: str, limit_s: float = 60.0) -> bytes:
-        """Return what a file on the phone holds.
+        """Return the content of a file on the phone.
 
         Raises:
             DeviceLostError: the phone or the server went away.
@@ -129,9 +129,9 @@ class Phone:
 
 
 def phones(host: str = "127.0.0.1", port: int = PORT, limit_s: float = 2.0) -> dict[str, str] | None:
-    """Return serial → state (``device``, ``unauthorized``, …) of the phones that an adb server knows.
+    """Return serial → state (``device``, ``unauthorized``, …) of the phones that are attached to an adb server.
 
-    None where no server answers: nothing is started for that.
+    None where no server answers; none is started.
     """
     try:
         with socket.create_connection((host, port), timeout=limit_s) as connection:
@@ -145,7 +145,7 @@ def phones(host: str = "127.0.0.1", port: int = PORT, limit_s: float = 2.0) -> d
 
 
 def _sync_head(connection: socket.socket) -> tuple[bytes, int]:
-    """Return what kind of message comes, and how many bytes."""
+    """Return the kind of the next message, and its size in bytes."""
     return struct.unpack("<4sI", _exactly(connection, 8))
 
 

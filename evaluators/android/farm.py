@@ -1,4 +1,4 @@
-"""Phones that are plugged in: the part ``android`` of ``devices.yaml`` (:mod:`evaluators.remote.devices`).
+"""Phones that are plugged in: the section ``android`` of ``devices.yaml`` (:mod:`evaluators.remote.devices`).
 
 ::
 
@@ -51,7 +51,7 @@ def find_handset(name: str) -> Handset:
     """Return the phone of a name.
 
     Raises:
-        UsageError: there is none, or the file is wrong; the text begins with ``file:line``.
+        UsageError: there is none, or the file is not valid; the text begins with ``file:line``.
     """
     path = devices_file()
     if not path.exists():

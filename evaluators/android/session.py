@@ -1,9 +1,9 @@
 """Plans on a phone: the evaluator ``adb``.
 
-Each stage is a file that is sent once and timed alone, in some processes one after another, by LiteRT's
-``benchmark_model``. The plan itself is not run: its latency is what these times give in the order of the plan, with a
-price for each tensor that changes the processor. So what stages do to each other (caches, heat, bandwidth) is not in
-it; ``conditions`` says so with every measurement.
+Each stage is a file that is sent once and timed alone by LiteRT's ``benchmark_model``, in several processes one after
+another. The plan itself is not run: its latency is computed from these times in the order of the plan, with a cost for
+each tensor that moves to another processor. So effects between stages (caches, heat, bandwidth) are not included;
+``conditions`` reports this with every measurement.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ class AdbEvaluator(Evaluator):
         self._handset: Handset | None = None
 
     def at(self, device: str) -> None:
-        """Measure on the device of that name from now on; on any of several that are alike, with commas."""
+        """Measure on the device of that name from now on; several names, with commas, are any of several alike."""
         self._handset = find_handset(device)
 
     def platform(self) -> Platform:
-        """Return the platform that this evaluator finds by itself.
+        """Return the processors that this evaluator finds by itself.
 
-        As the file of devices describes the phone.
+        They are those that the file of devices lists for the phone.
         """
         return self._known().platform
 
     @contextmanager
     def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[AdbSession]:  # noqa: ARG002
-        """Open a session on a platform; leaving the context gives everything back.
+        """Open a session on a platform; leaving the context releases the phone.
 
-        One study at a time has the phone.
+        A phone serves one study at a time.
         """
         handset = self._known()
         with _alone(handset), TemporaryDirectory(prefix="stages-") as folder:
@@ -80,7 +80,7 @@ class AdbEvaluator(Evaluator):
 
 @contextmanager
 def _alone(handset: Handset) -> Iterator[None]:
-    """Keep other studies of this machine, where the phone is plugged in, from measuring on it meanwhile."""
+    """Keep other studies of this machine from measuring on the phone meanwhile."""
     folder = cache_dir() / "phones"
     folder.mkdir(parents=True, exist_ok=True)
     serial = "".join(c if c.isalnum() else "_" for c in handset.phone.serial)
@@ -94,25 +94,25 @@ def _alone(handset: Handset) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class StageProfile:
-    """Where the time of a stage went, on average over the runs of one process.
+    """Times of a stage's nodes, averaged over the runs of one process.
 
     Attributes:
-        operators: name of each node in the order of execution, and its seconds in one run.
+        operators: name and time (s) of each node in one run, in the order of execution.
     """
 
     operators: tuple[tuple[str, float], ...]
 
     @property
     def seconds(self) -> float:
-        """The stage's time, all nodes together."""
+        """The stage's time (s): the sum over its nodes."""
         return math.fsum(seconds for _, seconds in self.operators)
 
 
 def read_profile(content: bytes) -> StageProfile:
-    """Read the file that ``--op_profiling_output_file`` named.
+    """Parse the file that ``--op_profiling_output_file`` named.
 
     Raises:
-        UnavailableError: it is not a profile, or has no run.
+        UnavailableError: it is not a profile, or contains no run.
     """
     from ai_edge_litert.profiling_info_pb2 import BenchmarkProfilingData
     from google.protobuf.message import DecodeError
@@ -125,7 +125,7 @@ def read_profile(content: bytes) -> StageProfile:
         raise UnavailableError(what, "use the benchmark_model of LiteRT") from error
     subgraphs = data.runtime_profile.subgraph_profiles
     found: list[tuple[int, str, float]] = []
-    # What is called from the main subgraph counts there.
+    # Nodes of called subgraphs are already counted in the node that calls them.
     for node in (node for s in subgraphs if not s.subgraph_index for node in s.per_op_profiles):
         stat = node.inference_microseconds
         mean_us = stat.sum / stat.count if stat.count else float(stat.avg)
@@ -150,10 +150,10 @@ class AdbSession(Session):
         self.closed = False
 
     def install(self) -> None:
-        """Bring ``benchmark_model`` to the phone, once, and ask what phone it is.
+        """Copy ``benchmark_model`` to the phone if it is not there yet, and read the phone's model and build.
 
         Raises:
-            UnavailableError: the phone is not there, or does not take it.
+            UnavailableError: the phone is not attached, or refuses the file.
         """
         self._run(["mkdir", "-p", FOLDER])
         self._benchmark = self._sent(self._handset.benchmark, "benchmark_model", 0o755)
@@ -171,18 +171,18 @@ class AdbSession(Session):
         }
 
     def conditions(self) -> dict[str, Any]:
-        """Return what may have changed the last measurements (governor, load, versions, …).
+        """Return conditions that may have affected the last measurements (governor, load, versions, …).
 
-        The phone as it was after the last stage, and what is not measured.
+        Temperature and clock after the last stage, and the costs of transfers, which are not measured.
         """
         links = {(link.bandwidth_bytes_per_s, link.latency_s) for link in self._platform.links}
         price = "; ".join(f"{rate:g} B/s and {latency_s:g} s" for rate, latency_s in sorted(links)) or "nothing"
         return {**self._reported, "device": self._handset.name, "transfer": f"not measured: priced at {price}"}
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> AdbCandidate:
-        """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance).
+        """Compile a plan; with ``fresh``, share nothing with what is loaded already (a rebuilt instance).
 
-        Stages that were timed before are not timed again.
+        Without ``fresh``, stages that were timed before are not timed again.
         """
         if self.closed:
             raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
@@ -201,7 +201,7 @@ class AdbSession(Session):
         return AdbCandidate(graph, plan, self._platform, samples)
 
     def _time(self, graph: Graph, operators: tuple[int, ...], processor: Processor) -> list[StageProfile]:
-        """Time a stage on a processor, in some processes one after another."""
+        """Time a stage on a processor, in several processes one after another."""
         path = self._folder / "stage.tflite"
         digest = cut_stage(graph, operators).write(path)
         there = self._sent(path, f"{digest}.tflite", 0o644, digest)
@@ -219,7 +219,7 @@ class AdbSession(Session):
         return found
 
     def _sent(self, path: Path, name: str, mode: int, digest: str = "") -> str:
-        """Send a file where it is not there yet, and compare its digest on the phone; return where it lies."""
+        """Send a file unless the phone has it, and verify its digest there; return its path on the phone."""
         digest, there = digest or file_digest(path), f"{FOLDER}/{name}"
         if digest in self._there:
             return there
@@ -238,7 +238,7 @@ class AdbSession(Session):
         return out.decode(errors="replace").split(" ")[0] if code == 0 else ""
 
     def _conditions(self) -> dict[str, Any]:
-        """Return how hot the phone is and how fast its cores are, as far as it reports."""
+        """Return battery temperature and clock of core 0, as far as the phone reports them."""
         reported: dict[str, Any] = {}
         with suppress(UnavailableError, ValueError):
             battery = self._run(["dumpsys", "battery"])
@@ -269,9 +269,9 @@ class AdbCandidate(Candidate):
         self._next = 0
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
-        """Run ``n`` inferences, fewer where one takes longer than ``stop_above_s``.
+        """Run ``n`` inferences; fewer where one takes longer than ``stop_above_s``.
 
-        Each run takes the stages' times from another process.
+        Each run uses the stages' times from the next process.
         """
         latency_s: list[float] = []
         rows: list[list[float]] = []
@@ -286,7 +286,7 @@ class AdbCandidate(Candidate):
 
 
 def _needs(graph: Graph, plan: Plan, platform: Platform, index: int) -> tuple[tuple[int, float], ...]:
-    """Return the stages that a stage reads from, and the seconds that the transfer takes."""
+    """Return the stages that a stage reads from, each with the time of the transfer (s)."""
     place = {operator: i for i, stage in enumerate(plan.stages) for operator in stage.operators}
     mine, taken = plan.stages[index].processor, dict[int, float]()
     for tensor in graph.boundary(plan.stages[index].operators).inputs:

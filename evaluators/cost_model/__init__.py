@@ -1,1 +1,1 @@
-"""Predicts what a plan costs from what its operators compute and move, and from how a device's kernels were fitted."""
+"""Predicts the costs of plans from their operators' work and traffic, by fitted models of a device's kernels."""

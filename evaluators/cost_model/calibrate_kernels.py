@@ -1,14 +1,11 @@
-"""Time the operators of models inside the whole of them, by the runtime's own profiler; on CPUs.
+"""Time the kernels of models within the whole models, by the runtime's own profiler; on CPUs.
 
-A model that is cut at every operator is not the model: paddings are no longer part of the convolutions behind them, and
-sums are no longer made in place. XNNPACK reports the times of its kernels within the whole. That is measured in a
-process of its own, pinned to the processor's cores, in rounds between runs of a reference network.
+A model that is cut at every operator behaves differently: paddings are no longer fused with the convolutions behind
+them, and sums are no longer computed in place. XNNPACK and OpenVINO report the times of their kernels within the whole
+model. They are measured in a separate process, pinned to the processor's cores, between runs of a reference network.
 
-Time many models in turns, whole and kernel by kernel: what the machine does meanwhile, it does to all of them.
-
-A machine whose speed drifts by a tenth within a minute cannot be asked for one model after the other. Here all models
-are visited again and again in passes; each visit compiles a model and reports its time, the times of its kernels, and
-what a reference network took just then.
+:func:`visits` times many models in passes, because a machine's speed may drift by a tenth within a minute: each visit
+compiles a model and reports its time, the times of its kernels, and the time of the reference network just then.
 """
 
 from __future__ import annotations
@@ -68,9 +65,9 @@ class Loaded:
 
     Args:
         runtime: :class:`~evaluators.litert.worker.capi.Runtime`, started.
-        cores: what its threads are pinned to.
+        cores: its threads are pinned to these.
         settings: as :func:`~evaluators.litert.settings.compile_settings` returns them; with :data:`PROFILING`,
-            :meth:`events` has its kernels.
+            :meth:`events` returns its kernels.
     """
 
     def __init__(self, runtime: Any, path: str, settings: dict[str, Any], cores: Sequence[int]) -> None:
@@ -103,7 +100,7 @@ class Loaded:
         return int(size * math.prod(kind.layout.dimensions[: kind.layout.bits & 127]))
 
     def run(self) -> float:
-        """Run once and return what it took, in seconds."""
+        """Run once and return the latency (s)."""
         begin = time.perf_counter()
         inputs, outputs = self._inputs, self._outputs
         status = self._compiled.run(self._compiled.handle, 0, len(inputs), inputs, len(outputs), outputs)
@@ -113,18 +110,18 @@ class Loaded:
         return took_s
 
     def usual_s(self, runs: int) -> float:
-        """Return what a run usually takes, from some of them."""
+        """Return the usual latency (s) from ``runs`` runs (:func:`middle`)."""
         return middle([[self.run()] for _ in range(runs)])[0]
 
     def close(self) -> None:
-        """Give back what was compiled, and its buffers."""
+        """Release the compiled model and its buffers."""
         for buffer in self._bound:
             self._runtime.unbind(buffer)
         self._runtime.release(self._compiled)
         self._kept.clear()
 
     def events(self) -> list[tuple[str, float]]:
-        """Run once and return the kernels that ran with their seconds."""
+        """Run once and return name and time (s) of each kernel that ran."""
         call = self._runtime.call
         if self._profiler is None:
             self._profiler = c_void_p()
@@ -147,7 +144,7 @@ class Loaded:
 
 
 class LoadedOpenVino(Loaded):
-    """A model of float32 compiled by OpenVINO; its kernels have OpenVINO's names of kinds, fused ones take no time."""
+    """A float32 model compiled by OpenVINO; its kernels have OpenVINO's type names, and fused ones a time near 0."""
 
     def _compile(self, file: int, settings: dict[str, Any], cores: Sequence[int]) -> Any:  # noqa: ARG002
         return self._runtime.compile(b"", [file], 1, settings)
@@ -156,22 +153,22 @@ class LoadedOpenVino(Loaded):
         return int(4 * math.prod(kind.shape))
 
     def events(self) -> list[tuple[str, float]]:
-        """See :meth:`Loaded.events`."""
+        """Return kernels and times, as :meth:`Loaded.events`."""
         self.run()
         found: list[tuple[str, float]] = self._runtime.kernels(self._compiled)
         return found
 
 
 def middle(runs: Sequence[Sequence[float]]) -> list[float]:
-    """Return the mean of the runs that are neither among the quickest quarter nor among the slowest, by their sums.
+    """Return the mean of each kernel over the runs, without the fastest and slowest quarter of runs (by their sums).
 
-    Of three runs or more one at least is left out at either end: it may have been disturbed.
+    Of three runs or more at least one is left out at either end: it may have been disturbed.
 
     A model and its kernels are averaged alike, so that the kernels' means add up to the model's whatever the number of
-    runs; the least of each kernel, or the upper of two runs, would be off by a tenth where runs are few.
+    runs; with few runs, the minimum of each kernel, or the slower of two runs, would be off by a tenth.
 
     Args:
-        runs: of each what its kernels took, or what it took alone.
+        runs: for each run the times of its kernels, or its total time alone.
     """
     left_out = max(len(runs) // 4, min(1, (len(runs) - 1) // 2))
     kept = sorted(runs, key=sum)[left_out : len(runs) - left_out]
@@ -180,18 +177,18 @@ def middle(runs: Sequence[Sequence[float]]) -> list[float]:
 
 Load = Callable[[str, dict[str, Any], Sequence[int]], Loaded]
 _LIMIT_S = 120.0
-_RESOLUTION_S = 1e-6  # times are given in whole microseconds, rounded down
+_RESOLUTION_S = 1e-6  # the runtime reports whole microseconds, rounded down
 _ROUNDS, _REFERENCE_S = 4, 0.006
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """What a model's kernels take within it.
+    """Times of a model's kernels within the model.
 
     Attributes:
-        names: of the kernels as the runtime calls them, in the order in which they run.
-        kernel_s: mean seconds of each.
-        reference_s: of the reference network meanwhile.
+        names: the runtime's names of the kernels, in execution order.
+        kernel_s: mean time of each (s).
+        reference_s: time of the reference network meanwhile.
     """
 
     names: tuple[str, ...]
@@ -202,12 +199,12 @@ class Kernels:
 def profile_kernels(
     model: Path, reference: Path, processor: Processor, packed: Path | None = None, *, seconds: float = 0.25
 ) -> Kernels:
-    """Return what the kernels of a model file take on a CPU processor, in about ``seconds``.
+    """Return the times of a model file's kernels on a CPU processor, measured for about ``seconds``.
 
     Args:
         reference: file of the reference network.
-        packed: where the model's packed weights lie, or are to lie; without it they stay in the process's own memory,
-            which is not how plans run.
+        packed: file of the model's packed weights, written where it does not exist; without it they stay in the
+            process's own memory, unlike where plans run.
 
     Raises:
         UnavailableError: the runtime refuses the model, or its process failed.
@@ -238,7 +235,7 @@ def _command(asked: dict[str, Any], reference: Path, processor: Processor, secon
 
 
 def main() -> None:
-    """Measure as the argument asks and print what was found, a line each; this is the measuring process."""
+    """Measure as the argument says and print the results as JSON, one a line; runs in a process of its own."""
     asked = json.loads(sys.argv[1])
     os.sched_setaffinity(0, asked["cores"])
     path, settings = asked["reference"]
@@ -258,7 +255,7 @@ def main() -> None:
 
 
 def _watching(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings with which a runtime reports the times of its kernels."""
+    """Return settings with which the runtime also reports the times of its kernels."""
     if "properties" in settings:
         return settings | {"properties": settings["properties"] | {"PERF_COUNT": "YES"}}
     return settings | PROFILING
@@ -300,11 +297,11 @@ class Visit:
     Attributes:
         model: its name.
         number: of the pass.
-        whole_s: what the whole model usually takes, from some runs.
-        names: of its kernels, in the order in which they run.
-        kernel_s: the same of each kernel; in whole microseconds they are rounded down by the runtime, which is made
-            good on average.
-        reference_s: of the reference network just then.
+        whole_s: usual latency of the whole model, from several runs.
+        names: of its kernels, in execution order.
+        kernel_s: usual time of each kernel; half a microsecond is added, because the runtime rounds down to whole
+            microseconds.
+        reference_s: time of the reference network just then.
     """
 
     model: str
@@ -318,10 +315,10 @@ class Visit:
 def visits(
     models: Sequence[tuple[str, Path, Path]], reference: Path, processor: Processor, seconds: float, seed: int = 0
 ) -> Iterator[Visit]:
-    """Yield visits to models on a CPU processor for about so many seconds, beside what loading them takes.
+    """Yield visits to models on a CPU processor for about ``seconds``, plus the time of loading the models.
 
     Args:
-        models: name, file, and the file of its packed weights, which is made where it is not there.
+        models: name, file, and file of packed weights, which is written where it does not exist.
         reference: file of the reference network.
         seed: of the order within each pass.
 
@@ -349,7 +346,7 @@ def _visited(asked: dict[str, Any], load: Load, reference: Loaded) -> Iterator[d
     for _, path, settings in order:
         if "xnnpack" in settings and not Path(settings["xnnpack"]["weight_cache_file_path"]).exists():
             load(path, settings, cores).close()
-    rng = random.Random(asked["seed"])  # noqa: S311 - an order, no secret
+    rng = random.Random(asked["seed"])  # noqa: S311 - for an order, not for a secret
     end_s = time.monotonic() + asked["seconds"]
     number = 0
     while time.monotonic() < end_s:
@@ -357,10 +354,10 @@ def _visited(asked: dict[str, Any], load: Load, reference: Loaded) -> Iterator[d
         for name, path, settings in order:
             if time.monotonic() > end_s:
                 break
-            # Compiled anew each time, since all models at once take more memory than a machine has.
+            # Compiled again each time, since all models at once would take more memory than the machine has.
             with closing(load(path, _watching(settings), cores)) as watched:
                 once_s = watched.run()
-                if once_s < _VISIT_S:  # else what coming from elsewhere costs the first run is little
+                if once_s < _VISIT_S:  # the first run of a short model is slow: its caches are cold
                     once_s = max(1e-6, watched.run())
                 runs = int(min(max(_VISIT_S / once_s, _LEAST_RUNS), _MOST_RUNS))
                 settling = int(min(_SETTLE_S / once_s, _MOST_RUNS))

@@ -1,9 +1,9 @@
-"""Small models whose operators are to be timed: random walks through the shapes that networks are made of.
+"""Small random networks for calibration: random walks through the shapes that networks are made of.
 
 An operator's time depends on what runs before it, since that fills the caches; so operators are timed as parts of
-small networks, not one by one. A walk starts from an image or from a map of some size and adds operators of drawn kinds
-and widths while they stay affordable. Some walks know two kinds of operators only: what a core ran just before changes
-how it runs the next operator (:mod:`evaluators.cost_model.features`), and where everything is mixed nothing shows that.
+small networks, not one by one. A walk starts from an image or from a map of some size and adds operators of random
+kinds and widths while they stay affordable. Some walks use two kinds of operators only: what a core ran just before
+affects the next operator (:mod:`evaluators.cost_model.features`), which cannot be seen where all kinds are mixed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from search_spaces.models.zoo.builder import Activation, Builder, Draft, Padding
 from search_spaces.models.zoo.transformer import attention
 
 GENERATOR = 1
-"""Which networks seeds stand for: to be raised with every change after which a seed draws another network.
+"""Version of the generator; increase it with every change after which a seed draws another network.
 
-A log of timings names networks by their seeds, so one that another generator has begun is of no use.
+A log of timings identifies networks by their seeds, so it is of no use with another version.
 """
 
 MOST_MACS = 400_000_000
@@ -36,7 +36,7 @@ class _Walk:
     """A network under construction.
 
     Attributes:
-        x: where it stands.
+        x: the current value, which the next operator reads.
         seen: earlier values by shape, for sums and concatenations.
     """
 
@@ -54,7 +54,7 @@ class _Walk:
         return ("NONE", "RELU", "RELU6")[int(self.rng.integers(3))]
 
     def channels(self, most: float) -> int:
-        """Draw a number of channels, log-uniform from 4 on; three of four times a multiple of 8."""
+        """Draw a number of channels, log-uniform from 4 on; three times in four a multiple of 8."""
         drawn = int(np.exp(self.rng.uniform(math.log(4.0), math.log(max(5.0, min(most, _WIDEST))))))
         return max(8, drawn // 8 * 8) if self.rng.random() < 0.75 else max(1, drawn)
 
@@ -67,7 +67,7 @@ def random_network(name: str, rng: Rng, operators: int = 24, *, kinds: Collectio
     """Return a network of about ``operators`` operators; the same seed draws the same one.
 
     Args:
-        kinds: that it is made of, beside a first convolution; all where none is named.
+        kinds: steps that it is made of, beside a first convolution; all where none is named.
     """
     net = Builder(name)
     image = rng.random() < 0.35
@@ -84,14 +84,14 @@ def random_network(name: str, rng: Rng, operators: int = 24, *, kinds: Collectio
         steps = ["conv"] if walk.x.shape[3] == 3 else [k for k in _STEPS if not kinds or k in kinds]
         weights = np.array([_STEPS[k][1] for k in steps])
         _STEPS[steps[int(rng.choice(len(steps), p=weights / weights.sum()))]][0](walk)
-        if walk.count == before:  # it did not fit: narrow the network, which always fits
+        if walk.count == before:  # the step was too expensive: narrow the network, which never is
             _pointwise(walk, most=64)
     _head(walk)
     return net.finish(walk.x)
 
 
 def random_dense(name: str, rng: Rng) -> Draft:
-    """Return fully connected layers, matrix products and normalisations, as transformers and classifiers have them."""
+    """Return a network of fully connected layers, matrix products and normalisations, as in transformers."""
     net = Builder(name)
     if rng.random() < 0.4:
         return _classifier(net, rng)
@@ -112,7 +112,7 @@ def random_dense(name: str, rng: Rng) -> Draft:
 
 
 def random_attention(name: str, rng: Rng) -> Draft:
-    """Return layers of attention between fully connected ones, as transformers have them."""
+    """Return a network of attention layers between fully connected ones, as in transformers."""
     net = Builder(name)
     heads, size = int(rng.choice([1, 2, 3, 4, 6, 8])), 8 * int(rng.integers(2, 9))
     tokens, width = int(np.exp(rng.uniform(2.5, 5.6))), heads * size
@@ -249,7 +249,7 @@ def _head(walk: _Walk) -> None:
     walk.x = net.softmax(net.fully_connected(walk.x, units, "head"))
 
 
-# Kind → what adds such an operator, and how often it is drawn against others.
+# Kind → the function that adds such an operator, and its relative frequency.
 _STEPS: Mapping[str, tuple[Callable[[_Walk], None], float]] = {
     "conv": (_conv, 8.0),
     "pointwise": (_pointwise, 6.0),
@@ -273,9 +273,9 @@ _ANY_KINDS = 80
 
 
 def networks(names: Sequence[str], seed: int = 0) -> list[Draft]:
-    """Return a network for each name: every fifth is one of dense layers.
+    """Return a network for each name: every fifth one has dense layers.
 
-    From the 81st on, in turns of ten, four know few kinds of operators and one is of attention.
+    From the 81st on, in each ten, four use few kinds of operators, and one has attention layers.
     """
     return [
         _drawn(name, np.random.default_rng([seed, index]), index, few=index >= _ANY_KINDS)
@@ -284,7 +284,7 @@ def networks(names: Sequence[str], seed: int = 0) -> list[Draft]:
 
 
 def network(name: str, seed: int) -> Draft:
-    """Return the network of a seed; of ten in a row four know few kinds of operators, and two have dense layers."""
+    """Return the network of a seed; in each ten seeds four use few kinds of operators, and two have dense layers."""
     return _drawn(name, np.random.default_rng([seed, 0]), seed, few=True)
 
 

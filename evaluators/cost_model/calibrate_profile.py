@@ -17,12 +17,12 @@ from search_spaces.core.errors import ProfileError
 from search_spaces.core.platform import Platform
 
 MOST_NETS = 120
-SPACE_FILLING = 24  # so many networks are spread over the shapes; later ones go where the fit is least sure
+SPACE_FILLING = 24  # this many networks are spread over the shapes; later ones go where the fit is least certain
 _CANDIDATES = 12
 _REFIT_EVERY = 6
 
 Fits = MutableMapping[str, tuple[int, CostProfile]]
-"""Kind of processor → of how many of its networks the last fit was made, and the fit."""
+"""Kind of processor → the number of its networks in the last fit, and that fit."""
 
 KEPT_OUT = (
     "squeezenet1_1",
@@ -36,25 +36,25 @@ KEPT_OUT = (
     "mobilenet_v3_large@0.75",
     "resnet50@0.5",
 )
-"""Models that are timed to say how wrong the profile is, and never fitted."""
+"""Models that are timed to determine the profile's errors, and never fitted."""
 
 
 def usual_reference_s(timed: Sequence[Timed]) -> float:
-    """Return the reference time that all timings are brought to."""
+    """Return the reference time (s) to which all timings are scaled."""
     return float(np.median([t.reference_s for t in timed]))
 
 
 def next_network(
     timed: Sequence[Timed], refused: int = 0, candidates: int = _CANDIDATES, fits: Fits | None = None
 ) -> int:
-    """Return the seed of the network that is worth timing most, on the kind of processor that ``timed`` is of.
+    """Return the seed of the next network to time, on the kind of processor of ``timed``.
 
-    The first ones are spread over the space of shapes: of some candidates the one whose operators lie farthest from
-    all that were timed. Later ones are those whose operators the fit is least sure of.
+    The first networks are spread over the space of shapes: of some candidates the one whose operators lie farthest from
+    all that were timed. Later ones are those for whose operators the fit is least certain.
 
     Args:
-        refused: how many networks the processor did not take.
-        fits: what the fit of each kind was, kept from call to call while ``timed`` only grows; none by default.
+        refused: number of networks that the processor did not support.
+        fits: last fit of each kind, kept from call to call while ``timed`` only grows; none by default.
     """
     first = (len(timed) + refused) * candidates
     seeds = range(first, first + candidates)
@@ -85,7 +85,7 @@ def _novelty(drawn: Sequence[Sequence[OperatorFeatures]], known: Sequence[Operat
 
 
 def _places(features: Sequence[OperatorFeatures]) -> dict[str, Array]:
-    """Return where operators lie in the space of shapes, by the key of their kernel."""
+    """Return the positions of operators in the space of shapes, by the key of their kernel."""
     keys = {f.key for f in features}
     return {key: shape_features(columns([f for f in features if f.key == key])) for key in keys}
 
@@ -111,7 +111,7 @@ def build_profile(
     """Fit every kind of processor from the generated networks that were timed on it.
 
     Raises:
-        ProfileError: too little was timed on one of them.
+        ProfileError: too few networks were timed on one of them.
     """
     found: dict[str, ProcessorProfile] = {}
     for like, members in platform.classes().items():
@@ -128,9 +128,10 @@ def build_profile(
 
 
 def errors_on_models(profile: CostProfile, timed: Sequence[Timed]) -> dict[str, Any]:
-    """Return how wrong a profile is: for each kind of processor on operators and on whole models kept out of the fit.
+    """Return a profile's errors on each kind of processor: on operators and on whole models kept out of the fit.
 
-    ``regret`` is how much slower the processor is that the profile would choose for a model, at most and on average.
+    ``regret``: by how much the processor that the profile would choose for a model is slower than the fastest one, on
+    average and at most.
     """
     found: dict[str, Any] = {}
     chosen: dict[str, dict[str, tuple[float, float]]] = {}

@@ -1,17 +1,12 @@
 """Times networks on the processors of a session: whole, operator by operator, cut, and between pairs of processors.
 
-Which kernels of the runtime belong to which operators of a model.
+The runtime's kernels are matched with a model's operators. XNNPACK runs operators in the model's order, but not as one
+kernel each: a fused activation of a sum is a kernel of its own, paddings go into convolutions, reshapes vanish. So the
+kernels of one class are matched, in order, with the operators that such kernels run; a class whose counts differ is
+left out. Where the interpreter runs some operators itself, the order is another one (:func:`run_order`).
 
-XNNPACK runs a model's operators in their order, but not one kernel each: a fused activation of a sum is a kernel of its
-own, paddings go into convolutions, reshapes vanish. So kernels of one class are matched, in order, with the operators
-that such kernels run; a class whose numbers do not agree is left out. Where the interpreter runs some operators itself,
-the order is no longer the model's: :func:`run_order`.
-
-Time a model's operators where they stand, the whole model, and a fixed kernel between them.
-
-A machine's clock may drift by more than half between two hours, and nothing shows it. So every measurement is taken in
-rounds between runs of one reference network, and is given as a multiple of it: what the machine did to the one, it did
-to the other.
+A machine's clock may drift by more than half within two hours without being reported. So every measurement is taken in
+rounds between runs of one reference network, and scaled by its time: drift affects both alike.
 """
 
 from __future__ import annotations
@@ -46,7 +41,7 @@ from search_spaces.models.zoo.builder import Builder, Draft, Value
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.cuts import every_layer
 
-# Beginning of a kernel's name → the schema's kinds that it runs. The interpreter's own kernels have the kind's name.
+# Beginning of a kernel's name → the schema's kinds that it runs. The interpreter's own kernels are named by the kind.
 _KINDS_OF: Mapping[str, tuple[str, ...]] = {
     "Convolution": ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"),
     "Fully Connected": ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"),
@@ -74,7 +69,7 @@ _KINDS_OF: Mapping[str, tuple[str, ...]] = {
     "Space To Depth": ("SPACE_TO_DEPTH",),
     "Static Resize Bilinear": ("RESIZE_BILINEAR",),
 }
-# Kinds of OpenVINO's kernels, and the schema's kinds that they run; a subgraph is made of sums and products.
+# Types of OpenVINO's kernels, and the schema's kinds that they run; a Subgraph holds sums and products.
 _OPENVINO_KINDS: Sequence[tuple[frozenset[str], frozenset[str]]] = tuple(
     (frozenset(kernels.split()), frozenset(kinds.split()))
     for kernels, kinds in (
@@ -104,11 +99,11 @@ _CLAMPS = frozenset({"RELU", "RELU6", "RELU_0_TO_1", "RELU_N1_TO_1"})
 def operator_seconds(
     features: Sequence[OperatorFeatures], names: Sequence[str], kernel_s: Sequence[float], graph: Graph | None = None
 ) -> NDArray[np.float64]:
-    """Return what each operator took, shape ``(n,)``; NaN where its kernels are unknown, 0 where none ran.
+    """Return the time of each operator (s), shape ``(n,)``; NaN where its kernels are unknown, 0 where none ran.
 
     Args:
-        names, kernel_s: of the kernels in the order in which they ran.
-        graph: that the features are of; without it there are no times of a model that the interpreter runs in part.
+        names, kernel_s: of the kernels, in execution order.
+        graph: the features' graph; without it, no times are known of a model that the interpreter runs in part.
     """
     found = np.array([0.0 if f.free else np.nan for f in features])
     own = {name for name in names if _KIND.fullmatch(name)}
@@ -142,7 +137,7 @@ def operator_seconds(
 def openvino_seconds(
     features: Sequence[OperatorFeatures], names: Sequence[str], kernel_s: Sequence[float]
 ) -> NDArray[np.float64]:
-    """Return the same of OpenVINO's kernels, which have the order of the operators; fused ones take next to nothing."""
+    """Return the same from OpenVINO's kernels, which are in the operators' order; fused ones have a time near 0."""
     found = np.array([0.0 if f.free else np.nan for f in features])
     for kernels, kinds in _OPENVINO_KINDS:
         where = [i for i, f in enumerate(features) if f.kind in kinds and not f.free]
@@ -153,13 +148,13 @@ def openvino_seconds(
 
 
 def run_order(graph: Graph, own: Collection[str]) -> list[int]:
-    """Return the operators in the order in which they run where the interpreter keeps some kinds for itself.
+    """Return the execution order of operators where the interpreter runs some kinds itself.
 
-    It hands the others over in as few pieces as it can: by turns all that is ready for the one side, then all that is
-    ready for the other, the model's order within each (TensorFlow Lite's ``PartitionGraphIntoIndependentNodeSubsets``).
+    It delegates the others in as few partitions as possible: alternately, all operators that are ready on one side, and
+    all on the other, each in the model's order (TensorFlow Lite's ``PartitionGraphIntoIndependentNodeSubsets``).
 
     Args:
-        own: kinds that the interpreter runs.
+        own: kinds that the interpreter runs itself.
     """
     order: list[int] = []
     ready = set(range(len(graph.tensors))) - {t for o in graph.operators for t in o.outputs}
@@ -186,10 +181,10 @@ REFERENCE_S = 0.006  # spent on the reference before and after each part of a ro
 
 
 def check_seconds(values: Sequence[float], what: str) -> None:
-    """Check that times are times.
+    """Check that times are positive and finite.
 
     Raises:
-        ProfileError: one is not a positive, finite number; the text names it.
+        ProfileError: one is not; the text names it.
     """
     for index, value in enumerate(values):
         if not (np.isfinite(value) and value > 0.0):
@@ -199,7 +194,7 @@ def check_seconds(values: Sequence[float], what: str) -> None:
 
 
 def reference_network() -> Draft:
-    """Return the network that everything is compared with: two usual convolutions, about 2 ms on a fast core."""
+    """Return the reference network: two ordinary convolutions, about 2 ms on a fast core."""
     return _convolutions("reference", 28, 128, 2)
 
 
@@ -226,12 +221,12 @@ def time_model(
         reference: the reference network, loaded on the same processor.
 
     Returns:
-        The seconds of each operator as a stage of its own, in its place, each with the cost of a call, shape ``(n,)``;
-        of the model as one stage; and of the reference network meanwhile.
+        The time of each operator as a stage of its own (s), which includes a stage call, shape ``(n,)``; the time of
+        the model as one stage; and that of the reference network meanwhile.
 
     Raises:
-        UnavailableError: the device failed, or does not run the model.
-        ProfileError: it returned something that is no time.
+        UnavailableError: the device failed, or does not support the model.
+        ProfileError: the device returned a time that is not positive and finite.
     """
     apart_plan = chain_plan(graph, every_layer(graph), [processor] * len(graph.operators))
     with (
@@ -250,7 +245,7 @@ def time_model(
             parts.append(np.median(apart.run(runs).stage_s, axis=0))
             clocks.append([*clock, reference_s(reference, beats)])
     clock_s = np.array(clocks)
-    # A part lies between two runs of the reference: it is compared with their mean.
+    # Each measurement lies between two runs of the reference and is scaled by their mean.
     before, after = clock_s[:, :2].mean(axis=1), clock_s[:, 1:].mean(axis=1)
     usual_s = float(np.median(clock_s))
     whole_s = float(np.median(np.array(wholes) / before * usual_s))
@@ -260,12 +255,12 @@ def time_model(
 
 
 def reference_s(reference: Candidate, beats: int) -> float:
-    """Return the median of some runs of the reference network."""
+    """Return the median latency (s) of ``beats`` runs of the reference network."""
     return float(np.median(reference.run(beats).latency_s))
 
 
 def warm(candidate: Candidate) -> float:
-    """Run a few times and return about what a run takes, in seconds."""
+    """Warm up with a few runs and return about how long a run takes (s)."""
     candidate.run(1)
     latency_s = candidate.run(2).latency_s
     if not np.all(np.isfinite(latency_s)):
@@ -281,9 +276,9 @@ class Timed:
         name: of the model.
         like: the kind of processor.
         features: of its operators.
-        operator_s: what each took, shape ``(n,)``; NaN where that is not known.
-        whole_s: of the model as one stage.
-        reference_s: of the reference network meanwhile.
+        operator_s: time of each, shape ``(n,)``; NaN where it is not known.
+        whole_s: time of the model as one stage.
+        reference_s: time of the reference network meanwhile.
         seed: of a generated network; None for a model that is kept out of the fit.
     """
 
@@ -296,7 +291,7 @@ class Timed:
     seed: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain values; features follow from the name, or from the seed."""
+        """Return it as plain values; the features follow from the name, or from the seed."""
         return {
             "name": self.name,
             "like": self.like,
@@ -311,7 +306,7 @@ class Timed:
         """Build it from what :meth:`to_json` returned.
 
         Raises:
-            ProfileError: a field is missing, or a time is no time.
+            ProfileError: a field is missing, or a time is not positive and finite.
         """
         from search_spaces.models.zoo import draft
 
@@ -333,26 +328,26 @@ class Timed:
         return found
 
     def model(self, usual_s: float) -> TimedModel:
-        """Return the timing as it were with a reference of ``usual_s``."""
+        """Return the timing scaled to a reference time of ``usual_s``."""
         factor = usual_s / self.reference_s
         family = "kept out" if self.seed is None else "generated"
         return TimedModel(self.name, family, self.features, self.whole_s * factor, self.operator_s * factor)
 
 
 Loaded = Callable[[Draft], Graph]
-"""Makes a graph that the session can load of a draft."""
+"""Makes a graph that the session can load from a draft."""
 
 MAPS = ((14, 32), (14, 256), (28, 128), (56, 64), (224, 16))
-"""Side and channels of the transferred maps: 25 KB to 3.2 MB. A stage takes about a millisecond, as stages
-do: what lies ready when a stage is tiny (caches, a core that has not gone to sleep) is gone after one of these."""
+"""Side and channels of the transferred maps: 25 KB to 3.2 MB. A stage takes about a millisecond, as in usual
+plans: tiny stages find caches warm and cores awake, which they are not after a stage of that length."""
 _RUNS, _ROUNDS = 30, 5
 _LINK_RUNS, _LINK_ROUNDS = 8, 6
 
 
 def pairs(platform: Platform) -> list[tuple[Processor, Processor]]:
-    """Return an ordered pair of processors for each two kinds, and for each kind that has two processors.
+    """Return an ordered pair of processors for each two kinds, and one for each kind that has two processors.
 
-    Of kinds that share cores there are two: processors that are driven from one core, and processors that are not.
+    Kinds that share cores get two: processors that are driven from the same core, and processors that are not.
     """
     groups = list(platform.classes().values())
     found = []
@@ -368,11 +363,10 @@ def pairs(platform: Platform) -> list[tuple[Processor, Processor]]:
 
 
 def time_link(session: Session, loaded: Loaded, source: Processor, target: Processor) -> LinkProfile:
-    """Time handing maps of some sizes from one processor to another.
+    """Time transfers of maps of several sizes from one processor to another.
 
-    Three stages run on the source, the target, and the source again, and all on the one or the other: what the first
-    two take longer than on their own processors, and what passes between them, is what handing over costs. Stages are
-    as long as those of usual plans.
+    Three stages run on the source, the target, and the source again, and then all on either one. The cost of a transfer
+    is the extra time of the first two stages, and the gap between them. Stages are as long as those of usual plans.
 
     Raises:
         UnavailableError: the device failed.
@@ -392,7 +386,7 @@ def time_link(session: Session, loaded: Loaded, source: Processor, target: Proce
             for number in range(_LINK_ROUNDS + 1):
                 batches = [candidate.run(_LINK_RUNS) for candidate in (across, here, there)]
                 if not number:
-                    continue  # warm
+                    continue  # warm-up
                 took, first, second = (np.median(batch.stage_s, axis=0) for batch in batches)
                 gap.append(_first_gap_s(batches[0]))
                 extra.append(float(took[0] - first[0] + took[1] - second[1]))
@@ -415,12 +409,12 @@ def time_link(session: Session, loaded: Loaded, source: Processor, target: Proce
 
 
 def is_of(link: LinkProfile, source: Processor, target: Processor) -> bool:
-    """Return whether a link is what :func:`time_link` says about two processors, or others of their kinds."""
+    """Return whether :func:`time_link` of two processors measures this link."""
     return (link.source, link.target, link.one_core) == (source.like, target.like, _near(source, target))
 
 
 def time_contention(session: Session, loaded: Loaded, victim: Processor, other: Processor) -> ContentionProfile:
-    """Time a stage that computes and one that moves memory, alone and beside another processor that does the same.
+    """Time a compute-bound and a memory-bound stage, alone and beside another processor with the same work.
 
     Raises:
         UnavailableError: the device failed.
@@ -439,19 +433,19 @@ def time_contention(session: Session, loaded: Loaded, victim: Processor, other: 
             for _ in range(_ROUNDS):
                 own = float(np.median(quiet.run(_RUNS).stage_s[:, 0]))
                 batch = crowded.run(_RUNS)
-                # The second stage is as long, so that the two overlap nearly all the time.
+                # The other stage is as long, so that the two overlap nearly all the time.
                 ratios.append(float(np.median(batch.stage_s[:, 0])) / own)
         factors.append(max(1.0, float(np.median(ratios))))
     return ContentionProfile(victim.like, other.like, factors[0], factors[1])
 
 
 def _near(source: Processor, target: Processor) -> bool | None:
-    """Return whether processors that share cores are driven from the same one."""
+    """Return whether two processors that share cores are driven from the same one; None where they share none."""
     return one_core(source, target) if source.excludes(target) else None
 
 
 def _first_gap_s(batch: Batch) -> float:
-    """Return what passed between the first two stages, of an inference of which that is known."""
+    """Return the time between the first two stages (s); without a timeline, the mean gap between stages."""
     if batch.timeline is None:
         gaps = batch.stage_s.shape[1] - 1
         return float(np.median(batch.latency_s - batch.stage_s.sum(axis=1)) / gaps)
@@ -464,7 +458,7 @@ def _in_stages(graph: Graph, processors: Sequence[str]) -> Plan:
 
 
 def _computing(layers: int = 6) -> Draft:
-    """Return two equal chains that share nothing, operator by operator in turn: work that stays in the caches."""
+    """Return two equal independent chains, their operators alternating, whose work stays in the caches."""
     net = Builder("computing")
     chains = [net.input((1, 14, 14, 128), f"input{i}") for i in range(2)]
     for layer in range(layers):
@@ -473,7 +467,7 @@ def _computing(layers: int = 6) -> Draft:
 
 
 def _moving(layers: int = 6) -> Draft:
-    """Return two equal chains of maps that are larger than a core's caches."""
+    """Return two equal independent chains of maps that are larger than a core's caches."""
     net = Builder("moving")
     chains: list[Value] = [net.input((1, 256, 256, 16), f"input{i}") for i in range(2)]
     kept = list(chains)
@@ -484,17 +478,17 @@ def _moving(layers: int = 6) -> Draft:
 
 _MAPS = MAPS[1:4]
 _CUT_LAYERS, _CUT_RUNS, _CUT_ROUNDS = 6, 12, 8
-_ROUND_S = 0.03  # of which two runs are the least
+_ROUND_S = 0.03  # of at least two runs
 _MOST_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class CutProfile:
-    """What a cut costs on one kind of processor.
+    """Cost of a cut on one kind of processor.
 
     Attributes:
         like: the kind.
-        invocation_s: for every stage, whatever its size.
+        invocation_s: time of a stage call, whatever the stage's size.
     """
 
     like: str
@@ -504,23 +498,23 @@ class CutProfile:
         """Check the values.
 
         Raises:
-            ProfileError: they are of another kind, or no cut takes that long.
+            ProfileError: a value has the wrong type, or the cost is out of range.
         """
         given = self.invocation_s
         if not isinstance(self.like, str) or isinstance(given, bool) or not isinstance(given, int | float):
-            raise ProfileError("what a cut costs is a processor's name and a number of seconds")
+            raise ProfileError("the cost of a cut must be a processor's name and a number of seconds")
         if not 0.0 <= given <= _MOST_S:
-            raise ProfileError(f"a cut that costs {given:g} s is none", f"it takes 0 to {_MOST_S:g} s")
+            raise ProfileError(f"the cost of a cut is {given:g} s, which is out of range", f"it is 0 to {_MOST_S:g} s")
 
 
 def time_cuts(session: Session, loaded: Loaded, processor: Processor) -> CutProfile:
-    """Time chains of convolutions whole and cut at every operator, in turns; what each cut adds is what a stage costs.
+    """Time chains of convolutions whole and cut at every operator, in turn; each cut adds the cost of a stage call.
 
-    Stages are as long as those of usual plans: a cut between tiny ones costs half as much. Of the runs of a turn the
-    quicker quarter counts, since others disturb.
+    Stages are as long as those of usual plans: a cut between tiny ones costs half as much. Each turn counts with the
+    first quartile of its runs, since disturbances only make runs slower.
 
     Raises:
-        UnavailableError: the device failed, or the processor refuses the chains.
+        UnavailableError: the device failed, or does not support the chains.
     """
     extra_s = []
     for side, channels in _MAPS:
@@ -540,20 +534,20 @@ def time_cuts(session: Session, loaded: Loaded, processor: Processor) -> CutProf
     return CutProfile(processor.like, min(_MOST_S, max(0.0, float(np.median(extra_s)))))
 
 
-SECONDS = 0.15  # spent on each of the things that are timed of a model
+SECONDS = 0.15  # spent on each measurement of a model
 
 
 class Bench:
-    """Times models; use it in a ``with``.
+    """Times models; use it in a ``with`` statement.
 
     Attributes:
-        session, platform: where it times.
+        session, platform: the device that it times on.
     """
 
     def __init__(self, evaluator: Evaluator, session: Session, platform: Platform) -> None:
         self.session = session
         self.platform = platform
-        self._files = evaluator.name != "synthetic"  # what reads no files is given structures
+        self._files = evaluator.name != "synthetic"  # an evaluator that reads no files loads structures alone
         self._runtime = evaluator.name
         self._stack = ExitStack()
         self._references: dict[str, Candidate] = {}
@@ -578,7 +572,7 @@ class Bench:
         """Time a network on a processor.
 
         Raises:
-            UnavailableError: the device failed, or refuses the network.
+            UnavailableError: the device failed, or does not support the network.
         """
         graph = self.loaded(draft)
         try:
@@ -588,7 +582,7 @@ class Bench:
                 graph.source.path.unlink(missing_ok=True)
 
     def time_zoo(self, processor: Processor, name: str) -> Timed:
-        """Time a model of the zoo on a processor; see :meth:`time`.
+        """Time a model of the zoo on a processor; errors as in :meth:`time`.
 
         Raises:
             ModelError: there is no such model.
@@ -603,7 +597,7 @@ class Bench:
         return self.time_graph(processor, graph)
 
     def time_graph(self, processor: Processor, graph: Graph) -> Timed:
-        """Time a graph that the session can load; see :meth:`time`."""
+        """Time a graph that the session can load; errors as in :meth:`time`."""
         features = operator_features(graph)
         if unsupported_operators(self.session, graph, processor.name):
             raise UnavailableError(f"{processor.name} does not support all operators of {graph.name}")
@@ -638,7 +632,7 @@ class Bench:
         return np.where(seconds > 0, seconds, np.nan), found.reference_s
 
     def _whole(self, processor: Processor, graph: Graph, reference: Candidate) -> tuple[float, float]:
-        """Return what a whole model takes, and the reference meanwhile."""
+        """Return the times of a whole model and of the reference meanwhile (s)."""
         with closing(self.session.load(graph, whole_plan(graph, processor.name))) as candidate:
             runs = int(np.clip(SECONDS / ROUNDS / warm(candidate), 2, 60))
             beats = max(2, int(0.006 / warm(reference)))

@@ -1,14 +1,13 @@
-"""Corrections of the sum of terms, learned from neighbours: smooth ones, and fine ones of one machine.
+"""Corrections of the sum of terms, learnt from similar shapes by Gaussian processes.
 
 The logarithm of measured over predicted time is smooth over the logarithms of a shape's sizes (slices of four channels,
-pixels, filter). A Gaussian process over them corrects near what was measured and fades away from it, where the sum of
-terms stands alone; the distance to the nearest support says how far a prediction can be trusted.
+pixels, filter). :class:`Correction` corrects near measured shapes and fades away from them, where the sum of terms
+remains; the distance to the nearest support point says how far a prediction can be trusted.
 
-What analytic terms leave over on one machine, learnt finely: a Gaussian process with a length scale a feature.
-
-Where thousands of operators were timed within models, neighbours of a shape predict better than a smooth correction:
-how a size falls onto tiles, what the producer left in cache. The covariance is Matérn 3/2, since shapes next to each
-other may lie on either side of a tile; the scales are the likeliest ones (Rasmussen and Williams 2006, algorithm 2.1).
+:class:`Process` is finer, with a length scale for each feature. Where thousands of operators were timed within models,
+neighbours of a shape predict better than a smooth correction: how sizes are divided into tiles, what the producer left
+in cache. The covariance is Matérn 3/2, since neighbouring shapes may lie on either side of a tile; the scales maximise
+the likelihood (Rasmussen and Williams 2006, algorithm 2.1).
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from scipy.optimize import minimize
 
 from evaluators.cost_model.features import Array, Columns, history_effect
 
-NOISE = 0.1  # variance of one residual over that of the process
+NOISE = 0.1  # variance of one residual, relative to that of the process
 _JITTER = 1e-6
 
 
 def shape_coordinates(rows: Columns) -> Array:
-    """Return where operators lie in the space of shapes, shape ``(n, 8)``; a unit is a factor of e."""
+    """Return the positions of operators in the space of shapes, shape ``(n, 8)``; one unit is a factor of e."""
     slices, slices_in = np.ceil(rows.channels / 4), np.ceil(rows.channels_in / 4)
     moved = np.maximum(rows.read + rows.written + rows.weight, 1.0)
     return np.stack(
@@ -51,10 +50,10 @@ class Correction:
     """A Gaussian process with a squared exponential kernel, reduced to its support.
 
     Attributes:
-        scale: length of each coordinate of :func:`shape_coordinates`.
+        scale: length scale of each coordinate of :func:`shape_coordinates`.
         support: ``(m, 8)`` coordinates, in units of ``scale``.
         weights: ``(m,)``; the correction is ``exp(sum(weights * kernel))``.
-        spread: standard deviation of the residuals that it explains: how wrong a prediction without it is.
+        spread: standard deviation of the residuals that it explains: the error of a prediction without it.
     """
 
     scale: tuple[float, ...]
@@ -69,11 +68,11 @@ class Correction:
 
 
 def fit_correction(rows: Columns, residual: Array, *, most: int = 160) -> Correction | None:
-    """Fit the logarithm of measured over predicted time; None where there is too little to learn from.
+    """Fit the logarithm of measured over predicted time; None where there are too few operators.
 
     Args:
         residual: shape ``(n,)``.
-        most: points of support; of more shapes, those that lie farthest apart are taken.
+        most: support points at most; of more shapes, those farthest apart are chosen.
     """
     points = shape_coordinates(rows)
     spread = float(residual.std())
@@ -105,7 +104,7 @@ def _squared_exponential(a: Array, b: Array) -> Array:
 
 
 def _far_apart(points: Array, most: int) -> list[int]:
-    """Return the indices of at most ``most`` points, each the farthest from those before it."""
+    """Return the indices of at most ``most`` points, each the one farthest from those chosen before."""
     chosen = [int(((points - points.mean(axis=0)) ** 2).sum(1).argmin())]
     distance = ((points - points[chosen[0]]) ** 2).sum(1)
     while len(chosen) < min(most, len(points)):
@@ -117,7 +116,7 @@ def _far_apart(points: Array, most: int) -> list[int]:
 FEATURES = 15
 _TILES_CHANNELS, _TILE_PIXELS = (16, 32, 64), 7
 _INTERVALS_S = (5e-4, 3e-2)
-_HISTORY = 5.0  # as octaves
+_HISTORY = 5.0  # scale of the history effect, in octaves
 _JITTER = 1e-6
 _DOUBTS, _SLOW, _FAST, _LOUDER = 2, 2.5, -4.0, 4.0
 _MOST_TUNED = 200
@@ -126,15 +125,15 @@ _USUAL_SCALE = np.e  # octaves
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A fitted process; used as :class:`~evaluators.cost_model.correction.Correction` is.
+    """A fitted process; used like :class:`~evaluators.cost_model.correction.Correction`.
 
     Attributes:
         points: features of the measured shapes, one row each.
-        weights: what the mean gives to each of them.
+        weights: their weights in the mean.
         scales: length scale of each feature.
-        spread: standard deviation of what is learnt.
+        spread: standard deviation of the residuals that it explains.
         noise: standard deviation of the mean of the measurements of each shape.
-        louder: how many times noisier they are than was said of them.
+        louder: factor by which measurements are noisier than they were declared.
     """
 
     points: tuple[tuple[float, ...], ...]
@@ -145,14 +144,14 @@ class Process:
     louder: float = 1.0
 
     def fits(self) -> bool:
-        """Return whether points, weights and scales belong together and are of this version's features."""
+        """Return whether points, weights and scales match each other and this version's features."""
         counts = {len(point) for point in self.points} | {len(self.scales)}
         return counts == {FEATURES} and len(self.points) == len(self.weights) == len(self.noise) > 0
 
     def apply(self, rows: Columns) -> tuple[Array, Array]:
         """Return the logarithm of the factor, and how well each operator is supported (0 to 1); shape ``(n,)``."""
         known, factor = _factored(self)
-        # Sizes beyond those that were measured behave as the largest of them did: rates saturate.
+        # Sizes beyond the measured range are clipped to it: rates saturate.
         within = np.clip(shape_features(rows) / np.array(self.scales), known.min(axis=0), known.max(axis=0))
         cross = _matern(within, known, self.spread)
         half = solve_triangular(factor, cross.T, lower=True)
@@ -161,14 +160,14 @@ class Process:
 
 
 def shape_features(rows: Columns) -> Array:
-    """Return features of operators, shape ``(n, FEATURES)``: logarithms to base 2, and what is left over of tiles."""
+    """Return features of operators, shape ``(n, FEATURES)``: logarithms to base 2, and waste of tiles."""
 
     def log2(values: Array) -> Array:
         result: Array = np.log2(np.maximum(values, 1.0))
         return result
 
-    depth = rows.macs / np.maximum(rows.pixels * rows.channels, 1.0)  # products that make one element
-    channels = rows.channels / np.maximum(rows.groups, 1.0)  # of one group, which is multiplied on its own
+    depth = rows.macs / np.maximum(rows.pixels * rows.channels, 1.0)  # products for one element of the output
+    channels = rows.channels / np.maximum(rows.groups, 1.0)  # of one group, which is multiplied separately
     return np.stack(
         [
             log2(rows.pixels),
@@ -190,7 +189,7 @@ def shape_features(rows: Columns) -> Array:
 
 
 def _left_over(values: Array, tile: int) -> Array:
-    """Return by how much whole tiles exceed the values: the logarithm to base 2."""
+    """Return the ratio of whole tiles to the values, as a logarithm to base 2."""
     result: Array = np.log2(np.ceil(values / tile) * tile / np.maximum(values, 1.0))
     return result
 
@@ -202,9 +201,9 @@ def fit_process(
 
     Args:
         residual: shape ``(n,)``.
-        noise: standard deviation of each of them as measurements.
-        like: its scales and spread are used, instead of the likeliest ones.
-        tune: whether to look for the likeliest ones, which takes a while.
+        noise: standard deviation of each residual's measurement.
+        like: a process whose scales and spread are used instead of the likeliest ones.
+        tune: whether to search for the likeliest ones, which takes a while.
     """
     points = np.round(shape_features(rows), 4)
     if like is None and tune:
@@ -229,10 +228,10 @@ def fit_process(
 
 
 def _doubted(covariance: Array, residual: Array, noise: Array) -> Array:
-    """Return the noise, larger for measurements that the others contradict: something disturbed them.
+    """Return the noise, increased for measurements that contradict the others, which were probably disturbed.
 
-    What a point's own measurement lies off the prediction from all others follows from the inverse covariance
-    (Rasmussen and Williams 2006, equation 5.12). Disturbed runs are slow, so slow ones are doubted sooner.
+    A measurement's deviation from its prediction by all others follows from the inverse covariance (Rasmussen and
+    Williams 2006, equation 5.12). Disturbed runs are slow, so the threshold is lower for slow ones.
     """
     noise = noise.copy()
     for _ in range(_DOUBTS):
@@ -288,10 +287,10 @@ def _factored(process: Process) -> tuple[Array, Array]:
 
 
 def together(keys: Sequence[object], logs: Array, noise: float) -> tuple[list[int], Array, Array]:
-    """Return one row for equal shapes: the first index of each, the mean of their logarithms, and its deviation.
+    """Merge equal shapes: return the first index of each, the mean of its logarithms, and that mean's deviation.
 
     Args:
-        noise: standard deviation of one measurement; half of it is common to all of one shape.
+        noise: standard deviation of one measurement; half of it is common to all measurements of one shape.
     """
     where: dict[object, list[int]] = {}
     for index, key in enumerate(keys):

@@ -1,14 +1,12 @@
 """Features that decide an operator's time: its kernel, work, traffic, shape, and what ran before it.
 
-Seed 004: work (MACs) and traffic (bytes) together explain latency, neither alone. Seed 002: what remains is how the
-shape falls onto the kernel's tiles, so that the shape is part of the record.
+Seed 004: work (MACs) and traffic (bytes) together explain latency, neither alone. Seed 002: the rest depends on how the
+shape is divided into the kernel's tiles, so the shape is part of the features.
 
-What ran just before an operator: a core that multiplied matrices runs other kernels differently for milliseconds.
-
-On the machine this was found on, a 3 by 3 convolution takes 1.9 ms where convolutions alone run, and 2.1 to 2.25 ms
-within about 4 ms of a matrix product, such as a pointwise convolution; matrix products are slower where none ran before
-them. What state the processor keeps is not known; other operators neither cause nor undo it. It is
-described by the share of the time before that matrix products took, recent time counting more.
+After matrix products a core runs other kernels differently for milliseconds. On the machine where this was found, a 3
+by 3 convolution takes 1.9 ms among convolutions, and 2.1 to 2.25 ms within about 4 ms of a matrix product, such as a
+pointwise convolution; matrix products are slower where none ran before them. The cause is not known; other operators
+neither cause nor undo it. It is modelled by the share of matrix products in the time before, weighted towards the end.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ KERNELS = (
     "pointwise",  # 1 by 1, dense
     "depthwise",
     "grouped",
-    "fully_connected",  # pointwise on one pixel, too
+    "fully_connected",  # also a pointwise convolution of one pixel
     "transpose_conv",
     "matmul",  # of two activations
     "pool",
@@ -39,11 +37,11 @@ KERNELS = (
     "concat",
     "softmax",
     "copy",  # slices, paddings, transpositions
-    "other",  # whatever else; predicted from its bytes alone
+    "other",  # all other kinds; predicted from bytes alone
 )
 
 MERGED = frozenset({"PAD"})
-"""Kinds that runtimes make part of the operator that reads them, where that is in the same stage."""
+"""Kinds that runtimes fuse with the operator that reads them, if it is in the same stage."""
 
 _FINE = frozenset({"elementwise", "pool", "mean", "copy", "softmax", "other"})
 
@@ -52,10 +50,10 @@ Plane = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class OperatorFeatures:
-    """What one operator does in one inference, at batch 1.
+    """Work, traffic and shape of one operator in one inference, at batch 1.
 
     Attributes:
-        kernel: which kind of kernel runs it, one of :data:`KERNELS`.
+        kernel: kind of kernel that runs it, one of :data:`KERNELS`.
         kind: the schema's name (``CONV_2D``).
         macs: multiply-accumulates.
         read_bytes: activations read.
@@ -64,16 +62,16 @@ class OperatorFeatures:
         input, output: height, width, channels of the (first) activation read and written.
         filter, stride: height and width; (1, 1) where there is none.
         groups: of a grouped convolution, else 1.
-        inputs: how many activations it reads.
+        inputs: number of activations read.
         activation: fused into it (``RELU``), or "".
-        repeats: along what the smaller operand of an elementwise operator is repeated: "channels" where it has one
-            value for each pixel, "pixels" where it has a row of channels, "" where there is none or a single value.
+        repeats: how the smaller operand of an elementwise operator is broadcast: "channels" where it has one value for
+            each pixel, "pixels" where it has one row of channels, "" where nothing or a single value is broadcast.
         dtype: of the activations.
-        free: whether nothing runs: a change of shape alone, or made part of a neighbour by the runtime.
-        interval_s: seconds from one inference to the next: what others leave of its weights in the last cache by then
-            decides how quickly they come; 0 where unknown.
-        matrix_share: how much of the time just before matrix products took (:func:`with_matrix_shares`), from 0 to 1.
-        resident_bytes: of ``read_bytes``, what the operator that ran just before wrote: it may still be in cache.
+        free: whether no kernel runs: it only changes a shape, or the runtime fuses it with a neighbour.
+        interval_s: time from one inference to the next (s), which decides how much of its weights the caches still
+            hold; 0 where unknown.
+        matrix_share: share of matrix products in the time just before (:func:`with_matrix_shares`), from 0 to 1.
+        resident_bytes: the part of ``read_bytes`` that the previous operator wrote: it may still be in cache.
     """
 
     kernel: str
@@ -98,16 +96,16 @@ class OperatorFeatures:
 
     @property
     def key(self) -> str:
-        """Which kernel model predicts it: the kernel, and the element type where that is not floating point."""
+        """Key of its kernel model: the kernel, and the element type where that is not floating point."""
         return self.kernel if self.dtype.startswith("float") else f"{self.kernel}:{self.dtype}"
 
     @property
     def fine(self) -> str:
-        """Which finer model predicts it where there is one.
+        """Key of its finer kernel model, where there is one.
 
-        Kernels that map elements differ from kind to kind and by how an operand is repeated, depthwise ones are written
-        for one size of filter each, a pointwise convolution that skips pixels is no plain product of matrices, and a
-        product with one vector waits for its weights.
+        Elementwise kernels differ by kind and by how an operand is broadcast, depthwise ones are written for one filter
+        size each, a strided pointwise convolution is not a plain matrix product, and a product with one vector is bound
+        by reading its weights.
         """
         if self.kernel == "depthwise":
             return f"{self.key}/{self.filter[0] * self.filter[1]}"
@@ -122,7 +120,7 @@ class OperatorFeatures:
 
     @property
     def fine_once(self) -> str:
-        """What :attr:`fine` was before it included how operands are repeated, as profiles of that time know it."""
+        """:attr:`fine` without how an operand is broadcast, as in profiles made before it was included."""
         return self.fine.removesuffix(f"+{self.repeats}")
 
     @property
@@ -139,7 +137,7 @@ class OperatorFeatures:
 def operator_features(graph: Graph) -> tuple[OperatorFeatures, ...]:
     """Return the features of each operator of a graph, in its order.
 
-    An operator's ``resident_bytes`` supposes that the whole graph runs on one processor in this order.
+    ``resident_bytes`` assumes that the whole graph runs on one processor in this order.
     """
     before = [frozenset[int](), *(frozenset(operator.outputs) for operator in graph.operators)]
     each = zip(graph.operators, operator_costs(graph), before, strict=False)
@@ -147,7 +145,7 @@ def operator_features(graph: Graph) -> tuple[OperatorFeatures, ...]:
 
 
 def _in_consumer(graph: Graph, operator: Operator) -> bool:
-    """Return whether an operator is a padding that runtimes make part of the convolution behind it."""
+    """Return whether an operator is a padding that runtimes fuse with the convolution behind it."""
     if operator.kind not in MERGED or len(operator.outputs) != 1 or operator.outputs[0] in graph.outputs:
         return False
     shape = graph.tensors[operator.inputs[0]].shape
@@ -204,7 +202,7 @@ def _described(graph: Graph, operator: Operator, cost: Cost, just_written: froze
 
 
 def _repeats(operator: Operator, graph: Graph) -> str:
-    """Return along what the smallest operand is repeated; see :class:`OperatorFeatures`."""
+    """Return how the smallest operand is broadcast (:class:`OperatorFeatures`)."""
     if not operator.outputs:
         return ""
     operands = [graph.tensors[i].shape for i in operator.inputs if i != -1]
@@ -218,9 +216,9 @@ def _repeats(operator: Operator, graph: Graph) -> str:
 def convolution_kernel(
     filters: tuple[int, int], stride: tuple[int, int], groups: int, source: Plane, target: Plane
 ) -> str:
-    """Return which kind of kernel runs a convolution from ``source`` to ``target``.
+    """Return the kind of kernel that runs a convolution from ``source`` to ``target``.
 
-    Graphics runtimes transform (Winograd, 4 by 4 outputs from 6 by 6 inputs) what is deep and large enough to gain.
+    GPU runtimes use a Winograd transform (4 by 4 outputs from 6 by 6 inputs) where depth and size make it worthwhile.
     """
     if groups > 1:
         return "depthwise" if groups == source[2] else "grouped"
@@ -281,8 +279,8 @@ class Columns:
     resident: Array
     groups: Array
     inputs: Array
-    interval: Array  # seconds between two uses of the same weights; 0 where unknown
-    matrix_share: Array  # share of the time just before that matrix products took
+    interval: Array  # time between two uses of the same weights (s); 0 where unknown
+    matrix_share: Array  # share of matrix products in the time just before
     pixels: Array  # of the output
     pixels_in: Array
     channels: Array  # of the output
@@ -309,7 +307,7 @@ def columns(features: Sequence[OperatorFeatures]) -> Columns:
 
 
 MEMORY_S = 4e-3
-"""Time after which what ran counts for a factor of e less."""
+"""Time constant of the history: after it, what ran counts less by a factor of e."""
 _LEAST_SHARE = 0.03
 
 
@@ -321,7 +319,7 @@ def multiplies_matrices(feature: OperatorFeatures) -> bool:
 
 
 def history_effect(matrix_share: Array) -> Array:
-    """Return the effect of a share of matrix products, from 0 to about 1; it rises steeply from a share of 0."""
+    """Return the effect of matrix products that ran before, from 0 to about 1; it rises steeply from a share of 0."""
     result: Array = 1.0 + np.log(np.maximum(matrix_share, 0.0) + _LEAST_SHARE) / np.log(1.0 / _LEAST_SHARE)
     return result
 
@@ -330,18 +328,18 @@ def with_matrix_shares(features: Sequence[OperatorFeatures], seconds: Array) -> 
     """Return the features of a model that runs again and again, each with its ``matrix_share``.
 
     Args:
-        seconds: what each operator takes, shape ``(n,)``; one that is not known counts as nothing.
+        seconds: time of each operator, shape ``(n,)``; unknown ones count as 0.
     """
     took = np.maximum(np.nan_to_num(seconds, nan=0.0, posinf=0.0), 0.0) / MEMORY_S
     fades = np.exp(-took)
     matrix_share = 0.0
     for feature, fade in zip(features, fades, strict=True):
         matrix_share = matrix_share * fade + _busy(feature) * (1.0 - fade)
-    matrix_share /= max(1e-9, 1.0 - float(fades.prod()))  # as all inferences before leave it
+    matrix_share /= max(1e-9, 1.0 - float(fades.prod()))  # the steady state over many inferences
     found = []
     for feature, fade, length in zip(features, fades, took, strict=True):
         busy = _busy(feature)
-        share = (1.0 - fade) / length if length > 1e-9 else 1.0  # of what was before, on average while it runs
+        share = (1.0 - fade) / length if length > 1e-9 else 1.0  # mean weight, while it runs, of what ran before
         found.append(replace(feature, matrix_share=float(busy + (matrix_share - busy) * share)))
         matrix_share = busy + (matrix_share - busy) * fade
     return found

@@ -1,14 +1,13 @@
 """Fits a processor's profile: from operators that were timed alone or within models, from whole models, or both.
 
-Prices come from least squares on relative errors, none of them negative, in which rows far off count less. Whole models
-say what operators cannot: what entering the runtime costs, what handing over between operators costs, and how much
-slower or faster operators run in company.
+Prices come from least squares on relative errors, none of them negative, with less weight on outliers. Whole models
+show what operators cannot: the cost of a stage call, the dispatch of operators, and how much slower or faster
+operators run together.
 
-What an operator takes longer because it was timed within an inference of its own: the first one does.
-
-Between inferences whose operators are timed their times are read, and the other threads of the pool fall asleep: the
-first operator waits for them, by 15 to 25 µs on two threads. Inferences in a row, which is how a whole model is timed,
-know no such wait. In small networks it is 3 to 5 % of the whole.
+The first operator of an inference is corrected for a wait. Between inferences whose operators are timed, their times
+are read, and the other threads of the pool fall asleep: the first operator waits for them, by 15 to 25 µs on two
+threads. Consecutive inferences, which time a whole model, have no such wait. In small networks it is 3 to 5 % of the
+whole.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ OPERATOR_TERMS: Mapping[str, tuple[str, ...]] = {
     "pool": ("launch", "patches", "read", "written"),
 }
 
-# Whole models cannot tell apart what always comes together: kernels of one group have one price for each term.
+# Whole models cannot separate kernels that always occur together: kernels of one group share one price for each term.
 MODEL_GROUPS: Mapping[str, str] = {
     **{kernel: kernel for kernel in KERNELS},
     "winograd": "conv",
@@ -66,19 +65,19 @@ MODEL_TERMS: Mapping[str, tuple[str, ...]] = {
 }
 
 _RANGES = ("macs", "read", "weight", "written")
-_USUAL_ERROR = 0.05  # rows farther off than this count less
+_USUAL_ERROR = 0.05  # rows with larger errors count less
 _LEAST_OPERATORS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class TimedModel:
-    """One model on one processor.
+    """Measured times of one model on one processor.
 
     Attributes:
-        name, family: models of one family share what they are built of, and are kept out of a fit together.
+        name, family: models of one family share their building blocks, and are kept out of a fit together.
         features: of its operators, as the processor runs them.
-        whole_s: of the model as one stage; NaN where that was not measured.
-        operator_s: what each operator takes within the model, shape ``(n,)``; NaN where that is not known; empty where
+        whole_s: time of the model as one stage; NaN where it was not measured.
+        operator_s: time of each operator within the model, shape ``(n,)``; NaN where it is not known; empty where
             operators were not timed.
     """
 
@@ -89,13 +88,13 @@ class TimedModel:
     operator_s: Array = field(default_factory=lambda: np.empty(0))
 
     def with_intervals(self) -> list[OperatorFeatures]:
-        """Return the features, each with the time from one inference to the next."""
+        """Return the features, each with ``interval_s`` and ``matrix_share``."""
         interval_s = self.whole_s if np.isfinite(self.whole_s) else float(np.nansum(self.operator_s))
         return with_matrix_shares([replace(f, interval_s=interval_s) for f in self.features], self.operator_s)
 
     @property
     def sum_s(self) -> float:
-        """The time of all operators that are not free; NaN where one is not known."""
+        """The time of all operators that are not free (s); NaN where one is not known."""
         return float(sum(s for f, s in zip(self.features, self.operator_s, strict=True) if not f.free))
 
 
@@ -112,10 +111,10 @@ def fit_operators(
 
     Args:
         seconds: shape ``(n,)``.
-        terms: kernel → the terms that its time is made of.
-        tiles: kernel → tiles to choose from by what fits best; whole operators where it is not listed.
-        correct: whether to correct the sum of terms by what similar shapes took.
-        folds: the stated ``sigma`` is that of shapes kept out of the fit, in so many parts; 0: of the fit itself.
+        terms: kernel → the terms of its time.
+        tiles: kernel → tiles of which the best-fitting is chosen; no tiling where it is not listed.
+        correct: whether to correct the sum of terms by the times of similar shapes.
+        folds: ``sigma`` is cross-validated over shapes in so many folds; 0: the residual of the fit itself.
 
     Raises:
         ProfileError: a time is not positive, or there are fewer than 3 operators of a kind.
@@ -184,12 +183,12 @@ def fit_whole_models(
 def fit_overheads(
     kernels: Mapping[str, KernelModel], models: Sequence[TimedModel], operator_s: Sequence[float] | None = None
 ) -> ProcessorProfile:
-    """Return a processor whose kernels are known from operators and whose overheads from whole models.
+    """Return a processor whose kernels are fitted already, with overheads fitted from whole models.
 
-    ``time = invocation + dispatch * operators + scale * sum(kernels)``; the scale becomes part of the kernels' prices.
+    ``time = invocation + dispatch * operators + scale * sum(kernels)``; the scale is multiplied into the prices.
 
     Args:
-        operator_s: the measured sum of each model's operators; their prediction where left out.
+        operator_s: the measured sum of each model's operators; predicted where it is not given.
 
     Raises:
         ProfileError: a time is not positive, or there are fewer than 3 models.
@@ -209,7 +208,7 @@ def fit_overheads(
 
 
 def sum_of_kernels(processor: ProcessorProfile, model: TimedModel) -> float:
-    """Return what the operators of a model take in their kernels, in seconds; kernels not seen take nothing."""
+    """Return the time of a model's operators in their kernels (s); kernels without a model count as 0."""
     return sum(
         float(processor.kernels[key].predict(part)[0].sum())
         for key, part in _parts(model.features).items()
@@ -223,7 +222,7 @@ Row = TypeVar("Row")
 def cross_validated(
     rows: Sequence[Row], groups: Sequence[str], fit: Callable[[list[Row]], Any], predict: Callable[[Any, Row], float]
 ) -> Array:
-    """Return a prediction for each row by a fit that has seen no row of its group; shape ``(n,)``."""
+    """Return a prediction for each row by a fit without the rows of its group; shape ``(n,)``."""
     found = np.full(len(rows), np.nan)
     for group in dict.fromkeys(groups):
         fitted = fit([row for row, of in zip(rows, groups, strict=True) if of != group])
@@ -234,7 +233,7 @@ def cross_validated(
 
 
 def errors_of(predicted: npt.ArrayLike, measured: npt.ArrayLike) -> dict[str, float]:
-    """Return how wrong predictions are, relative to what was measured.
+    """Return the errors of predictions, relative to the measured values.
 
     Returns:
         ``median`` and ``p90`` of the absolute error, the shares ``within_5`` and ``within_10`` per cent, the ``mean``
@@ -262,8 +261,8 @@ def nonnegative_prices(table: Array, seconds: Array, *, ridge: float = 1e-4, rou
 
     Args:
         table: terms, shape ``(n, k)``.
-        ridge: weight of the prices' squares against the mean squared error, each term scaled to its usual share.
-        rounds: of reweighting, in which rows that are far off count less and less.
+        ridge: weight of the squared prices against the mean squared error, each term scaled to its usual share.
+        rounds: of reweighting, each of which lowers the weight of outliers.
     """
     from scipy.optimize import nnls
 
@@ -303,7 +302,7 @@ def _fit_kernel(
 
 
 def _sigma(rows: Columns, seconds: Array, terms: Sequence[str], tile: Tile, folds: int, *, correct: bool) -> float:
-    """Return the deviation on operators kept out, alike shapes together; beyond 3 deviations counts as 3."""
+    """Return the cross-validated deviation, equal shapes in one fold; values beyond 3 deviations count as 3."""
     shapes = np.unique(
         np.stack([rows.macs, rows.read, rows.written, rows.weight], axis=1), axis=0, return_inverse=True
     )[1]
@@ -355,14 +354,14 @@ _ROUNDS = 3
 
 
 def slowness(models: Sequence[str], seconds: Sequence[float]) -> Array:
-    """Return the logarithm of how much slower than usual the machine was at each visit, shape ``(n,)``.
+    """Return how much slower than usual the machine was at each visit, as a logarithm, shape ``(n,)``.
 
-    A visit is compared with the median of all visits to its model; the median of that over a visit's neighbours in time
-    is what the machine did, and the rest is of the visit itself.
+    Each visit is compared with the median of all visits to its model. The median of this ratio over a visit's
+    neighbours in time is the machine's slowness; the rest belongs to the visit itself.
 
     Args:
-        models: name of the model of each visit, in the order in which they were made.
-        seconds: what it took.
+        models: name of the model of each visit, in order of time.
+        seconds: time of each visit.
     """
     logs = np.log(np.asarray(seconds, dtype=np.float64))
     which = np.unique(np.asarray(models), return_inverse=True)[1]
@@ -379,15 +378,15 @@ def slowness(models: Sequence[str], seconds: Sequence[float]) -> Array:
 
 
 def usual_times(rows: Sequence[Sequence[float]], slower: Array) -> Array:
-    """Return usual times at the usual pace, shape ``(k,)``: the medians over the quicker half of the visits.
+    """Return usual times at the machine's usual speed, shape ``(k,)``: medians over the faster half of the visits.
 
-    Whatever else ran during a visit made it slower, never quicker. On two threads, which one busy core holds up, the
-    times by every second visit and by the others then differ by 3.2 % where medians over all visits differ by 5.0 %
-    (in the worst tenth 13 and 23 %).
+    Other processes make a visit slower, never faster. On two threads, where one busy core delays both, the times
+    from every second visit and from the others then differ by 3.2 %, where medians over all visits differ by 5.0 % (in
+    the worst tenth 13 and 23 %).
 
     Args:
-        rows: ``k`` times of each visit; visits are compared by their sums.
-        slower: how much slower the machine was at each (:func:`slowness`).
+        rows: ``k`` times of each visit; visits are ranked by their sums.
+        slower: slowness of the machine at each (:func:`slowness`).
     """
     corrected: Array = np.asarray(rows, dtype=np.float64) / np.exp(slower)[:, None]
     quicker = np.argsort(corrected.sum(axis=1), kind="stable")[: -(-len(corrected) // 2)]
@@ -395,18 +394,18 @@ def usual_times(rows: Sequence[Sequence[float]], slower: Array) -> Array:
     return result
 
 
-_LEAST_MODELS = 12  # models at least
+_LEAST_MODELS = 12
 _UNIT_S = 1e-5
 _MOST_S = 1e-3
 _SCALES = 0.9, 1.1
-_USUAL = 0.01  # how far a model's time usually is from the sum of its operators'; those farther off count less
+_USUAL = 0.01  # usual deviation of a model's time from the sum of its operators'; larger ones count less
 
 
 def waited_s(models: Sequence[TimedModel], invocation_s: float = 0.0) -> float:
-    """Return how much longer the first operator of a model took because operators were timed, not negative.
+    """Return by how much timing operators delayed the first operator of a model (s), not negative.
 
-    It is what makes ``whole = invocation + scale * sum - waited`` come nearest over models that were timed both ways;
-    0 where too few were.
+    It is the value for which ``whole = invocation + scale * sum - waited`` fits best over models that were timed both
+    ways; 0 where there are too few.
     """
     from scipy.optimize import least_squares
 
@@ -427,9 +426,9 @@ def waited_s(models: Sequence[TimedModel], invocation_s: float = 0.0) -> float:
 
 
 def awake(model: TimedModel, waited_s: float) -> TimedModel:
-    """Return a model whose first operator waited for nobody; it keeps a quarter of what it took, or more.
+    """Return a model without the wait of its first operator, which keeps at least a quarter of its time.
 
-    The first is that which took as long as the wait: one that took less did not wait, since one core ran it alone.
+    The first operator is the first that took as long as the wait: a shorter one ran on one core and did not wait.
     """
     took = ((i, s) for i, (f, s) in enumerate(zip(model.features, model.operator_s, strict=True)) if not f.free)
     first = next((i for i, s in took if s >= waited_s), None)
@@ -441,7 +440,7 @@ def awake(model: TimedModel, waited_s: float) -> TimedModel:
 
 
 MEASURED = 0.04
-"""Standard deviation of one operator's time, relative; short ones are known to half a microsecond."""
+"""Relative standard deviation of one operator's time; short times are known to half a microsecond."""
 _CLOCK_S = 5e-7
 
 _TILES = tuple(
@@ -470,7 +469,7 @@ _TILED = frozenset({"conv", "pointwise"})
 _LEAST, _LEAST_SHAPES = 3, 6
 _MOST_POINTS = 1000
 
-# Kernels that one implementation runs: a product of matrices, or one that finds its rows by pointers.
+# Operators that one implementation runs: a matrix product, or a convolution that finds its rows by pointers.
 _ONE_KERNEL: Mapping[str, str] = {
     "winograd": "conv",
     "grouped": "conv",
@@ -478,7 +477,7 @@ _ONE_KERNEL: Mapping[str, str] = {
     "fully_connected/rows": "pointwise",
 }
 
-# Kernels that do the same work: where few shapes of the one were timed, the many of the other predict better.
+# Kernels that do the same work: where few shapes of one were timed, the many shapes of another predict better.
 _SAME_WORK: Mapping[str, tuple[str, ...]] = {"matmul": ("pointwise", "fully_connected")}
 
 
@@ -493,13 +492,13 @@ def fit_processor(
     """Fit a processor's kernels and its overheads.
 
     Args:
-        tuned: kernel models of an earlier fit; their tiles and length scales are used again, which is quicker.
+        tuned: kernel models of an earlier fit, whose tiles and length scales are used again, which is faster.
         noise: standard deviation of one operator's time.
-        tune: whether to look for the likeliest length scales.
-        invocation_s: what a stage is known to cost beside its operators, at least.
+        tune: whether to search for the likeliest length scales.
+        invocation_s: known lower bound of the cost of a stage call.
 
     Raises:
-        ProfileError: there are too few operators or models, or a time is no time.
+        ProfileError: there are too few operators or models, or a time is not positive and finite.
     """
     _check_timed(models)
     wait_s = waited_s(models, invocation_s)
@@ -517,8 +516,8 @@ def fit_processor(
             continue
         like = (tuned or {}).get(key)
         base = _priced(rows, took, _terms(key), like.tile)[0] if like else _base(key, rows, took, near_s)
-        # The coarse model of kernels that have fine ones only stands in for kinds that were not timed. What terms leave
-        # over of kernels with tiles is too little to tell length scales by: usual ones predict unseen families better.
+        # The coarse model of kernels with fine ones only serves kinds that were not timed. Residuals of kernels with
+        # tiles are too small to determine length scales: usual ones predict unseen families better.
         usual = _kernel(key) in _TILED or any(fine.startswith(f"{key}/") for fine in timed)
         kernels[key] = _corrected(base, rows, took, like, noise, tune=tune and not usual)
     for key, (rows, took) in timed.items():
@@ -547,7 +546,7 @@ def _check_timed(models: Sequence[TimedModel]) -> None:
 
 
 def _groups(features: Sequence[OperatorFeatures], seconds: Array) -> dict[str, list[int]]:
-    """Return the operators of each kernel, coarse and fine, that were timed."""
+    """Return the timed operators of each kernel, coarse and fine."""
     found: dict[str, list[int]] = {}
     for index, feature in enumerate(features):
         if feature.free or np.isnan(seconds[index]):
@@ -557,7 +556,7 @@ def _groups(features: Sequence[OperatorFeatures], seconds: Array) -> dict[str, l
             found.setdefault(key, []).append(index)
     kept: dict[str, list[int]] = {}
     for key, where in found.items():
-        # One of few shapes is known to its coarser kernel, too, which predicts others better.
+        # A fine kernel with few shapes is left to its coarser kernel, which predicts other shapes better.
         shapes = {(f.macs, f.read_bytes, f.weight_bytes, f.written_bytes) for f in (features[i] for i in where)}
         if len(shapes) >= _LEAST_SHAPES if "/" in key else len(where) >= _LEAST:
             kept[key] = where
@@ -565,7 +564,7 @@ def _groups(features: Sequence[OperatorFeatures], seconds: Array) -> dict[str, l
 
 
 def _stand_in(key: str, timed: Mapping[str, tuple[Columns, Array]]) -> str | None:
-    """Return the key of a kernel that prices this one, of which too few shapes were timed; None where it prices itself.
+    """Return the key of another kernel whose model replaces this one's, because few shapes were timed; else None.
 
     With few shapes prices cannot be separated: a few microseconds may be the launch as well as the work.
     """
@@ -577,7 +576,7 @@ def _stand_in(key: str, timed: Mapping[str, tuple[Columns, Array]]) -> str | Non
 
 
 def _standing_in(other: KernelModel, rows: Columns, seconds: Array) -> KernelModel:
-    """Return a kernel as the model of another one, with what was timed of it."""
+    """Return the model of another kernel, with the ranges and the deviation of this kernel's timings."""
     left = np.log(seconds / np.maximum(other.predict(rows)[0], 1e-12))
     ranges = {
         name: (min(low, float(getattr(rows, name).min())), max(high, float(getattr(rows, name).max())))
@@ -587,7 +586,7 @@ def _standing_in(other: KernelModel, rows: Columns, seconds: Array) -> KernelMod
 
 
 def _implementation(feature: OperatorFeatures) -> str | None:
-    """Return the key of the kernel that runs operators of several kinds, this one among them; None where none does."""
+    """Return the key of the shared kernel that runs this operator; None where its kind has a kernel of its own."""
     coarse, slash, fine = feature.fine.partition("/")
     kernel, colon, dtype = coarse.partition(":")
     one = _ONE_KERNEL.get(f"{kernel}{slash}{fine}")
@@ -597,7 +596,7 @@ def _implementation(feature: OperatorFeatures) -> str | None:
 def _corrected(
     model: KernelModel, rows: Columns, seconds: Array, like: KernelModel | None, noise: float, *, tune: bool
 ) -> KernelModel:
-    """Return a kernel that has prices with what its neighbours correct, and where it was fitted."""
+    """Return a priced kernel with its correction, ranges and deviation."""
     model = replace(model, ranges=_ranges(rows), samples=len(seconds))
     residual = np.log(seconds / np.maximum(model.base_s(rows), 1e-9))
     keys = [tuple(row) for row in np.round(shape_features(rows), 1)]
@@ -623,7 +622,7 @@ def _kernel(key: str) -> str:
 
 
 def _near_s(timed: Mapping[str, tuple[Columns, Array]]) -> float:
-    """Return how long weights stay near on a processor, whatever kernel reads them: what fits best over all of them."""
+    """Return how long weights stay in near caches (s), for all kernels of a processor: the value that fits best."""
     loss = np.zeros(len(_NEAR_S))
     for key, (rows, seconds) in timed.items():
         if "far_weight" in _terms(key):
@@ -649,7 +648,7 @@ def _base(key: str, rows: Columns, seconds: Array, near_s: float) -> KernelModel
 
 
 def _priced(rows: Columns, seconds: Array, terms: Sequence[str], tile: Tile) -> tuple[KernelModel, float]:
-    """Return prices on a tile, and the mean of what they are off, as a logarithm."""
+    """Return a kernel with prices for a tile, and its mean absolute error, as a logarithm."""
     table = np.stack([term(name, rows, tile) for name in terms], axis=1)
     prices, history = _prices(table, seconds, history_effect(rows.matrix_share))
     model = KernelModel({n: float(p) for n, p in zip(terms, prices, strict=True) if p > 0}, tile, history=history)
@@ -657,16 +656,16 @@ def _priced(rows: Columns, seconds: Array, terms: Sequence[str], tile: Tile) -> 
 
 
 def _prices(table: Array, seconds: Array, history: Array) -> tuple[Array, float]:
-    """Return positive prices, and a history effect, that come nearest to the logarithms of times.
+    """Return positive prices, and a history effect, that fit the logarithms of times.
 
-    What is left over is learnt as a factor, so that it is factors that count here, too; those far off count less.
+    The residual is learnt as a factor, so factors count here, too; outliers count less.
     """
     from scipy.optimize import least_squares
 
     used = table.any(axis=0)
     terms = table[:, used]
     start = nonnegative_prices(table, seconds)[used]
-    least = 0.01 / np.maximum((terms / seconds[:, None]).mean(axis=0), 1e-30)  # a hundredth of the usual time
+    least = 0.01 / np.maximum((terms / seconds[:, None]).mean(axis=0), 1e-30)  # so that the term is 1 % of the time
 
     def residual(theta: Array) -> Array:
         result: Array = np.log(terms @ np.exp(theta[:-1]) / seconds) + theta[-1] * history
@@ -690,7 +689,7 @@ def _prices(table: Array, seconds: Array, history: Array) -> tuple[Array, float]
 def _with_overheads(
     kernels: Mapping[str, KernelModel], models: Sequence[TimedModel], invocation_s: float
 ) -> ProcessorProfile:
-    """Return the processor with what whole models take beside their kernels, ``invocation_s`` of it known."""
+    """Return the processor with overheads from whole models, at least ``invocation_s`` for a stage call."""
     bare = ProcessorProfile(kernels, invocation_s=invocation_s)
     wholes = [m for m in models if np.isfinite(m.whole_s) and not np.isnan(m.sum_s)]
     if len(wholes) < _LEAST:

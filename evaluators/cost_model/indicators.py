@@ -1,7 +1,7 @@
-"""Indicators that explain latency as a network gets wider, as seed 004 asks.
+"""Four indicators that may explain latency as a network gets wider (seed 004).
 
-Four indicators of a model, and how much of the variance of measured latencies each explains by a straight line. Cache
-accesses are estimates from sizes, not counts of hardware counters, and are labelled so.
+For each, the share of the variance of measured latencies that a straight line explains. Cache accesses are estimates
+from sizes, not counts of hardware counters, and are named so.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from search_spaces.core.errors import ProfileError
 from search_spaces.core.graph import Graph
 from search_spaces.core.intensity import parameter_total
 
-_ROWS, _COLUMNS = 6, 16  # of a register tile: each element loaded is used so often
+_ROWS, _COLUMNS = 6, 16  # of a register tile, in which each loaded element is reused
 _WORD = 4
 LEAST_MODELS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Indicators:
-    """What seed 004 compares latency with.
+    """Indicators of a model's latency (seed 004).
 
     Attributes:
         flops: multiply-accumulates.
         parameters: weights, in elements.
-        l1_accesses_estimate: elements loaded into and stored from registers, by a register tile of 6 by 16.
-        memory_accesses_estimate: elements that come from or go to beyond a cache: weights, and maps that do not fit.
+        l1_accesses_estimate: elements loaded into and stored from registers, with register tiles of 6 by 16.
+        memory_accesses_estimate: elements loaded from or stored beyond the cache: weights, and maps that do not fit.
     """
 
     flops: float
@@ -40,7 +40,7 @@ class Indicators:
 
 
 def indicators(graph: Graph, cache_bytes: int) -> Indicators:
-    """Return the indicators of a model on a processor whose last cache of its own holds ``cache_bytes``."""
+    """Return the indicators of a model on a processor whose last private cache holds ``cache_bytes``."""
     features = operator_features(graph)
     return Indicators(
         flops=float(sum(f.macs for f in features)),
@@ -60,7 +60,7 @@ def _l1(f: OperatorFeatures) -> float:
 
 
 def _memory(f: OperatorFeatures, cache_bytes: int) -> float:
-    """Return elements from beyond the cache: all weights, and maps unless what was just written still fits."""
+    """Return the elements moved beyond the cache: all weights, and maps unless the maps just written still fit."""
     if f.free:
         return 0.0
     fits = f.read_bytes + f.written_bytes <= cache_bytes
@@ -72,7 +72,7 @@ def explained(found: Sequence[Indicators], latency_s: Sequence[float]) -> dict[s
     """Return the R² of a straight line through each indicator, and of FLOPs and memory accesses together.
 
     Raises:
-        ProfileError: there are too few models, or a latency is no time.
+        ProfileError: there are too few models, or a latency is not positive and finite.
     """
     latency = np.asarray(latency_s, dtype=np.float64)
     if len(found) != len(latency) or len(found) < LEAST_MODELS:

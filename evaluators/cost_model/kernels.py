@@ -2,8 +2,8 @@
 
 A term is a quantity that follows from the operator's shape: multiply-accumulates rounded up to whole tiles (the
 analytical, non-linear part of seed 002's predictor), bytes moved (seed 004), a launch. A kernel's time is
-``sum(price * term)``. Prices are not negative and terms grow with work and traffic, hence so does the prediction; and
-since the sum is linear in the prices, a processor can be fitted from operators, from whole models, or from both.
+``sum(price * term)``. Prices are not negative and terms grow with work and traffic, so predictions do, too. The sum is
+linear in the prices, so a processor can be fitted from operators, from whole models, or from both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from evaluators.cost_model.features import Array, Columns, history_effect
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a kernel cuts its work (what is left over in the last tile is computed all the same), and what stays near.
+    """How a kernel cuts its work into tiles, which are computed whole, and which data stay in near caches.
 
     Attributes:
         pixels: output pixels of one tile.
@@ -29,8 +29,8 @@ class Tile:
         depth: input channels that are multiplied at once.
         narrow: output channels of the tiles of another kernel, which runs where there are fewer than ``channels``; 0
             where there is none.
-        near_s: weights that are used again within about this time come from a near cache; 0: they all come from afar.
-        cache_bytes: activations beyond this do not stay in the cache that writes go to; 0: they all do.
+        near_s: weights that are used again within about this time come from a near cache; 0: none do.
+        cache_bytes: activations beyond this do not stay in the cache that writes go to; 0: all do.
     """
 
     pixels: int = 1
@@ -51,7 +51,7 @@ def _is_narrow(c: Columns, tile: Tile) -> npt.NDArray[np.bool_]:
 
 
 def _covered(c: Columns, tile: Tile) -> Array:
-    """Return how many output elements whole tiles cover; each group has tiles of its own."""
+    """Return the number of output elements in whole tiles; each group has tiles of its own."""
     groups = np.maximum(c.groups, 1.0)
     channels = c.channels / groups
     wide = _up(channels, tile.channels)
@@ -68,12 +68,12 @@ def _all_macs(c: Columns, tile: Tile) -> Array:
 
 
 def _macs(c: Columns, tile: Tile, *, narrow: bool) -> Array:
-    """Return the multiply-accumulates of whole tiles, of operators that run on narrow ones or on the others."""
+    """Return the multiply-accumulates of whole tiles, for operators with narrow tiles or for the others; else 0."""
     return np.where(_is_narrow(c, tile) == narrow, _all_macs(c, tile), 0.0)
 
 
 def _near(c: Columns, tile: Tile) -> Array:
-    """Return the share of what was used in the last inference that a near cache still holds."""
+    """Return the share of the weights used in the last inference that a near cache still holds."""
     if not tile.near_s:
         return np.zeros_like(c.macs)
     result: Array = 1.0 / (1.0 + (c.interval / tile.near_s) ** _STEEP)
@@ -85,7 +85,7 @@ def _beyond(values: Array, tile: Tile) -> Array:
 
 
 def _pointers(c: Columns) -> Array:
-    """Return how many rows of its input a convolution finds by pointers; it reads them as it reads weights."""
+    """Return the number of input rows that a convolution finds by pointers; it reads pointers like weights."""
     return c.pixels * c.taps
 
 
@@ -95,15 +95,15 @@ _PLAIN: Mapping[str, Callable[[Columns], Array]] = {
     "weight": lambda c: c.weight,
     "written": lambda c: c.written,
     "far": lambda c: c.read - c.resident,
-    "patches": lambda c: c.pixels * c.taps * c.channels_in,  # elements that are multiplied, one filter
+    "patches": lambda c: c.pixels * c.taps * c.channels_in,  # elements of the im2col matrix
     "inputs": lambda c: c.inputs,
-    "rows": lambda c: c.pixels * c.inputs,  # of channels, each copied or mapped by a loop of its own
-    "ragged": lambda c: np.where(c.channels % _VECTOR > 0, c.pixels * c.channels, 0.0),  # rows end within one
+    "rows": lambda c: c.pixels * c.inputs,  # of channels; each is copied or mapped by a loop of its own
+    "ragged": lambda c: np.where(c.channels % _VECTOR > 0, c.pixels * c.channels, 0.0),  # rows end within a vector
 }
 _TILED: Mapping[str, Callable[[Columns, Tile], Array]] = {
     "macs": partial(_macs, narrow=False),
     "narrow": partial(_macs, narrow=True),
-    "steps": lambda c, tile: _covered(c, tile) * c.taps,  # each place of a filter is a loop of its own
+    "steps": lambda c, tile: _covered(c, tile) * c.taps,  # each tap of a filter is a loop of its own
     "far_weight": lambda c, tile: c.weight * (1.0 - _near(c, tile)),
     "near_weight": lambda c, tile: c.weight * _near(c, tile),
     "far_pointers": lambda c, tile: _pointers(c) * (1.0 - _near(c, tile)),
@@ -113,9 +113,9 @@ _TILED: Mapping[str, Callable[[Columns, Tile], Array]] = {
 }
 
 TERMS = (*_TILED, *_PLAIN)
-_STEEP = 4  # how sharply what a near cache holds ends
+_STEEP = 4  # how sharply a near cache's share falls around near_s
 _VECTOR = 16
-_MOST_CORRECTED = 2.5  # in either direction, as a logarithm
+_MOST_CORRECTED = 2.5  # limit of the correction, as a logarithm
 
 
 def term(name: str, rows: Columns, tile: Tile) -> Array:
@@ -125,16 +125,16 @@ def term(name: str, rows: Columns, tile: Tile) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class KernelModel:
-    """How long one kind of kernel takes on one processor.
+    """Time of one kind of kernel on one processor.
 
     Attributes:
         prices: name of a term (:data:`TERMS`) → seconds per unit of it, not negative.
-        tile: see there.
+        tile: its tiles and caches.
         sigma: relative standard deviation where it is well supported (of the logarithm of measured over predicted).
         ranges: name of a column (:class:`Columns`) → least and greatest value in the fit.
         samples: operators in the fit; of a fit from whole models, operators in all of them.
-        correction: of the sum of terms; None where there was none to learn from.
-        history: logarithm of how much longer it takes where nothing but matrix products ran just before.
+        correction: of the sum of terms; None where there were too few samples.
+        history: logarithm of the slowdown where only matrix products ran just before.
     """
 
     prices: Mapping[str, float]
@@ -147,7 +147,7 @@ class KernelModel:
 
     @property
     def remembers(self) -> bool:
-        """Whether what ran before an operator, or when it ran last, plays a part."""
+        """Whether the prediction depends on what ran before an operator, or on when it ran last."""
         return bool(self.tile.near_s or self.history or isinstance(self.correction, Process))
 
     def base_s(self, rows: Columns) -> Array:
@@ -167,7 +167,7 @@ class KernelModel:
         return base * np.exp(np.clip(exponent, -_MOST_CORRECTED, _MOST_CORRECTED)), np.hypot(self.sigma, spread)
 
     def outside(self, rows: Columns) -> Array:
-        """Return how far each operator lies outside the fitted range: 1 inside, else the greatest ratio beyond it."""
+        """Return how far each operator lies outside the fitted range: 1 inside, else the greatest ratio to a bound."""
         factor = np.ones_like(rows.macs)
         for name, (low, high) in self.ranges.items():
             values: Array = getattr(rows, name)

@@ -1,9 +1,9 @@
 """Reads the phone measurements of qed-usc/mobile-ml-benchmark: 68 CNNs, end to end and operator by operator.
 
-The table of operators was taken on GPUs, whose runtime merges what is element by element into the operator before:
-``convolution_2d_5_linked_:_add_6_linked_:_relu_7`` ran as one kernel. The numbers are positions in the model, with
-activations counted. From them follows what the CPU runs beside the operators of the table: the linked additions and
-products one by one, and where numbers are missing, paddings and products whose result another operator reads.
+The table of operators was measured on GPUs, whose runtime fuses elementwise operators with the operator before:
+``convolution_2d_5_linked_:_add_6_linked_:_relu_7`` ran as one kernel. The numbers are positions in the model, which
+count activations. From them follow the operators that the CPU runs in addition: the linked additions and products one
+by one, and for missing numbers, paddings and products whose result another operator reads.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _MOST_PADDED = 6  # pixels, both sides together
 
 @dataclass(frozen=True, slots=True)
 class PhoneModel:
-    """One model and how long it took.
+    """One model and its measured times.
 
     Attributes:
         name: as in the table.
-        family: models of one architecture share it; see :func:`family_of`.
+        family: shared by models of one architecture (:func:`family_of`).
         merged: operators as a GPU runs them, one for each row of the table.
-        merged_s: phone → measured time of each of ``merged``, in seconds; NaN where it ran as part of another.
+        merged_s: phone → measured time of each of ``merged`` (s); NaN where it ran as part of another.
         single: operators as a CPU runs them, one by one.
-        end_to_end_s: (phone, cores or ``gpu``, ``float`` or ``quant``) → mean time, in seconds.
+        end_to_end_s: (phone, cores or ``gpu``, ``float`` or ``quant``) → mean time (s).
     """
 
     name: str
@@ -59,7 +59,7 @@ def read_phones(folder: Path) -> tuple[PhoneModel, ...]:
     """Return the models of the two tables in ``folder``, in the order of the end-to-end table.
 
     Raises:
-        UsageError: a table is missing or is not what it should be.
+        UsageError: a table is missing or not valid.
     """
     rows: dict[str, list[tuple[int, dict[str, str]]]] = {}
     for line, row in _table(folder / GPU_OPERATORS):
@@ -114,7 +114,7 @@ def _number(value: object) -> int:
 
 
 def features_of_row(operation: str, fields: Mapping[str, int]) -> OperatorFeatures:
-    """Return the features of an operator that a row describes instead of a graph; batch 1, float32, square.
+    """Return the features of an operator from a row of the table, instead of a graph; batch 1, float32, square.
 
     Args:
         operation: the schema's name, ``CONV_2D_GROUP`` for a grouped convolution.
@@ -169,7 +169,7 @@ def features_of_row(operation: str, fields: Mapping[str, int]) -> OperatorFeatur
 
 
 def _linked(kernel: str) -> list[tuple[str, int]]:
-    """Return the operators of a merged kernel: name and position."""
+    """Return name and position of each operator of a merged kernel."""
     found = []
     for part in kernel.split("_linked_:_"):
         name, _, position = part.rpartition("_")
@@ -178,7 +178,7 @@ def _linked(kernel: str) -> list[tuple[str, int]]:
 
 
 def _with_linked(operator: OperatorFeatures, kernel: str) -> OperatorFeatures:
-    """Add what the kernel reads for the additions and products that were merged into it."""
+    """Add the reads of the additions and products that are fused with the operator."""
     more = sum(name in {"add", "mul"} for name, _ in _linked(kernel)[1:])
     return replace(
         operator, read_bytes=operator.read_bytes + more * operator.written_bytes, inputs=operator.inputs + more
@@ -199,11 +199,11 @@ def _single(operators: Iterable[OperatorFeatures], kernels: Iterable[str]) -> It
 
 
 def _between(operator: OperatorFeatures, last: OperatorFeatures | None, missing: int) -> Iterator[OperatorFeatures]:
-    """Yield the operators that the table leaves out before ``operator``: they wrote what it reads."""
+    """Yield the operators before ``operator`` that the table omits; they wrote its input."""
     height, width, channels = operator.input
     padded = missing > 0 and (last is None or (height > last.output[0] > 1 and height - last.output[0] <= _MOST_PADDED))
     others = missing - padded
-    for _ in range(others - (others == len(("MUL", "ADD", "RELU")))):  # the CPU's ADD applies the activation as well
+    for _ in range(others - (others == len(("MUL", "ADD", "RELU")))):  # the CPU's ADD applies the activation itself
         yield elementwise((height, width, channels), 2, "MUL")
     if padded:
         yield replace(elementwise((height, width, channels), 1, "PAD"), kernel="copy")

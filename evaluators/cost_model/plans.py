@@ -1,9 +1,8 @@
-"""Plans on the simulator: timeline, period of a stream, and how sure that is; tables of consecutive parts.
+"""Simulation of plans: timeline, period of a stream, uncertainty; and cost tables of consecutive stages.
 
-Many chain plans at once: the simulator's law for consecutive parts, vectorised over plans.
-
-A part's time is looked up in a table over processor, first operator and operator after the last; what passes between
-parts comes from sums over the rectangle (writers of the one, readers of the other).
+:func:`part_costs` covers all chain plans at once. The time of consecutive operators is looked up in a table over
+processor, first operator and operator after the last; bytes between stages come from sums over rectangles (writers of
+the one, readers of the other).
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from search_spaces.core.platform import Platform
 from search_spaces.spaces.cuts import cut_points
 
 CORRELATION = 0.3
-"""Between the errors of two operators on one processor: what a model of kernels gets wrong, it gets wrong for many."""
+"""Between the errors of two operators on one processor: a kernel model is wrong about many operators alike."""
 
 UNSURE = 0.2
 """Relative standard deviation of the cost of a stage call, and of a transfer."""
@@ -46,11 +45,11 @@ Errors = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class _Inside:
-    """What a stage is, wherever it runs.
+    """Properties of a stage that do not depend on its processor.
 
     Attributes:
-        reads: what it reads from other stages: the operator that writes it, the tensor, its bytes.
-        io_bytes: what crosses its border.
+        reads: tensors from other stages: the operator that writes it, the tensor, its bytes.
+        io_bytes: bytes that cross its border.
         weight_bytes: of the constants that it reads.
         all: its operators.
     """
@@ -62,10 +61,10 @@ class _Inside:
 
 
 class PlanSimulator:
-    """A graph on a platform, priced; simulates its plans.
+    """Simulates plans of a graph on a platform.
 
     Args:
-        prices: tables with the platform's processors and the graph's operators.
+        prices: tables for the platform's processors and the graph's operators.
     """
 
     def __init__(self, graph: Graph, platform: Platform, prices: Prices) -> None:
@@ -92,7 +91,7 @@ class PlanSimulator:
         found: list[Task] = []
         several = len({stage.processor for stage in plan.stages}) > 1
         excluded = self.law.excluded
-        # Of each processor: the last stages, of those behind its own last one, on processors that need its cores.
+        # For each processor: stages after its last one on processors that need its cores, the latest of each.
         turns: list[dict[int, int]] = [{} for _ in excluded]
         for index, stage in enumerate(plan.stages):
             processor = self._processors[stage.processor]
@@ -124,28 +123,28 @@ class PlanSimulator:
         return found
 
     def run(self, plan: Plan) -> Timeline:
-        """Return when each stage runs in one inference.
+        """Return the timeline of one inference.
 
         Raises:
-            UnavailableError: a processor does not take an operator of its stage.
+            UnavailableError: a processor does not support an operator of its stage.
         """
         return timeline(run_tasks(self.tasks(plan), self.law), [stage.processor for stage in plan.stages])
 
     def latency_s(self, plan: Plan) -> float:
-        """Return the seconds of one inference."""
+        """Return the latency of one inference (s)."""
         return makespan_s(run_tasks(self.tasks(plan), self.law))
 
     def stream_period_s(self, plan: Plan) -> float:
-        """Return the seconds from result to result as the runner overlaps them: :mod:`evaluators.schedule`."""
+        """Return the period of a stream of inferences (s), overlapped as in the runner (:mod:`evaluators.schedule`)."""
         how = rounds(plan, self.platform, needs_of(self.graph, plan))
         return stream_period_s(self.tasks(plan), self.law, how)
 
     def errors(self, plan: Plan) -> Errors:
-        """Return what one standard deviation of each thing that may be wrong changes a plan's latency by, relative.
+        """Return the relative change of a plan's latency by one standard deviation of each source of error.
 
-        These are, for each kind of processor: each operator on it, what all operators on it have in common
-        (:data:`CORRELATION`), and what calling a stage costs; and each way of a transfer. They are the same for all
-        plans, so that what two plans share does not make it uncertain which is the faster one.
+        The sources are, for each kind of processor: each operator on it, the common error of all operators on it
+        (:data:`CORRELATION`), and the cost of stage calls; and transfers between each two kinds. They are the same for
+        all plans, so that errors which two plans share do not make their comparison uncertain.
         """
         kinds = [p.like for p in self.platform.processors]
         known = list(dict.fromkeys(kinds))
@@ -172,7 +171,7 @@ class PlanSimulator:
         return np.concatenate(parts) / total if total > 0 else np.zeros(sum(part.size for part in parts))
 
     def stage(self, processor: int, operators: tuple[int, ...]) -> tuple[float, float, tuple[float, ...]]:
-        """Return a stage's time on a processor, the share of it that is traffic, and how other processors slow it."""
+        """Return a stage's time on a processor (s), its share of traffic, and slowdowns by other busy processors."""
         key = (processor, operators)
         if key not in self._work:
             p, inside = self.prices, self._inside(operators)
@@ -201,7 +200,7 @@ class PlanSimulator:
 
 
 def readers_of_merged(graph: Graph, prices: Prices) -> dict[int, int]:
-    """Return for each operator that is made part of its reader that reader."""
+    """Return for each operator that is fused with its reader that reader."""
     if prices.alone_s is None:
         return {}
     found = (int(o) for o in np.flatnonzero(prices.alone_s.any(axis=0)))
@@ -209,13 +208,13 @@ def readers_of_merged(graph: Graph, prices: Prices) -> dict[int, int]:
 
 
 def by_origins(errors: Errors, origins: Sequence[tuple[int, int]], count: int, kinds: int) -> Errors:
-    """Return the errors of a rewritten model's plan by the operators of the model before, as of any other plan of it.
+    """Return the errors of a rewritten model's plan by operators of the original model, comparable with other plans.
 
-    What is wrong about an operator is wrong about both of its sides; the three of a triple are wrong by themselves.
+    Both sides of a split operator share its error; the three operators of a triple have independent ones.
 
     Args:
         origins: see :class:`~search_spaces.rewrites.lower.Lowered`.
-        count: operators of the model before.
+        count: operators of the original model.
         kinds: of processors.
     """
     single = errors[: kinds * len(origins)].reshape(kinds, -1)
@@ -252,12 +251,12 @@ _CHUNK = 1 << 15
 
 
 def all_chains(operators: int, platform: Platform, max_stages: int) -> Iterator[tuple[Whole, Whole]]:
-    """Yield every canonical chain plan of K = 1, 2, … ``max_stages`` parts, one batch of N plans a number of parts.
+    """Yield every canonical chain plan of K = 1, 2, … ``max_stages`` stages, a batch of N plans for each K.
 
-    Each batch is the operators before which to cut, ascending, shape ``(N, K-1)``, and the processor of each part as
+    A batch holds the operators before which to cut, ascending, shape ``(N, K-1)``, and the processor of each stage as
     its index in the platform, shape ``(N, K)``.
 
-    Of processors that are alike only those are named that come first, as in :func:`search_spaces.core.plan.canonical`.
+    Among alike processors those that come first are used first, as in :func:`search_spaces.core.plan.canonical`.
     """
     for parts in range(1, min(max_stages, operators) + 1):
         words = np.array(list(processor_words(platform, parts)), np.int64).reshape(-1, parts)
@@ -267,7 +266,7 @@ def all_chains(operators: int, platform: Platform, max_stages: int) -> Iterator[
 
 
 def processor_words(platform: Platform, parts: int) -> Iterator[tuple[int, ...]]:
-    """Yield the processors of each canonical chain of so many parts; alike ones appear in the order of first use."""
+    """Yield the processors of each canonical chain of ``parts`` stages; alike ones appear in the order of first use."""
     index = {p.name: i for i, p in enumerate(platform.processors)}
     groups = [tuple(index[p.name] for p in members) for members in platform.classes().values()]
     place = {processor: (which, rank) for which, group in enumerate(groups) for rank, processor in enumerate(group)}
@@ -287,7 +286,7 @@ def _cold(nbytes: int) -> float:
 
 
 def _operators_s(simulator: PlanSimulator) -> Seconds:
-    """Return what operators ``first … last-1`` take together, ``[P, first, last]``; infinite where there are none."""
+    """Return the time (s) of operators ``first … last-1``, ``[P, first, last]``; infinite where there are none."""
     processors, count = simulator.prices.operator_s.shape
     inside = np.triu(np.ones((count, count), bool))
     table = np.full((processors, count + 1, count + 1), np.inf)
@@ -297,9 +296,9 @@ def _operators_s(simulator: PlanSimulator) -> Seconds:
 
 
 def _beyond_s(simulator: PlanSimulator) -> Seconds:
-    """Return what operators ``first … last-1`` as one part take beside operators and invocation, ``[P, first, last]``.
+    """Return the time (s) of ``first … last-1`` as one stage beyond operators and invocation, ``[P, first, last]``.
 
-    It is 0 where a processor does not take some of them.
+    It is 0 where a processor does not support some of them.
     """
     p = simulator.prices
     operators_s = _operators_s(simulator)
@@ -312,15 +311,16 @@ def _beyond_s(simulator: PlanSimulator) -> Seconds:
     if p.io_s_per_byte.any():
         found += np.where(finite, p.io_s_per_byte[:, None, None] * _border_bytes(simulator.graph), 0.0)
     for merged, reader in readers_of_merged(simulator.graph, p).items():
-        if p.alone_s is not None:  # parts that hold it without its reader
+        if p.alone_s is not None:  # stages that hold it without its reader
             found[:, : merged + 1, merged + 1 : reader + 1] += p.alone_s[:, merged, None, None]
     return found
 
 
 def part_costs(simulator: PlanSimulator) -> PartCosts:
-    """Return what consecutive parts cost; what tensors that skip a part cost is not in the least transfers.
+    """Return the costs of consecutive stages.
 
-    Whichever stages lie beside a cut, the operator after it reads a tensor of the one before it.
+    The least transfers count only tensors from the operator before a cut to the one after it: these cross the cut
+    whichever stages lie beside it.
     """
     graph, p = simulator.graph, simulator.prices
     processors, count = p.operator_s.shape
@@ -349,7 +349,7 @@ def _border_bytes(graph: Graph) -> Seconds:
     for tensor in graph.activation_tensors:
         nbytes, readers = graph.tensors[tensor].nbytes, graph.consumers.get(tensor, ())
         writer = graph.producer.get(tensor, -1)
-        # Read by a part that begins after the writer and holds a reader: the next one from its first operator on.
+        # Read by a stage that begins after the writer and holds a reader; only its first reader counts.
         for before, reader in pairwise((writer, *readers)):
             areas.append((range(before + 1, reader + 1), range(reader + 1, count + 1), nbytes))
         if writer >= 0 and (readers or tensor in graph.outputs):
@@ -367,13 +367,13 @@ def _weight_bytes(graph: Graph) -> Seconds:
             readers.setdefault(tensor, []).append(index)
     for tensor, at in readers.items():
         for before, reader in pairwise((-1, *at)):
-            # Parts that begin after the reader before and hold this one.
+            # Stages that begin after the previous reader and hold this one.
             areas.append((range(before + 1, reader + 1), range(reader + 1, count + 1), graph.tensors[tensor].nbytes))
     return _piled(count, areas)
 
 
 def _piled(count: int, areas: Iterable[tuple[range, range, int]]) -> Seconds:
-    """Return sums of bytes, each added to an area of rows and columns, shape ``(count + 1, count + 1)``."""
+    """Return the sum of bytes at each (row, column), each area adding its own, shape ``(count + 1, count + 1)``."""
     steps = np.zeros((count + 2, count + 2))
     for rows, columns, nbytes in areas:
         if len(rows) and len(columns):

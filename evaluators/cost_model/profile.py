@@ -1,9 +1,8 @@
-"""A device as the cost model knows it: prices of kernels, transfers and contention; and profiles as files.
+"""Cost profiles of devices: prices of kernels, transfers and contention; read from and written to files.
 
-Profiles as files: one JSON document with a device's processors, their prices, and where both come from.
-
-A file may be given by its path, or by its name where it ships with the product (``experiments/profiles/NAME.json``).
-JSON is YAML, so that a profile may also be called ``.yaml``, as platforms are.
+A file is one JSON document with a device's processors, their prices, and provenance. It is given by its path, or by its
+name if it ships with the product (``experiments/profiles/NAME.json``). JSON is YAML, so a profile may also be called
+``.yaml``, as platforms are.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from search_spaces.core.errors import ProfileError, UsageError, shown
 from search_spaces.core.platform import Platform
 from search_spaces.core.wording import plural
 
-TOLERATED = 1.5  # an operator this many times beyond the fitted range is reported
+TOLERATED = 1.5  # operators further beyond the fitted range than this factor are reported
 UNSEEN_SIGMA = 1.0
 _LONG_S, _PASSES, _ROUGH_S_PER_MAC = 0.1, 3, 2e-11
 
 COLD_BYTES = 256 << 10
-"""So much of a tensor lies in the cache of the core that wrote it, and is missed in that of another; see ``cold_s``."""
+"""Tensor size from which the extra time to read it from another core's cache is constant (``cold_s``)."""
 
-# Which kernel stands in for one that a processor's fit has not seen: the first that is there.
+# Kernel → kernels that replace it where a processor's fit does not have it: the first that it has.
 STANDS_IN: Mapping[str, tuple[str, ...]] = {
     "winograd": ("conv", "pointwise"),
     "pointwise": ("conv", "winograd"),
@@ -62,13 +61,13 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Concern:
-    """Why predictions of some operators are to be doubted.
+    """Operators whose predictions are extrapolated.
 
     Attributes:
-        operators: their indices among the features asked for.
-        kernel: theirs.
-        beyond: how many times outside the range of the fit the farthest lies; infinity for a kernel that the fit has
-            not seen.
+        operators: their indices among the given features.
+        kernel: the key of their kernel.
+        beyond: how many times outside the fitted range the farthest lies; infinity for a kernel that is missing in the
+            fit.
     """
 
     operators: tuple[int, ...]
@@ -78,19 +77,19 @@ class Concern:
 
 @dataclass(frozen=True, slots=True)
 class ProcessorProfile:
-    """One processor.
+    """Prices of one processor.
 
     Attributes:
         kernels: :attr:`OperatorFeatures.key` → its model.
-        dispatch_s: for every operator that is not free, beside what its kernel takes.
+        dispatch_s: for every operator that is not free, beside its kernel's time.
         invocation_s: for every stage, to enter and leave the runtime.
-        io_s_per_byte: for what a stage reads from and hands back to its caller.
+        io_s_per_byte: for the bytes that a stage reads from and returns to its caller.
         cache_bytes: last-level cache; 0 where unknown.
-        capacity_bytes: weights of one stage beyond which all of it slows down (seed 000); 0 where none is known.
-        pressure_per_byte: how much each byte beyond ``capacity_bytes`` slows all operators of the stage, as a share of
+        capacity_bytes: weights of one stage beyond which the whole stage slows down (seed 000); 0 where unknown.
+        pressure_per_byte: slowdown of all operators of the stage by each byte beyond ``capacity_bytes``, as a share of
             their time: convolutions are slow together with large fully connected layers, and each is fast alone.
         power_w: while it runs, above idle; None where unknown.
-        merged: kernels that the runtime makes part of the operator before them: their time is in that one's.
+        merged: kernels that the runtime fuses with the operator before them, whose time includes theirs.
         errors: of the fit on what was kept out of it: ``median``, ``p90``, ``within_5``, ``within_10``, ….
     """
 
@@ -108,16 +107,16 @@ class ProcessorProfile:
 
 @dataclass(frozen=True, slots=True)
 class LinkProfile:
-    """What handing a tensor from one processor to another costs, in both directions unless both are listed.
+    """Cost of a transfer of a tensor between two processors, in both directions unless both are listed.
 
     Attributes:
         source, target: names of processors.
         latency_s: per transfer, whatever its size: synchronise, map and unmap together.
         copy_s_per_byte: to copy.
         transform_s_per_byte: to change the layout (an image for a buffer; seed 002).
-        cold_s: what the reader takes longer since a tensor lies in the caches of another core: all of it for one of
-            :data:`COLD_BYTES` or more, in proportion for smaller ones.
-        one_core: whether it is about processors that are driven from the same core; None: about all of these kinds.
+        cold_s: extra time of the reader because a tensor of :data:`COLD_BYTES` or more lies in another core's caches;
+            proportionally less for smaller ones.
+        one_core: whether it applies to processors that are driven from the same core; None: to all of these kinds.
     """
 
     source: str
@@ -146,12 +145,12 @@ class ContentionProfile:
 
 @dataclass(frozen=True, slots=True)
 class CostProfile:
-    """One device.
+    """Prices of one device.
 
     Attributes:
         name: of the device.
         processors: name (or ``like``) of a processor → its profile.
-        links, contention: see there; what is not listed costs nothing.
+        links, contention: of pairs of processors; pairs that are not listed cost nothing.
         provenance: who measured what, when, where, with which versions; plain values.
         errors: of whole models and plans that were kept out of the fit.
     """
@@ -167,7 +166,7 @@ class CostProfile:
         """Return the profile of a processor.
 
         Raises:
-            ProfileError: it has none.
+            ProfileError: there is none.
         """
         try:
             return self.processors[processor]
@@ -176,12 +175,12 @@ class CostProfile:
             raise ProfileError(f"profile {self.name!r} has no processor {processor!r}", f"it has: {known}") from None
 
     def predict(self, features: Sequence[OperatorFeatures], processor: str) -> Prediction:
-        """Return how long each operator takes on a processor, dispatch included.
+        """Return the time of each operator on a processor, dispatch included.
 
         Raises:
-            ProfileError: there is no such processor, or nothing that resembles one of the kernels.
+            ProfileError: there is no such processor, or no kernel similar to one of the operators'.
         """
-        # How soon weights are used again, and what runs when, depends on the result: begin with what takes long.
+        # How soon weights are used again, and what ran before, depend on the result: iterate from a rough estimate.
         seconds, interval_s = np.array([_ROUGH_S_PER_MAC * f.macs for f in features]), _LONG_S
         for _ in range(_PASSES if any(kernel.remembers for kernel in self[processor].kernels.values()) else 1):
             timed = [f if f.interval_s else replace(f, interval_s=interval_s) for f in features]
@@ -203,7 +202,7 @@ class CostProfile:
         return Prediction(seconds, sigma)
 
     def predict_whole(self, features: Sequence[OperatorFeatures], processor: str) -> float:
-        """Return how long operators that are loaded as one stage take together, in seconds."""
+        """Return the time of operators that are loaded as one stage (s)."""
         model = self[processor]
         total = float(self.predict(features, processor).seconds.sum())
         held = sum(f.weight_bytes for f in features)
@@ -212,7 +211,7 @@ class CostProfile:
         return slowed + model.invocation_s
 
     def concerns(self, features: Sequence[OperatorFeatures], processor: str) -> tuple[Concern, ...]:
-        """Return which predictions are guesses: kernels that the fit has not seen, shapes far outside its range."""
+        """Return the extrapolated predictions: kernels missing in the fit, and shapes far outside its range."""
         found = []
         rows = columns(features)
         for key, where in _by_key(features, self[processor]).items():
@@ -252,16 +251,16 @@ def _by_key(
 
 
 Reported = set[tuple[str, bool]]
-"""What was reported: kernels, and whether the fit lacks them (else they are far outside its range)."""
+"""Kernels that were reported, and whether they are missing in the fit (else they are far outside its range)."""
 
 
 def extrapolation_warning(name: str, concerns: Mapping[str, Iterable[Concern]], reported: Reported) -> str | None:
-    """Return a line about operators that a profile was not fitted to, or None where all kernels were reported before.
+    """Return a line about extrapolated operators, or None where all their kernels were reported before.
 
     Args:
         name: of the profile.
-        concerns: processor → what is extrapolated there.
-        reported: what was reported before of the same model; what this line reports is added.
+        concerns: processor → its extrapolated operators.
+        reported: kernels reported before for the same model; those in this line are added.
     """
     processors: dict[tuple[str, bool], list[str]] = {}
     worst: dict[tuple[str, bool], Concern] = {}
@@ -294,7 +293,7 @@ def _times(value: float) -> str:
 
 
 def _where(processors: list[str], every: Mapping[str, object]) -> str:
-    """Return on which processors, in words, or nothing where it is on all."""
+    """Return the processors as words, "" for all processors."""
     if len(processors) == len(every):
         return ""
     return (
@@ -312,11 +311,11 @@ _MOST_S, _MOST_COUNT, _MOST_HISTORY = 1e3, 1e18, 10.0  # seconds; bytes or multi
 
 
 def find_profile(source: str | Path) -> tuple[CostProfile, Platform] | None:
-    """Return the profile that a path or a shipped name stands for; None where it is neither.
+    """Return the profile at a path or with a shipped name; None where it is neither.
 
     Raises:
         ProfileError: the file is a damaged profile.
-        UsageError: it cannot be read.
+        UsageError: the file cannot be read.
     """
     name, path = str(source), Path(source)
     if path.suffix != ".json" and not _begins_as_profile(path):
@@ -327,7 +326,7 @@ def find_profile(source: str | Path) -> tuple[CostProfile, Platform] | None:
 
 
 def _begins_as_profile(path: Path) -> bool:
-    """Return whether a file of YAML is a profile, and not a platform."""
+    """Return whether a YAML file is a profile rather than a platform."""
     if path.suffix not in SUFFIXES:
         return False
     try:
@@ -349,7 +348,7 @@ def to_json(profile: CostProfile, platform: Platform) -> dict[str, Any]:
 
 
 def profile_digest(profile: CostProfile) -> str:
-    """Return the SHA-256 (hex) of all that a profile predicts with; provenance and errors are no part of it."""
+    """Return the SHA-256 (hex) of all values that a profile predicts with, without provenance and errors."""
     content = {name: value for name, value in asdict(profile).items() if name not in {"provenance", "errors"}}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -358,7 +357,7 @@ def read_profile(path: Path) -> tuple[CostProfile, Platform]:
     """Read a profile; unknown fields are ignored.
 
     Raises:
-        ProfileError: it is no profile, of a newer version, damaged, or holds a number that is no price.
+        ProfileError: the file is not a profile, of a newer version, damaged, or has a price that is not valid.
         UsageError: the file cannot be read.
     """
     try:
@@ -379,7 +378,7 @@ def from_json(content: object) -> tuple[CostProfile, Platform]:
     """Build a profile and its processors from what :func:`to_json` returned; unknown fields are ignored.
 
     Raises:
-        ProfileError: a field is missing or has the wrong type, or a price is negative or no number.
+        ProfileError: a field is missing or has the wrong type, or a price is negative or not finite.
     """
     if not isinstance(content, Mapping) or content.get("kind") != KIND:
         raise ProfileError("is not a cost profile", "optimize calibrate --out FILE makes one")

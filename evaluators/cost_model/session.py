@@ -1,4 +1,4 @@
-"""Plans priced by a calibrated model instead of a device: the evaluator ``cost-model``."""
+"""Plans predicted by a calibrated model of a device: the evaluator ``cost-model``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CostModelEvaluator(Evaluator):
 
     Args:
         profile: of the device.
-        platform: its processors; each must be known to the profile by its name or by what it is like.
+        platform: its processors; the profile must have each by its name or by its kind.
     """
 
     name = "cost-model"
@@ -54,17 +54,17 @@ class CostModelEvaluator(Evaluator):
         self._platform = platform
 
     def platform(self) -> Platform:
-        """Return the platform that this evaluator finds by itself.
+        """Return the platform of the profile.
 
         Raises:
-            UnavailableError: nobody has said which device.
+            UnavailableError: no device was chosen.
         """
         if self._platform is None:
             raise UnavailableError("the cost model requires a profile of the device", _HINT)
         return self._platform
 
     def described(self, source: str | Path) -> Platform | None:
-        """Return the platform that a file or a name describes, to be used from now on."""
+        """Return the platform in a profile's file, or of a shipped name, and use its profile from now on."""
         found = find_profile(source)
         if found is None:
             return None
@@ -73,7 +73,7 @@ class CostModelEvaluator(Evaluator):
 
     @contextmanager
     def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[CostModelSession]:  # noqa: ARG002
-        """Open a session on a platform; leaving the context gives everything back.
+        """Open a session on a platform; leaving the context closes it.
 
         Nothing is written to ``scratch``.
 
@@ -102,7 +102,7 @@ class CostModelEvaluator(Evaluator):
         objective: Objective,
         scratch: Path | None = None,
     ) -> Iterator[PredictedSession]:
-        """Open a session for one workload, as :meth:`prepare` does; errors are those of :meth:`prepare`."""
+        """Open a session for one workload; errors as in :meth:`prepare`."""
         with self.prepare(replace(platform, processors=single_processors(platform)), scratch) as session:
 
             def simulator_of(of: CostModelSession) -> WorkloadSimulator:
@@ -142,9 +142,9 @@ class CostModelSession(SimulatedSession):
         }
 
     def prices(self, lowered: Lowered) -> Prices:
-        """Return what the operators of a lowered plan's graph, calls and transfers cost.
+        """Return the costs of the operators of a lowered plan's graph, of calls and of transfers.
 
-        Extrapolation is reported once.
+        Extrapolation is reported once for each model.
         """
         graph = lowered.graph
         table = prices(self._profile, graph, self.platform)
@@ -154,17 +154,17 @@ class CostModelSession(SimulatedSession):
         keys = {processor.name: profile_key(self._profile, processor) for processor in self.platform.processors}
         concerns = {name: self._profile.concerns(features, key) for name, key in keys.items()}
         warning = extrapolation_warning(self._profile.name, concerns, self._reported.setdefault(graph.name, set()))
-        if warning is not None:  # of a model that is decomposed in many ways once, too
+        if warning is not None:  # once also for a model that is decomposed in many ways
             _LOGGER.warning("%s: %s", graph.name, warning)
         return table
 
     def unsupported_operators(self, graph: Graph, processor: str) -> list[int]:
-        """Return the operators that a processor does not take, ascending."""
+        """Return the operators that a processor does not support, ascending."""
         number = [p.name for p in self.platform.processors].index(processor)
         return [int(o) for o in np.flatnonzero(~np.isfinite(self.simulator(graph).prices.operator_s[number]))]
 
     def powers_w(self) -> dict[str, float]:
-        """Return the watts of processors while they run, of those that are known."""
+        """Return the power (W) of processors while they run, where it is known."""
         found = ((p.name, self._profile[profile_key(self._profile, p)].power_w) for p in self.platform.processors)
         return {name: power for name, power in found if power is not None}
 
@@ -178,10 +178,10 @@ class CostModelSession(SimulatedSession):
 
 
 class StatesSession(ForwardingSession):
-    """A session whose numbers are those of the worst state, or the mean over all states.
+    """A session whose values are those of the worst state, or the mean over all states.
 
     Args:
-        inner: prices plans on the platform as it is, and in each state.
+        inner: a session that predicts plans on the platform in each state.
     """
 
     def __init__(self, inner: Session, states: Sequence[State], robust: Robust) -> None:
@@ -197,17 +197,17 @@ class StatesSession(ForwardingSession):
         return super().fingerprint() | {"states": states, "robust": self.robust}
 
     def value_s(self, seconds: Sequence[float]) -> float:
-        """Return the objective of the seconds in each state."""
+        """Return the worst or the mean of the times (s) in each state, as ``robust`` says."""
         return max(seconds) if self.robust == "worst" else float(self._share @ np.array(seconds))
 
     def tables(self, graph: Graph) -> list[PartCosts]:
-        """Return the costs of consecutive parts in each state."""
+        """Return the costs of consecutive stages in each state."""
         return [session.part_costs(graph) for session in self._each]
 
     def part_costs(self, graph: Graph) -> PartCosts:
-        """Return the costs that latencies are computed from, on the session's platform.
+        """Return the costs of consecutive stages.
 
-        The mean over the states, which the worst is never below.
+        They are means over the states, and so a lower bound of the worst state's latency.
         """
         tables = self.tables(graph)
         means = {
@@ -218,24 +218,24 @@ class StatesSession(ForwardingSession):
 
     @property
     def how(self) -> tuple[Pricing, ...]:
-        """How plans are measured: by the objective, and by further figures; which the inner session then is."""
+        """How plans are measured, by the objective and by further figures; the inner session must be ``Priced``."""
         return cast("Priced", self.inner).how
 
     def only(self, which: int) -> StatesSession:
         """Return a session of the same plans for one of the objectives.
 
-        Which the inner session then is.
+        The inner session must be ``Priced``.
         """
         return StatesSession(cast("Priced", self.inner).only(which), self.states, self.robust)
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Prediction:
-        """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance).
+        """Predict a plan; ``fresh`` is passed on to each state's session.
 
         The timeline is that of the worst state.
 
         Raises:
             PlanError: the plan is not for this graph or platform.
-            UnavailableError: a processor does not take an operator of its stage.
+            UnavailableError: a processor does not support an operator of its stage.
         """
         each, figures = [], []
         for session in self._each:

@@ -1,7 +1,7 @@
 """Cost tables of a graph on a platform: each operator on each processor, each transfer between two processors.
 
-The tables are what a profile (:mod:`evaluators.cost_model.profile`) says about one graph; the simulator reads nothing
-else, so that it can also run on tables that were measured.
+The tables hold predictions of a profile (:mod:`evaluators.cost_model.profile`) for one graph; the simulator reads
+nothing else, so that it can also run on measured tables.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ _MACS_PER_BYTE = 16.0  # an operator of this intensity spends about half its tim
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prices:
-    """P processors in platform order, n operators.
+    """Tables for P processors in platform order and n operators; times in seconds.
 
     Attributes:
-        operator_s: shape ``(P, n)``; infinite where a processor does not take an operator.
-        sigma: relative standard deviations of these, the same shape.
+        operator_s: shape ``(P, n)``; infinite where a processor does not support an operator.
+        sigma: their relative standard deviations, the same shape.
         traffic: the share of an operator's time that is memory traffic, shape ``(n,)``.
         invocation_s: for every stage, shape ``(P,)``.
-        io_s_per_byte: for what a stage reads from and hands back to its caller, shape ``(P,)``.
+        io_s_per_byte: for the bytes that a stage reads from and returns to its caller, shape ``(P,)``.
         latency_s: from the end of a stage to the start of one that reads from it, ``[from, to]``, shape ``(P, P)``.
         byte_s: for each byte that a stage reads from another processor's stage, ``[from, to]``; part of the reader's
             time.
-        cold_s: for each tensor of at least ``COLD_BYTES`` that a stage reads from another processor's stage, in
-            proportion for smaller ones; part of the reader's time; None where there is none.
-        asleep_s: in the place of ``latency_s`` where the reader's processor sleeps, since stages that need its cores
-            ran after its last one; also from such a stage to one that has to wait for it, whatever it reads; None where
-            transfers take the same, asleep or not.
+        cold_s: for each tensor of at least ``COLD_BYTES`` that a stage reads from another processor's stage,
+            proportionally less for smaller ones; part of the reader's time; None for 0 everywhere.
+        asleep_s: replaces ``latency_s`` where the reader's processor sleeps, because stages that need its cores ran
+            after its last one; also from such a stage to the one that waits for it, whether or not that reads from it.
+            None where transfers take the same, asleep or not.
         slow_compute, slow_memory: factors on the two parts of a time on processor ``[victim]`` while ``[other]`` is
             busy.
-        capacity_bytes, pressure_per_byte: weights of a stage beyond the first (0: no limit) slow all its operators by
-            the second, as a share of their time.
+        capacity_bytes, pressure_per_byte: each byte of a stage's weights beyond the first (0: no limit) slows all its
+            operators by the second, as a share of their time.
         power_w: while a processor runs, shape ``(P,)``; NaN where unknown.
-        alone_s: for an operator that runtimes make part of the one that reads it: what it takes where that is in
-            another stage; 0 for all others; shape ``(P, n)``, or None where there is none.
+        alone_s: for an operator that runtimes fuse with its reader: its time where the reader is in another stage; 0
+            for all others; shape ``(P, n)``, or None where there is none.
     """
 
     operator_s: Table
@@ -92,10 +92,10 @@ _PER_PAIR = ("latency_s", "byte_s", "slow_compute", "slow_memory", "cold_s", "as
 
 
 def prices(profile: CostProfile, graph: Graph, platform: Platform) -> Prices:
-    """Return what a profile says about a graph on a platform's processors.
+    """Return a profile's tables for a graph on a platform's processors.
 
     Raises:
-        ProfileError: the profile has no such processor, or nothing that resembles some operator.
+        ProfileError: the profile lacks a processor, or a kernel similar to that of some operator.
     """
     features = operator_features(graph)
     processors = platform.processors
@@ -141,10 +141,10 @@ def slowed(usual: Prices, state: State, platform: Platform) -> Prices:
 
 
 def profile_key(profile: CostProfile, processor: Processor) -> str:
-    """Return under which name a profile has a processor: its own, or what it is like.
+    """Return the key of a processor in a profile: its own name, or its kind's.
 
     Raises:
-        ProfileError: under neither.
+        ProfileError: the profile has neither.
     """
     for key in (processor.name, processor.like, processor.like.partition("@")[0]):
         if key in profile.processors:
@@ -164,7 +164,7 @@ def one_core(one: Processor, other: Processor) -> bool:
 
 def _links(profile: CostProfile, platform: Platform, keys: list[str]) -> tuple[Table, Table, Table]:
     latency_s, byte_s, cold_s = (np.zeros((len(keys), len(keys))) for _ in range(3))
-    known = np.full(latency_s.shape, -1)  # how well the known pair of processors fits
+    known = np.full(latency_s.shape, -1)  # how closely the link applied so far matches
     both = {(link.source, link.target) for link in profile.links}
     for link in profile.links:
         pairs = [(link.source, link.target)]
@@ -181,7 +181,7 @@ def _links(profile: CostProfile, platform: Platform, keys: list[str]) -> tuple[T
 
 
 def _asleep(platform: Platform, latency_s: Table) -> Table:
-    """Return the seconds to wake a processor, from one that excludes it and is driven from as near or far a core."""
+    """Return the time (s) to wake a processor by another one, from links of excluded processors that lie as near."""
     found = latency_s.copy()
     for (i, other), (j, processor) in permutations(enumerate(platform.processors), 2):
         if not processor.excludes(other):
@@ -206,5 +206,5 @@ def _contention(profile: CostProfile, platform: Platform, keys: list[str]) -> tu
 
 
 def _traffic(f: OperatorFeatures) -> float:
-    """Return the share of an operator's time that is taken to be memory traffic: it falls with arithmetic intensity."""
+    """Return the assumed share of memory traffic in an operator's time: it falls with arithmetic intensity."""
     return 1.0 / (1.0 + f.intensity / _MACS_PER_BYTE)

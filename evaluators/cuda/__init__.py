@@ -1,1 +1,1 @@
-"""Plans on an NVIDIA GPU: stages as captured CUDA graphs, replayed on streams from one process (seed 001)."""
+"""Plans on an NVIDIA GPU: stages captured as CUDA graphs, replayed on streams from one process."""

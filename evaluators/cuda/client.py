@@ -1,4 +1,4 @@
-"""The parent's end of the computing process: starts it, asks within a time limit; models, instances and runs there."""
+"""The parent's side of the computing process: starts it, sends requests with time limits, loads and runs models."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ _GONE = "the session is closed"
 
 
 class Client:
-    """A process of :mod:`evaluators.cuda.worker`; a new one takes its place where it died or did not answer.
+    """A process of :mod:`evaluators.cuda.worker`; replaced by a new one when it dies or does not answer in time.
 
     Attributes:
-        generation: counts the processes, so that callers know when what they had loaded is gone.
-        chosen: the quickest way of each kernel that was timed so far; passed on to a new process.
+        generation: counts the processes, so that callers know when models that they loaded are gone.
+        chosen: the fastest variant of each kernel timed so far; passed on to a new process.
 
     Args:
         device: ``cuda`` or ``cpu``.
-        busy: how many streams compute at once while ways are timed.
-        chosen: what is known already, and added to; None: kernels are PyTorch's ordinary ones.
-        log: where PyTorch's own messages go; nowhere by default.
+        busy: number of streams that compute at once while variants are timed.
+        chosen: variants that are known already; extended here. None: PyTorch's ordinary calls.
+        log: file for PyTorch's own messages; none by default.
     """
 
     def __init__(self, device: str, busy: int, chosen: dict[str, str] | None, log: Path | None = None) -> None:
@@ -62,14 +62,14 @@ class Client:
 
     @property
     def pid(self) -> int | None:
-        """The number of the process, if there is one."""
+        """The process id, or None where no process runs."""
         return self._process.pid if self._process is not None else None
 
     def ask(self, head: Mapping[str, Any], limit_s: float, payload: bytes = b"") -> tuple[dict[str, Any], bytes]:
-        """Ask and wait for the answer.
+        """Send a request and return the answer.
 
         Raises:
-            UnavailableError: it refused, died, or gave no answer in time.
+            UnavailableError: the process refused, died, or did not answer within ``limit_s``.
         """
         if self._closed:
             raise UnavailableError(_GONE, "load candidates inside the `with` block of prepare()")
@@ -98,7 +98,7 @@ class Client:
         except (EOFError, OSError, json.JSONDecodeError) as error:
             raise UnavailableError(f"the GPU's process {self._end()}", "its messages are in runtime.log") from error
         except BaseException:
-            self._end()  # the answer is still to come, and nobody waits for it
+            self._end()  # otherwise the pending answer would be taken for the next request's
             raise
         return answer, data
 
@@ -113,7 +113,7 @@ class Client:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    start_new_session=True,  # an interrupt is for the parent, which ends this process
+                    start_new_session=True,  # Ctrl-C is for the parent, which ends this process
                 )
         except BaseException:
             ours.close()
@@ -128,7 +128,7 @@ class Client:
             raise UnavailableError(str(answer["error"]), HINT)
 
     def _end(self) -> str:
-        """End the process, and return what became of it."""
+        """End the process, and return how it ended, as a predicate."""
         self.generation += 1
         process, channel = self._process, self._channel
         self._process = self._channel = None
@@ -137,7 +137,7 @@ class Client:
         if process is None:
             return "is not there"
         try:
-            code = process.wait(_LAST_S)  # one that died by itself has a code
+            code = process.wait(_LAST_S)  # its exit code, if it died by itself
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -153,7 +153,7 @@ class Client:
 
 
 def joined(arrays: Sequence[Any]) -> bytes:
-    """Return arrays as one row of bytes, in C order."""
+    """Return the bytes of arrays, concatenated, each in C order."""
     return b"".join(a.tobytes() for a in arrays)
 
 
@@ -164,11 +164,11 @@ Arrays = Sequence[NDArray[np.generic]]
 
 @dataclass(slots=True)
 class _Model:
-    """A model as the process reads it.
+    """A model as the process reads it from its file.
 
     Attributes:
-        inputs, outputs: of each input and output of the file, which one of the graph it is.
-        generation: of the process that knows it.
+        inputs, outputs: for each input and output of the file, its position among the graph's.
+        generation: of the process that has read it.
     """
 
     number: int
@@ -181,13 +181,13 @@ class _Model:
 
 @dataclass(slots=True)
 class Loaded:
-    """An instance that was asked for.
+    """An instance that has been requested.
 
     Attributes:
-        jobs: operators of each, its precision, and what it was given to.
-        after: of each job a bit set of those that it waits for; () where each waits for the one before it.
-        owner: whose it is: instances of one owner never run at the same time.
-        weights: whose weights it reads.
+        jobs: operators, precision and processor name of each.
+        after: for each job a bit set of the jobs that it waits for; () where each waits for the one before it.
+        owner: name; instances of one owner never run at the same time.
+        weights: name of the weights that it reads.
         generation: of the process that holds it.
     """
 
@@ -202,10 +202,10 @@ class Loaded:
 
 
 class Bench:
-    """The models that one worker process holds, loaded and run from here.
+    """The models that one worker process holds; loads and runs them.
 
     Args:
-        limits: how long loading, and one request of a model, may take.
+        limits: time limits for loading, and for one request of a model.
     """
 
     def __init__(self, client: Client, limits: Limits) -> None:
@@ -215,7 +215,7 @@ class Bench:
         self._folder = TemporaryDirectory(prefix="cuda-models-")
 
     def close(self) -> None:
-        """End the process and forget all."""
+        """End the process and delete its files."""
         self.client.close()
         self._folder.cleanup()
 
@@ -228,13 +228,13 @@ class Bench:
         inputs: Arrays,
         after: Sequence[int] = (),
     ) -> Loaded:
-        """Return an instance, loaded.
+        """Load an instance and return it.
 
         Args:
-            after: of each job a bit set of those that it waits for; () where each waits for the one before it.
+            after: for each job a bit set of the jobs that it waits for; () where each waits for the one before it.
 
         Raises:
-            UnavailableError: an operator is refused, or there is no memory.
+            UnavailableError: an operator is not supported, or there is not enough memory.
         """
         made = tuple((tuple(operators), str(precision_of(processor)), processor.name) for operators, processor in jobs)
         check(graph, [o for operators, *_ in made for o in operators])
@@ -244,11 +244,11 @@ class Bench:
         return loaded
 
     def _there(self, held: _Model | Loaded) -> bool:
-        """Return whether the process of today holds something."""
+        """Return whether the current process holds a model or an instance."""
         return held.generation == self.client.generation and self.client.pid is not None
 
     def ready(self, loaded: Loaded) -> None:
-        """Load an instance again where its process is gone."""
+        """Load an instance again if its process has ended."""
         if self._there(loaded):
             return
         model = self._model(loaded.graph)
@@ -260,7 +260,7 @@ class Bench:
         self.set_inputs(loaded)
 
     def set_inputs(self, loaded: Loaded) -> None:
-        """Send the inputs of an instance, which spoils its outputs."""
+        """Send the inputs of an instance; its outputs are overwritten."""
         arrays = [loaded.inputs[i] for i in self._model(loaded.graph).inputs]
         head = {"op": "inputs", "instance": loaded.number, "shapes": [list(a.shape) for a in arrays]}
         self.client.ask(head, self._limits.load_s, joined(arrays))
@@ -277,13 +277,13 @@ class Bench:
         return [arrays[order.index(i)] for i in range(len(order))]
 
     def give_back(self, loaded: Loaded) -> None:
-        """Let an instance go; a second call does nothing."""
+        """Release an instance; a second call does nothing."""
         if self._there(loaded):
             self.client.ask({"op": "drop", "instance": loaded.number}, self._limits.load_s)
         loaded.generation = -1
 
     def forget(self, graph: Graph) -> None:
-        """Let a model go that nobody has loaded: its weights, what was captured of it, and the file made of it."""
+        """Release a model without loaded instances: its weights, its captured graphs, and the file made for it."""
         model = self._models.pop(self._key(graph), None)
         if model is None:
             return
@@ -300,11 +300,11 @@ class Bench:
         runs: int = 1,
         stop_above_s: float = math.inf,
     ) -> list[Scheduler]:
-        """Run a setting some times, and return the scheduler as each run left it.
+        """Run a setting ``runs`` times, and return the scheduler's state after each run.
 
         Args:
-            instances: of each client.
-            stop_above_s: end with a run whose first request takes longer.
+            instances: one for each client.
+            stop_above_s: stop after a run whose first request takes longer.
 
         Raises:
             UnavailableError: a job failed or took too long.
@@ -334,14 +334,14 @@ class Bench:
         ]
 
     def facts(self) -> dict[str, Any]:
-        """Return device and versions, and what kernels were timed."""
+        """Return device, versions, timings of kernels, and memory in use."""
         return self.client.ask({"op": "facts"}, self._limits.load_s)[0]
 
     @staticmethod
     def _key(graph: Graph) -> tuple[str, str]:
         if graph.source is None:
             raise UnavailableError(f"model {graph.name!r} has no file; the evaluator cuda reads weights from files")
-        # Models of one structure may have other weights.
+        # Models of one structure may have different weights.
         return graph.digest, graph.source.content_digest()
 
     def _model(self, graph: Graph) -> _Model:
@@ -359,7 +359,7 @@ class Bench:
     def _made(self, graph: Graph, number: int) -> _Model:
         if graph.source is not None and not graph.source.fixed:
             return _Model(number, graph, graph.source.path, (*range(len(graph.inputs)),), (*range(len(graph.outputs)),))
-        stage = cut_stage(graph, range(len(graph.operators)))  # the file's structure is another
+        stage = cut_stage(graph, range(len(graph.operators)))  # the structure in the file differs from the graph
         path = Path(self._folder.name) / f"model{number}.tflite"
         stage.write(path)
         inputs = tuple(graph.inputs.index(t) for t in stage.inputs)

@@ -15,22 +15,22 @@ from search_spaces.core.platform import Platform, Processor
 Precision = Literal["tf32", "f32"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 PRECISION = "precision"
-"""Option of a processor: ``tf32`` multiplies with 10 bits of mantissa on tensor cores, ``f32`` with 23."""
+"""Option of a processor: ``tf32`` multiplies with 10-bit mantissas on tensor cores, ``f32`` with 23-bit ones."""
 
 EXTRA = "cuda"
 HINT = "pip install 'partition-optimizer[cuda]'"
 STREAMS = 8
 MAX_STREAMS = 32
 MAX_INSTANCES = 32
-"""Instances that may run at once: each is captured on a stream of its own, and PyTorch has as many."""
+"""Instances that may run at once: each is captured on a stream of its own, and PyTorch has 32."""
 
-# Relative to the largest value of an output, against LiteRT's on the CPU: float32 sums in another order, as of any GPU
+# Relative to the largest value of an output, against LiteRT's on the CPU: float32 sums in another order, as on any GPU
 # (evaluators.litert.settings.TOLERANCE_F32, with room for 152 layers); TF32 rounds each factor to 2^-11.
 _TOLERANCES: dict[str, float] = {"f32": 1e-3, "tf32": 5e-2}
 
 
 def torch_module() -> Any:
-    """Return PyTorch; only the processes that compute ask for it.
+    """Return PyTorch's module; only computing processes call this.
 
     Raises:
         UnavailableError: it is not installed.
@@ -46,18 +46,18 @@ def precision_of(processor: Processor) -> Precision:
     """Return the precision of a processor.
 
     Raises:
-        UsageError: it has none that there is.
+        UsageError: its precision is unknown.
     """
     found = processor.options.get(PRECISION, "tf32")
     if found not in PRECISIONS:
         raise UsageError(
-            f"processor {processor.name!r}: its precision {found!r} is none", f"one of {', '.join(PRECISIONS)}"
+            f"processor {processor.name!r}: unknown precision {found!r}", f"one of {', '.join(PRECISIONS)}"
         )
     return PRECISIONS[PRECISIONS.index(found)]
 
 
 def tolerance(used: Iterable[Processor]) -> float:
-    """Return the relative error that is accepted of what some processors compute: 1e-3 in float32, 5e-2 in TF32."""
+    """Return the relative error that is accepted of some processors' outputs: 1e-3 in float32, 5e-2 in TF32."""
     return max((_TOLERANCES[precision_of(p)] for p in used), default=_TOLERANCES["f32"])
 
 
@@ -77,7 +77,7 @@ _NAMES = "stream0, stream1, … in TF32, or stream0:f32, …"
 
 
 def main() -> None:
-    """Print what GPU PyTorch finds; this is the process that looks."""
+    """Print, as JSON, the GPU that PyTorch finds; runs in a process of its own."""
     import torch
 
     found: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda}
@@ -114,7 +114,7 @@ def find_gpu() -> str:
 
 
 def platform_of(device: str, precision: Precision = "tf32", streams: int = STREAMS) -> Platform:
-    """Return the processors of a GPU: alike, and none excludes another.
+    """Return the streams of a GPU as processors: alike, and none excludes another.
 
     Args:
         device: its name.
@@ -126,7 +126,7 @@ def parse_stream(text: str, device: str) -> Processor:
     """Return the processor that ``streamN`` or ``streamN:PRECISION`` names.
 
     Raises:
-        UsageError: the text is no such name.
+        UsageError: the text is not such a name.
     """
     word, colon, wanted = text.partition(":")
     number = word.removeprefix("stream")

@@ -1,8 +1,7 @@
-"""A grouped convolution as one Triton kernel: TF32 products, with padding, bias and ReLU in it.
+"""A grouped convolution as one Triton kernel: TF32 products, with padding, bias and ReLU fused.
 
-For the wide groups of a RegNetY at batch 1 cuDNN takes 3.5 to 9 times as long, and cuBLAS with the image written out
-window by window twice as long (H200, four streams at once). Triton comes with PyTorch on Linux; this module is imported
-only where a kernel is to be timed.
+For the wide groups of a RegNetY at batch 1 cuDNN takes 3.5 to 9 times as long, and cuBLAS on an im2col matrix twice as
+long (H200, four streams at once). Triton comes with PyTorch on Linux; this module is imported only to time its kernels.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ import triton
 import triton.language as tl
 
 TILES = ((64, 128, 32), (128, 128, 32), (64, 64, 32))
-"""Pixels, filters and channels that one block of threads takes at a time."""
+"""Pixels, filters and channels that one thread block computes at a time."""
 
 
 _MOVING = ["pixels", "height", "width", "out_width", "step_h", "step_w", "top", "left"]
 
 
-# Channels are constants of the compiler: that rows of them are aligned decides how wide loads are.
+# Channels are compile-time constants: the compiler then knows the rows' alignment, which decides how wide loads are.
 @triton.jit(do_not_specialize=_MOVING)  # type: ignore[untyped-decorator, unused-ignore]
 def _convolve(  # type: ignore[no-untyped-def]
     image,  # noqa: ANN001
@@ -71,7 +70,7 @@ def _convolve(  # type: ignore[no-untyped-def]
 
 
 def grouped(conv: Any, tile: tuple[int, int, int]) -> Callable[..., Any]:
-    """Return what computes a convolution of one image; see :class:`~evaluators.cuda.kernels.Conv`.
+    """Return a function that computes a convolution of one image (:class:`~evaluators.cuda.kernels.Conv`).
 
     Args:
         conv: with the activation NONE or RELU, without dilation.

@@ -1,13 +1,11 @@
-"""An instance of a model on the device: its jobs captured as graphs, its kernels chosen by timing.
+"""An instance of a model on the device: its jobs captured as CUDA graphs, its kernels chosen by timing.
 
-Jobs that run one after another, in the order in which they were captured, share one pool of memory; where some may run
-side by side each has its own. A job that reads inputs which none before it has read begins with their copy from pinned
-memory, and one that writes outputs ends with their copy to it, so a request is over when its result can be read by the
-host.
+Jobs that run one after another, in the order in which they were captured, share one memory pool; where some may run in
+parallel, each has its own. A job that is the first to read some inputs begins with their copy from pinned memory, and
+one that writes outputs ends with their copy to it, so a request is over when the host can read its result.
 
-Which way to compute a convolution is the quickest on this GPU: found by timing, while other streams are busy or not.
-
-A way that fails, or is further off the ordinary call than the precision explains, is not taken.
+For each convolution and matrix product the fastest variant on this GPU is found by timing it, on as many streams as
+will be busy. A variant that fails, or whose error exceeds what the precision explains, is not used.
 """
 
 from __future__ import annotations
@@ -24,16 +22,16 @@ from evaluators.cuda.kernels import PLAIN, Call, Conv, Dense
 from evaluators.cuda.lowering import Choose, Job, Weights, as_in_file, held, lower
 
 _REPEATS, _ROUNDS = 6, 3
-_OFF = 2e-2  # relative to the largest value, of TF32 against TF32
+_OFF = 2e-2  # relative to the largest value, TF32 compared with TF32
 
 
 class Tuning:
-    """Chooses, and remembers what it chose.
+    """Chooses the fastest variants of kernels, and remembers its choices.
 
     Args:
-        precision: part of what choices depend on.
-        busy: how many streams compute the same at once while a way is timed.
-        known: signature → way, of an earlier session on this device.
+        precision: part of the key of a choice.
+        busy: number of streams that compute the same at once while a variant is timed.
+        known: signature → variant, from an earlier session on this device.
     """
 
     def __init__(self, precision: str, busy: int, known: Mapping[str, str] | None = None) -> None:
@@ -42,10 +40,10 @@ class Tuning:
         self._streams: list[Any] = []
         self.chosen: dict[str, str] = dict(known or {})
         self.times_s: dict[str, dict[str, float]] = {}
-        """Signature → way → seconds, of what was timed here."""
+        """Signature → variant → seconds, of those timed here."""
 
     def __call__(self, site: Conv | Dense) -> str:
-        """Return the quickest way; see :data:`~evaluators.cuda.lowering.Choose`."""
+        """Return the fastest variant's name (:data:`~evaluators.cuda.lowering.Choose`)."""
         key = self._key + site.signature
         ways = site.variants(gpu=True)
         if self.chosen.get(key) in ways:
@@ -66,12 +64,12 @@ class Tuning:
                 if not off <= _OFF * max(largest, 1e-30):
                     continue
                 times[name] = self._seconds(lambda call=call: call(*given))  # type: ignore[misc]
-            except Exception:  # noqa: BLE001, S112 - PyTorch's or Triton's way to say that there is no such kernel
+            except Exception:  # noqa: BLE001, S112 - PyTorch and Triton raise many types where a kernel does not exist
                 continue
         return times
 
     def _seconds(self, call: Callable[[], Any]) -> float:
-        """Return the seconds of one call, of several streams that make it at once."""
+        """Return the time of one call (s) while ``busy`` streams make it at once."""
         torch = torch_module()
         streams = self._streams = self._streams or [torch.cuda.Stream() for _ in range(self._busy)]
         graphs = []
@@ -92,7 +90,7 @@ class Tuning:
 
 
 def warm(stream: Any, call: Callable[[], Any], times: int = 1) -> None:
-    """Run something on a stream before it is captured, so that libraries load and look for their kernels."""
+    """Run a function on a stream before it is captured, so that libraries load and select their kernels."""
     torch = torch_module()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -103,12 +101,12 @@ def warm(stream: Any, call: Callable[[], Any], times: int = 1) -> None:
 
 
 def captured(stream: Any, call: Callable[[], Any], pool: Any = None) -> Any:
-    """Return what a function launches as a CUDA graph; the function must have run on this stream before.
+    """Capture the kernels that a function launches as a CUDA graph; the function must have run on this stream before.
 
-    PyTorch's own context manager empties the cache of memory each time, which takes as long as all else.
+    PyTorch's own context manager empties its memory cache each time, which takes as long as everything else.
 
     Args:
-        pool: of memory, of :func:`torch.cuda.graph_pool_handle`.
+        pool: memory pool, from :func:`torch.cuda.graph_pool_handle`.
     """
     torch = torch_module()
     graph = torch.cuda.CUDAGraph()
@@ -124,7 +122,7 @@ def captured(stream: Any, call: Callable[[], Any], pool: Any = None) -> Any:
 
 
 def _example(site: Conv | Dense) -> tuple[Any, ...]:
-    """Return data for one call: an image, and what is added to what comes of it; or vectors."""
+    """Return arguments for one call: an image, and a value to add where the site adds one; or vectors."""
     torch = torch_module()
     device = site.weight.device
     if isinstance(site, Dense):
@@ -140,21 +138,21 @@ Arrays = Sequence[NDArray[np.generic]]
 
 
 Recorder = Callable[[Callable[[], None]], Any]
-"""Runs a function once or twice, and returns what streams start to do the same again."""
+"""Runs a function once or twice, and returns an object that repeats it when a stream starts it."""
 
 
 def as_function(call: Callable[[], None]) -> Any:
-    """Return a function as what threads start."""
+    """Run a function once and return it: threads start functions as they are."""
     call()
     return call
 
 
 class Capturing:
-    """Captures functions as CUDA graphs, all in one pool of memory.
+    """Captures functions as CUDA graphs, all in one memory pool.
 
     Args:
-        stream: what is captured there uses the workspace that cuBLAS keeps for it. What may run at the same time must
-            therefore have been captured on streams of its own.
+        stream: the graphs use the workspace that cuBLAS keeps for this stream; graphs that may run at the same time
+            must therefore be captured on different streams.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -162,7 +160,7 @@ class Capturing:
         self._pool = torch_module().cuda.graph_pool_handle()
 
     def __call__(self, call: Callable[[], None]) -> Any:
-        """See :data:`Recorder`."""
+        """Capture a function (:data:`Recorder`)."""
         warm(self._stream, call, 2)
         return captured(self._stream, call, self._pool)
 
@@ -171,10 +169,10 @@ class Instance:
     """A model whose jobs are captured as CUDA graphs.
 
     Args:
-        jobs: operators of each, and how its ways to compute are chosen (:func:`~evaluators.cuda.lowering.lower`).
-        entered: called before a job is made and captured, with its number.
-        recorder: returns what makes a job, by its number, something that streams start.
-        after: of each job a bit set of those that it waits for; () where each waits for the one before it.
+        jobs: operators of each, and the function that chooses its kernels (:func:`~evaluators.cuda.lowering.lower`).
+        entered: called with a job's number before the job is made and captured.
+        recorder: returns the recorder for a job, given its number.
+        after: for each job a bit set of the jobs that it waits for; () where each waits for the one before it.
 
     Raises:
         UnavailableError: an operator cannot be computed.
@@ -200,10 +198,10 @@ class Instance:
             t: held(torch_module().zeros(graph.tensors[t].shape, device=device), len(graph.tensors[t].shape))
             for t in graph.inputs
         }
-        self._jobs: list[Job] = []  # the constants that graphs read and nobody else has
+        self._jobs: list[Job] = []  # keeps the constants alive whose addresses the graphs hold
         self.work: list[Any] = []
-        """What streams start, job by job."""
-        copied: list[set[int]] = []  # of each job the inputs that are there when it has begun
+        """For each job the object that a stream starts."""
+        copied: list[set[int]] = []  # for each job the inputs that are on the device once it has begun
         for place, (operators, choose) in enumerate(jobs):
             entered(place)
             job = lower(weights, operators, choose, gpu=gpu)
@@ -219,10 +217,10 @@ class Instance:
         return torch_module().zeros(self._weights.graph.tensors[tensor].shape, pin_memory=pinned)
 
     def _call(self, job: Job, reads: Sequence[int], writes: Sequence[int]) -> Callable[[], None]:
-        """Return what does a job.
+        """Return the function that runs a job.
 
         Args:
-            reads, writes: inputs that are copied before, outputs that are copied afterwards.
+            reads, writes: inputs that it copies to the device first, outputs that it copies back at the end.
         """
         graph, values = self._weights.graph, self._values
         given = [(t, self._outside[0][graph.inputs.index(t)]) for t in reads]
@@ -241,7 +239,7 @@ class Instance:
         return call
 
     def set_inputs(self, arrays: Arrays) -> None:
-        """Give it the inputs of its requests, and spoil its outputs."""
+        """Set the inputs of its requests, and overwrite its outputs."""
         for buffer, array in zip(self._outside[0], arrays, strict=True):
             buffer.numpy()[...] = array
         for buffer in self._outside[1]:

@@ -1,4 +1,4 @@
-"""The ways in which PyTorch can compute one convolution or matrix product; which is quickest is found by timing.
+"""The variants by which PyTorch can compute a convolution or matrix product; the fastest one is found by timing.
 
 Activations are ``(N, C, H, W)`` tensors whose memory is NHWC (``channels_last``), so filters as they lie in a
 ``.tflite`` file (OHWI) are PyTorch's own in that layout, without a copy.
@@ -14,12 +14,12 @@ from typing import Any
 from evaluators.cuda.devices import torch_module
 
 Sides = tuple[int, int, int, int]
-"""Rows above and below, columns left and right."""
+"""Padding: rows above and below, columns left and right."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window: its size, its steps, and what is added around the image."""
+    """Size, stride, dilation and padding of an operator's window, in pixels (height, width)."""
 
     size: tuple[int, int]
     stride: tuple[int, int]
@@ -28,19 +28,19 @@ class Window:
 
     @property
     def even(self) -> bool:
-        """Whether as much is added before as behind, in both directions."""
+        """Whether padding is symmetric in both directions."""
         top, bottom, left, right = self.sides
         return top == bottom and left == right
 
     @property
     def around(self) -> tuple[int, int, int, int]:
-        """What is added left, right, above and below: PyTorch names the last dimension first."""
+        """Padding left, right, above and below: PyTorch names the last dimension first."""
         top, bottom, left, right = self.sides
         return left, right, top, bottom
 
     @property
     def padding(self) -> tuple[int, int]:
-        """What is added on each side, of an even window."""
+        """Padding on each side of both directions, where it is symmetric."""
         return self.sides[0], self.sides[2]
 
 
@@ -51,8 +51,8 @@ def window_of(
 
     Args:
         size: height and width of its filter.
-        image: height and width of what it reads.
-        more: what an operator PAD before it adds; then the operator is VALID.
+        image: height and width of its input.
+        more: padding by an operator PAD before it; the operator itself is then VALID.
     """
     stride = int(options["stride_h"]), int(options["stride_w"])
     dilation = int(options.get("dilation_h_factor", 1)), int(options.get("dilation_w_factor", 1))
@@ -68,8 +68,8 @@ def window_of(
 Call = Callable[..., Any]
 ACTIVATIONS = ("NONE", "RELU", "RELU6", "TANH")
 PLAIN = "plain"
-_NARROWEST = 16  # channels of a group that Triton multiplies
-_MOST_COLUMNS_NBYTES = 64 << 20  # of an image written out window by window
+_NARROWEST = 16  # fewest channels of a group that Triton can multiply
+_MOST_COLUMNS_NBYTES = 64 << 20  # of an im2col matrix
 
 
 def activate(value: Any, name: str) -> Any:
@@ -83,13 +83,13 @@ def activate(value: Any, name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Conv:
-    """One convolution as the device is to compute it.
+    """One convolution, with all that decides how it can be computed.
 
     Attributes:
         weight: ``(O, H, W, I of a group)``.
         bias: ``(O,)``.
-        image: shape of what it reads, ``(N, C, H, W)``.
-        first: returns the filters as they lie in NCHW, ``(O, I of a group, H, W)``; somebody keeps them.
+        image: shape of its input, ``(N, C, H, W)``.
+        first: returns the filters laid out as NCHW, ``(O, I of a group, H, W)``; their owner keeps them alive.
         adds: whether a second value is added before the activation (the end of a residual block).
     """
 
@@ -104,7 +104,7 @@ class Conv:
 
     @property
     def signature(self) -> str:
-        """What convolutions that cost the same have in common."""
+        """Key that is equal for convolutions of equal cost."""
         w = self.window
         shape = tuple(self.weight.shape)
         return (
@@ -113,7 +113,7 @@ class Conv:
 
     @property
     def output(self) -> tuple[int, int]:
-        """Height and width of what it computes."""
+        """Height and width of its output."""
         w, sides = self.window, self.window.sides
         rows, columns = (
             (length + before + behind - (taps - 1) * apart - 1) // step + 1
@@ -124,13 +124,13 @@ class Conv:
         return rows, columns
 
     def variants(self, *, gpu: bool) -> Mapping[str, Call]:
-        """Return the ways to compute it; each takes the image, and what is added."""
+        """Return its variants by name; each is called with the image, and the value to add."""
         found: dict[str, Call] = {PLAIN: _conv(self)}
         if not gpu:
             return found
         if self.activation == "RELU":
             found["fused"] = _fused(self)
-        # cuDNN's float32 kernels without tensor cores are made for NCHW.
+        # cuDNN's float32 kernels that do not use tensor cores are made for NCHW.
         if self.image[1] <= 4 or not torch_module().backends.cudnn.allow_tf32:
             found["nchw"] = _channels_first(self)
         if self.window.size == (1, 1) and self.groups == 1 and not any(self.window.sides):
@@ -151,7 +151,7 @@ class Dense:
     Attributes:
         weight: ``(O, I)``.
         bias: ``(O,)``.
-        rows: how many vectors it is applied to.
+        rows: number of vectors that it is applied to.
     """
 
     weight: Any
@@ -161,11 +161,11 @@ class Dense:
 
     @property
     def signature(self) -> str:
-        """What products that cost the same have in common."""
+        """Key that is equal for products of equal cost."""
         return f"dense {tuple(self.weight.shape)} {self.rows} {self.activation}"
 
     def variants(self, *, gpu: bool) -> Mapping[str, Call]:
-        """Return the ways to compute it; each takes ``(rows, I)``."""
+        """Return its variants by name; each is called with ``(rows, I)``."""
         torch = torch_module()
         weight, bias, activation = self.weight, self.bias, self.activation
         turned = weight.t()
@@ -254,7 +254,7 @@ def _vector(conv: Conv) -> Call:
 
 
 def _in_triton(conv: Conv) -> dict[str, Call]:
-    """Return kernels of our own, where Triton is there and may round as TF32 does."""
+    """Return this package's Triton kernels, where Triton is installed and TF32 is allowed."""
     allowed = torch_module().backends.cuda.matmul.allow_tf32
     simple = conv.activation in {"NONE", "RELU"} and conv.window.dilation == (1, 1) and conv.window.size != (1, 1)
     if not (allowed and simple):
@@ -267,7 +267,7 @@ def _in_triton(conv: Conv) -> dict[str, Call]:
 
 
 def _columns(conv: Conv) -> Call:
-    """Return a product with the image written out window by window, one for each group."""
+    """Return the product of an im2col matrix and the filters, for each group."""
     torch = torch_module()
     batch, channels = conv.image[:2]
     outputs, rows, columns, inputs = conv.weight.shape
@@ -287,7 +287,7 @@ def _columns(conv: Conv) -> Call:
             found = torch._addmm_activation(conv.bias, written[0], turned[0])  # noqa: SLF001
             return found.view(batch, out_h, out_w, outputs).permute(0, 3, 1, 2)
         found = torch.baddbmm(bias, written, turned)
-        # (group, pixel, channel) → pixel, group, channel: NHWC again.
+        # (group, pixel, channel) → (pixel, group, channel), which is NHWC.
         found = found.view(conv.groups, batch, out_h, out_w, -1).permute(1, 2, 3, 0, 4)
         found = found.reshape(batch, out_h, out_w, outputs).permute(0, 3, 1, 2)
         return _finish(conv, found, added)

@@ -1,9 +1,9 @@
-"""Operators of a float32 ``.tflite`` graph, and its weights, as calls of PyTorch; which operators are refused.
+"""Operators and weights of a float32 ``.tflite`` graph as calls of PyTorch, and which operators are not supported.
 
-A value with four dimensions is held as ``(N, C, H, W)``, in memory as NHWC (``channels_last``, the layout of tensor
-cores and of the file), or as NCHW where a plain program is wanted to compare with. What PyTorch can do in one kernel is
-one call: a convolution with its bias and ReLU, the zeros that an operator PAD puts around its image, and the addition
-at the end of a residual block.
+A value with four dimensions has the shape ``(N, C, H, W)``; in memory it is NHWC (``channels_last``, the layout of
+tensor cores and of the file), or NCHW for the plain program that tests compare with. Operators that PyTorch can compute
+in one kernel are one call: a convolution with its bias and ReLU, the padding of its image by an operator PAD, and the
+addition at the end of a residual block.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from search_spaces.models.stages import mapped
 
 
 def float_constant(graph: Graph, tensor: int) -> bool:
-    """Return whether a tensor is a plain float32 constant whose values stand in the model's file."""
+    """Return whether a tensor is a plain float32 constant whose values are stored in the model's file."""
     held = graph.tensors[tensor]
     if graph.source is None or not held.constant or held.dtype != "float32" or tensor in graph.source.recipes:
         return False
@@ -36,9 +36,9 @@ class Weights:
     """The constants of one instance of a model, in the layout of the file (filters OHWI, matrices OI).
 
     Args:
-        graph: with a file.
+        graph: one with a file.
         device: ``cuda`` or ``cpu``.
-        like: other weights of the model; those that it has are copied on the device instead of read again.
+        like: other weights of the model; constants that it holds are copied on the device instead of read again.
     """
 
     def __init__(self, graph: Graph, device: str, like: Weights | None = None) -> None:
@@ -51,7 +51,7 @@ class Weights:
         """Return a float32 constant.
 
         Raises:
-            UnavailableError: it is none.
+            UnavailableError: the tensor is not a float32 constant.
             ModelError: the file is gone or has changed.
         """
         if tensor not in self._known:
@@ -62,15 +62,15 @@ class Weights:
         return self._known[tensor]
 
     def arranged(self, tensor: int, order: tuple[int, ...]) -> Any:
-        """Return a constant with its axes in another order, in memory too; made once and kept.
+        """Return a constant with its axes, and its memory, in another order; made once and kept.
 
-        A captured graph holds addresses, not tensors: what it reads must be somebody's for as long as it is replayed.
+        A captured graph holds addresses, not tensors, so its constants must be kept alive as long as it is replayed.
 
         Args:
-            order: which axis of the file each one is.
+            order: for each axis of the result, the axis in the file.
 
         Raises:
-            UnavailableError: the tensor is no float32 constant.
+            UnavailableError: the tensor is not a float32 constant.
             ModelError: the file is gone or has changed.
         """
         key = tensor, order
@@ -80,14 +80,14 @@ class Weights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it holds on the device."""
+        """Bytes of its constants on the device."""
         return sum(int(t.numel()) * 4 for held in (self._known, self._arranged) for t in held.values())
 
     def whole_numbers(self, tensor: int) -> list[int]:
-        """Return a constant of whole numbers (axes, paddings, shapes).
+        """Return an integer constant (axes, paddings, shapes).
 
         Raises:
-            UnavailableError: it is none.
+            UnavailableError: the tensor is not an integer constant.
         """
         found = integers(self.graph, tensor)
         if found is None:
@@ -111,7 +111,7 @@ _SHOWN = 6
 
 
 def refused(graph: Graph, operators: Sequence[int] | None = None) -> dict[int, str]:
-    """Return the operators (of all by default) that cannot be computed here, and why."""
+    """Return the operators (by default of the whole graph) that are not supported, each with the reason."""
     chosen = range(len(graph.operators)) if operators is None else operators
     found = {}
     for index in chosen:
@@ -122,10 +122,10 @@ def refused(graph: Graph, operators: Sequence[int] | None = None) -> dict[int, s
 
 
 def check(graph: Graph, operators: Sequence[int]) -> None:
-    """Check that all operators can be computed.
+    """Check that all operators are supported.
 
     Raises:
-        UnavailableError: some cannot; the text names them.
+        UnavailableError: some are not; the text names them.
     """
     wrong = refused(graph, operators)
     if not wrong:
@@ -147,11 +147,11 @@ def _why_not(graph: Graph, operator: Operator) -> str:
         if held.dtype != "float32":
             return f"reads or writes {held.dtype}"
         if any(size < 0 for size in held.shape):
-            return "has a shape that is left open"
+            return "has a shape that is known only at run time"
         if held.variable:
             return "keeps state"
     if operator.options.get("fused_activation", "NONE") not in ACTIVATIONS:
-        return f"ends in {operator.options['fused_activation']}"
+        return f"has the activation {operator.options['fused_activation']}"
     return test(graph, operator)
 
 
@@ -203,14 +203,14 @@ _TESTS: Mapping[str, Callable[[Graph, Operator], str]] = {
 KINDS = tuple(_TESTS)
 
 
-# Where an axis of NHWC is in NCHW, and which axis of NHWC each one of NCHW is.
+# For each axis of NHWC its position in NCHW; then orders of axes for permute().
 _AXIS = (0, 2, 3, 1)
 _TO_FIRST, _TO_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An operator, its constants, what a PAD before it adds, and whether images lie as NCHW in memory."""
+    """An operator, its constants, the padding of a PAD before it, and whether images are NCHW in memory."""
 
     weights: Weights
     operator: Operator
@@ -218,21 +218,21 @@ class Placed:
     first: bool
 
     def shape(self, tensor: int) -> tuple[int, ...]:
-        """Return a tensor's shape as the file has it."""
+        """Return a tensor's shape as in the file."""
         return self.weights.graph.tensors[tensor].shape
 
     @property
     def activation(self) -> str:
-        """What is applied at the end."""
+        """The fused activation."""
         return str(self.operator.options.get("fused_activation", "NONE"))
 
 
 Made = tuple[Call, Sequence[int]]
-"""A call, and the tensors that it is given."""
+"""A call, and the tensors that are its arguments."""
 
 
 def held(value: Any, rank: int) -> Any:
-    """Return a tensor of the file's layout as values are held here."""
+    """Return a tensor of the file's layout with the axes of a value (NCHW)."""
     return value.permute(_TO_FIRST) if rank == 4 else value
 
 
@@ -242,7 +242,7 @@ def as_in_file(value: Any) -> Any:
 
 
 def same_memory(before: int, after: int) -> Callable[[Any, Sequence[int]], Any]:
-    """Return what gives a value another shape, elements being in the file's order.
+    """Return a function that reshapes a value, with its elements in the file's order.
 
     Args:
         before, after: numbers of dimensions.
@@ -257,7 +257,7 @@ def same_memory(before: int, after: int) -> Callable[[Any, Sequence[int]], Any]:
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """Return where an axis of the file is in a value."""
+    """Return the position in a value of an axis of the file."""
     return _AXIS[axis % rank] if rank == 4 else axis % rank
 
 
@@ -285,7 +285,7 @@ def _max_pool(placed: Placed) -> Made:
 
 
 def _average_pool(placed: Placed) -> Made:
-    """Return a mean over what of the window lies on the image, as TFLite takes it."""
+    """Return the mean over the part of the window that lies on the image, as TFLite computes it."""
     torch = torch_module()
     functional = torch.nn.functional
 
@@ -302,7 +302,7 @@ def _average_pool(placed: Placed) -> Made:
 
 
 def _pads_itself(window: Window) -> bool:
-    """Return whether PyTorch's pooling can add what is around the image."""
+    """Return whether PyTorch's pooling supports the window's padding."""
     return window.even and all(2 * n <= k for n, k in zip(window.padding, window.size, strict=True))
 
 
@@ -322,14 +322,14 @@ def _binary(placed: Placed) -> Made:
 
 
 def _fixed(placed: Placed, rank: int) -> tuple[list[Any], list[int]]:
-    """Return for each input its value where it is a constant, else None; and the inputs that are none."""
+    """Return each input's value where it is a constant, else None; and the inputs that are not constants."""
     tensors, inputs = placed.weights.graph.tensors, placed.operator.inputs
     fixed = [held(_wide(placed.weights[t], rank), rank) if tensors[t].constant else None for t in inputs]
     return fixed, [t for t, value in zip(inputs, fixed, strict=True) if value is None]
 
 
 def _wide(value: Any, rank: int) -> Any:
-    """Return a value with dimensions of 1 before its own, as broadcasting adds them."""
+    """Return a value with leading dimensions of 1 up to a rank, as broadcasting adds them."""
     return value.reshape((1,) * (rank - value.dim()) + tuple(value.shape))
 
 
@@ -351,7 +351,7 @@ def _mean(placed: Placed) -> Made:
     operator = placed.operator
     rank, after = (len(placed.shape(t)) for t in (operator.inputs[0], operator.outputs[0]))
     axes = [a % rank for a in placed.weights.whole_numbers(operator.inputs[1])]
-    # Of an image, what is left is in the file's order unless it is an image, too, or its channels alone.
+    # The mean of an image is in the file's order unless it is an image again, or its channels alone.
     if rank == 4 and (after not in {2, 4} or (after == 2 and sorted(axes) != [1, 2])):
         return lambda x: x.permute(_TO_LAST).mean(axes), operator.inputs[:1]
     where = [axis_of(a, rank) for a in axes]
@@ -427,7 +427,7 @@ MAKERS: Mapping[str, Callable[[Placed], Made]] = {
 
 
 Choose = Callable[[Conv | Dense], str]
-"""Tells which of the ways to compute something is to be taken."""
+"""Returns the name of the variant that is to compute a convolution or matrix product."""
 
 _ROWS, _COLUMNS = slice(2, 4), slice(4, 6)
 
@@ -439,7 +439,7 @@ def plainly(_: Conv | Dense) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call: what it reads and writes, and which tensors nobody needs behind it."""
+    """One call: the tensors that it reads and writes, and those that no later step reads."""
 
     call: Call
     inputs: tuple[int, ...]
@@ -449,10 +449,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Operators of a model as one piece of work.
+    """Operators of a model that run together.
 
     Attributes:
-        inputs, outputs: tensors of the graph that cross its border.
+        inputs, outputs: tensors of the graph that cross their border.
     """
 
     steps: tuple[Step, ...]
@@ -460,7 +460,7 @@ class Job:
     outputs: tuple[int, ...]
 
     def run(self, values: dict[int, Any]) -> None:
-        """Compute the outputs into ``values``, which hold the inputs."""
+        """Compute the outputs into ``values``, which holds the inputs."""
         for step in self.steps:
             values[step.output] = step.call(*[values[t] for t in step.inputs])
             for tensor in step.over:
@@ -470,15 +470,15 @@ class Job:
 def lower(
     weights: Weights, operators: Sequence[int], choose: Choose = plainly, *, gpu: bool = False, first: bool = False
 ) -> Job:
-    """Return operators (ascending) as calls.
+    """Lower operators (ascending) to calls of PyTorch.
 
     Args:
-        choose: asked once for each convolution and matrix product.
+        choose: called once for each convolution and matrix product.
         gpu: whether kernels of a GPU may be used.
-        first: whether values with four dimensions lie as NCHW in memory.
+        first: whether values with four dimensions are NCHW in memory.
 
     Raises:
-        UnavailableError: an operator cannot be computed; the text names it.
+        UnavailableError: an operator is not supported; the text names it.
         ModelError: the model's file cannot be read.
     """
     graph = weights.graph
@@ -491,8 +491,8 @@ class _Lowering:
         self.weights, self.graph, self.operators = weights, weights.graph, operators
         self.choose, self.gpu, self.first = choose, gpu, first
         self.inside = set(operators)
-        self.pads: dict[int, tuple[int, Sides]] = {}  # padded tensor → image, what is added
-        self.ends: dict[int, int] = {}  # an addition → the convolution that it is made one call with
+        self.pads: dict[int, tuple[int, Sides]] = {}  # padded tensor → image, padding
+        self.ends: dict[int, int] = {}  # addition → the convolution that it is fused with
         for index in operators:
             self._look(index)
 
@@ -548,7 +548,7 @@ class _Lowering:
 
     def _chosen(self, site: Conv | Dense) -> Call:
         if self.first and isinstance(site, Conv):
-            # A plain program: what a person writes, filters as NCHW.
+            # The plain program: filters as NCHW, ordinary calls.
             plain = replace(site, weight=site.first().permute(0, 2, 3, 1))
             return plain.variants(gpu=False)[PLAIN]
         return site.variants(gpu=self.gpu)[self.choose(site)]
@@ -560,7 +560,7 @@ class _Lowering:
         return self.weights[operator.inputs[1]].new_zeros(outputs)
 
     def _look(self, index: int) -> None:
-        """Note whether an operator PAD, or an addition, can be part of a convolution."""
+        """Record whether an operator PAD, or an addition, can be fused with a convolution."""
         operator = self.graph.operators[index]
         if operator.kind == "PAD":
             sides = self._sides(operator)
@@ -574,7 +574,7 @@ class _Lowering:
                     return
 
     def _ends_here(self, tensor: int) -> bool:
-        """Return whether a tensor is what a convolution of this job computes, for one reader."""
+        """Return whether a tensor is the output of a convolution in this job and has one reader."""
         before = self.graph.producer.get(tensor, -1)
         if before not in self.inside or tensor in self.graph.outputs or len(self.graph.consumers[tensor]) != 1:
             return False
@@ -582,15 +582,15 @@ class _Lowering:
         return operator.kind == "CONV_2D" and operator.options["fused_activation"] == "NONE"
 
     def _readers(self, tensor: int) -> Sequence[int]:
-        """Return who reads a tensor; [-1] where that is not this job alone."""
+        """Return the operators that read a tensor; [-1] where some are outside this job, or there are none."""
         readers = self.graph.consumers.get(tensor, ())
         alone = tensor not in self.graph.outputs and all(r in self.inside for r in readers)
         return readers if alone and readers else [-1]
 
     def _takes_sides(self, reader: int, pad: Operator) -> bool:
-        """Return whether an operator can add the zeros around its image itself.
+        """Return whether an operator can pad its image itself.
 
-        A maximum over values from 0 on is the same with zeros as with nothing around them.
+        For a maximum, the zeros of a PAD make no difference where all values are 0 or larger.
         """
         if reader == -1:
             return False
@@ -603,7 +603,7 @@ class _Lowering:
         return operator.kind in {"CONV_2D", "DEPTHWISE_CONV_2D"}
 
     def _sides(self, pad: Operator) -> Sides | None:
-        """Return what a PAD adds around images, or None where it adds elsewhere."""
+        """Return the padding that a PAD adds around images, or None where it also pads other axes."""
         amounts = self.weights.whole_numbers(pad.inputs[1])
         if len(amounts) != 8 or any(amounts[:2]) or any(amounts[6:]):
             return None
@@ -612,7 +612,7 @@ class _Lowering:
 
 
 def _with_ends(steps: Sequence[Step], kept: set[int]) -> tuple[Step, ...]:
-    """Add to each step the tensors that it is the last to read, so that their memory is free again."""
+    """Add to each step the tensors that it is the last to use, so that their memory is freed."""
     last: Mapping[int, int] = {t: i for i, step in enumerate(steps) for t in (*step.inputs, step.output)}
     return tuple(
         replace(step, over=tuple(sorted({t for t in (*step.inputs, step.output) if last[t] == i} - kept)))

@@ -42,12 +42,12 @@ Outputs = list[NDArray[np.generic]]
 
 
 def fed(graph: Graph) -> tuple[str, int]:
-    """Return what tells inputs of models apart: structure, and the arrays that a person gave, which rewrites keep."""
+    """Return the key of a model's inputs: its structure, and the arrays that the user gave, which rewrites keep."""
     return graph.digest, id(graph.source.given if graph.source is not None else ())
 
 
 class References:
-    """Outputs of models for the inputs that sessions make from a seed; each is computed once."""
+    """Outputs of whole models for the inputs that sessions measure with; each is computed once."""
 
     def __init__(self) -> None:
         self._known: dict[object, Outputs] = {}
@@ -73,9 +73,9 @@ class References:
 
 
 INPUT_SEED = 0
-_RANKED_TOLERANCE = 1.0  # relative: what is further off approximates nothing; how near is near enough, others say
+_RANKED_TOLERANCE = 1.0  # relative; beyond it outputs approximate nothing, below it --max-error decides
 _AT_ONCE = 1000  # inferences requested in one message
-# An observation of the period is the mean over so many inferences of each instance, and over so long, at least.
+# An observation of the period is the mean over at least so many inferences of each instance, and at least so long.
 _LEAST_BLOCK, _BLOCK_S = 4, 0.1
 _BUSY = 4  # streams that compute at once while kernels are timed for several models
 _CPU = "cpu"
@@ -85,22 +85,22 @@ class CudaEvaluator(Evaluator):
     """Measures plans on an NVIDIA GPU.
 
     Args:
-        device: ``cpu`` has threads stand in for streams and PyTorch compute on the processor, which is for tests.
+        device: ``cpu``, for tests, uses threads instead of streams, and PyTorch on the CPU.
     """
 
     name = EXTRA
     capabilities = EvaluatorCapabilities(names=True, workloads=True)
     _chosen: ClassVar[dict[str, dict[str, str]]] = {}
-    """GPU → what its kernels are computed with, for all sessions of this process."""
+    """GPU → chosen variants of its kernels, for all sessions of this process."""
 
     def __init__(self, device: str = "cuda") -> None:
         self._device = device
         self._name = ""
 
     def platform(self) -> Platform:
-        """Return the platform that this evaluator finds by itself.
+        """Return the processors that this evaluator finds by itself.
 
-        Eight streams in TF32; :meth:`processor` knows others.
+        They are eight streams in TF32; :meth:`processor` makes others.
         """
         return platform_of(self._gpu())
 
@@ -121,7 +121,7 @@ class CudaEvaluator(Evaluator):
 
     @contextmanager
     def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[CudaSession]:
-        """Open a session on a platform; leaving the context gives everything back.
+        """Open a session on a platform; leaving the context ends its process.
 
         PyTorch's own messages go to ``scratch/runtime.log``.
         """
@@ -137,9 +137,9 @@ class CudaEvaluator(Evaluator):
         objective: Objective,
         scratch: Path | None = None,
     ) -> Iterator[CudaWorkload]:
-        """Open a session for one workload, as :meth:`prepare` does.
+        """Open a session for one workload, as :meth:`prepare` does for single models.
 
-        Messages go where those of :meth:`prepare` go.
+        PyTorch's own messages go to ``scratch/runtime.log``.
         """
         from evaluators.cuda.workload import CudaWorkload
 
@@ -158,8 +158,8 @@ class CudaEvaluator(Evaluator):
 class CudaSession(Session):
     """A session on one GPU.
 
-    Each stage of a plan is one captured graph on its stream. A stream of inferences is run as instances of the plan
-    that share its weights, each in a closed loop.
+    Each stage of a plan is one captured graph on its processor's stream. A stream of inferences runs as several
+    instances of the plan that share its weights, each in a closed loop.
     """
 
     capabilities = Capabilities(rewrites=True, unsupported=True, outputs=True, stream=True)
@@ -175,14 +175,14 @@ class CudaSession(Session):
         return {"evaluator": EXTRA, "platform": self._platform.to_json(), "runtime": self._bench.facts()["facts"]}
 
     def unsupported_operators(self, graph: Graph, processor: str) -> list[int]:
-        """Return the operators that a stream does not take; see :class:`~evaluators.base.Session`."""
+        """Return the operators that a stream does not support, ascending (:class:`~evaluators.base.Session`)."""
         self._platform[processor]
         return sorted(refused(graph))
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Candidate:
-        """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance).
+        """Compile a plan; with ``fresh``, share nothing with what is loaded already (a rebuilt instance).
 
-        A rebuilt instance is captured anew, in memory of its own.
+        A rebuilt instance is captured again, with memory of its own.
         """
         plan.validate(graph, self._platform)
         lowered = self._lowerings.of(graph).lower(plan)
@@ -200,7 +200,7 @@ class CudaSession(Session):
 
         frames = rounds(lowered.plan, self._platform, needs_of(lowered.graph, lowered.plan)).frames
         at_once = min(frames, MAX_INSTANCES // len(lowered.plan.by_processor()))
-        # Owners that are named one after another are captured on streams of their own.
+        # Consecutive new owners are captured on different streams.
         streamed = [partial(take, f"{weights} frame {number}") for number in range(at_once)]
         candidate = CudaCandidate(self._bench, take(weights), streamed, lowered.plan, self._platform, compare)
         return LoweredCandidate(candidate, len(plan.stages), lowered.stage_of) if lowered.rewritten else candidate
@@ -210,8 +210,8 @@ class CudaCandidate(Candidate):
     """A plan whose stages are CUDA graphs.
 
     Args:
-        streamed: load the instances of a stream, for the first one.
-        compare: returns how the outputs of an instance that has run compare with the whole model's.
+        streamed: functions that load the instances of a stream, called at the first :meth:`stream`.
+        compare: compares the outputs of an instance that has run with the whole model's.
     """
 
     def __init__(
@@ -226,13 +226,13 @@ class CudaCandidate(Candidate):
         self._bench, self._loaded, self._plan, self._compare = bench, loaded, plan, compare
         self._streamed, self._frames = streamed, list[Loaded]()
         self._law = NumberedProcessors.of(platform)
-        self._ran, self._last = -1, [loaded]  # the process that the last run was made in, and what it ran
-        self._block = 0  # inferences of each instance that make an observation of the period
+        self._ran, self._last = -1, [loaded]  # the process of the last run (its generation), and the instances that ran
+        self._block = 0  # inferences of each instance in an observation of the period
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
-        """Run ``n`` inferences, fewer where one takes longer than ``stop_above_s``.
+        """Run ``n`` inferences; fewer where one takes longer than ``stop_above_s``.
 
-        An inference is over when its outputs lie in the host's memory.
+        An inference is over when its outputs are in the host's memory.
         """
         schedulers: list[Scheduler] = []
         while len(schedulers) < n:
@@ -261,7 +261,7 @@ class CudaCandidate(Candidate):
     def stream(self, n: int) -> Batch:
         """Return ``n`` observations of the period of a full pipeline.
 
-        The first and the last inference of each instance, while not all of them are busy, are left out.
+        The first and the last inference of each instance are left out, since not all instances are busy then.
         """
         if not self._frames:
             self._frames = self._load_frames()
@@ -276,7 +276,7 @@ class CudaCandidate(Candidate):
         loaded: list[Loaded] = []
         try:
             for load in self._streamed:
-                loaded.append(load())  # noqa: PERF401 - those before one that fails are given back
+                loaded.append(load())  # noqa: PERF401 - if one fails, those before it are released
         except UnavailableError:
             with suppress(UnavailableError):
                 self._give_back(loaded)
@@ -297,26 +297,26 @@ class CudaCandidate(Candidate):
         return Batch(np.diff(marks) / (block * frames), stage_s)
 
     def _setting(self, instances: Sequence[Loaded], requests: int) -> Setting:
-        """Return a setting in which instances of the plan are asked in closed loops."""
+        """Return a setting in which instances of the plan run requests in closed loops."""
         processors = tuple(self._law.members[s.processor] for s in self._plan.stages)
         client = QueueClient(processors, (0,), requests, closed=True, after=self._loaded.after)
         number, stages = len(instances), tuple(range(len(processors)))
         return Setting((client,) * number, (0,) * number, (stages,) * number, self._law.names, self._law.excluded)
 
     def verify(self) -> Agreement | None:
-        """Compare the outputs of the last run with the whole model's; runs once if none was made.
+        """Compare the outputs of the last run with the whole model's on LiteRT's CPU; run once if there was none.
 
-        Against LiteRT on the CPU; of a stream the outputs of every instance.
+        After a stream, the outputs of every instance are compared.
         """
         if self._ran != self._bench.client.generation:
             _ = self._periods(1, 1) if self._frames else self.run(1)
         return worst(map(self._compare, self._last))
 
     def close(self) -> None:
-        """Give back what only this candidate holds; nothing, where it holds nothing."""
+        """Release what only this candidate holds; a second call does nothing."""
         self._give_back((self._loaded, *self._frames))
 
     def _give_back(self, instances: Iterable[Loaded]) -> None:
-        with ExitStack() as stack:  # the others, too, where one fails
+        with ExitStack() as stack:  # release all, even where one fails
             for each in instances:
                 stack.callback(self._bench.give_back, each)

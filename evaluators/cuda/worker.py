@@ -1,13 +1,13 @@
-"""The process that computes: models, weights and captured jobs on streams, which one loop keeps busy.
+"""The computing process: models, weights and captured jobs on streams, which one loop keeps busy.
 
-Messages are JSON heads with raw bytes behind them (:mod:`evaluators.litert.wire`). A failed kernel poisons the whole
-process, as CUDA has it, and a call may hang; the parent then ends the process and starts another.
+Messages are JSON heads followed by raw bytes (:mod:`evaluators.litert.worker.wire`). After a failed kernel CUDA refuses
+every call of the process, and a call may hang; the parent then ends the process and starts another.
 
-The host's loop: the scheduler says which job goes to which stream, the streams say which job has ended (seed 001).
+In the host's loop the scheduler decides which job goes to which stream, and the streams report which job has ended.
 
-One thread does both. It starts a job by replaying its graph and looks at the events of the busy processors in turns, so
-a stream never waits for more than a few microseconds of Python; launching kernel by kernel from a thread for each model
-loses to the interpreter's lock instead.
+One thread does both. It starts a job by replaying its graph and polls the events of the busy processors in turn, so a
+stream never waits for more than a few microseconds of Python; launching kernel by kernel from one thread per model is
+slower, because the threads share the GIL.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ _LOOK_S = 20e-6
 
 
 class Streams(Protocol):
-    """Processors by number; each runs one piece of work at a time."""
+    """Processors by number; each runs one job at a time."""
 
     def start(self, processor: int, work: Any) -> None:
-        """Begin work on a processor that is free."""
+        """Start a job on a free processor."""
         ...
 
     def finished(self, processor: int) -> bool:
-        """Return whether the work on a processor is done and what it computed can be read.
+        """Return whether the job on a processor has ended and its outputs can be read.
 
         Raises:
-            RuntimeError: it failed.
+            RuntimeError: the job failed.
         """
         ...
 
     def idle(self) -> None:
-        """Called where nothing has ended since the last look."""
+        """Called when no job has ended since the last poll."""
         ...
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release everything."""
         ...
 
 
 class CudaStreams:
-    """Streams of the GPU; work is a captured graph, and an event behind it marks its end."""
+    """Streams of the GPU; a job is a captured graph, and an event recorded behind it marks its end."""
 
     def __init__(self, count: int) -> None:
         torch = torch_module()
@@ -72,39 +72,39 @@ class CudaStreams:
         self._events = [torch.cuda.Event() for _ in range(count)]
 
     def start(self, processor: int, work: Any) -> None:
-        """Begin work on a processor that is free."""
+        """Start a job on a free processor."""
         self._torch.cuda.set_stream(self._streams[processor])
         work.replay()
         self._events[processor].record(self._streams[processor])
 
     def finished(self, processor: int) -> bool:
-        """Return whether the work on a processor is done and what it computed can be read."""
+        """Return whether the job on a processor has ended and its outputs can be read."""
         return bool(self._events[processor].query())
 
     def idle(self) -> None:
-        """Called where nothing has ended since the last look.
+        """Called when no job has ended since the last poll.
 
-        Looking again at once is what makes an end known soon.
+        Does nothing: polling again at once detects an end soonest.
         """
 
     def close(self) -> None:
-        """Give everything back."""
+        """Wait for all jobs."""
         self._torch.cuda.synchronize()
 
 
 class Threads:
-    """Threads of this process; work is a function."""
+    """Threads of this process in place of streams; a job is a function."""
 
     def __init__(self, count: int) -> None:
         self._pools = [ThreadPoolExecutor(1, f"stream{i}") for i in range(count)]
         self._running: list[Future[Any] | None] = [None] * count
 
     def start(self, processor: int, work: Callable[[], Any]) -> None:
-        """Begin work on a processor that is free."""
+        """Start a job on a free processor."""
         self._running[processor] = self._pools[processor].submit(work)
 
     def finished(self, processor: int) -> bool:
-        """Return whether the work on a processor is done and what it computed can be read."""
+        """Return whether the job on a processor has ended and its outputs can be read."""
         running = self._running[processor]
         if running is None or not running.done():
             return False
@@ -112,11 +112,11 @@ class Threads:
         return True
 
     def idle(self) -> None:
-        """Called where nothing has ended since the last look; threads want the core that we look from."""
+        """Called when no job has ended since the last poll; sleeps, because the threads need this core."""
         time.sleep(_LOOK_S)
 
     def close(self) -> None:
-        """Give everything back."""
+        """End the threads."""
         for pool in self._pools:
             pool.shutdown(cancel_futures=True)
 
@@ -132,12 +132,12 @@ def attend(
     limit_s: float,
     clock: Callable[[], int] = time.perf_counter_ns,
 ) -> None:
-    """Run what comes to a scheduler until all of it is done.
+    """Run the jobs of a scheduler until its run is over.
 
     Args:
-        scheduler: whose run is not begun.
-        work: of each client, of each of its jobs: what streams start.
-        limit_s: a job that takes longer has failed.
+        scheduler: its run is begun here.
+        work: for each client and each of its jobs, the object that streams start.
+        limit_s: a job that takes longer counts as failed.
 
     Raises:
         UnavailableError: a job failed, or took too long.
@@ -164,7 +164,7 @@ def attend(
                 del busy[processor]
                 scheduler.finish(processor, clock())
                 look = True
-                break  # what became ready is started before any other processor is looked at
+                break  # jobs that became ready start before other processors are polled
         if look:
             continue
         now_ns = clock()
@@ -193,11 +193,11 @@ def _pause(scheduler: Scheduler, streams: Streams, now_ns: int, *, waits: bool) 
         time.sleep(min((next_ns - now_ns - _NEAR_NS) * 1e-9, _NAP_S))
 
 
-_MOST_KEPT = 64  # instances that nobody uses at the moment
+_MOST_KEPT = 64  # instances that are kept although they have been dropped
 
 Answer = tuple[dict[str, Any], bytes]
 Key = tuple[int, str, str, str]
-"""What an instance was loaded as: its model, owner, weights and jobs."""
+"""Key of a loaded instance: model, owner, weights and jobs."""
 
 
 class Worker:
@@ -205,8 +205,8 @@ class Worker:
 
     Args:
         device: ``cuda`` or ``cpu``.
-        busy: how many streams compute at once while ways are timed.
-        known: ways that were chosen before; None: PyTorch's ordinary calls.
+        busy: number of streams that compute at once while variants are timed.
+        known: variants that were chosen before; None: PyTorch's ordinary calls.
     """
 
     def __init__(self, device: str, busy: int = 1, known: Mapping[str, str] | None = None) -> None:
@@ -233,7 +233,7 @@ class Worker:
         """Handle a message.
 
         Raises:
-            UnavailableError: it cannot be done.
+            UnavailableError: the request cannot be served.
         """
         known = ("model", "load", "drop", "forget", "inputs", "outputs", "run", "facts")
         ask: Callable[[Mapping[str, Any], bytes], Answer] = getattr(self, f"_{known[known.index(head['op'])]}")
@@ -256,8 +256,8 @@ class Worker:
             jobs = [(operators, self._choose(precision)) for operators, precision, _ in head["jobs"]]
 
             def recorder(place: int) -> Any:
-                # Jobs of one processor never run at the same time; those of one owner only where they wait for no
-                # other.
+                # Jobs of one processor never run at the same time; nor do jobs of one owner, unless `after` lets some
+                # not wait for each other.
                 return self._recorder(model, f"{owner} on {head['jobs'][place][2]}" if head["after"] else owner)
 
             def entered(place: int) -> None:
@@ -277,7 +277,7 @@ class Worker:
         return self._recorders[key]
 
     def _stream_of(self, owner: str) -> Any:
-        """Return where graphs of an owner are captured; what may run at the same time has other owners."""
+        """Return the stream on which graphs of an owner are captured; graphs that may run at once differ in owner."""
         place = self._owners.setdefault(owner, len(self._owners))
         return self._capturing[place % len(self._capturing)]
 
@@ -296,7 +296,7 @@ class Worker:
         return {key: way for t in self._tunings.values() for key, way in t.chosen.items() if key not in self._known}
 
     def _compute_in(self, precision: str) -> None:
-        """Set what is computed from now on, and captured, to a precision."""
+        """Set the precision of everything that is computed or captured from now on."""
         if self._device != "cpu":
             allowed = precision == "tf32"
             self._torch.backends.cudnn.allow_tf32 = allowed
@@ -311,7 +311,7 @@ class Worker:
         return {}, b""
 
     def _forget(self, head: Mapping[str, Any], _: bytes) -> Answer:
-        """Let a model go, and whatever of it nobody has loaded."""
+        """Release a model, and everything of it that is not loaded."""
         model = int(head["model"])
         self._graphs.pop(model, None)
         every: tuple[dict[Any, Any], ...] = self._weights, self._recorders, self._kept
@@ -356,7 +356,7 @@ class Worker:
 
     def _processors(self, count: int) -> Streams:
         if count > MAX_STREAMS:
-            raise UnavailableError(f"{count} streams are more than the {MAX_STREAMS} that there can be")
+            raise UnavailableError(f"{count} streams are more than the {MAX_STREAMS} that are supported")
         if self._streams is None or count > self._count:
             if self._streams is not None:
                 self._streams.close()
@@ -382,9 +382,9 @@ class Worker:
 
 
 def serve(channel: socket.socket, worker: Worker) -> None:
-    """Answer messages until the other side is gone; what cannot be done is an answer too.
+    """Answer messages until the other side is gone; a request that cannot be served is answered with an error.
 
-    Behind a ``fatal`` one this process is of no more use: a job hangs on a stream, or CUDA refuses everything.
+    After a ``fatal`` error this process is of no more use: a job hangs on a stream, or CUDA refuses every call.
     """
     while True:
         try:
@@ -395,15 +395,15 @@ def serve(channel: socket.socket, worker: Worker) -> None:
             answer = worker.answer(head, payload)
         except OptimizeError as error:
             answer = {"error": error.what, "hint": error.hint, "fatal": head["op"] == "run"}, b""
-        except (RuntimeError, MemoryError) as error:  # PyTorch's own
+        except (RuntimeError, MemoryError) as error:  # raised by PyTorch
             lines = str(error).strip().splitlines() or [type(error).__name__]
             answer = {"error": f"PyTorch failed: {lines[0]}", "fatal": True}, b""
         wire.send(channel, *answer)
 
 
 def main() -> None:
-    """Serve the parent, whose end is the descriptor that the first argument names."""
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # streams that share one wait for each other
+    """Serve the parent; the first argument is the file descriptor of this end of the channel."""
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # streams that share a connection wait for each other
     with socket.socket(fileno=int(sys.argv[1])) as channel:
         head, _, _ = wire.receive(channel)
         try:

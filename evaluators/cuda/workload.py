@@ -1,4 +1,4 @@
-"""Workloads on the streams of a GPU: jobs as captured graphs, replayed from one process, and their prices."""
+"""Workloads on the streams of a GPU: jobs as captured graphs, replayed from one process, and their costs."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def crowding(
     whole_s: Mapping[str, Mapping[str, float]],
     progress: Callable[[str], None],
 ) -> dict[str, dict[str, float]]:
-    """Return for each model how much longer a job takes for each other processor that is busy.
+    """Return for each model the factor by which its jobs slow down for each other processor that is busy.
 
-    All instances ask in closed loops, each on a stream of its own, as far as there are streams. One that takes ``r``
+    All instances run in closed loops, each on a stream of its own, as far as there are streams. One that takes ``r``
     times as long beside ``k - 1`` others is slowed by ``r ** (1 / (k - 1))`` by each of them. Where there are
     processors of several precisions, all of one precision are timed, and mixed pairs get the larger factor.
 
     Args:
-        graphs: of each instance.
+        graphs: one for each instance.
         whole_s: model → kind of processor → seconds of the model alone.
     """
     groups: dict[str, list[int]] = {}
@@ -63,13 +63,13 @@ def crowding(
         progress(f"timing {together} models at once on {kind}")
         chosen = [graphs[i * len(graphs) // together] for i in range(together)]
         alone_s = [whole_s[graph.digest][kind] for graph in chosen]
-        wanted_s = max(_TIMED_S, _FEWEST * max(alone_s))  # all ask for about as long
+        wanted_s = max(_TIMED_S, _FEWEST * max(alone_s))  # the same for all
         counts = [int(np.clip(wanted_s / max(s, 1e-6) / together, _FEWEST, _MOST)) for s in alone_s]
         setting = closed_loops(numbers[:together], counts, processors)
         outcome = alone(setting, [(graph, ()) for graph in chosen], 2)[-1]
         ratios: dict[str, list[float]] = {}
         for graph, requests, own_s in zip(chosen, outcome.requests, alone_s, strict=True):
-            # Behind the first half of its requests the quickest may be alone with those that have more to do.
+            # In the second half of the fastest one's requests, others may have finished.
             times = [r.latency_s for r in requests[: len(requests) // 2 + 1] if r.latency_s is not None]
             ratios.setdefault(graph.digest, []).append(statistics.fmean(times) / own_s)
         for digest, factors in found.items():
@@ -83,13 +83,13 @@ def crowding(
 
 
 _INPUT_SEED = 0
-_SHARED = ""  # whose weights instances have that share them
+_SHARED = ""  # name of the weights of instances that share them
 
 
 class CudaWorkload(MeasuredWorkload):
     """A session of several models, all run by one process.
 
-    Instances whose client says ``own_weights`` have weights of their own on the device, as have all buffers.
+    Instances whose client sets ``own_weights`` have weights of their own on the device; all have buffers of their own.
 
     Args:
         platform: processors and pools.
@@ -117,7 +117,7 @@ class CudaWorkload(MeasuredWorkload):
         }
 
     def measured(self, graphs: Sequence[Graph], progress: Callable[[str], None]) -> PriceTable:
-        """Measure what jobs of some models cost; see :func:`~evaluators.workload.prices.measure_prices`."""
+        """Measure the costs of jobs of some models (:func:`~evaluators.workload.prices.measure_prices`)."""
         each = [component.graph for component in self.joined.components]
 
         def crowded(whole_s: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
@@ -126,10 +126,10 @@ class CudaWorkload(MeasuredWorkload):
         return measure_prices(graphs, self._processors, self.alone, progress, crowded)
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> CudaRun:  # noqa: ARG002
-        """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance).
+        """Compile a plan; with ``fresh``, share nothing with what is loaded already (a rebuilt instance).
 
         Args:
-            graph: the joined one.
+            graph: the joined graph.
         """
         found = setting(self.workload, self.joined, plan, self.platform, self.lowerings)
         with ExitStack() as undo:
@@ -146,7 +146,7 @@ class CudaWorkload(MeasuredWorkload):
         return CudaRun(self, found, plan, instances)
 
     def _processor(self, name: str, job: int) -> Processor:
-        """Return a processor that runs what a plan gives to a processor or a pool; those of a pool are alike."""
+        """Return a processor of the name that a plan gives a job; those of a pool are alike, so its first serves."""
         processors = members(self.platform[name])
         processor = self.platform[processors[0]]
         return processor if len(processors) == 1 else replace(processor, name=f"{name} {job}")
@@ -165,7 +165,7 @@ class CudaWorkload(MeasuredWorkload):
         return self._bench.take(graph, jobs, owner, weights, self._inputs[key], after)
 
     def alone(self, found: Setting, parts: Sequence[tuple[Graph, Sequence[int]]], runs: int) -> list[Outcome]:
-        """Run models beside their workload, for what their jobs cost; at most as many as there are instances."""
+        """Run models outside their workload to measure their jobs' costs; at most as many as there are instances."""
         names = [p.name for p in self._processors]
         owners = self._owners([graph for graph, _ in parts])
         with ExitStack() as undo:
@@ -185,10 +185,10 @@ class CudaWorkload(MeasuredWorkload):
             return [outcome(run()[0], found.stages, found.processors) for _ in range(runs)]
 
     def _owners(self, graphs: Sequence[Graph]) -> list[str]:
-        """Return whose place each of some models takes: an instance of the model's, so that its weights serve both.
+        """Return the owner of each of some models: where possible an instance of the same model, to share its weights.
 
-        No two of them take the same, and there are no other owners than the workload's instances: so what runs at the
-        same time is captured on streams of its own.
+        All are different, and all are instances of the workload, so that graphs which run at the same time are captured
+        on different streams.
         """
         free = {c.name: c.graph.digest for c in self.joined.components}
         if len(graphs) > len(free):
@@ -212,18 +212,18 @@ class CudaWorkload(MeasuredWorkload):
         return outcome(scheduler, found.stages, found.processors)
 
     def agreement(self, graph: Graph, loaded: Loaded, processors: Sequence[Processor], off: float = 0.0) -> Agreement:
-        """Compare an instance's outputs with LiteRT's, of the whole model on the CPU.
+        """Compare an instance's outputs with those of the whole model, computed by LiteRT on the CPU.
 
         Args:
-            graph: the model, which the instance may be a decomposition of.
-            off: how far they may be from them beside what processors explain.
+            graph: the whole model; the instance may be a decomposition of it.
+            off: relative error that is accepted beyond the processors' tolerance.
         """
         self._bench.ready(loaded)
         outputs = self._bench.outputs(loaded)
         return tensors.agreement(graph, outputs, self._references.outputs(graph), tolerance(processors) + off)
 
     def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:
-        """Return the largest error of a decomposed model's outputs, relative to its largest one."""
+        """Return the largest error of a decomposed model's outputs, relative to the largest value of that output."""
         made, _ = self.lowerings.whole(graph, ranks)
         whole = Setting((QueueClient(((0,),), (0,), 1, closed=True),), (0,), ((0,),), (self._processors[0].name,), (1,))
         (owner,) = self._owners([made])
@@ -235,17 +235,17 @@ class CudaWorkload(MeasuredWorkload):
             return self.agreement(graph, loaded, self._processors[:1]).max_rel_error
 
     def forget(self, graph: Graph) -> None:
-        """Let go of what was made to run a decomposed model that was only looked at."""
+        """Release a decomposed model that ran only for its error."""
         self._bench.forget(graph)
         self._inputs.pop(fed(graph), None)
 
     def give_back(self, instances: Sequence[Loaded]) -> None:
-        """Let instances go."""
+        """Release instances."""
         for loaded in instances:
             self._bench.give_back(loaded)
 
     def facts(self) -> dict[str, Any]:
-        """Return device and versions, and what kernels were timed."""
+        """Return device, versions, timings of kernels, and memory in use."""
         return self._bench.facts()
 
 
@@ -259,13 +259,13 @@ class CudaRun(HostedRun):
     def once(self) -> Outcome:
         """Run the workload once.
 
-        All models run in one process of CUDA: where a job fails, the whole run has.
+        All models run in one CUDA process, so a job that fails makes the whole run fail.
         """
         return self._session.run(self._found, self._plan, self._instances)
 
     def agreements(self) -> Iterator[Agreement]:
-        """Return how the outputs of each instance, which has run, compare with its whole model's."""
-        self.run(1)  # the process may have been started anew
+        """Compare the outputs of each instance with its whole model's."""
+        self.run(1)  # the process may have been restarted since the last run
         session = self._session
         for index, loaded, model in zip(self._found.components, self._instances, self._found.models, strict=True):
             used = [
@@ -277,5 +277,5 @@ class CudaRun(HostedRun):
             yield session.agreement(model.model, loaded, used, off)
 
     def close(self) -> None:
-        """Give back what only this candidate holds; nothing, where it holds nothing."""
+        """Release what only this candidate holds; a second call does nothing."""
         self._session.give_back(self._instances)

@@ -1,4 +1,4 @@
-"""Plans measured on this machine by LiteRT, each processor a process of its own."""
+"""Plans measured on this machine by LiteRT, with a process for each processor."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ __all__ = ["PlanRunner", "WorkloadRunner"]
 
 
 def __getattr__(name: str) -> Any:
-    # Workers import this package too and must stay light: NumPy comes in with the runners only.
+    # Workers import this package, too, and must start fast: only the runners import NumPy.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from evaluators.litert import runner

@@ -1,7 +1,7 @@
-"""Graphics adapters as Vulkan names them, and the driver file that leads to each.
+"""The graphics adapters that Vulkan finds, and the driver file of each.
 
-Each driver is asked in a process of its own, because a driver may crash, hang, or print; run as a program, this file is
-that process. It imports nothing but the standard library, and the parent never loads a driver.
+A separate process queries each driver, because a driver may crash, hang, or print: this file, run as a program. It
+imports only the standard library, and the parent never loads a driver.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Adapter:
     """One adapter.
 
     Attributes:
-        name: as the driver calls it (``NVIDIA H200``).
+        name: as the driver reports it (``NVIDIA H200``).
         kind: ``discrete``, ``integrated``, ``virtual``, ``other``, or ``software``, which computes on the CPU.
-        driver_file: Vulkan's description of its driver.
+        driver_file: path of the driver's Vulkan manifest (ICD file).
         driver_version, api_version: as the driver reports them.
     """
 
@@ -47,19 +47,19 @@ class Adapter:
         """Return whether ``word`` is in the adapter's or its driver file's name, whatever the case."""
         names = f"{self.name} {Path(self.driver_file).name}".lower()
         if "llvmpipe" in names:
-            names += " lavapipe"  # as people call it
+            names += " lavapipe"  # the driver's name; llvmpipe is its renderer
         return word.lower() in names
 
 
 def driver_environment(driver_file: str) -> dict[str, str]:
     """Return the environment variables under which a process sees the adapters of one driver alone."""
-    # Some drivers refuse to start without a folder for the user's sockets, which a service has not.
+    # Some drivers do not start without a folder for the user's sockets, which a service does not have.
     folder = os.environ.get("XDG_RUNTIME_DIR", "/tmp")  # noqa: S108 - nothing is written there
     return {"VK_DRIVER_FILES": driver_file, "VK_ICD_FILENAMES": driver_file, "XDG_RUNTIME_DIR": folder}
 
 
 def driver_files() -> list[Path]:
-    """Return the driver descriptions that Vulkan's loader would find, and known places that it does not look at."""
+    """Return the driver manifests that Vulkan's loader finds, then those in known folders that it does not search."""
     for variable in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):
         if os.environ.get(variable):
             chosen = [Path(text) for text in os.environ[variable].split(":") if text]
@@ -74,10 +74,10 @@ def driver_files() -> list[Path]:
 
 
 def find_adapters(*, software: bool) -> tuple[Adapter, ...]:
-    """Return the adapters of this machine, the fastest kinds first; software ones last, and only if they are wanted.
+    """Return the adapters of this machine, discrete ones first; with ``software``, software adapters come last.
 
-    Drivers that crash, hang or find nothing are left out. Adapters of one name behind one driver are listed once, since
-    nothing tells them apart.
+    Drivers that crash, hang or find nothing are left out. Adapters with the same name and driver are listed once,
+    because they cannot be told apart.
     """
     files = [path for path in driver_files() if software or not _is_software(path.name)]
     if not software and not any(any(Path("/dev").glob(pattern)) for pattern in _DEVICES):
@@ -90,7 +90,7 @@ def find_adapters(*, software: bool) -> tuple[Adapter, ...]:
 
 
 def _asked(file: Path) -> list[Adapter]:
-    """Return the adapters of one driver, as a process of its own finds them."""
+    """Query one driver in a separate process; return no adapters where it fails."""
     command = [sys.executable, "-I", str(Path(__file__).resolve()), str(file)]
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
@@ -104,7 +104,7 @@ def _is_software(name: str) -> bool:
 
 
 def vulkan_loader(driver_file: str = "") -> ctypes.CDLL | None:
-    """Return Vulkan's loader; a loader that lies beside the driver serves where the system has none."""
+    """Return Vulkan's loader: the system's, else one beside the driver file, else None."""
     for name in ("libvulkan.so.1", str(Path(driver_file).parent / "libvulkan.so.1")):
         with suppress(OSError):
             return ctypes.CDLL(name, ctypes.RTLD_GLOBAL)
@@ -112,7 +112,7 @@ def vulkan_loader(driver_file: str = "") -> ctypes.CDLL | None:
 
 
 def vulkan_version() -> str | None:
-    """Return the version of Vulkan's loader, asked in a process of its own, or None where there is none."""
+    """Return the version of Vulkan's loader, queried in a separate process, or None where there is no loader."""
     program = "import ctypes; v = ctypes.c_uint32(); "
     program += "ctypes.CDLL('libvulkan.so.1').vkEnumerateInstanceVersion(ctypes.byref(v)); print(v.value)"
     try:
@@ -123,12 +123,12 @@ def vulkan_version() -> str | None:
 
 
 class _InstanceInfo(ctypes.Structure):
-    # VkInstanceCreateInfo, of which the type alone is set: 1.
+    # VkInstanceCreateInfo; only the structure type (1) is set.
     _fields_ = (("kind", c_int32), ("rest", c_uint64 * 7))
 
 
 class _Properties(ctypes.Structure):
-    # The head of VkPhysicalDeviceProperties; limits follow, for which there is room.
+    # The first fields of VkPhysicalDeviceProperties; ``rest`` has room for the limits that follow.
     _fields_ = (
         *((name, c_uint32) for name in ("api_version", "driver_version", "vendor", "device")),
         ("kind", c_int32),
@@ -167,7 +167,7 @@ def _ask(driver_file: str) -> list[dict[str, Any]]:
 
 
 def _version(packed: int, *, nvidia: bool = False) -> str:
-    if nvidia:  # which packs in a way of its own: 10, 8, 8 and 6 bits
+    if nvidia:  # 10, 8, 8 and 6 bits instead of Vulkan's 7, 10 and 12
         return f"{packed >> 22}.{packed >> 14 & 0xFF:02}.{packed >> 6 & 0xFF:02}"
     return f"{packed >> 22 & 0x7F}.{packed >> 12 & 0x3FF}.{packed & 0xFFF}"
 

@@ -26,9 +26,9 @@ from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
 
 _NEVER = np.iinfo(np.int64).max
-# How long a worker may do nothing, beside SLACK_S: the time of an inference, after a first result so many times over.
+# A worker may make no progress for SLACK_S and so many times the latency; before one is known, the platform's limit.
 _LIMIT_FACTOR = 50.0
-# After so many inferences with an accelerator one more is made in which every stage is waited for.
+# After so many inferences with an accelerator, one more runs that waits for the end of each stage.
 _SYNCHRONISE_EVERY = 16
 
 
@@ -36,13 +36,13 @@ class LitertCandidate(Candidate):
     """A plan whose stages a session or a runner has compiled.
 
     Args:
-        number: what the workers call this program.
-        stages: what the plan's stages were compiled as.
-        reference: the whole model's outputs, or None if this is the one that makes them.
+        number: identifies this program to the workers.
+        stages: the plan's compiled stages.
+        reference: returns the whole model's outputs; None for the candidate that computes them.
         tolerance: the relative error up to which outputs are accepted; 0 where they must be identical.
-        first_outputs: what the plan computes in a first run, for models with state, whose later runs compute
+        first_outputs: for models with state: returns the outputs of a first run of the plan, since later runs compute
             something else.
-        explain: returns, for a processor whose worker failed and what it said, the error that names the operator.
+        explain: returns the error that names the operator, given the processor whose worker failed and its message.
         on_close: called once when the candidate is closed.
     """
 
@@ -88,12 +88,12 @@ class LitertCandidate(Candidate):
             bind_program(workers, number, arena, semaphores, programs)
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
-        """Run ``n`` inferences, fewer where one takes longer than ``stop_above_s``.
+        """Run ``n`` inferences; fewer where one takes longer than ``stop_above_s``.
 
-        An accelerator takes stages into a queue and its calls return before they are done. Latencies are those of
-        inferences that use the queue, from the start to the moment when the result can be read. Where a stage leaves
-        its result on the accelerator, the times of the stages, and the timeline, come from a separate inference that
-        waits for each. Where a session measures, an adapter that idled is warmed up first.
+        Calls of an accelerator queue a stage and return before it has run. Latencies are those of queued inferences,
+        from the start until the result can be read. Where a stage leaves its result on the accelerator, stage times and
+        the timeline come from a separate inference that waits for the end of each stage. In a session, an adapter that
+        was idle is warmed up first.
         """
         if self._reference is not None:
             self.wake()
@@ -123,14 +123,14 @@ class LitertCandidate(Candidate):
         return Batch(np.concatenate(latencies), stage_s, timeline)
 
     def pipeline(self) -> Pipeline:
-        """Return the plan bound for a stream of inferences; made when first asked for, closed with the candidate."""
+        """Return the plan bound for a stream of inferences; made by the first call, closed with the candidate."""
         if self._pipeline is None:
             made = self._workers, self._number, self._bound, self._layout, self._limit_s()
             self._pipeline = Pipeline(self._graph, self.plan, self._platform, *made)
         return self._pipeline
 
     def processes(self) -> list[int]:
-        """Return the numbers of the processes that run the plan."""
+        """Return the process ids of the workers."""
         return self._workers.processes()
 
     @property
@@ -143,12 +143,12 @@ class LitertCandidate(Candidate):
         return self.pipeline().periods(n, [self._view(tensor) for tensor in self._graph.inputs])
 
     def after_pause(self, pause_s: float) -> float:
-        """Return the seconds of one inference that follows a pause: clocks are down, and adapters asleep."""
+        """Return the latency (s) of one inference after a pause: clocks are low, and adapters asleep."""
         time.sleep(pause_s)
         return self._one_s()
 
     def wake(self) -> None:
-        """Run, without taking samples, until an adapter that idled has its full clock; see :func:`wake`."""
+        """Warm up an adapter that was idle: run, without recording, until it has its full clock (:func:`wake`)."""
         if self._throttled:
             wake(self._throttled, self._one_s)
 
@@ -157,7 +157,7 @@ class LitertCandidate(Candidate):
         return float(log[0].max() - log[0].min()) * 1e-9
 
     def _synchronised(self, n: int) -> tuple[NDArray[np.float64], Timeline]:
-        """Return the stages' own seconds, measured anew after some inferences; ``n`` were made since the last call."""
+        """Return the stages' own times (s) and timeline, measured again from time to time; ``n`` inferences are new."""
         self._since += n
         if self._own is None or self._since >= _SYNCHRONISE_EVERY:
             log, copied_s = self._run_batch(1, math.inf, synchronised=True)
@@ -167,13 +167,13 @@ class LitertCandidate(Candidate):
         return self._own
 
     def _limit_s(self) -> float:
-        """Return how long a worker may do nothing, beside the slack."""
+        """Return how long a worker may make no progress (s), without the slack."""
         return self._platform.limits.run_s if self._known_s is None else _LIMIT_FACTOR * self._known_s
 
     def _run_batch(
         self, n: int, stop_above_s: float, *, synchronised: bool = False
     ) -> tuple[NDArray[np.int64], dict[int, float]]:
-        """Return start and end of each stage in each inference, and the seconds that stages copied in the last one."""
+        """Return start and end (ns) of each stage, ``(n, stages, 2)``, and copy times of stages in the last run (s)."""
         self._workers.check(self._ends)
         stages = len(self.plan.stages)
         log = np.frombuffer(self._arena.map, np.int64, 1 + 2 * stages * n, self._layout.log)
@@ -190,7 +190,7 @@ class LitertCandidate(Candidate):
                 "stop_above_ns": max(1, int(stop_above_s * 1e9)) if math.isfinite(stop_above_s) else 0,
                 "synchronised": synchronised,
                 "break_off": not self._accelerated,
-                # Until a first result is there, each stage is recorded as it ends, so that one that fails can be named.
+                # Until a run has ended, each stage is recorded at its end, so that an error can name one that fails.
                 "apart": self._known_s is None,
             }
         )
@@ -198,7 +198,7 @@ class LitertCandidate(Candidate):
         requests = dict.fromkeys([*self._names[1:], self._names[0]], request)
         times = log[1:].reshape(n, stages, 2)
         try:
-            # A plan that was never seen to end gets no priority over what would end it.
+            # Until a run has ended, no raised priority: the processes that could stop a hanging one must get a core.
             with self._workers.measuring(requests, first=self._known_s is not None):
                 limit_s = SLACK_S + self._limit_s()
                 answers = self._workers.ask_all(requests, limit_s, lambda: int(np.count_nonzero(times)))
@@ -229,12 +229,12 @@ class LitertCandidate(Candidate):
         return [self._view(tensor).copy() for tensor in self._graph.outputs]
 
     def verify(self) -> Agreement | None:
-        """Compare the outputs of the last run with the whole model's; runs once if none was made.
+        """Compare the outputs of the last run with the whole model's; run once if there was none.
 
         Processors that compute alike must agree bit for bit.
 
-        The outputs of the last run serve, since :meth:`set_inputs` has spoilt what was there before; a model with
-        state is compiled once more and its first run compared.
+        Outputs cannot be those of an earlier plan, because :meth:`set_inputs` overwrites them. A model with state is
+        compiled again, and its first run is compared.
         """
         if self._reference is None:
             return None
@@ -251,7 +251,7 @@ class LitertCandidate(Candidate):
         return tensors.agreement(self._graph, self.outputs(), reference, self._tolerance)
 
     def close(self) -> None:
-        """Give back what only this candidate holds; nothing, where it holds nothing."""
+        """Release what only this candidate holds; a second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -262,10 +262,11 @@ class LitertCandidate(Candidate):
 
 
 def blamed(error: WorkerError, times: NDArray[np.int64], plan: Plan, order: Schedule, *, apart: bool = True) -> str:
-    """Return what went wrong, with the stage that was running on the processor whose worker failed.
+    """Return the reason of a failure, with the stage that was running on the processor whose worker failed.
 
-    The log shows who waits for whom, but not whether a worker that was stopped after a stage had notified the others of
-    its end; what the system says of it counts first. Unless stages are recorded ``apart``, a later one may be meant.
+    The log shows which worker waits for which, but not whether a worker that was stopped after a stage had announced
+    its end; so workers that the system reports as stopped are suspected first. Unless stages are recorded ``apart``, a
+    later stage of the same run may have failed, and the text gives a range.
     """
     if error.reported:
         return error.what
@@ -286,33 +287,32 @@ def blamed(error: WorkerError, times: NDArray[np.int64], plan: Plan, order: Sche
     return error.what
 
 
-# Graphics adapters lower their clocks when they idle: a plan is measured once its adapter is as fast as it gets under
-# load. An NVIDIA H200 that idled for about a second is three times slower (ResNet50 11.0 ms instead of 3.4). It takes
-# 0.25 to 0.5 s of load until its clock is up again, more if the load is light, and compiling a stage, which can take
-# seconds, is no load. Latencies taken meanwhile would say when a plan was measured rather than how good it is.
+# Graphics adapters lower their clocks when idle, so a plan is measured once its adapter is at full clock. An NVIDIA
+# H200 that was idle for about a second is three times slower (ResNet50 11.0 ms instead of 3.4). It needs 0.25 to 0.5 s
+# of load to reach its full clock, more under a light load; compiling a stage, which can take seconds, is no load.
 IDLE_S = 0.1
-"""An adapter that did nothing for so long lowers its clock: an H100 that worked 70 % of the time ran at 1,400 to
+"""An adapter that was idle for so long has lowered its clock: an H100 that worked 70 % of the time ran at 1,400 to
 1,600 MHz instead of 1,980."""
 STEADY_S = 0.4
-"""Its clock is up when it has not become faster for so long."""
+"""An adapter is at full clock once it has not become faster for so long."""
 MOST_S = 3.0
 _WINDOW_S = 0.05
-_FASTER = 0.97  # by less than this, latencies differ by chance
+_FASTER = 0.97  # a smaller difference is noise
 
 _busy_until_s: dict[str, float] = {}
 
 
 def throttled_adapters(processors: Iterable[Processor]) -> tuple[str, ...]:
-    """Return the adapters among some processors that lower their clocks; those in software compute on the CPU."""
+    """Return the adapters of some processors that lower their clocks; software adapters compute on the CPU."""
     gpus = (p for p in processors if p.kind == "gpu" and not p.options.get("software"))
     return tuple(dict.fromkeys(str(p.options["adapter"]) for p in gpus))
 
 
 def wake(adapters: Iterable[str], run: Callable[[], float], clock: Callable[[], float] = time.perf_counter) -> int:
-    """Run until all of some adapters are at full clock, and return how many runs that took: none if they were busy.
+    """Run until all of some adapters are at full clock; return the number of runs, 0 if all were busy.
 
     Args:
-        run: makes a run and returns its latency in seconds.
+        run: runs once and returns the latency (s).
     """
     begin = clock()
     if all(begin - _busy_until_s.get(name, -IDLE_S) < IDLE_S for name in adapters):
@@ -333,6 +333,6 @@ def wake(adapters: Iterable[str], run: Callable[[], float], clock: Callable[[], 
 
 
 def were_busy(adapters: Iterable[str], clock: Callable[[], float] = time.perf_counter) -> None:
-    """Note that some adapters have just finished work."""
+    """Record that some adapters have just finished work."""
     now = clock()
     _busy_until_s.update(dict.fromkeys(adapters, now))

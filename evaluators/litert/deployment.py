@@ -3,8 +3,8 @@
 ::
 
     best/plan.json        of one model, beside its stage files
-    best/plan.json        of several: who asks when, which processors take which jobs, in which order
-    best/model_0/         a plan.json with stage files, one for each job, as of a single model
+    best/plan.json        of several models: when requests arrive, the processors of each job, the dispatch order
+    best/model_0/         plan.json and stage files of one of them, a file for each job
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Deployment:
         platform: the processors that the plan uses.
         stages: the stage files, verified by digest and against the plan.
         content_digest: SHA-256 of the model that the stages were cut from.
-        inputs: what the search measured with; empty where those are drawn without regard to the operators.
+        inputs: those that the search measured with; empty where they are drawn without regard to the operators.
     """
 
     plan: Plan
@@ -74,7 +74,7 @@ class Deployment:
 
 
 def with_custom_ops(deployment: Deployment, library: Path | None) -> Deployment:
-    """Return a deployment whose stages find kernels of custom operators in a library."""
+    """Return a deployment whose stages take the kernels of custom operators from a library."""
     if library is None:
         return deployment
     stages = tuple(replace(s, source=replace(s.source, custom_ops=library.absolute())) for s in deployment.stages)
@@ -101,7 +101,7 @@ def _write_plan(folder: Path, document: Mapping[str, Any]) -> Path:
 
 
 def _write_stages(folder: Path, graph: Graph, plan: Plan, platform: Platform, content_digest: str) -> dict[str, Any]:
-    """Write stage files and inputs of a plan, and return what ``plan.json`` is to say."""
+    """Write stage files and inputs of a plan, and return the content of ``plan.json``."""
     plan.validate(graph, platform)
     viewed = without_copies(graph, plan, platform) if graph.source is not None and graph.source.rewritten else None
     made, plan = (viewed.graph, viewed.plan) if viewed is not None else (graph, plan)
@@ -109,12 +109,12 @@ def _write_stages(folder: Path, graph: Graph, plan: Plan, platform: Platform, co
     for index, stage in enumerate(plan.stages):
         model = cut_stage(graph, viewed.operators[index] if viewed is not None else stage.operators)
         if platform[stage.processor].kind == "gpu":
-            model = replace(model, schema=flattened(model.schema))  # whatever runs the file there needs it
+            model = replace(model, schema=flattened(model.schema))  # the GPU compiler does not flatten by itself
         name = f"stage_{index}.tflite"
         digest = model.write(folder / name)
         entry = {"file": name, "sha256": digest, "inputs": model.inputs, "outputs": model.outputs}
         entry |= stage_needs(model.schema, platform[stage.processor])
-        if made.views:  # what a stage reads may lie in tensors that others write
+        if made.views:  # a tensor that a stage reads may be a view of those that others write
             entry |= {"inputs": made.boundary(stage.operators).inputs, "reads": model.inputs}
         stages.append(entry)
     for stale in folder.glob("stage_*.*"):
@@ -145,19 +145,19 @@ def _write_stages(folder: Path, graph: Graph, plan: Plan, platform: Platform, co
 
 
 def stage_needs(model: Any, processor: Processor) -> dict[str, Any]:
-    """Return what a runner has to know of a stage file (``ModelT``): custom operators, and LiteRT's interpreter."""
+    """Return what a stage file (``ModelT``) requires of a runner: custom operators, and LiteRT's interpreter."""
     found: dict[str, Any] = {"custom_operators": custom} if (custom := custom_operators(model)) else {}
     return found | ({"engine": INTERPRETER} if processor.kind == "cpu" and needs_interpreter(model) else {})
 
 
 def _touched(graph: Graph, stages: Sequence[Mapping[str, Any]]) -> set[int]:
-    """Return the tensors that cross the borders of stages, and those in whose memory they lie."""
+    """Return the tensors that cross stage borders, and those that they are views of."""
     found = {t for s in stages for t in (*s["inputs"], *s["outputs"], *s.get("reads", ()))}
     return found | {graph.views[t][0] for t in found if t in graph.views}
 
 
 def runs_here(path: Path) -> bool:
-    """Return whether a plan of one model has files and names cores, so that LiteRT can run it here."""
+    """Return whether a plan of one model has stage files, and cores of processors, so that LiteRT can run it here."""
     document = _peek(path)
     try:
         return "files" in document and all("cores" in p["options"] for p in document["platform"]["processors"])
@@ -171,7 +171,7 @@ def has_files(path: Path) -> bool:
 
 
 def is_workload_plan(path: Path) -> bool:
-    """Return whether a ``plan.json``, or the folder that holds it, is that of several models."""
+    """Return whether a ``plan.json``, or the one in a folder, is a plan of several models."""
     return _peek(path).get("kind") == KIND
 
 
@@ -184,7 +184,7 @@ def _peek(path: Path) -> Mapping[str, Any]:
 
 
 def _document(path: Path) -> Any:
-    """Read a ``plan.json``, or that of a folder."""
+    """Read a ``plan.json``, or the one in a folder."""
     try:
         if path.is_dir():
             path = path / "plan.json"
@@ -243,7 +243,7 @@ def read_deployment(path: Path) -> Deployment:
 
 @contextmanager
 def started_for(path: str | Path) -> Iterator[None]:
-    """Name the plan in errors of what starts its workers.
+    """Name the plan in errors raised while its workers start.
 
     Raises:
         UnavailableError: this machine lacks what the plan at ``path`` needs.
@@ -255,14 +255,14 @@ def started_for(path: str | Path) -> Iterator[None]:
 
 
 def _reads(entry: Mapping[str, Any], operator: Operator, graph: Graph, path: Path) -> tuple[int, ...]:
-    """Return the tensors that a stage file reads: its inputs, or what lies in them."""
+    """Return the tensors that a stage file reads: its inputs, or views of them."""
     reads = entry.get("reads")
     if reads is None:
         return operator.inputs
     known = isinstance(reads, list) and all(type(t) is int and 0 <= t < len(graph.tensors) for t in reads)
     roots = {t for pair in graph.views.items() for t in (pair[0], pair[1][0])}
     if not known or any(t not in operator.inputs and t not in roots for t in reads):
-        raise PlanError(f"{path}: the plan is damaged: a stage reads {reprlib.repr(reads)}, which nobody writes")
+        raise PlanError(f"{path}: the plan is damaged: a stage reads {reprlib.repr(reads)}, which no stage writes")
     return tuple(reads)
 
 
@@ -293,10 +293,11 @@ def _stage_graph(document: Mapping[str, Any]) -> Graph:
 
 
 def platform_of(data: Mapping[str, Any]) -> Platform:
-    """Return the processors that a plan's file describes; errors are those of wrong types and missing fields.
+    """Return the processors that a plan file describes.
 
     Raises:
-        PlanError: they are those of another device.
+        PlanError: they belong to another device.
+        KeyError, TypeError, ValueError: a field is missing or wrong.
     """
     if any("cores" not in entry["options"] for entry in data["processors"]):
         raise PlanError(f"its processors are those of {data['name']}", "run it there, by the run_plan.py of its export")
@@ -330,7 +331,7 @@ def _stage_file(folder: Path, name: str, digest: str, parts: Sequence[Any] | Non
 
 
 def _stage_model(file: Path, reads: tuple[int, ...], writes: tuple[int, ...], graph: Graph) -> StageModel:
-    """Read a stage file and compare its inputs and outputs with what the plan says; the runtime trusts its sizes."""
+    """Read a stage file and check its inputs and outputs against the plan: the runtime trusts the sizes in it."""
     try:
         stage = read_model(file)
     except ModelError as error:
@@ -352,8 +353,8 @@ class WorkloadFiles:
 
     Attributes:
         names: of the instances.
-        clients: of each instance the client's name.
-        models: the jobs of each instance; those of one model share them.
+        clients: the client of each instance, by name.
+        models: the jobs of each instance; instances of one model share them.
     """
 
     name: str
@@ -460,19 +461,19 @@ def _client(entry: Mapping[str, Any], processors: Sequence[str]) -> QueueClient:
     if made.after and (len(made.after) != len(numbers) or any(b < 0 or b >> j for j, b in enumerate(made.after))):
         raise ValueError("jobs that wait for later ones")
     if made.requests < 1 or len(made.releases_ns) != (1 if made.closed else made.requests) or made.queue < 1:
-        raise ValueError("requests that cannot be")
+        raise ValueError("requests, arrivals or a queue that are not valid")
     return replace(made, releases_ns=tuple(sorted(made.releases_ns)))
 
 
 def with_inner_tensors(
     deployment: Deployment, groups: Sequence[tuple[str, Sequence[int]]]
 ) -> tuple[Graph, Plan, tuple[StageModel, ...]]:
-    """Return graph, plan and stages of a deployment with the operators of stages that hand out inner tensors.
+    """Return graph, plan and stages of a deployment; stages that expose inner tensors become their operators.
 
-    The tensors that cross borders keep their numbers; a stage that hands out nothing stays one operator.
+    Tensors that cross stage borders keep their numbers; any other stage stays one operator.
 
     Args:
-        groups: processors and the stages that are compiled together there.
+        groups: processors, each with stages that are compiled together there.
     """
     graph, platform = deployment.graph, deployment.platform
     open_stages = {i for name, indices in groups if opens(platform[name], len(indices)) for i in indices}
@@ -491,13 +492,13 @@ def with_inner_tensors(
                 models.append(stage)
             stages.append(Stage(tuple(range(first, len(operators))), deployment.plan.stages[index].processor))
         whole = Graph(graph.name, tuple(tensors), tuple(operators), graph.inputs, graph.outputs, views=graph.views)
-    except (ModelError, ValueError):  # stages that do not fit each other inside run as they are
+    except (ModelError, ValueError):  # where the operators of the stages make no graph, stages run as they are
         return graph, deployment.plan, deployment.stages
     return whole, Plan(whole.digest, tuple(stages)), tuple(models)
 
 
 def _numbers(part: Graph, stage: StageModel, tensors: list[Tensor]) -> dict[int, int]:
-    """Return a number for each tensor of a stage, and put what stays inside behind ``tensors``."""
+    """Return the plan's number of each tensor of a stage; inner ones are appended to ``tensors``."""
     number = dict(zip((*part.inputs, *part.outputs), (*stage.inputs, *stage.outputs), strict=True))
     for index, tensor in enumerate(part.tensors):
         if index not in number:
@@ -507,7 +508,7 @@ def _numbers(part: Graph, stage: StageModel, tensors: list[Tensor]) -> dict[int,
 
 
 def _renumbered(operator: Operator, number: dict[int, int], stage: StageModel, whole: Operator) -> Operator:
-    """Return an operator of a stage with the plan's numbers; what lies in other tensors depends on who writes those."""
+    """Return an operator with the plan's tensor numbers; a view is replaced by the tensors written in its place."""
     written = tuple(t for t in whole.inputs if t not in stage.inputs)
     inputs: list[int] = []
     for tensor in (number.get(t, -1) for t in operator.inputs):

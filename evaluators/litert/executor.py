@@ -1,4 +1,4 @@
-"""Runs a plan of a workload from a queue of jobs: instances bound to worker processes, and all their requests."""
+"""Runs a plan of a workload: model instances bound to worker processes, and all their requests from a job queue."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from search_spaces.rewrites.views import Viewed
 _READY_LIMIT_S = 30.0
 _LOOK_S, _NEAR_S = 0.02, 0.002
 _SLACK_S, _LIMIT_FACTOR = 1.0, 50.0
-_MOST_ENDS = 4  # of one process in one run
+_MOST_ENDS = 4  # how often one process may end in one run
 
 Arrays = Sequence[NDArray[np.generic]]
 
@@ -44,13 +44,13 @@ class Jobs:
     """An instance's model, cut into jobs.
 
     Attributes:
-        graph: whose operators the jobs are.
+        graph: the graph that ``operators`` refer to.
         operators: of each job.
         stages: the jobs as models.
-        viewed: the same without what moves nothing, for where tensors lie.
+        viewed: the jobs without operators that move nothing; decides where tensors lie.
         digest: of the model's file.
-        packed: its packed weights; None where an instance packs, and keeps, weights of its own.
-        owner: the instance that has compiled stages for itself alone; "" where instances share them.
+        packed: packed weights of the model; None where an instance packs, and keeps, weights of its own.
+        owner: the instance for which alone the stages are compiled; "" where instances share them.
     """
 
     graph: Graph
@@ -66,16 +66,16 @@ class InstanceBinding:
     """An instance of a model bound to the processes that may run its jobs: compiled there, with memory of its own.
 
     Args:
-        client: the instance as the scheduler knows it.
-        names: of the processors that it numbers.
-        numbers: gives each program and memory a number that the workers have not heard yet.
+        client: the instance as the scheduler sees it.
+        names: processor names, by the numbers that ``client`` uses.
+        numbers: returns numbers of programs and memories that these workers do not use yet.
 
     Attributes:
-        number: what the processes call the jobs, and the memory.
-        processes: that may run its jobs.
+        number: identifies jobs and memory to the processes.
+        processes: those that may run its jobs.
 
     Raises:
-        UnavailableError: a worker refuses the jobs, or there is no memory.
+        UnavailableError: a worker cannot compile the jobs, or there is not enough memory.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class InstanceBinding:
     ) -> None:
         self.jobs, self.number = jobs, next(numbers)
         self._before = over_before(client)
-        self._jobs_of: dict[str, dict[int, str]] = {}  # process → the jobs that may run there, and a processor for each
+        self._jobs_of: dict[str, dict[int, str]] = {}  # process → the jobs that it may run, and a processor for each
         for job, processors in enumerate(client.processors):
             for name in (names[processor] for processor in processors):
                 self._jobs_of.setdefault(stages.process(name), {})[job] = name
@@ -103,7 +103,7 @@ class InstanceBinding:
             raise
 
     def bind(self) -> None:
-        """Compile the jobs where that is still to be done, or was lost with a process, and bind them to the memory."""
+        """Compile the jobs in processes that are new or were restarted, and bind them to the memory."""
         lost = [p for p in self._jobs_of if p not in self._entries or self._entries[p].ends != self._workers.ends[p]]
         for process in lost:
             entry = self._taken(process)
@@ -120,7 +120,7 @@ class InstanceBinding:
         processor, cut = next(iter(which.values())), [jobs.stages[job] for job in which]
         if len(jobs.stages) > 1 and engine_of(self._stages.platform[processor], cut) == INTERPRETER:
             raise UnavailableError(
-                f"{jobs.graph.name!r} has state, or sizes known only at run time: of several models it runs whole",
+                f"{jobs.graph.name!r} has state or dynamic sizes: beside other models it runs as one stage",
                 "give --max-stages 1, or search it alone",
             )
         group = tuple(jobs.operators[job] for job in which)
@@ -132,7 +132,7 @@ class InstanceBinding:
 
     def _lay_out(self) -> None:
         outputs: dict[int, Sequence[int]] = {}
-        for process in self._entries:  # processes may hand out more or fewer of a job's inner tensors
+        for process in self._entries:  # a job may expose more inner tensors in one process than in another
             for job, (_, given) in self._ports(process).items():
                 outputs[job] = max(outputs.get(job, ()), given, key=len)
         viewed = self.jobs.viewed
@@ -141,7 +141,7 @@ class InstanceBinding:
         self._arena = Arena(self.number, found.nbytes)
 
     def _send(self, process: str) -> None:
-        """Tell a process of the memory, and bind the jobs to it."""
+        """Have a process map the memory, and bind the jobs to it."""
         ports, entry = self._ports(process), self._entries[process]
         own_memory = accelerators_of(self._stages.platform[next(iter(self._jobs_of[process].values()))]) != CPU
         copied = {j: Copies(frozenset(i), frozenset(o)) if own_memory else Copies() for j, (i, o) in ports.items()}
@@ -154,7 +154,7 @@ class InstanceBinding:
             bind_program(self._workers, self.number, arena, semaphores, {process: program})
 
     def why(self, what: str) -> str:
-        """Return what a person reads of a job that failed: the operator to blame, where its processors are all CPUs."""
+        """Return the error text of a failed job; it names the operator where all processors of the jobs are CPUs."""
         jobs, platform = self.jobs, self._stages.platform
         if any(platform[name].kind != "cpu" for names in self._jobs_of.values() for name in names.values()):
             return what
@@ -163,7 +163,7 @@ class InstanceBinding:
         return str(failure(jobs.graph, sorted(o for job in jobs.operators for o in job), what))
 
     def set_inputs(self, arrays: Arrays) -> None:
-        """Copy one array per input of the model into its memory, and spoil its outputs."""
+        """Copy one array per input of the model into its memory, and overwrite its outputs."""
         tensors.fill(self.jobs.graph, self._view, arrays)
 
     def outputs(self) -> list[NDArray[np.generic]]:
@@ -179,10 +179,10 @@ class InstanceBinding:
         return tensors.view(self._bound_arena().map, self._offsets[tensor], self.jobs.graph.tensors[tensor])
 
     def close(self) -> None:
-        """Give programs and memory back; a second call does nothing."""
+        """Release programs and memory; a second call does nothing."""
         arena, self._arena = self._arena, None
         for process, entry in self._entries.items():
-            with suppress(UnavailableError):  # it is gone, and with it what it was to forget
+            with suppress(UnavailableError):  # the process has ended, and its program with it
                 notify(self._workers, {process: entry.ends}, {"op": "drop", "id": self.number})
             self._stages.give_back(entry)
         self._entries.clear()
@@ -192,13 +192,13 @@ class InstanceBinding:
 
 
 class Executor:
-    """Runs a plan's workload; a run of it is a run of the whole workload.
+    """Runs a plan of a workload; a run serves all requests of the workload.
 
-    A model that crashes, or hangs, is taken out: its requests fail, its process is started anew, and all other models
-    go on. ``failures`` has it, by client; later runs leave it out.
+    A model that crashes or hangs is taken out: its requests fail, its process is restarted, and all other models go
+    on. ``failures`` holds the reason for each client; later runs leave it out.
 
     Args:
-        instances: of each client of ``found``.
+        instances: one for each client of ``found``.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class Executor:
         return found
 
     def _processes(self) -> dict[str, list[int]]:
-        """Return the processes that have something to do, with their processors."""
+        """Return the processes that have jobs to run, with their processors."""
         found: dict[str, set[int]] = {}
         for number, client in enumerate(self._found.clients):
             if number not in self.failures:
@@ -249,7 +249,7 @@ class Executor:
         return {process: sorted(processors) for process, processors in found.items()}
 
     def _enter(self, process: str, state: SharedScheduler) -> None:
-        """Have the processors of a process wait for jobs; bind anew what was lost."""
+        """Have the processors of a process wait for jobs; bind again what a restart has lost."""
         processors = self._processes()[process]
         programs = []
         for number, (client, instance) in enumerate(zip(self._found.clients, self._instances, strict=True)):
@@ -273,7 +273,7 @@ class Executor:
                     raise UnavailableError(f"processor {process!r} {self._workers.end(process)} before its first job")
 
     def _attend(self, state: SharedScheduler, working: set[str]) -> None:
-        """Stay until no process takes jobs any more: let requests in when they come, end what hangs."""
+        """Wait until no process takes jobs any more; admit requests as they arrive, and end processes that hang."""
         while working:
             left_s = (state.scheduler.next_arrival_ns() - time.perf_counter_ns()) * 1e-9
             due = left_s < _NEAR_S
@@ -310,7 +310,7 @@ class Executor:
                     break
 
     def _lost(self, state: SharedScheduler, process: str, reason: str, working: set[str]) -> None:
-        """Take out the models whose jobs a lost process was running, and start it anew for the others."""
+        """Take out the models whose jobs a lost process was running, and restart it for the others."""
         scheduler = state.scheduler
         processors = self._processes().get(process, [])
         for processor in processors:
@@ -335,13 +335,13 @@ class Executor:
             self._take_out(state, mine, problem)
             return
         working.add(process)
-        state.wake(self._processes().get(process, ()))  # what was given to it meanwhile
+        state.wake(self._processes().get(process, ()))  # jobs were assigned to it meanwhile
 
     def _take_out(self, state: SharedScheduler, clients: Iterable[int], reason: str, free: Iterable[int] = ()) -> None:
-        """Let no more jobs of some instances begin.
+        """Start no more jobs of some instances.
 
         Args:
-            free: processors that were lost with a job.
+            free: processors that were lost while they ran a job.
         """
         with state.held():
             now_ns = time.perf_counter_ns()
@@ -354,7 +354,7 @@ class Executor:
         state.wake(woken)
 
     def _learn(self, found: Outcome) -> None:
-        """Set limits by what jobs took: one that takes many times as long hangs."""
+        """Set time limits from measured jobs: one that takes many times as long counts as hanging."""
         times: dict[int, list[float]] = {}
         for event in found.timeline.events:
             times.setdefault(event.stage, []).append(event.end_s - event.start_s)

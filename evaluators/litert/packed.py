@@ -1,8 +1,8 @@
-"""Weights packed once per model, for all stages, processors and plans.
+"""Weights packed by XNNPACK, once per model, for all stages, processors and plans.
 
-XNNPACK rearranges weights when it compiles; for VGG16 that takes a second and another 553 MB. Its cache file names
-packed weights by the buffer's number in the model, and our stage files keep those numbers; so one file, made from the
-whole model, serves every stage of every plan, mapped once into memory. The runtime does not notice when the model or
+XNNPACK rearranges weights when it compiles; for VGG16 that takes a second and another 553 MB. Its cache file identifies
+packed weights by their buffer's number in the model, and stage files keep those numbers. So one file, made from the
+whole model and mapped once into memory, serves every stage of every plan. The runtime does not notice when the model or
 the machine changes: the file's name therefore holds the digest of both, and its own digest is checked before use.
 """
 
@@ -43,11 +43,11 @@ def packed_weights(content_digest: str, build: Callable[[Path], None]) -> Path |
         temporary.chmod(0o444)  # the runtime opens it again and again, and must never write to it
 
     with contextlib.suppress(OSError):
-        os.utime(path)  # when it was last wanted; before its digest is taken, which holds for the file as it stands
+        os.utime(path)  # the last use, for _prune; set before the digest is checked, which a later change would void
     try:
         kept(path, make)
     except (UsageError, UnavailableError) as error:
-        # Where the disk is full while it packs, XNNPACK ends its process.
+        # XNNPACK ends its process when the disk is full.
         _LOGGER.warning("packed weights are not kept (%s); every stage packs its own, which is slower", error)
         return None
     _prune(path)
@@ -55,45 +55,45 @@ def packed_weights(content_digest: str, build: Callable[[Path], None]) -> Path |
 
 
 def existing_packed_weights(content_digest: str) -> Path | None:
-    """Return the packed weights of a model if they are there and intact; nothing is made."""
+    """Return the packed weights of a model if they exist and are intact, else None."""
     path = _path(content_digest)
     return path if intact(path) else None
 
 
 class Holder:
-    """Keeps packed weights where they are until workers have them open; they are not removed meanwhile.
+    """Keeps packed weights from being removed until workers have opened them.
 
-    That is true of other processes, too, on file systems with locks: each file is locked for as long as it is held.
+    Each file is locked while it is held, which keeps other processes from removing it on file systems with locks.
     """
 
     def __init__(self) -> None:
         self._files: dict[Path, int] = {}
 
     def hold(self, path: Path | None) -> Path | None:
-        """Return a path that stays a file's until :meth:`let_go` or :meth:`close`; None where it is gone already."""
+        """Keep a file until :meth:`let_go` or :meth:`close`; return its path, or None where it no longer exists."""
         if path is None:
             return None
         try:
             number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return None
-        with contextlib.suppress(OSError):  # where there are no locks; whoever is removing it has it for a moment only
+        with contextlib.suppress(OSError):  # a file system without locks; _remove holds its lock only for a moment
             fcntl.flock(number, fcntl.LOCK_SH)
         if not os.fstat(number).st_nlink:
             os.close(number)
             return None
-        self.let_go(path)  # what was there before it was damaged, and made again
+        self.let_go(path)  # an earlier file at this path was damaged and made again
         self._files[path] = number
         return path
 
     def let_go(self, path: Path | None) -> None:
-        """Tell that a file is no longer needed; one that is not held is none."""
+        """Release a file; does nothing for one that is not held."""
         number = self._files.pop(path, None) if path is not None else None
         if number is not None:
             os.close(number)
 
     def close(self) -> None:
-        """Let all files go."""
+        """Release all files."""
         for path in list(self._files):
             self.let_go(path)
 
@@ -104,7 +104,7 @@ def _path(content_digest: str) -> Path:
 
 
 def _prune(keep: Path) -> None:
-    """Remove what was not used for the longest time, so that the folder stays within its limit."""
+    """Remove the least recently used files, so that the folder stays within its limit."""
     total = 0
     with contextlib.suppress(OSError):
         files = sorted(keep.parent.glob("*.xnnpack"), key=lambda p: p.stat().st_mtime, reverse=True)
@@ -115,7 +115,7 @@ def _prune(keep: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file and what lies beside it, unless somebody holds it."""
+    """Remove a file and those beside it with its stem, unless a process holds it."""
     with path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -128,7 +128,7 @@ def _remove(path: Path) -> None:
 
 
 def machine_digest(*words: str) -> str:
-    """Return a digest of some words, as a runtime's version, and of the processor's model and instruction sets."""
+    """Return a digest of some words, such as a runtime's version, and of the CPU's model and instruction sets."""
     wanted = ("model name", "flags", "Features", "CPU part")
     found: set[str] = set()
     with contextlib.suppress(OSError):
@@ -138,24 +138,24 @@ def machine_digest(*words: str) -> str:
 
 
 def can_be_packed(graph: Graph) -> bool:
-    """Return whether XNNPACK's file can hold a model's weights: it takes two filters in one buffer for the same."""
+    """Return whether XNNPACK's file can hold a model's weights: filters in one buffer must have one kind and shape."""
     seen: dict[int, tuple[str, tuple[int, ...]]] = {}
     filters = ((o.kind, graph.tensors[o.inputs[1]]) for o in graph.operators if o.kind in _WITH_WEIGHTS)
     return all(seen.setdefault(t.buffer, (kind, t.shape)) == (kind, t.shape) for kind, t in filters if t.constant)
 
 
 def usable_packed(packed: Path | None, graph: Graph, whole: Graph, stages: Sequence[Sequence[int]]) -> Path | None:
-    """Return the packed weights that stages can use, which are compiled together.
+    """Return the packed weights for stages that are compiled together.
 
-    None where they read weights that nobody has packed: parts of the model's, or what was made in their place.
+    None where they read weights that were not packed: slices of the model's, or weights that replace them.
 
     Args:
-        packed: of ``whole``, the model that ``graph`` was rewritten from, or is.
+        packed: of ``whole``, the model that ``graph`` is, or was rewritten from.
         stages: operators of each.
     """
     if graph is whole or whole.source is None:
         return packed
-    buffers = len(whole.source.schema.buffers)  # those behind them are parts of weights, or made in their place
+    buffers = len(whole.source.schema.buffers)  # buffers after these hold slices of weights, or replacements
     operators = [graph.operators[index] for each in stages for index in each]
     made = any(o.kind in _WITH_WEIGHTS and graph.tensors[o.inputs[1]].buffer >= buffers for o in operators)
     return None if made else packed

@@ -1,8 +1,8 @@
-"""Stage files that have weights in common: on disk these are once, in the first of the files.
+"""Stage files with weights in common, which are stored once: in the first of the files.
 
-The entry of such a file in a plan has ``parts``, a list of ``[file, offset, nbytes]``: runs of bytes of files beside
-it, or beside another model of the plan, which make the stage file one behind another. What it has alone is
-``stage_N.part``.
+The entry of each other file in a plan has ``parts``, a list of ``[file, offset, nbytes]``: byte ranges of files beside
+it, or beside another model of the plan, that make the stage file when concatenated. Bytes that only this stage file has
+are in ``stage_N.part``.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from search_spaces.models.files import replacing
 from search_spaces.models.litert import read_model
 
 LEAST_NBYTES = 64 << 10
-"""Fewer are written again: joining costs more than they take."""
+"""Smaller runs are stored again: joining costs more than they take."""
 
-Part = tuple[str, int, int]  # file, first byte, how many
+Part = tuple[str, int, int]  # file, first byte, number of bytes
 
 _NAME = re.compile(r"(?:\.\./model_\d+/)?(?:stage_\d+|whole)\.(?:tflite|part)")
 
 
 def share_weights(plans: Mapping[Path, MutableMapping[str, Any]]) -> None:
-    """Write weights that several stage files hold once, and say in the plans where they are.
+    """Store weights that several stage files hold once, and record in the plans where they are.
 
     Args:
-        plans: folder → the document of the plan there, whose entries get ``parts``.
+        plans: folder → the content of the ``plan.json`` there, whose entries get ``parts``.
 
     Raises:
         UsageError: a folder cannot be written, or the disk is full.
@@ -54,7 +54,7 @@ def share_weights(plans: Mapping[Path, MutableMapping[str, Any]]) -> None:
             for first, nbytes in file.rows
             if often[nbytes] > 1
         }
-        fixed = "parts" in entry or file.path.resolve() in named  # others need it as it is
+        fixed = "parts" in entry or file.path.resolve() in named  # parts of other files point into it
         if not fixed and (parts := _split(folder, own, len(data), digests, known)):
             with replacing(folder / own) as rest:
                 for (name, _, nbytes), end in zip(parts, accumulate(n for _, _, n in parts), strict=True):
@@ -70,7 +70,7 @@ def share_weights(plans: Mapping[Path, MutableMapping[str, Any]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Where rows of weights lie, as file and first byte, and what lies there, as a digest."""
+    """Where rows of weights lie, as file and first byte, and the digest of the row at each place."""
 
     places: dict[bytes, tuple[Path, int]]
     digests: dict[tuple[Path, int], bytes]
@@ -80,7 +80,7 @@ class _Known:
 class _File:
     """A stage file, joined where it has parts, and the rows of its weights: first byte and size, in order.
 
-    A filter that is split by channels is some of the rows of the whole one.
+    A filter that is split by channels consists of rows of the whole one.
     """
 
     folder: Path
@@ -106,21 +106,21 @@ class _File:
 
 
 def _split(folder: Path, own: str, size: int, digests: Mapping[tuple[int, int], bytes], known: _Known) -> list[Part]:
-    """Return a file as runs of its own bytes and of those that are known; nothing where none are.
+    """Return a file as runs of its own bytes and of known rows; an empty list where no run is long enough.
 
     Args:
-        own: the name of the file that is to hold its own bytes.
-        digests: of its rows, by first byte and size, in order.
+        own: name of the file that will hold its own bytes.
+        digests: (first byte, size) of each of its rows → digest, in order.
     """
-    runs: list[tuple[int, Path, int, int]] = []  # first byte here, file, first byte there, how many
+    runs: list[tuple[int, Path, int, int]] = []  # first byte here, file, first byte there, number of bytes
     for (first, nbytes), digest in digests.items():
         begin, path, there, so_far = runs[-1] if runs else (0, Path(), 0, 0)
         if runs and first == begin + so_far and known.digests.get((path, there + so_far)) == digest:
             runs[-1] = begin, path, there, so_far + nbytes
-        elif digest in known.places and first >= begin + so_far:  # else it lies within the one before
+        elif digest in known.places and first >= begin + so_far:  # otherwise the last run covers it
             runs.append((first, *known.places[digest], nbytes))
     parts: list[Part] = []
-    moved, done = 0, 0  # bytes that lie elsewhere, so that its own move up; so far
+    moved, done = 0, 0  # bytes found elsewhere, by which its own move up; bytes handled so far
     for first, path, there, nbytes in runs:
         if nbytes >= LEAST_NBYTES:
             parts += [(own, done - moved, first - done), (os.path.relpath(path, folder), there, nbytes)]
@@ -129,7 +129,7 @@ def _split(folder: Path, own: str, size: int, digests: Mapping[tuple[int, int], 
 
 
 def _place(folder: Path, parts: Sequence[Part], first: int) -> tuple[Path, int]:
-    """Return the file and the place there of a byte of a stage file."""
+    """Return the file that holds a byte of a stage file, and the position there."""
     for (name, offset, nbytes), end in zip(parts, accumulate(n for _, _, n in parts), strict=True):
         if first < end:
             return Path(os.path.normpath(folder / name)), offset + first - (end - nbytes)
@@ -141,19 +141,19 @@ def _entries(plan: Mapping[str, Any]) -> list[MutableMapping[str, Any]]:
 
 
 def _bytes(path: Path) -> memoryview:
-    """Return a file's bytes, which are read when they are looked at."""
+    """Return a file's bytes, read from disk on access."""
     return np.memmap(path, np.uint8, "r").data if path.stat().st_size else memoryview(b"")
 
 
 def join(folder: Path, parts: Sequence[Any], digest: str) -> Path:
-    """Return a stage file that was joined from its parts; it is there until the process ends.
+    """Join a stage file from its parts and return its path; it exists until the process ends.
 
     Args:
         folder: of the plan.
         digest: SHA-256 (hex) of the file.
 
     Raises:
-        PlanError: a part is not there, or not within its file, or they make another file.
+        PlanError: a part is missing or lies outside its file, or the joined file has another digest.
     """
     try:
         named = [(str(name), int(first), int(nbytes)) for name, first, nbytes in parts]
@@ -178,7 +178,7 @@ def join(folder: Path, parts: Sequence[Any], digest: str) -> Path:
             f"{error.filename or folder}: {(error.strerror or str(error)).lower()}", "keep stage files beside plan.json"
         ) from error
     to = Path(_room().name, f"{digest}.tflite")
-    return Path(file.name).replace(to)  # who has the one before open keeps it
+    return Path(file.name).replace(to)  # processes that have an earlier one open keep it
 
 
 @cache

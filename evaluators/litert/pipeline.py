@@ -1,8 +1,8 @@
-"""A plan for a stream of inferences: consecutive ones overlap on the processors, and come out in order.
+"""A plan for a stream of inferences: consecutive ones overlap on the processors, and their outputs come in order.
 
 Every inference in flight has memory of its own, a frame. The parent writes the inputs of inference ``i`` into frame
-``i mod frames`` once the inference that had it before is out, posts to the stages that read them, and waits for the
-stages that nobody waits for. Workers wait for each other as :mod:`evaluators.schedule` lays down.
+``i mod frames`` once the inference that used it before has finished, posts to the stages that read them, and waits for
+the stages whose outputs no other stage reads. :mod:`evaluators.schedule` says how workers wait for each other.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ Arrays = Sequence[NDArray[np.generic]]
 
 _NEVER = np.iinfo(np.int64).max
 _MOST_KEPT = 4096
-# A worker that waits polls so long before it sleeps. One that is not the busiest may sleep: there is room to be late.
+# A waiting worker polls this long before it sleeps. One that is not the busiest may sleep: it has time to wake late.
 _SPIN_NS = 50_000
 _LOOK_S = 0.1
-# An observation of the period is the mean over a block of inferences, so many and so long at least.
+# An observation of the period is the mean over a block of at least so many inferences and at least so long.
 _LEAST_BLOCK, _BLOCK_S = 4, 0.1
 
 
 class Pipeline:
     """A plan whose stages are bound to the frames of a stream; close it.
 
-    Semaphores are numbered: those between workers, those on which stages wait for inputs, those that the parent waits
-    for.
+    Semaphores are numbered in this order: between workers, from the parent to stages (inputs are there), from stages to
+    the parent.
 
     Args:
-        number: of the candidate; the negative one is what the workers call the pipeline, and its memory.
-        limit_s: how long a worker may do nothing while it is waited for.
+        number: of the candidate; its negative identifies the pipeline, and its memory, to the workers.
+        limit_s: how long a worker may make no progress.
 
     Raises:
         UnavailableError: there is not enough memory, or the workers are gone.
@@ -89,9 +89,9 @@ class Pipeline:
         self._log = np.frombuffer(self._arena.map, np.int64, 1 + 2 * len(plan.stages) * self._kept, layout.log)
         self._worker: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._posted: list[int] = []  # how often each of the last stages has posted for a round
+        self._posted: list[int] = []  # for each of the last stages: for how many rounds it has posted
         self._waiting = False
-        self._ticks = self._ran = self._block = 0  # the last: inferences that make an observation of the period
+        self._ticks = self._ran = self._block = 0  # the last: inferences in an observation of the period
         try:
             self._arena.introduce(workers, names)
             self._ends = workers.ends_of(names)
@@ -112,11 +112,11 @@ class Pipeline:
         return {name: {**frames, "steps": [step(s) for s in own]} for name, own in self._plan.by_processor().items()}
 
     def measure(self, n: int, inputs: Arrays) -> NDArray[np.int64]:
-        """Run ``n`` inferences as fast as they go, and return start and end (ns) of each stage, ``(n, stages, 2)``.
+        """Run ``n`` inferences back to back; return start and end (ns) of each stage, ``(n, stages, 2)``.
 
         Args:
             n: at most as many as the log has room for.
-            inputs: of all of them.
+            inputs: the same for all of them.
         """
         for frame in range(self.how.frames):
             self._write(frame, inputs)
@@ -139,7 +139,7 @@ class Pipeline:
         stages: list[NDArray[np.float64]] = []
         while len(found) < n:
             count = min(at_once, n - len(found))
-            # As many more as the pipeline is deep: while it drains, processors are alone.
+            # More inferences than are observed, by the pipeline's depth: while it drains, stages run alone.
             times = self.measure(2 * depth + count * block + 1, inputs)
             marks = _ends_s(times)[depth : depth + count * block + 1 : block]
             took = (times[:, :, 1] - times[:, :, 0])[depth : depth + count * block] * 1e-9
@@ -148,13 +148,13 @@ class Pipeline:
         return Batch(np.array(found), np.array(stages))
 
     def stream(self, inputs: Iterable[Arrays]) -> Iterator[tuple[list[NDArray[np.generic]], NDArray[np.int64]]]:
-        """Run an inference for each of the inputs, and yield copies of the outputs in their order.
+        """Run an inference for each of the inputs, and yield copies of the outputs in the same order.
 
-        Inputs are taken as long as there is a free frame, so the results of the first few come after some more were
-        taken. With the outputs come start and end of the stages (ns), shape ``(stages, 2)``.
+        Inputs are taken while a frame is free, so the first outputs come after several inputs have been taken. Start
+        and end of the stages come with the outputs (ns), shape ``(stages, 2)``.
 
         Raises:
-            UnavailableError: a worker failed, or did nothing for too long.
+            UnavailableError: a worker failed, or made no progress for too long.
         """
         self._begin(_NEVER, 0)
         self._worker = threading.Thread(target=self._guarded, daemon=True)
@@ -177,7 +177,7 @@ class Pipeline:
             self.stop()
 
     def stop(self) -> None:
-        """End a stream: what is under way is finished or dropped, and the workers are free again."""
+        """End a stream: inferences in flight are finished or dropped, and the workers are free again."""
         worker, self._worker = self._worker, None
         if worker is None:
             return
@@ -193,7 +193,7 @@ class Pipeline:
         return [self._outputs(frame) for frame in range(self._ran)]
 
     def close(self) -> None:
-        """Give the memory back, and have the workers forget the pipeline."""
+        """Have the workers forget the pipeline, and release the memory."""
         notify(self._workers, self._ends, {"op": "drop", "id": self._number})
         self._give_back()
 
@@ -225,7 +225,7 @@ class Pipeline:
                 self._semaphores.post(semaphore)
 
     def _collect(self, inference: int) -> tuple[list[NDArray[np.generic]], NDArray[np.int64]]:
-        """Wait until an inference is out."""
+        """Wait until an inference has finished; return copies of its outputs, and its stages' times."""
         self._waiting = True
         while not self._is_out(inference, _LOOK_S):
             if self._worker is None or not self._worker.is_alive():
@@ -236,7 +236,7 @@ class Pipeline:
     def _is_out(self, inference: int, limit_s: float = 0.0) -> bool:
         first = len(self._arcs) + len(self._into)
         for place, stage in enumerate(self._out):
-            # A stage posts in every round, also in those before its first inference.
+            # A stage posts in every round, also in the rounds before its first inference.
             while self._posted[place] <= self.how.lag[stage] + inference:
                 if not self._semaphores.wait(first + place, limit_s):
                     return False
@@ -244,7 +244,7 @@ class Pipeline:
         return True
 
     def _begin(self, inferences: int, ready: int) -> None:
-        """Set all back; ``ready`` is for how many inferences the inputs are there."""
+        """Reset log and semaphores; the inputs of ``ready`` inferences are in place."""
         self._workers.check(self._ends)
         self._log[:] = 0
         self._log[0] = inferences
@@ -257,7 +257,7 @@ class Pipeline:
     def _guarded(self) -> None:
         try:
             self._run()
-        except BaseException as error:  # noqa: BLE001 - passed to the one who waits
+        except BaseException as error:  # noqa: BLE001 - passed to the thread that waits
             self._failure = error
 
     def _run(self) -> None:
@@ -280,13 +280,13 @@ class Pipeline:
             raise UnavailableError(f"{error.what}, in a stream") from error
 
     def _progress(self) -> int:
-        """Grow while the workers work, and while nobody waits for them."""
+        """Return a number that grows while the workers work, and while the parent does not wait for them."""
         if not self._waiting:
             self._ticks = time.perf_counter_ns()
         return max(self._ticks, int(self._log[1:].max()))
 
 
 def _ends_s(times: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return when each inference was out, in seconds since the first stage began."""
+    """Return when each inference ended (s), from the start of the first stage."""
     found: NDArray[np.float64] = (times[:, :, 1].max(axis=1) - times[:, :, 0].min()) * 1e-9
     return found

@@ -2,7 +2,7 @@
 
 ::
 
-    cpu                  all cores that this process may use and has the time of, a thread each
+    cpu                  all cores that this process may use and has CPU time for, a thread each
     cpu2                 core 2
     cpu0-3+6             cores 0 to 3 and 6
     cpu0-3:threads=2     two threads that move among these cores
@@ -16,12 +16,12 @@
     npu:openvino         Intel's NPU, run by OpenVINO; it computes in float16
     gpu                  the first hardware adapter, computing in float16
     gpu:f32              in float32
-    gpu:WORD             the adapter with this word in its name; a software adapter (swiftshader, lavapipe) only so
+    gpu:WORD             the adapter with this word in its name; software adapters (swiftshader, lavapipe) need it
     npu                  the neural processor whose dispatch library the vendor's SDK brought
     npu:NAME             the one whose library lies in a folder that the user named (:mod:`.processors`)
-    npu:FOLDER           the same; on the command line alone
-    gpu+cpu              LiteRT's own placement: what the adapter does not take runs on the cores, which it holds too;
-                         also gpu+cpu:f32, npu+cpu
+    npu:FOLDER           the one whose library lies in this folder; only on the command line
+    gpu+cpu              LiteRT's own placement: operators that the adapter does not support run on all usable cores,
+                         which are part of this processor; also gpu+cpu:f32, npu+cpu
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ GPU_PRECISIONS = ("f16", "f32")
 RUNTIMES = {TFLITE: (TFLITE, ""), OPENVINO: (OPENVINO, "f32")} | {
     f"{OPENVINO}-{precision}": (OPENVINO, precision) for precision in PRECISIONS[1:]
 }
-"""Word of a name → the runtime that it means, and what that computes in."""
+"""Word in a processor's name → the runtime, and its precision."""
 BOTH = "+cpu"
 MAX_CORE = 1 << 16
 _HEAD = re.compile(r"(cpu|i?gpu|npu)([0-9]+(?:[-+][0-9]+)*|\+cpu)?")
@@ -59,12 +59,12 @@ class ProcessorName:
         cores: for a CPU; empty for all that the process may use.
         threads: for a CPU; 0 for one per core.
         kernels: for a CPU.
-        runtime: what runs its stages.
+        runtime: the library that runs its stages.
         precision: for a GPU, and for OpenVINO.
         integrated: for a GPU of OpenVINO.
-        adapter: for a GPU a word of its name, "" for the first hardware adapter.
-        folder: for an NPU where its dispatch library lies, or the name of that place; "" for where the runtime looks.
-        fallback: whether LiteRT places what an accelerator does not take on the CPU.
+        adapter: for a GPU, a word of its name; "" for the first hardware adapter.
+        folder: for an NPU, the folder of its dispatch library, or the user's name for it; "" for the runtime's folder.
+        fallback: whether LiteRT places operators that an accelerator does not support on the CPU.
     """
 
     kind: Literal["cpu", "gpu", "npu"]
@@ -80,10 +80,10 @@ class ProcessorName:
 
 
 def parse_processor(text: str) -> ProcessorName:
-    """Read a processor's name.
+    """Parse a processor's name.
 
     Raises:
-        UsageError: it is none; the text says what is wrong with which part.
+        UsageError: the name is not valid; the text says which part is wrong.
     """
     head, *words = text.split(":")
     match = _HEAD.fullmatch(head)
@@ -117,13 +117,13 @@ def parse_processor(text: str) -> ProcessorName:
 
 
 def processor_options(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a processor that a file describes; it may not ask for what harms, such as 10,000 threads.
+    """Return the options of a processor that a file describes, checked against harmful values such as 10,000 threads.
 
-    Nor does a file say which library is loaded: an adapter is looked up by its name, a neural processor's library where
-    the runtime keeps it.
+    The file cannot choose the library that is loaded: adapters are looked up by name, and a neural processor's library
+    in the runtime's own folder.
 
     Raises:
-        KeyError, TypeError, ValueError: an option is missing or cannot be.
+        KeyError, TypeError, ValueError: an option is missing or not valid.
     """
     cores = tuple(int(core) for core in data["cores"])
     threads = int(data["threads"])
@@ -159,10 +159,10 @@ def processor_options(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
-    """Read ``0-3+6`` as ``(0, 1, 2, 3, 6)``.
+    """Parse ``0-3+6`` as ``(0, 1, 2, 3, 6)``.
 
     Raises:
-        UsageError: it names no cores, or one twice.
+        UsageError: the text names no cores, or one twice.
     """
     cores: list[int] = []
     for part in text.split("+"):

@@ -1,10 +1,10 @@
 """Processors of this machine: all cores together, each core alone, and hardware adapters.
 
-A processor is described by plain options, which a plan file may carry to another machine; whether this machine can
-serve them is found out when its worker is started (:mod:`evaluators.litert.workers`).
+A processor is described by plain options, which a plan file may carry to another machine; whether this machine has
+what they require is checked when its worker starts (:mod:`evaluators.litert.workers`).
 
-A worker may load libraries of folders that the user names, on the command line or in a file of theirs.
-``libraries.yaml`` in the user's configuration folder binds names, by which platform files and campaigns refer to them::
+Workers load vendors' libraries only from folders that the user has named, on the command line or in a file.
+``libraries.yaml`` in the user's configuration folder binds names, which platform files and campaigns refer to::
 
     libraries:
       my_npu: /opt/vendor/dispatch   # then the processor is npu:my_npu; paths are relative to this file
@@ -40,12 +40,12 @@ _LOAD_LIMIT_S = 20.0
 
 
 def local_platform() -> Platform:
-    """Return the processors of this machine: from the cores that this process may use, and hardware adapters.
+    """Return the processors of this machine: the cores that this process may use, and hardware adapters.
 
     ``cpu`` runs a stage on all cores with one thread each; ``cpu0``, ``cpu1`` … are single cores. Cores are alike when
     the kernel reports the same capacity and the same highest clock for them. ``gpu`` is the first hardware adapter.
     Where OpenVINO is installed, ``cpu:openvino`` is all cores once more, and ``igpu:openvino`` Intel's integrated GPU.
-    Where a control group leaves less time than the cores have, only as many cores are used as there is time for.
+    Where a control group limits CPU time, only as many cores are used as the quota pays for.
 
     Raises:
         UnavailableError: the operating system cannot pin a process to cores.
@@ -61,14 +61,14 @@ def local_platform() -> Platform:
 
 
 def reduced_processors() -> list[Processor]:
-    """Return the processors of this machine that OpenVINO computes on in bfloat16 or float16."""
+    """Return the processors of this machine on which OpenVINO computes in bfloat16 or float16."""
     whole = "cpu" if len(fair_cores()) > 1 else f"cpu{fair_cores()[0]}"
     names = (f"{whole}:{OPENVINO}-bf16", f"{whole}:{OPENVINO}-f16", f"igpu:{OPENVINO}-f16", f"npu:{OPENVINO}")
     return _those_here(*names)
 
 
 def _those_here(*names: str) -> list[Processor]:
-    """Return the processors among some names that this machine has."""
+    """Return the processors of some names, without those that this machine does not have."""
     found = []
     for name in names:
         with suppress(UnavailableError):
@@ -91,7 +91,7 @@ def usable_cores() -> list[int]:
 
 
 def fair_cores() -> list[int]:
-    """Return the cores to use where nobody names any: no more than a control group leaves the time of, at least one.
+    """Return the cores to use by default: as many as a control group's CPU quota pays for, at least one.
 
     Raises:
         UnavailableError: the operating system cannot pin a process to cores.
@@ -104,8 +104,8 @@ def make_processor(text: str) -> Processor:
     """Return the processor of a name; see :mod:`evaluators.litert.processor_names`.
 
     Raises:
-        UsageError: the text is no processor's name, or names a core that the machine has not.
-        UnavailableError: the process may not use a core, or there is no such adapter, neural processor or runtime.
+        UsageError: the text is not a processor's name, or names a core that the machine does not have.
+        UnavailableError: this process may not use a core, or there is no such adapter, neural processor or runtime.
     """
     name = parse_processor(text)
     if name.kind == "cpu":
@@ -118,9 +118,9 @@ def make_processor(text: str) -> Processor:
 
 
 def with_reference(platform: Platform) -> Platform:
-    """Return a platform that has a processor of XNNPACK, which outputs are compared with: behind the others if need be.
+    """Return a platform with a processor that computes with XNNPACK, as the reference for outputs.
 
-    One of ``tflite-runtime`` will do.
+    One that runs ``tflite-runtime`` counts; where there is none, a core is added behind the other processors.
     """
     if any(map(computes_with_xnnpack, platform.processors)):
         return platform
@@ -129,17 +129,17 @@ def with_reference(platform: Platform) -> Platform:
 
 
 def computes_with_xnnpack(processor: Processor) -> bool:
-    """Return whether a processor computes with XNNPACK, of whichever runtime."""
+    """Return whether a processor computes with XNNPACK, in LiteRT or ``tflite-runtime``."""
     other = "kernels" in processor.options or processor.options.get("runtime") == OPENVINO
     return processor.kind == "cpu" and not other
 
 
 def check_is_here(platform: Platform) -> None:
-    """Check that a platform is of this machine; a file may also describe a device to predict for.
+    """Check that a platform is of this machine; a file may also describe a device for predictions only.
 
     Raises:
-        UsageError: one has unknown options.
-        UnavailableError: one is not.
+        UsageError: a processor has unknown options.
+        UnavailableError: a processor is not of this machine.
     """
     for processor in platform.processors:
         if "cores" not in processor.options:
@@ -179,11 +179,11 @@ def npu_folder(folder: str = "") -> Path:
     """Return the folder with LiteRT's dispatch library of a neural processor.
 
     Args:
-        folder: one that the user has named, or the name that they gave it; "" for where the runtime keeps it.
+        folder: one that the user has named, or its name in ``libraries.yaml``; "" for the runtime's own.
 
     Raises:
         UsageError: the user has not named the folder.
-        UnavailableError: there is none.
+        UnavailableError: it holds no library that can be loaded.
     """
     problem = (
         f"there is no dispatch library of a neural processor (libLiteRtDispatch_*.so) in {folder or 'the runtime'}"
@@ -210,7 +210,7 @@ def dispatch_libraries() -> list[Path]:
 
 
 def _why_not_loaded(library: Path) -> str:
-    """Return why a library cannot be loaded, or ""; a process of its own tries, since vendors' code may crash."""
+    """Return why a library cannot be loaded, or ""; tried in a separate process, since vendors' code may crash."""
     command = [sys.executable, "-I", "-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1])", str(library)]
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=_LOAD_LIMIT_S, check=False)
@@ -270,7 +270,7 @@ def check_cores(text: str, cores: Sequence[int]) -> None:
 
 
 def _accelerator(text: str, name: ProcessorName, resources: dict[str, float], like: str, **options: Any) -> Processor:
-    """Return a processor that is no CPU; its worker may use any core."""
+    """Return a processor that is not a CPU; its worker may use any core."""
     all_options = {"cores": tuple(usable_cores()), "threads": 1, **options}
     made = Processor(text, name.kind, resources, like, all_options)
     return replace(with_cpu(made), name=text) if name.fallback else made
@@ -279,7 +279,7 @@ def _accelerator(text: str, name: ProcessorName, resources: dict[str, float], li
 def _gpu(text: str, name: ProcessorName, adapter: Adapter) -> Processor:
     options = {"adapter": adapter.name, "driver_version": adapter.driver_version, "precision": name.precision}
     resources = {f"adapter {adapter.name}": 1.0}
-    if adapter.kind == "software":  # it computes on the cores, which are then not free for other processors
+    if adapter.kind == "software":  # it computes on the cores, so it excludes processors that use them
         resources |= {f"core{core}": 1.0 for core in usable_cores()}
         return _accelerator(text, name, resources, f"{adapter.name}:{name.precision}", **options, software=True)
     return _accelerator(text, name, resources, f"{adapter.name}:{name.precision}", **options)
@@ -308,7 +308,7 @@ def _openvino_device(text: str, name: ProcessorName) -> Processor:
             f"processor {text!r}: OpenVINO finds no such device", f"it finds: {listed}; install the device's driver"
         )
     like = f"{found.name}:{OPENVINO}-{name.precision}"
-    # Vulkan knows the same adapter by a name that differs in what is in parentheses.
+    # Vulkan's name of the same adapter differs in the part in parentheses.
     maker = found.name.partition(" (")[0]
     same = (a.name for a in find_adapters(software=False) if a.name.partition(" (")[0] == maker)
     resource = f"adapter {next(same, found.name)}" if name.kind == "gpu" else f"npu {found.name}"
@@ -319,14 +319,14 @@ def _openvino_device(text: str, name: ProcessorName) -> Processor:
 def _npu(text: str, name: ProcessorName) -> Processor:
     named = str(library_folder(name.folder, text)) if name.folder else ""
     if is_allowed(text):
-        allow(named)  # with which its process is started
+        allow(named)  # the folder itself is what its worker is started with
     folder = npu_folder(named)
     vendor = next(folder.glob("libLiteRtDispatch_*.so")).stem.removeprefix("libLiteRtDispatch_")
     return _accelerator(text, name, {f"npu {vendor}": 1.0}, f"npu {vendor}", folder=str(folder))
 
 
 def _speed(core: int) -> str:
-    """Return what tells a big core from a little one, as far as the kernel says."""
+    """Return the capacity and highest clock of a core, as far as the kernel reports them, to tell big from little."""
     found = []
     for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
         try:
@@ -337,7 +337,7 @@ def _speed(core: int) -> str:
 
 
 def libraries_file() -> Path:
-    """Return the file that binds names to folders, which need not exist."""
+    """Return the path of the file that binds names to folders; it need not exist."""
     if chosen := os.environ.get(LIBRARIES):
         return Path(chosen)
     from platformdirs import user_config_path
@@ -349,7 +349,7 @@ def bound_folders() -> Mapping[str, Path]:
     """Return the folders that the user has bound, by name.
 
     Raises:
-        UsageError: the file is wrong; the text begins with ``file:line``.
+        UsageError: the file is not valid; the text begins with ``file:line``.
     """
     path = libraries_file()
     if not path.exists():
@@ -365,11 +365,11 @@ def library_folder(word: str, text: str = "") -> Path:
     """Return the folder that a name, or a path, stands for.
 
     Args:
-        word: what a processor's name or its options say.
-        text: the whole name of the processor, which counts if the user typed it.
+        word: from a processor's name or its options.
+        text: the whole name of the processor; it counts as permission if the user typed it.
 
     Raises:
-        UsageError: the user has named neither.
+        UsageError: the user has allowed neither.
     """
     bound = bound_folders()
     if word in bound:
@@ -383,10 +383,10 @@ def library_folder(word: str, text: str = "") -> Path:
 
 
 def check_libraries(processor: str) -> None:
-    """Check that the user has named the library that a processor's name requests, if any.
+    """Check that the user has allowed the library that a processor's name requests, if any.
 
     Raises:
-        UsageError: they have not.
+        UsageError: the user has not.
     """
     if processor.startswith("npu:") and (folder := parse_processor(processor).folder):
         library_folder(folder, processor)

@@ -1,7 +1,7 @@
-"""From a plan to what each worker does: its stages in order, where it waits for others, and where its tensors lie.
+"""From a plan to each worker's program: its stages in order, where it waits for others, and where its tensors lie.
 
 Space in shared memory is reused as soon as no stage can still need it. That keeps the working set of a cut model as
-small as that of the whole one; without it every boundary would leave its own trail through the caches.
+small as the whole model's; otherwise every boundary tensor would take cache lines of its own.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from search_spaces.core.plan import Plan, Stage
 from search_spaces.core.platform import Platform
 
 # A worker that waits for another core's stage polls this long before it sleeps; waking costs tens of microseconds. It
-# sleeps at once where a stage that needs its cores may run meanwhile: polling would take half a core from it.
+# sleeps at once where a stage that needs its cores may run meanwhile: polling would take half a core from that stage.
 SPIN_NS = 2_000_000
-# LiteRT wants host memory aligned to 64 bytes; kernels may read a little beyond the end of a tensor.
+# LiteRT requires host memory aligned to 64 bytes; kernels may read a little beyond the end of a tensor.
 ALIGNMENT = 64
 _SLACK = 128
 LOG_NBYTES = 1 << 20
@@ -39,10 +39,10 @@ class Schedule:
     """A plan with static dispatch, ready for its workers.
 
     Attributes:
-        stages: processor → its stages in dispatch order; that of stage 0 (the leader) first.
+        stages: processor → its stages in dispatch order; the leader, which runs stage 0, comes first.
         edges: the waits that are needed, none implied by another.
-        before: for each stage the stages certainly over when it starts, as a bit set.
-        sleeping: processors on whose cores others may still run when their own last stage is over.
+        before: for each stage, as a bit set, the stages that have certainly ended when it starts.
+        sleeping: processors whose cores other stages may still use after their own last stage.
     """
 
     stages: Mapping[str, Sequence[int]]
@@ -51,10 +51,10 @@ class Schedule:
     sleeping: frozenset[str] = frozenset()
 
     def all_edges(self) -> list[Edge]:
-        """Return the plan's own edges, the leader's post to other workers, and each worker's end to the leader.
+        """Return the plan's edges, those from the leader to other workers, and those from workers' ends to the leader.
 
-        Stage -1 stands for the leader between two inferences. A worker whose first stage waits for another one anyway
-        needs no such post: it would wake up beside a stage that has its core.
+        Stage -1 stands for the leader between two inferences. A worker whose first stage waits for another stage gets
+        no edge from the leader: it would wake up while that stage uses its core.
         """
         (leader, own), *others = self.stages.items()
         starts = [Edge(-1, stages[0], self._spin_ns(name)) for name, stages in others if not self.before[stages[0]]]
@@ -63,9 +63,9 @@ class Schedule:
 
     @property
     def semaphores(self) -> int:
-        """How many the workers need: one an edge, and one for each worker but the leader, by which it says it is ready.
+        """Number of semaphores: one for each edge, and one by which each worker but the leader says that it is ready.
 
-        A worker that is still reading what it is asked would take a core from the first stage.
+        Without the latter, a worker that still reads its request would take a core from the first stage.
         """
         return len(self.all_edges()) + len(self.stages) - 1
 
@@ -73,7 +73,7 @@ class Schedule:
         return 0 if processor in self.sleeping else SPIN_NS
 
     def programs(self, bound: Binding) -> dict[str, dict[str, Any]]:
-        """Return what each worker receives of a plan; semaphore ``i`` is that of edge ``i`` of :meth:`all_edges`."""
+        """Return each worker's program; semaphore ``i`` is that of edge ``i`` of :meth:`all_edges`."""
         edges = list(enumerate(self.all_edges()))
         leader, *_ = self.stages
 
@@ -116,7 +116,7 @@ ONE_FRAME: Mapping[str, Any] = {
     "ready": (),
     "readies": (),
 }
-"""What a worker receives of a program for one inference at a time that waits for no leader."""
+"""Fields of a program that runs one inference at a time and waits for no leader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +124,10 @@ class Binding:
     """The stages of a loaded plan.
 
     Attributes:
-        compiled: stage → what it was compiled as on its worker: a number, and its signature there.
+        compiled: stage → number and signature of the compiled model on its worker.
         ports: stage → its input and output tensors in the order of its model.
-        copied: stage → what it copies to and from an accelerator.
-        offsets: tensor → where it lies in the arena.
+        copied: stage → tensors that it copies to and from an accelerator.
+        offsets: tensor → its offset in the arena (bytes).
     """
 
     graph: Graph
@@ -137,10 +137,10 @@ class Binding:
     offsets: Mapping[int, int]
 
     def step(self, stage: int, waits: Sequence[tuple[int, int]] = (), signals: Sequence[int] = ()) -> dict[str, Any]:
-        """Return what a worker receives of a stage.
+        """Return a stage's entry in its worker's program.
 
         Args:
-            waits: semaphores that it waits for, and how long it polls (ns).
+            waits: semaphores that it waits for, and how long it polls each (ns).
             signals: semaphores that it posts to.
         """
         (number, signature), (inputs, outputs) = self.compiled[stage], self.ports[stage]
@@ -160,17 +160,17 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Tensors that a stage on an accelerator copies from, and to, the memory that all workers share."""
+    """Tensors that a stage on an accelerator copies from, and to, the shared memory of all workers."""
 
     uploads: frozenset[int] = frozenset()
     downloads: frozenset[int] = frozenset()
 
 
 def copies(graph: Graph, plan: Plan, accelerators: Collection[str]) -> dict[int, Copies]:
-    """Return what each stage copies: nothing on a CPU; on an accelerator what is not there yet, and what others read.
+    """Return the tensors that each stage copies: on an accelerator, inputs not there yet and outputs read elsewhere.
 
     Args:
-        accelerators: names of the processors that have a memory of their own.
+        accelerators: names of the processors with memory of their own.
     """
     place = {operator: stage.processor for stage in plan.stages for operator in stage.operators}
     there: dict[str, set[int]] = {}
@@ -193,13 +193,13 @@ def copies(graph: Graph, plan: Plan, accelerators: Collection[str]) -> dict[int,
 
 
 def schedule(graph: Graph, plan: Plan, platform: Platform) -> Schedule:
-    """Return what the workers do for a plan with static dispatch.
+    """Return the workers' schedule for a plan with static dispatch.
 
     A stage waits for the stages whose tensors it reads, and for every earlier stage on a processor that shares a
     resource with its own, since the two must not run at once.
     """
     place = {operator: i for i, stage in enumerate(plan.stages) for operator in stage.operators}
-    last: dict[str, int] = {}  # of each processor the stage before
+    last: dict[str, int] = {}  # processor → its latest stage
     before: list[int] = []
     edges: list[Edge] = []
     for index, stage in enumerate(plan.stages):
@@ -208,7 +208,7 @@ def schedule(graph: Graph, plan: Plan, platform: Platform) -> Schedule:
         shared = {i for i in range(index) if _shared(platform, plan.stages[i], stage)}
         spin_ns = SPIN_NS if all(over >> i & 1 for i in shared) else 0
         needs = ({place[b] for o in stage.operators for b in graph.predecessors(o)} | shared) - {index}
-        # From the latest need backwards: what a later one implies needs no edge of its own.
+        # From the latest need backwards: one that a later need implies takes no edge of its own.
         for need in sorted(needs, reverse=True):
             if not over >> need & 1:
                 edges.append(Edge(need, index, spin_ns))
@@ -249,13 +249,13 @@ def layout(
     """Lay out the tensors that the stages of a plan write.
 
     Inputs of the model come first, in the same place for every plan of a graph, and keep their space, because every
-    inference reads them again. Two other tensors share space when all that touches the one is done, in every order
-    that the workers and the runtime allow, before what writes the other starts.
+    inference reads them again. Two other tensors share space when all stages that use the one have certainly ended
+    before the other is written, in every order that the workers and the runtime allow.
 
     Args:
-        before: for each stage the stages that are certainly over when it starts, as a bit set (see :class:`Schedule`).
-        outputs: for each stage what it writes; by default what crosses its border. Of a stage that writes more, its
-            operators are scheduled one by one, and only what depends on an operator is taken to come after it.
+        before: for each stage, as a bit set, the stages that have certainly ended when it starts (:class:`Schedule`).
+        outputs: for each stage the tensors that it writes; by default those that cross its border. In a stage that
+            writes more, operators count one by one: only those that depend on an operator certainly run after it.
     """
     offsets: dict[int, int] = {}
     top = 0
@@ -269,11 +269,11 @@ def layout(
     outputs = borders if outputs is None else outputs
     apart = {i for i, border in borders.items() if len(outputs[i]) > len(border)}
     moment, read, earlier = _moments(graph, plan, before, {i: frozenset(outputs[i]) for i in apart})
-    over: dict[int, int] = {}  # by what is certainly over when it is first written
+    over: dict[int, int] = {}  # tensor → the moments that are certainly over when it is first written
     users: dict[int, int] = {}
     for tensor in (t for index in borders for t in outputs[index]):
         writer = moment[graph.producer[tensor]]
-        root = graph.views.get(tensor, (tensor, 0))[0]  # what lies in a tensor shares its space, and its fate
+        root = graph.views.get(tensor, (tensor, 0))[0]  # a view shares space and lifetime of its tensor
         over[root] = over.get(root, earlier[writer]) & earlier[writer]
         users[root] = users.get(root, 0) | 1 << writer
         for reader in graph.consumers.get(tensor, ()):
@@ -281,7 +281,7 @@ def layout(
     kept = set(graph.outputs)
 
     def may_share(a: int, b: int) -> bool:
-        """Whether ``a`` is dead before ``b`` is written."""
+        """Return whether ``a`` is dead before ``b`` is written."""
         return a not in kept and users[a] & ~over[b] == 0
 
     placed: list[int] = []
@@ -310,15 +310,15 @@ def _moments(
 ) -> tuple[dict[int, int], dict[int, int], Sequence[int]]:
     """Return when operators write and read; a stage is one moment, unless its operators are scheduled one by one.
 
-    A runtime may run operators in any order that their data allow, and fuse those between which a tensor stays inside:
-    what the first one reads may then be read as late as the last one runs.
+    A runtime may run operators in any order that their data allow, and fuse those that pass each other a tensor inside
+    the stage: inputs of the first one may then be read as late as the last one runs.
 
     Args:
-        apart: stages whose operators are scheduled one by one, and what they write.
+        apart: stages whose operators are scheduled one by one, and the tensors that they write.
 
     Returns:
-        For each operator its moment; for each operator the moments after which its inputs are certainly read, as a bit
-        set; for each moment those that are certainly over when it begins.
+        For each operator its moment; for each operator, as a bit set, the moments during which its inputs may be read;
+        for each moment those that are certainly over when it begins.
     """
     moment = {o: i for i, stage in enumerate(plan.stages) for o in stage.operators}
     if not apart:

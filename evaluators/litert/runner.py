@@ -1,4 +1,4 @@
-"""Run plans from Python, by their files: three lines, no search and no model needed.
+"""Run plans from Python, given their files alone: no search, no model.
 
 ::
 
@@ -49,7 +49,7 @@ Arrays = NDArray[Any] | Sequence[NDArray[Any]] | Mapping[str, NDArray[Any]]
 
 
 class _Runner:
-    """Workers for a plan on disk, the stages that they compile and the packed weights that they use."""
+    """Workers for a plan on disk, with the stages that they compile and the packed weights that they use."""
 
     def __init__(self, path: str | Path, platform: Platform, log: Path | None) -> None:
         self._closed = False
@@ -76,11 +76,11 @@ class _Runner:
 
 
 class PlanRunner(_Runner):
-    """A plan's stages compiled on their processors, ready to run; close it, or use it in a ``with``.
+    """A plan's stages compiled on their processors, ready to run; close it, or use it in a ``with`` statement.
 
     Args:
         path: a ``plan.json`` or the folder that holds it, as ``optimize`` writes it to ``RUN/best/``.
-        log: where the runtime's own messages go; nowhere by default.
+        log: file for the runtime's own messages; none by default.
         custom_ops: a library with kernels of custom operators.
 
     Attributes:
@@ -89,7 +89,7 @@ class PlanRunner(_Runner):
 
     Raises:
         PlanError: the plan or a stage file is missing or damaged.
-        UnavailableError: this machine lacks the plan's cores or accelerators, or the runtime refuses a stage.
+        UnavailableError: this machine lacks the plan's cores or accelerators, or the runtime cannot compile a stage.
     """
 
     def __init__(self, path: str | Path, log: Path | None = None, *, custom_ops: Path | None = None) -> None:
@@ -130,7 +130,7 @@ class PlanRunner(_Runner):
 
     @property
     def inputs(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-        """Shape and type of each input by name; a name that occurs twice is followed by ``:`` and its position."""
+        """Shape and type of each input by name; a repeated name is followed by ``:`` and its position."""
         return self._ports(self.deployment.graph.inputs)
 
     @property
@@ -164,28 +164,28 @@ class PlanRunner(_Runner):
         return self.run(list(deployed.inputs) or tensors.model_inputs(deployed.graph, seed))
 
     def read(self, path: Path) -> list[NDArray[Any]]:
-        """Return the inputs that an ``.npy`` or ``.npz`` file holds.
+        """Return the inputs in an ``.npy`` or ``.npz`` file.
 
         Raises:
-            UsageError: it holds no inputs that fit the plan.
+            UsageError: they do not fit the plan.
         """
         graph = self.deployment.graph
         return read_inputs(path, [graph.tensors[t] for t in graph.inputs], graph.name)
 
     def stream(self, inputs: Iterable[Arrays]) -> Generator[dict[str, NDArray[Any]], None, None]:
-        """Run an inference for each of the inputs; consecutive ones overlap, and their outputs come in order.
+        """Run an inference for each of the inputs; consecutive ones overlap, and their outputs come in the same order.
 
-        The processors work on as many inferences as they can hold (``in_flight``), so the first outputs come after some
-        more inputs were taken. Nothing else can be run meanwhile.
+        The processors work on several inferences at once (``in_flight`` at most), so the first outputs come after
+        several inputs have been taken. The runner can run nothing else meanwhile.
 
         Args:
-            inputs: each as :meth:`run` takes it.
+            inputs: each as in :meth:`run`.
 
         Yields:
             Copies of the outputs by name.
 
         Raises:
-            UsageError, UnavailableError: as :meth:`run`.
+            UsageError, UnavailableError: as in :meth:`run`.
         """
         with self._lock:
             self._check_open()
@@ -200,11 +200,11 @@ class PlanRunner(_Runner):
 
     @property
     def in_flight(self) -> int:
-        """How many inferences of a stream are under way at most."""
+        """Largest number of inferences of a stream in progress at once."""
         return self.candidate.pipeline().how.frames
 
     def measure(self, n: int, stop_above_s: float = math.inf) -> Batch:
-        """Run ``n`` times on the inputs of the last :meth:`run` (zeros before any) and return the times."""
+        """Run ``n`` times on the inputs of the last :meth:`run` (zeros before the first) and return the times (s)."""
         with self._lock:
             self._check_open()
             self.candidate.wake()
@@ -248,7 +248,7 @@ class PlanRunner(_Runner):
         return arrays
 
     def close(self) -> None:
-        """End the workers and give the memory back; a second call does nothing."""
+        """End the workers and release the memory; a second call does nothing."""
         with self._lock:
             if self._closed:
                 return
@@ -260,22 +260,22 @@ class PlanRunner(_Runner):
 
 
 class WorkloadRunner(_Runner):
-    """A plan of several models on its processors, ready to run; close it, or use it in a ``with``.
+    """A plan of several models on its processors, ready to run; close it, or use it in a ``with`` statement.
 
-    A model that crashes, or hangs, fails alone; :attr:`failures` has it.
+    A model that crashes or hangs fails alone; :attr:`failures` has the reason.
 
     Args:
         path: a ``plan.json`` or the folder that holds it, as ``optimize`` writes it to ``RUN/best/``.
-        log: where the runtime's own messages go; nowhere by default.
+        log: file for the runtime's own messages; none by default.
         custom_ops: client → a library with kernels of its custom operators.
 
     Attributes:
         files: the plan as it was read.
-        names: of the instances, those first that go first.
+        names: of the instances, in order of precedence.
 
     Raises:
         PlanError: the plan or a stage file is missing or damaged.
-        UnavailableError: this machine lacks the plan's cores or accelerators, or the runtime refuses a job.
+        UnavailableError: this machine lacks the plan's cores or accelerators, or the runtime cannot compile a job.
     """
 
     def __init__(
@@ -305,11 +305,11 @@ class WorkloadRunner(_Runner):
 
     @property
     def failures(self) -> dict[str, str]:
-        """The instances that failed, and why."""
+        """Instance → why it failed."""
         return {self.names[client]: reason for client, reason in self._executor.failures.items()}
 
     def set_inputs(self, name: str, arrays: Sequence[NDArray[Any]]) -> None:
-        """Give an instance the inputs of its requests, one array each, in the model's order.
+        """Set the inputs of an instance's requests, one array per input, in the model's order.
 
         Raises:
             UsageError: there is no such instance, or an array does not fit.
@@ -323,10 +323,10 @@ class WorkloadRunner(_Runner):
         instance.set_inputs(arrays)
 
     def read(self, client: str, path: Path) -> None:
-        """Give all instances of a client the inputs that an ``.npy`` or ``.npz`` file holds.
+        """Set the inputs of all instances of a client from an ``.npy`` or ``.npz`` file.
 
         Raises:
-            UsageError: it holds no inputs that fit the model.
+            UsageError: they do not fit the model.
         """
         for of, instance in zip(self.files.clients, self._instances, strict=True):
             if of == client:
@@ -334,7 +334,7 @@ class WorkloadRunner(_Runner):
                 instance.set_inputs(read_inputs(path, [graph.tensors[t] for t in graph.inputs], client))
 
     def run(self) -> Outcome:
-        """Run the workload once: all requests of all instances, as they come.
+        """Run the workload once: all requests of all instances, at their arrival times.
 
         Raises:
             UsageError: the runner is closed.
@@ -348,7 +348,7 @@ class WorkloadRunner(_Runner):
         return self._instance(name).outputs()
 
     def processes(self) -> list[int]:
-        """Return the numbers of the worker processes."""
+        """Return the process ids of the workers."""
         return self._workers.processes()
 
     @property
@@ -362,7 +362,7 @@ class WorkloadRunner(_Runner):
         return self._instances[self.names.index(name)]
 
     def close(self) -> None:
-        """End the workers and give the memory back; a second call does nothing."""
+        """End the workers and release the memory; a second call does nothing."""
         if not self._closed:
             for instance in self._instances:
                 instance.close()

@@ -55,12 +55,12 @@ if TYPE_CHECKING:
     from search_spaces.core.workload import Workload
 
 INPUT_SEED = 0
-# Relative. A kernel may add up in another order where a side of a split has another shape than the whole, as other
-# kernels do; networks that normalise by what they see make more of it: fast style transfer is off by 5e-5. What is
-# further off than 1 approximates nothing; how near is near enough, others say.
+# Relative. A kernel may sum in another order where a side of a split has another shape than the whole, as kernels of
+# other processors do; networks that normalise by their data amplify it: fast style transfer is off by 5e-5. Beyond 1,
+# outputs approximate nothing; below it, --max-error decides.
 _OFF: Mapping[Keeps, float] = {"bits": 0.0, "rounding": TOLERANCE_F32, "approximation": 1.0}
 _TOP1_INPUTS, _TOP1_S = 100, 20.0
-_REWRITTEN_NBYTES = 4  # times as large as a model's arena is that of the models that it was rewritten to
+_REWRITTEN_NBYTES = 4  # the arena of rewritten models is so many times as large as the model's own
 
 
 class LitertEvaluator(Evaluator):
@@ -70,17 +70,17 @@ class LitertEvaluator(Evaluator):
     capabilities = EvaluatorCapabilities(names=True, reduced=True, places=True, workloads=True, sliced_processors=True)
 
     def platform(self) -> Platform:
-        """Return the platform that this evaluator finds by itself."""
+        """Return the processors that this evaluator finds by itself."""
         return local_platform()
 
     def processor(self, name: str) -> Processor:
-        """Return the processor of a name; mod:`evaluators.litert.processor_names` lists the names."""
+        """Return the processor of a name; :mod:`evaluators.litert.processor_names` lists the names."""
         return make_processor(name)
 
     def own_placements(self, platform: Platform) -> tuple[Processor, ...]:
-        """Return processors on which the runtime itself places the operators of a whole network, for baselines.
+        """Return processors on which the runtime places the operators of a whole network itself, as baselines.
 
-        ``gpu+cpu``, ``npu+cpu``.
+        For example ``gpu+cpu``, ``npu+cpu``.
         """
         there = {p.like for p in platform.processors}
         firsts = [members[0] for members in platform.classes().values()]
@@ -88,12 +88,12 @@ class LitertEvaluator(Evaluator):
         return tuple(p for p in own if p.like not in there)
 
     def reduced(self) -> Sequence[Processor]:
-        """Return processors of less precision, for studies that allow an error and name none."""
+        """Return processors of lower precision, for studies that allow an error and name no processors."""
         return reduced_processors()
 
     @contextmanager
     def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[LitertSession]:
-        """Open a session on a platform; leaving the context gives everything back.
+        """Open a session on a platform; leaving the context ends its processes.
 
         The runtime's own messages go to ``scratch/runtime.log``.
         """
@@ -114,9 +114,9 @@ class LitertEvaluator(Evaluator):
         objective: Objective,
         scratch: Path | None = None,
     ) -> Iterator[LitertWorkload]:
-        """Open a session for one workload, as :meth:`prepare` does.
+        """Open a session for one workload, as :meth:`prepare` does for single models.
 
-        Messages go where those of :meth:`prepare` go.
+        The runtime's own messages go to ``scratch/runtime.log``.
         """
         from evaluators.litert.workload import LitertWorkload
 
@@ -137,15 +137,15 @@ def _versions(platform: Platform) -> dict[str, str]:
 
 
 class LocalSession(Session):
-    """What sessions of one network and of several share: workers, compiled stages, packed weights, a reference.
+    """Base of sessions of one network and of several: workers, compiled stages, packed weights, a reference.
 
     The outputs of every plan are compared with those of the whole model on the first processor that computes with
     XNNPACK.
 
     Args:
         platform: processors, and pools of them.
-        workers: the caller's.
-        facts: what does not change, part of all conditions.
+        workers: they stay the caller's to close.
+        facts: constant part of all conditions.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class LocalSession(Session):
         self._counters = TaskCounters(used, workers.processes, queued_s=lambda: workers.queued_s)
 
     def conditions(self) -> dict[str, Any]:
-        """Return what may have changed the last measurements (governor, load, versions, …)."""
+        """Return conditions that may have affected the last measurements (governor, load, versions, …)."""
         return self._conditions.now()
 
     def counters(self) -> Counters:
@@ -172,17 +172,17 @@ class LocalSession(Session):
         return self._counters.read()
 
     def digest(self, graph: Graph) -> str:
-        """Return the digest of a model's file, and of what a model was rewritten to.
+        """Return the digest of a model's file, or of the model that it was rewritten to.
 
         Raises:
-            UnavailableError: it has no file.
+            UnavailableError: the model has no file.
         """
         if graph.source is None:
             raise UnavailableError(f"model {graph.name!r} has no file; LiteRT runs files")
         return graph.source.content_digest()
 
     def _packed(self, graph: Graph) -> Path | None:
-        """Return a model's packed weights, made if need be, and keep them where they are."""
+        """Return a model's packed weights, made where they are missing, and keep the file from being removed."""
         digest, name = self.digest(graph), self._reference_processor.name
         whole = self._stages.cut(graph, digest, tuple(range(len(graph.operators))))
         if not packs_weights(self._reference_processor) or needs_interpreter(whole.schema) or not can_be_packed(graph):
@@ -195,13 +195,13 @@ class LocalSession(Session):
 
 @dataclass(slots=True)
 class _Model:
-    """What a session knows of one graph.
+    """A loaded graph.
 
     Attributes:
-        whole: of a rewritten graph, the model that it was made of.
-        lowering: makes rewritten graphs of it.
-        tolerance: of a rewritten graph: what it may be off beside what its processors are.
-        wide: the arena that those share.
+        whole: of a rewritten graph, the model that it was rewritten from.
+        lowering: makes rewritten graphs of this one.
+        tolerance: of a rewritten graph, the error that is accepted beside that of its processors.
+        wide: the arena that graphs rewritten from this one share.
         users: candidates that hold it; it is not forgotten while there are any.
     """
 
@@ -218,11 +218,11 @@ class _Model:
     users: int = 0
 
     def arenas(self) -> list[Arena]:
-        """Return the memory that it shares with the workers."""
+        """Return its shared memory."""
         return [memory for memory in (self.arena, self.wide) if memory is not None]
 
     def let_go(self) -> None:
-        """Take note that a candidate no longer holds it."""
+        """Record that a candidate no longer holds it."""
         self.users -= 1
 
 
@@ -237,11 +237,11 @@ class LitertSession(LocalSession):
         self.capabilities = replace(usual, rewrites=True, placements=True, counters=self._counters.works)
 
     def inputs(self, graph: Graph) -> list[NDArray[np.generic]]:
-        """Return the inputs that plans of a model are measured with."""
+        """Return the inputs with which plans of a model are measured."""
         return self._model(graph).inputs
 
     def placements(self, graph: Graph) -> dict[str, str]:
-        """Return what the runtime did with a whole network, for processors on which it places operators itself."""
+        """Return, for processors on which the runtime places operators itself, its placement of a whole network."""
         return self._stages.placements(graph)
 
     def fingerprint(self) -> dict[str, Any]:
@@ -256,7 +256,7 @@ class LitertSession(LocalSession):
         }
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Candidate:
-        """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance)."""
+        """Compile a plan; with ``fresh``, share nothing with what is loaded already (a rebuilt instance)."""
         if self._closed:
             raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
         plan.validate(graph, self.platform)
@@ -282,7 +282,7 @@ class LitertSession(LocalSession):
             return replace(found, top1=self._top1(whole, lambda arrays: next(iter(runner.run(arrays).values()))))
 
     def _top1(self, model: _Model, answer: Callable[[list[NDArray[Any]]], NDArray[Any]]) -> tuple[int, int]:
-        """Return for how many drawn inputs another class is the likeliest than in the whole model, and of how many."""
+        """Return for how many drawn inputs the top class differs from the whole model's, and how many were drawn."""
         changed, end_s = 0, time.monotonic() + _TOP1_S
         with closing(self._unchecked(model)) as candidate:
             for seed in range(1, _TOP1_INPUTS + 1):
@@ -295,11 +295,11 @@ class LitertSession(LocalSession):
         return changed, seed
 
     def unsupported_operators(self, graph: Graph, processor: str) -> list[int]:
-        """Return the operators that a processor does not take, ascending."""
+        """Return the operators that a processor does not support, ascending."""
         return self._stages.unsupported(graph, processor)
 
     def _lowered(self, model: _Model, plan: Plan) -> tuple[_Model, Lowered]:
-        """Return a plan as it is run, and the model that it then runs."""
+        """Return the model that a plan runs, rewritten where the plan says so, and the plan in terms of it."""
         model.lowering = model.lowering or Lowering(model.graph)
         lowered = model.lowering.lower(plan)
         if not lowered.rewritten:
@@ -309,11 +309,11 @@ class LitertSession(LocalSession):
             model.wide = Arena(next(self._numbers), _REWRITTEN_NBYTES * largest(model.graph))
         memory, off = model.wide, _OFF[lowered.keeps]
         if largest(lowered.graph) > memory.nbytes:
-            raise UnavailableError("what the plan rewrites needs more memory than is set aside for it")
+            raise UnavailableError("the rewritten model needs more memory than is reserved for it")
         return _Model(lowered.graph, digest, model.packed, memory, model.inputs, whole=model, tolerance=off), lowered
 
     def _model(self, graph: Graph) -> _Model:
-        # Models of one structure may have other weights, and be open at the same time.
+        # Models of one structure may have different weights, and be open at the same time.
         digest = self.digest(graph)
         key = (graph.digest, digest)
         if key not in self._models:
@@ -325,7 +325,7 @@ class LitertSession(LocalSession):
         return self._models[key]
 
     def _forget_models(self, nbytes: int) -> None:
-        """Make room for another model: those that no candidate holds go, the least recently used first."""
+        """Make room for another model: forget those that no candidate holds, the least recently used first."""
         total = nbytes + sum(memory.nbytes for model in self._models.values() for memory in model.arenas())
         for key, model in list(self._models.items()):
             if total <= self._stages.limit_nbytes:
@@ -397,13 +397,13 @@ class LitertSession(LocalSession):
             return candidate.outputs()
 
     def _unchecked(self, model: _Model, plan: Plan | None = None) -> LitertCandidate:
-        """Return a plan, or the whole model on the reference processor, whose outputs are compared with nothing."""
+        """Return a plan, or the whole model on the reference processor, whose outputs are not verified."""
         everything = tuple(range(len(model.graph.operators)))
         plan = plan or Plan(model.graph.digest, (Stage(everything, self._reference_processor.name),))
         return self._candidate(model, plan, as_it_is(model.graph, plan), fresh=True, check=False)
 
     def close(self) -> None:
-        """Give shared memory and packed weights back; the workers are their owner's."""
+        """Release shared memory and packed weights; the caller closes the workers."""
         self._closed = True
         for model in self._models.values():
             for memory in model.arenas():

@@ -1,4 +1,4 @@
-"""Options of a processor: for the runtime, for its worker process, and for the precision of its outputs."""
+"""Settings of a processor: for the runtime, for its worker process, and the tolerance of its outputs."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ CPU, GPU, NPU = 1, 2, 4
 ACCELERATORS = {"cpu": CPU, "gpu": GPU, "npu": NPU}
 # litert_cpu_options.h; XNNPACK is the default.
 _KERNEL_MODES = {"reference": 1, "builtin": 2}
-# xnnpack_delegate.h: float16 is computed with, whatever the model says; the others are what is on by itself (int8,
-# uint8, dynamically quantised layers).
+# xnnpack_delegate.h: 0x4 forces float16, whatever the model says; the others are the defaults (int8, uint8, dynamically
+# quantised layers).
 _FLOAT16 = 0x4 | 0x1 | 0x2 | 0x8
 # litert_gpu_options.h: float16 is the default.
 _PRECISION_F32 = 2
-# Errors relative to the largest value of an output, up to which outputs of unlike processors count as the same: other
-# kernels add float32 numbers up in another order; float16 has 11 bits, and errors grow from layer to layer. On an
-# NVIDIA H200 the zoo's CNNs are off by 8e-4 to 2.7e-2 (VGG16, whose sums are the longest), and a wrong kernel by 0.98.
-# bfloat16 has 8 bits: on a CPU with AMX OpenVINO's outputs of the same networks are off by 9e-3 to 6e-2.
+# Errors, relative to the largest value of an output, up to which outputs of unlike processors count as equal: other
+# kernels sum float32 numbers in another order; float16 has 11 bits, and errors grow from layer to layer. On an NVIDIA
+# H200 the zoo's CNNs are off by 8e-4 to 2.7e-2 (VGG16, whose sums are the longest); with a wrong kernel, by 0.98.
+# bfloat16 has 8 bits: on a CPU with AMX, OpenVINO's outputs of the same networks are off by 9e-3 to 6e-2.
 TOLERANCE_F32, TOLERANCE_F16, TOLERANCE_BF16 = 1e-4, 5e-2, 1e-1
-# Kernels that round the same sum differently differ by a step of 1/128 in an 8-bit tensor: MobileNet's outputs by one.
+# Kernels that round the same sum differently are off by 1/128 in an 8-bit tensor, as in MobileNet's outputs.
 TOLERANCE_INT8 = 2e-2
 # A compiled stage on disk is as large as its weights. Reading one back saves a third of the time to compile a stage of
 # 5 MB and a tenth for 550 MB (2.6 s); writing the latter takes another 1.4 s.
@@ -42,13 +42,13 @@ _CACHED_NBYTES, _CACHE_NBYTES = 64 << 20, 2 << 30
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """What a worker process is started with.
+    """How a worker process is started.
 
     Attributes:
         cores: it is pinned to these.
-        environment: variables set before the runtime sees any driver.
-        accelerators: what the runtime looks for, as a bit set.
-        dispatch_folder: where a neural processor's library lies.
+        environment: variables that are set before the runtime loads a driver.
+        accelerators: those that the runtime looks for, as a bit set.
+        dispatch_folder: folder of a neural processor's library.
         runtime: the library that it runs stages with.
     """
 
@@ -63,8 +63,8 @@ def worker_starts(platform: Platform) -> dict[str, WorkerStart]:
     """Return how to start the worker of each processor of a platform.
 
     Raises:
-        UnavailableError: this process may not use a core, or an adapter, a neural processor's library or the other
-            runtime is not there.
+        UnavailableError: this process may not use a core, or an adapter, a neural processor's library or another
+            runtime is missing.
     """
     return {processor.name: _start(processor) for processor in platform.processors}
 
@@ -87,7 +87,7 @@ def _start(processor: Processor) -> WorkerStart:
 
 
 def accelerators_of(processor: Processor) -> int:
-    """Return the bit set of LiteRT's accelerators that a stage may run on; other runtimes read and write our memory."""
+    """Return the bit set of LiteRT's accelerators for a stage; other runtimes count as CPU: they use shared memory."""
     if runtime_of(processor) != LITERT:
         return CPU
     return ACCELERATORS[processor.kind] | (CPU if processor.options.get("fallback") else 0)
@@ -96,11 +96,12 @@ def accelerators_of(processor: Processor) -> int:
 def compile_settings(
     processor: Processor, packed: Path | None, engine: str = "", *, strict: bool = False
 ) -> dict[str, Any]:
-    """Return a runtime's options for a processor; packed weights are XNNPACK's, other kernels do not know them.
+    """Return a runtime's options for a processor.
 
     Args:
-        engine: what runs the stages there; the processor's own runtime where it is not given.
-        strict: nothing may be left to the CPU, even where the processor's options allow that.
+        packed: packed weights; only XNNPACK uses them.
+        engine: the library that runs the stages; by default the processor's runtime.
+        strict: allow no fallback to the CPU, even where the processor's options do.
     """
     engine = engine or runtime_of(processor)
     if engine == OPENVINO:
@@ -125,7 +126,7 @@ def compile_settings(
 
 
 def _openvino_settings(processor: Processor, *, strict: bool) -> dict[str, Any]:
-    """Return the device, and the properties that a stage is compiled with, as OpenVINO names them."""
+    """Return the device, and the properties for compiling a stage, by OpenVINO's names."""
     options, cpu = processor.options, processor.kind == "cpu"
     device = str(options.get("device", "CPU"))
     if options.get("fallback") and not strict:
@@ -133,7 +134,7 @@ def _openvino_settings(processor: Processor, *, strict: bool) -> dict[str, Any]:
     properties = {"PERFORMANCE_HINT": "LATENCY"}
     if processor.kind != "npu":
         properties |= {"NUM_STREAMS": "1", "INFERENCE_PRECISION_HINT": options["precision"]}
-        # By default layers with int8 weights have their activations quantised, too.
+        # Performance mode (the default) also quantises the activations of layers with int8 weights.
         properties["EXECUTION_MODE_HINT"] = "ACCURACY" if options["precision"] == "f32" else "PERFORMANCE"
     if cpu:
         properties |= {"INFERENCE_NUM_THREADS": str(options["threads"]), "ENABLE_HYPER_THREADING": "YES"}
@@ -141,20 +142,20 @@ def _openvino_settings(processor: Processor, *, strict: bool) -> dict[str, Any]:
 
 
 def cache_settings(processor: Processor) -> dict[str, Any]:
-    """Return where a processor keeps compiled stages, and up to which size; nothing where it keeps none."""
+    """Return the folder for a processor's compiled stages, and the largest size to keep; empty where none are kept."""
     if runtime_of(processor) != OPENVINO:
         return {}
     if (folder := _cache_folder(cache_dir(), processor.options["precision"])) is None:
         return {}
-    # Other devices take seconds to compile the smallest stage.
+    # Accelerators take seconds to compile even the smallest stage.
     return {"cache": str(folder), "cached_nbytes": _CACHED_NBYTES if processor.kind == "cpu" else 1 << 62}
 
 
 @cache
 def _cache_folder(root: Path, precision: str) -> Path | None:
-    """Return where OpenVINO keeps compiled stages of a precision.
+    """Return the folder where OpenVINO keeps compiled stages of a precision, or None where it cannot be used.
 
-    It names them by their content, but not by the CPU; and what was compiled for float16 it also takes for float32.
+    OpenVINO's file names depend on the stage alone, neither on the CPU nor on the precision: hence a folder for each.
     """
     top = private_folder(root / OPENVINO)
     if top is None:
@@ -164,12 +165,12 @@ def _cache_folder(root: Path, precision: str) -> Path | None:
 
 
 def reads_files(processor: Processor) -> bool:
-    """Return whether a processor reads each stage as a model of its own, in a file of its own."""
+    """Return whether a processor reads each stage as a model in a file of its own."""
     return runtime_of(processor) != LITERT
 
 
 def may_refuse(processor: Processor) -> bool:
-    """Return whether there are operators that a processor does not take."""
+    """Return whether there may be operators that a processor does not support."""
     return processor.kind != "cpu" or runtime_of(processor) == OPENVINO
 
 
@@ -179,10 +180,10 @@ def packs_weights(processor: Processor) -> bool:
 
 
 def tolerance(used: Iterable[Processor], reference: Processor, graph: Graph | None = None) -> float:
-    """Return the relative error that is accepted of a plan: none where all its processors compute like the reference.
+    """Return the relative error that is accepted of a plan: 0 where all its processors compute like the reference.
 
-    Otherwise 1e-4 where all compute in float32, 5e-2 where one computes in float16, 1e-1 where one does in bfloat16.
-    It is at least 2e-2 for a graph that computes with integers of 8 bits.
+    Otherwise 1e-4 where all compute in float32, 5e-2 where one computes in float16, 1e-1 where one does in bfloat16;
+    at least 2e-2 for a graph with 8-bit integers.
     """
     reduced = {_arithmetic(reference): 0.0, "f16": TOLERANCE_F16, "bf16": TOLERANCE_BF16}
     unlike = TOLERANCE_INT8 if graph is not None and _is_quantised(graph) else TOLERANCE_F32

@@ -1,9 +1,9 @@
-"""Stages on their workers: compiled, refused, shared between plans, and thrown out when memory runs short.
+"""Stages on their workers: compiled, refused, shared between plans, and evicted when memory runs short.
 
-Structure goes through a worker's channel, weights as open files. A runtime keeps what a stage computes for itself in a
-workspace of its own. With the tensors between stages in our arena, a cut model then goes through more memory than the
-whole one, and out of the nearest cache. So stages that share a worker hand out their inner tensors too, as further
-outputs, and the arena reuses space among them all. Stage files keep their true outputs.
+Schemas are sent through a worker's channel, weights as open files. A runtime keeps a stage's inner tensors in a
+workspace of its own. With the tensors between stages in the arena, a cut model then touches more memory than the whole
+one, and falls out of the nearest cache. So stages that share a worker expose their inner tensors as further outputs,
+and the arena reuses space among them all. Stage files keep their true outputs.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ _MOST_REASONS = 8
 
 _FILES_LIMIT_S = 60.0
 _MOST_SHOWN = 8
-# How the runtime ends what it says of an operator, and the place in its own sources before that.
+# The end of the runtime's message about an operator, and the position in its own sources before that.
 _NODE = re.compile(r"Node number (\d+) \((.*?)\) failed to (\w+)")
 _FITTING = "give inputs that fit: --input FILE.npz"
 _SOURCE = re.compile(r"\S+\.(?:cc|h):\d+ ")
-_NONE_AT_ALL = 4  # so many operators refused without exception speak against the driver rather than the operators
+_NONE_AT_ALL = 4  # when all of so many operators are refused, the driver is the likely cause
 
-# Elements of a fixed size, in whole bytes.
+# Types whose elements have a fixed size, in whole bytes.
 _PLAIN = frozenset({"float32", "float16", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "bool"})
-# Each further output costs the runtime about 1 µs a call, and what fits the innermost cache may lie anywhere.
+# Each further output costs the runtime about 1 µs a call, and it does not matter where small (cached) tensors lie.
 _LEAST_NBYTES = 64 << 10
-_LARGE_NBYTES = 48 << 20  # of weights, that OpenVINO would take a quarter of a second to read
-# What XNNPACK computes without a look at its neighbours. It fuses a PAD with the convolution that reads it (ResNet-50's
-# first stage was 13 % slower with the tensor between them handed out) and a RELU with what it reads, and it works in
-# place where it only looks at elements or changes a shape.
+_LARGE_NBYTES = 48 << 20  # of weights; OpenVINO takes a quarter of a second to read them from a .tflite
+# Operators that XNNPACK computes one by one. It fuses a PAD with the convolution that reads it (ResNet-50's first stage
+# was 13 % slower with the tensor between them exposed) and a RELU with the operator before it, and it works in place
+# where it only goes through elements or changes a shape.
 _WRITERS = frozenset(
     {
         *("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED"),
@@ -75,7 +75,7 @@ _WRITERS = frozenset(
 _READERS = _WRITERS | {"PAD", "PADV2", "MEAN", "MUL", "SOFTMAX"}
 
 Group = tuple[tuple[int, ...], ...]
-"""Stages that are compiled together on one worker, as their operators."""
+"""Stages that are compiled together on one worker, each as its operators."""
 
 Key = tuple[str, str, str, Group, str]
 """Worker, digests of the graph and of its weights, stages, and their owner."""
@@ -86,12 +86,12 @@ class Entry:
     """Stages compiled together on a worker.
 
     Attributes:
-        number: what the worker calls them; stage ``i`` of the group is signature ``i``.
+        number: identifies them to the worker; stage ``i`` of the group is signature ``i``.
         models: the stages as they were compiled, in the order of the group.
-        nbytes: memory counted for them: weights, mapped or packed, and the tensors inside.
-        owner: the one candidate or instance that has them; they go with it. "" where they are shared.
-        ends: how often the worker had ended before.
-        users: candidates that hold them; they are not thrown out while there are any.
+        nbytes: memory that counts for them: weights, mapped or packed, and inner tensors.
+        owner: the candidate or instance that uses them alone, and with which they end; "" where they are shared.
+        ends: how often the worker had ended when they were compiled.
+        users: candidates that hold them; they are not evicted while there are any.
     """
 
     worker: str
@@ -108,7 +108,8 @@ class TakenStages:
     """The compiled stages of a plan.
 
     Attributes:
-        compiled: stage → what it was compiled as on its worker: a number, and its signature there.
+        compiled: stage → number and signature of the compiled model on its worker.
+        ports: stage → its input and output tensors in the order of its model.
     """
 
     compiled: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -117,15 +118,14 @@ class TakenStages:
 
 
 class StageCache:
-    """Compiled stages by graph, operators and worker; the least recently used go first.
+    """Compiled stages by graph, operators and worker; the least recently used are evicted first.
 
     Args:
-        limit_nbytes: memory for stages; those that a candidate holds stay beyond it. By default an eighth of what the
-            machine has free, at least 256 MiB and at most 2 GiB.
+        limit_nbytes: memory for stages; those that a candidate holds stay beyond it. By default an eighth of the free
+            memory, at least 256 MiB and at most 2 GiB.
 
     Attributes:
-        workers, platform: whose stages these are.
-        limit_nbytes: see there.
+        workers, platform: they compile and run the stages.
     """
 
     def __init__(self, workers: Workers, platform: Platform, limit_nbytes: int | None = None) -> None:
@@ -140,7 +140,7 @@ class StageCache:
         self._placements: dict[tuple[str, str], str] = {}
 
     def process(self, processor: str) -> str:
-        """Return the name of the worker that a processor is, or is a thread of."""
+        """Return the name of the worker of a processor; several processors may be threads of one worker."""
         return str(self.platform[processor].options.get(HOST, processor))
 
     def take(
@@ -154,13 +154,13 @@ class StageCache:
         owner: str = "",
         cut: Sequence[StageModel] = (),
     ) -> Entry:
-        """Return stages compiled on a processor; :meth:`give_back` must be called.
+        """Return stages compiled on a processor; release them by :meth:`give_back`.
 
         Args:
-            content_digest: of the model's file; models of one structure may have other weights.
+            content_digest: of the model's file; models of one structure may have different weights.
             packed: packed weights that they can use.
-            owner: who has them for itself.
-            cut: the stages as models, where they are not to be cut from the graph's file.
+            owner: the candidate or instance that uses them alone.
+            cut: the stages as models, where they must not be cut from the graph's file.
 
         Raises:
             UnavailableError: the runtime refuses a stage, or the worker died.
@@ -181,7 +181,7 @@ class StageCache:
         return entry
 
     def _keep(self, key: Key, number: int, graph: Graph, models: tuple[StageModel, ...]) -> Entry:
-        """Return the entry of stages that have been compiled."""
+        """Add an entry for stages that have been compiled, and return it."""
         worker, _, _, group, owner = key
         nbytes = sum(m.weight_nbytes + _inner_nbytes(graph, o) for m, o in zip(models, group, strict=True))
         self._entries[key] = Entry(worker, number, models, nbytes, owner, self.workers.ends[worker])
@@ -198,11 +198,11 @@ class StageCache:
         *,
         owner: str = "",
     ) -> TakenStages:
-        """Return all stages of a plan, compiled; errors as of :meth:`take`.
+        """Return all stages of a plan, compiled; errors as in :meth:`take`.
 
         Args:
-            stages, operators: of each stage of the plan its model, and the operators of ``graph`` in it.
-            packed: returns the packed weights that stages can use which are compiled together.
+            stages, operators: for each stage of the plan its model, and its operators in ``graph``.
+            packed: returns the packed weights for stages that are compiled together.
         """
         found = TakenStages()
         groups = [
@@ -218,7 +218,7 @@ class StageCache:
                     found.compiled[index] = (entry.number, signature)
                     found.ports[index] = (model.inputs, model.outputs)
         except BaseException:
-            self.give_back(*found.entries)  # those that were taken before one was refused
+            self.give_back(*found.entries)  # those that were taken before the error
             raise
         finally:
             for entry in held:
@@ -233,10 +233,10 @@ class StageCache:
         packed: Callable[[Group], Path | None],
         owner: str,
     ) -> list[Entry]:
-        """Have the workers of CPU processors compile at once what they lack, and hold it: packing weights takes long.
+        """Have CPU workers compile missing stages in parallel, because packing weights takes long; hold the results.
 
         Raises:
-            UnavailableError: as of :meth:`take`.
+            UnavailableError: as in :meth:`take`.
         """
         lacking: dict[str, tuple[Key, Processor, tuple[StageModel, ...]]] = {}
         for name, _, group, cut in groups:
@@ -265,10 +265,10 @@ class StageCache:
         return held
 
     def unsupported(self, graph: Graph, processor: str) -> list[int]:
-        """Return the operators that a processor does not take; LiteRT takes all on a CPU.
+        """Return the operators that a processor does not support; on a CPU, LiteRT supports all.
 
         Raises:
-            UnavailableError: the worker died, or does not answer.
+            UnavailableError: the worker died, or did not answer in time.
         """
         found = self.platform[processor]
         return self._refusals.find(graph, found, range(len(graph.operators))) if may_refuse(found) else []
@@ -308,7 +308,7 @@ class StageCache:
         Raises:
             UnavailableError: always.
         """
-        if graph.source is None:  # the stages come from files, and the model is not here
+        if graph.source is None:  # the stages come from files, without the whole model
             raise (failure_of_files(models, error) if processor.kind == "cpu" else error) from error
         where = f"while it compiled operators {operators[0]} to {operators[-1]}"
         fallback = bool(processor.options.get("fallback"))
@@ -320,11 +320,11 @@ class StageCache:
         raise refusal(graph, processor, operators, found) from error
 
     def placements(self, graph: Graph) -> dict[str, str]:
-        """Return processors on which LiteRT has placed a whole network itself, and what it did with it."""
+        """Return, for processors on which LiteRT places operators itself, its placement of a whole network."""
         return {name: text for (digest, name), text in self._placements.items() if digest == graph.digest}
 
     def _placement(self, graph: Graph, processor: Processor, answer: Mapping[str, Any]) -> str:
-        """Return what LiteRT did with a network: partitions on the accelerator, operators left to the CPU, and why."""
+        """Return a text of LiteRT's placement: partitions on the accelerator, operators left to the CPU, and why."""
         kind, count = processor.kind.upper(), len(graph.operators)
         if answer["accelerated"]:
             return f"all {count} operators of {graph.name} run on the {kind}"
@@ -333,12 +333,12 @@ class StageCache:
         parts = f"{answer['kernels']} partition{'' if answer['kernels'] == 1 else 's'}"
         return (
             f"LiteRT runs {parts} of {graph.name} on the {kind}; on the CPU stay "
-            f"{describe(graph, left) or 'operators that it supports alone'}, and what is in no partition"
+            f"{describe(graph, left) or 'operators that it supports alone'}, and operators outside of the partitions"
             + (f" ({'; '.join(reasons)})" if reasons else "")
         )
 
     def give_back(self, *entries: Entry) -> None:
-        """Tell that stages are no longer needed by whoever took them."""
+        """Release stages that were taken."""
         for entry in entries:
             entry.users -= 1
         self._shrink()
@@ -363,7 +363,7 @@ class StageCache:
         return self._cut[key]
 
     def forget_cut(self, content_digest: str) -> None:
-        """Let go of the stages of a model that is not needed again."""
+        """Forget the cut stages of a model that is no longer needed."""
         for key in [key for key in self._cut if key[1] == content_digest]:
             del self._cut[key]
 
@@ -382,11 +382,11 @@ class StageCache:
 
 
 def compiled_together(plan: Plan, platform: Platform, stages: Sequence[StageModel]) -> list[tuple[str, list[int]]]:
-    """Return processors and the stages that are compiled together there.
+    """Return processors, each with stages that are compiled together there.
 
     On a CPU all stages of a processor share their workspace and threads. An accelerator has neither, and takes seconds
-    to compile: there each stage stands alone, so that other plans with the same stage find it compiled. So do those of
-    runtimes that read a stage as a file of its own.
+    to compile: there each stage is compiled alone, so that other plans with the same stage find it compiled. So it is
+    for runtimes that read each stage from a file of its own.
     """
     found: list[tuple[str, list[int]]] = []
     for name, indices in plan.by_processor().items():
@@ -398,7 +398,7 @@ def compiled_together(plan: Plan, platform: Platform, stages: Sequence[StageMode
 
 
 def _inner_nbytes(graph: Graph, operators: tuple[int, ...]) -> int:
-    """Return the bytes of the tensors that a stage computes for itself, as if none shared space."""
+    """Return the bytes of a stage's inner tensors, as if none shared space."""
     border = set(graph.boundary(operators).outputs)
     return sum(graph.tensors[t].nbytes for o in operators for t in graph.operators[o].outputs if t not in border)
 
@@ -413,12 +413,12 @@ def compile_stages(
     strict: bool = False,
     limit_s: float = COMPILE_LIMIT_S,
 ) -> dict[str, Any]:
-    """Compile stages on a processor's worker, which will know them by ``number``; return its answer.
+    """Compile stages on a processor's worker, under ``number``; return its answer.
 
     Args:
         packed: packed weights, for XNNPACK.
-        strict: nothing may be left to the CPU, even where the processor's options allow that.
-        limit_s: a worker that takes longer is given up.
+        strict: allow no fallback to the CPU, even where the processor's options do.
+        limit_s: the worker is ended if it takes longer.
 
     Raises:
         UnavailableError: the runtime refuses them, or a file that holds their weights is gone.
@@ -437,10 +437,10 @@ def _compile_request(
     *,
     strict: bool = False,
 ) -> Request:
-    """Return what a worker is asked to compile; the stack closes the files that go with it."""
+    """Return the request that compiles stages; the stack closes the files that are sent with it."""
     engine = engine_of(processor, stages)
     settings = compile_settings(processor, packed, engine, strict=strict)
-    if not strict:  # an operator alone is only asked about
+    if not strict:  # a strict compilation only tests for support, so its result is not kept
         settings |= cache_settings(processor)
     head = {"op": "compile", "id": number, "signatures": len(stages), "settings": settings, "engine": engine}
     if engine == OPENVINO:
@@ -458,13 +458,13 @@ def _compile_request(
 
 
 def custom_operators(model: Any) -> list[tuple[str, int]]:
-    """Return names and versions of the custom operators that a schema ``ModelT`` names."""
+    """Return names and versions of the custom operators in a schema (``ModelT``)."""
     codes = (c for c in model.operatorCodes or () if c.builtinCode == _CUSTOM and c.customCode)
     return [(c.customCode.decode(errors="replace"), int(c.version)) for c in codes]
 
 
 def engine_of(processor: Processor, stages: Sequence[StageModel]) -> str:
-    """Return what runs stages that are compiled together on a processor: compiled models where they can."""
+    """Return the engine for stages that are compiled together on a processor: compiled models where possible."""
     if reads_files(processor):
         return runtime_of(processor)
     alone = processor.kind == "cpu" and any(needs_interpreter(stage.schema) for stage in stages)
@@ -487,12 +487,12 @@ def pack_weights(workers: Workers, processor: Processor, number: int, model: Sta
 
 
 def release_stages(workers: Workers, worker: str, number: int) -> None:
-    """Have a worker forget what it knows by ``number``."""
+    """Have a worker release what was compiled under ``number``."""
     workers.ask(worker, Request({"op": "release", "id": number}), _RELEASE_LIMIT_S)
 
 
 def _written(stack: ExitStack, joined: JoinedModel) -> int:
-    """Return a file in memory that holds the whole model, for a runtime that can read it no other way."""
+    """Return a file in memory with the whole model, for a runtime that reads files only."""
     try:
         descriptor = os.memfd_create("stage", os.MFD_CLOEXEC)
         file = stack.enter_context(os.fdopen(descriptor, "wb"))
@@ -504,9 +504,9 @@ def _written(stack: ExitStack, joined: JoinedModel) -> int:
 
 
 def _with_weights(stack: ExitStack, stages: Sequence[StageModel], settings: dict[str, Any]) -> list[int]:
-    """Return the files of stages, each followed by that of its weights where these are large, and say where they lie.
+    """Return the files of stages, each followed by that of its weights where these are large; set ``weights``.
 
-    OpenVINO takes 5 ms to read a megabyte of a ``.tflite``, and as long as for 50 MB to begin with the other way.
+    OpenVINO takes 5 ms to read a megabyte of a ``.tflite``; reading weights separately costs as much as 50 MB of it.
     """
     fds, settings["weights"] = [], []
     for stage in stages:
@@ -525,19 +525,19 @@ def _opened(stack: ExitStack, paths: Sequence[Path]) -> list[int]:
 
 
 def opens(processor: Processor, stages: int) -> bool:
-    """Return whether that many stages on a processor hand out their inner tensors.
+    """Return whether that many stages on a processor expose their inner tensors.
 
-    XNNPACK only: other kernels are so slow that it makes no difference, or work in place, and a stage alone on its
-    worker has nothing to share space with.
+    XNNPACK only: other kernels are so slow that it makes no difference, or work in place. A stage alone on its worker
+    has no other stage to share space with.
     """
     return stages > 1 and packs_weights(processor)
 
 
 def inner_tensors(graph: Graph, operators: Sequence[int]) -> tuple[int, ...]:
-    """Return what a stage computes for itself and hands out, ascending.
+    """Return the inner tensors that a stage exposes, ascending.
 
-    Any operator of a graph can be a stage of its own, so its outputs can cross a border. Left out is what the runtime
-    fuses away, what is too small to matter, and what has no size before it is computed.
+    Any operator of a graph can be a stage of its own, so its outputs can cross a border. Excluded are tensors that the
+    runtime fuses away, that are too small to matter, or that have no size before they are computed.
     """
     border = set(graph.boundary(operators).outputs)
     found = []
@@ -558,7 +558,7 @@ def _has_place(tensor: Tensor) -> bool:
 def opened(
     graph: Graph, processor: Processor, stages: Sequence[Sequence[int]], models: Sequence[StageModel]
 ) -> tuple[StageModel, ...]:
-    """Return the stages of a processor as they are compiled there, with their inner tensors as outputs where it pays.
+    """Return the stages of a processor as they are compiled there, with inner tensors exposed where it pays.
 
     Args:
         stages: the operators of each.
@@ -570,7 +570,7 @@ def opened(
 
 
 class Refusals:
-    """Support of each operator of each graph on each kind of accelerator; queried once."""
+    """Which operators of each graph each kind of accelerator supports; tested once."""
 
     def __init__(self, workers: Workers, numbers: count[int]) -> None:
         self._workers = workers
@@ -583,13 +583,13 @@ class Refusals:
         return [o for o in operators if not taken.get(o, True)]
 
     def find(self, graph: Graph, processor: Processor, operators: Sequence[int]) -> list[int]:
-        """Return those of ``operators`` that the processor refuses in every surrounding that is tried.
+        """Return those of ``operators`` that the processor refuses, alone and beside their neighbours.
 
-        They are asked as the accelerator would see them: together with their neighbours and the operators that compute
-        their constants. One that is refused alone is asked once more beside those that it reads from and writes to.
+        They are tested together with the operators that compute their constants. One that is refused alone is tested
+        again together with the operators that it reads from and writes to, as the accelerator would see it.
 
         Raises:
-            UnavailableError: the worker died, or does not answer.
+            UnavailableError: the worker died, or did not answer in time.
         """
         taken = self._taken.setdefault((graph.digest, processor.like), {})
         asked = [o for o in operators if o not in taken]
@@ -601,7 +601,7 @@ class Refusals:
         return self.known(graph, processor, operators)
 
     def _refused_alone(self, graph: Graph, processor: Processor, operators: Sequence[int]) -> list[int]:
-        """Return the refused ones, by halving: few compilations where few are refused."""
+        """Return the refused operators by bisection: few compilations where few are refused."""
         if not operators or self._takes(graph, processor, operators):
             return []
         if len(operators) == 1:
@@ -617,13 +617,13 @@ class Refusals:
 
     def _takes(self, graph: Graph, processor: Processor, operators: Sequence[int]) -> bool:
         number = next(self._numbers)
-        apart = reads_files(processor)  # a front end takes operators one by one; a delegate sees their neighbours
+        apart = reads_files(processor)  # such a runtime supports operators one by one; a delegate sees their neighbours
         stages = [cut_stage(graph, (o,)) for o in operators] if apart else [cut_stage(graph, operators)]
         limit_s = _FILES_LIMIT_S if apart else COMPILE_LIMIT_S
         try:
             answer = compile_stages(self._workers, processor, number, stages, None, strict=True, limit_s=limit_s)
         except WorkerError as error:
-            # A front end crashes or hangs on a model; a driver does so on all of them.
+            # Such a runtime may crash or hang on a single model; where a GPU driver does, it does so on all of them.
             if error.fatal and not apart:
                 raise
             return False
@@ -651,16 +651,16 @@ def refusal(graph: Graph, processor: Processor, operators: Sequence[int], refuse
 
 
 def failure(graph: Graph, operators: Sequence[int], what: str) -> UnavailableError:
-    """Return the error that names the operator for which a stage does not run on a CPU, and why.
+    """Return the error that names the operator because of which a stage does not run on a CPU, and the reason.
 
     Args:
-        what: what the worker said.
+        what: the worker's message.
     """
     operators, source = list(operators), graph.source
     if source is not None and source.custom_ops is not None and f"{source.custom_ops} " in what:
         return _without_kernel(graph, operators, source.custom_ops, what)
     said = why_it_fails(cut_stage(graph, operators), graph)
-    while said and len(operators) > 1 and _NODE.search(said) is None:  # the runtime died, and says nothing
+    while said and len(operators) > 1 and _NODE.search(said) is None:  # the runtime died without a message: bisect
         half = operators[: len(operators) // 2]
         of_half = why_it_fails(cut_stage(graph, half), graph)
         operators = half if of_half else operators[len(half) :]
@@ -679,7 +679,7 @@ def failure(graph: Graph, operators: Sequence[int], what: str) -> UnavailableErr
             "convert the model again, without SELECT_TF_OPS",
         )
     if "unresolved custom op" in reason:
-        if source is not None and source.custom_ops is not None:  # of which that process knows nothing
+        if source is not None and source.custom_ops is not None:  # why_it_fails runs without that library
             return UnavailableError(f"{where} cannot be run: {what}")
         return UnavailableError(
             f"operator {place} ({found[2]}) is a custom operator without a kernel",
@@ -697,7 +697,7 @@ def _without_kernel(graph: Graph, operators: Sequence[int], library: Path, what:
     """Return the error that names the operator whose kernel a library lacks; the first one where it cannot be loaded.
 
     Args:
-        what: what the worker said of the library.
+        what: the worker's message about the library.
     """
     names = [name for name, _ in custom_operators(cut_stage(graph, operators).schema)]
     kinds = [name for name in names if what.partition("exports no ")[2].split()[:1] == [kernel_symbol(name)]] or names
@@ -714,7 +714,7 @@ def _without_kernel(graph: Graph, operators: Sequence[int], library: Path, what:
 
 
 def failure_of_files(models: Iterable[StageModel], what: UnavailableError) -> UnavailableError:
-    """Return the error that names stage file and operator for which stages do not run on a CPU, else ``what``."""
+    """Return the error that names stage file and operator because of which stages fail on a CPU, else ``what``."""
     for model in models:
         part = graph_of(model.source, model.source.path.name)
         found = failure(part, range(len(part.operators)), str(what))
@@ -724,7 +724,7 @@ def failure_of_files(models: Iterable[StageModel], what: UnavailableError) -> Un
 
 
 def _operator_at(graph: Graph, operators: Sequence[int], node: int) -> int:
-    """Return the operator of the graph that is a stage's node; those that compute constants come before the others."""
+    """Return the graph's operator of a stage's node; nodes that compute constants come before the others."""
     flat = [o for o in operators for _ in graph.operators[o].flat()]
     before = len(cut_stage(graph, operators).schema.subgraphs[0].operators) - len(flat)
     return flat[max(0, min(node - before, len(flat) - 1))]

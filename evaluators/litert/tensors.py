@@ -1,4 +1,4 @@
-"""Inputs made from a seed, tensors seen in shared memory, and how two sets of outputs compare."""
+"""Inputs drawn from a seed, tensors as arrays over shared memory, and comparison of outputs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from search_spaces.core.graph import Graph, Tensor
 from search_spaces.models.inputs import array_form, drawn_inputs
 
 _CLASSES = ("float32", "float16", "int8", "uint8")
-_COPIES = 3  # of a model's activations: in shared memory, within the runtime, and as arrays of ours
+_COPIES = 3  # of a model's activations: in shared memory, within the runtime, and as arrays
 
 
 def shape_and_dtype(tensor: Tensor) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return how a tensor looks as an array; packed types are a row of bytes.
+    """Return shape and type of a tensor as an array; packed types are a row of bytes.
 
     Raises:
         UnavailableError: its size is only known after a run, or its elements have no fixed size.
@@ -37,7 +37,7 @@ def shape_and_dtype(tensor: Tensor) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def view(memory: mmap.mmap, offset: int, tensor: Tensor) -> NDArray[np.generic]:
-    """Return a tensor that lies at ``offset`` of a shared memory, without a copy."""
+    """Return a tensor at ``offset`` (bytes) of a shared memory as an array, without a copy."""
     shape, dtype = shape_and_dtype(tensor)
     return np.frombuffer(memory, dtype, math.prod(shape), offset).reshape(shape)
 
@@ -45,10 +45,10 @@ def view(memory: mmap.mmap, offset: int, tensor: Tensor) -> NDArray[np.generic]:
 def fill(graph: Graph, view_of: Callable[[int], NDArray[np.generic]], arrays: Sequence[NDArray[np.generic]]) -> None:
     """Copy one array per input of a model into memory; shapes and types must be the model's.
 
-    What an earlier plan left in the place of the outputs is overwritten, so that it cannot pass for this one's.
+    The memory of the outputs is overwritten, so that outputs of an earlier plan cannot pass for this one's.
 
     Args:
-        view_of: returns a tensor in memory.
+        view_of: returns a tensor in memory, given its index.
     """
     for tensor, array in zip(graph.inputs, arrays, strict=True):
         view_of(tensor)[...] = array
@@ -58,7 +58,7 @@ def fill(graph: Graph, view_of: Callable[[int], NDArray[np.generic]], arrays: Se
 
 
 def model_inputs(graph: Graph, seed: int) -> list[NDArray[Any]]:
-    """Return one array per input of the model: those that a person gave, or drawn from ``seed``.
+    """Return one array per input of the model: those that the user gave, or drawn from ``seed``.
 
     Raises:
         UnavailableError: an input cannot be fed, or this machine lacks the memory for the model's tensors.
@@ -86,7 +86,7 @@ def _check_fits(graph: Graph) -> None:
 def agreement(
     graph: Graph, outputs: Sequence[NDArray[np.generic]], reference: Sequence[NDArray[np.generic]], tolerance: float
 ) -> Agreement:
-    """Compare a plan's outputs with the whole model's, in the order of the graph's outputs."""
+    """Compare a plan's outputs with the whole model's; both in the order of the graph's outputs."""
     if all(a.tobytes() == b.tobytes() for a, b in zip(outputs, reference, strict=True)):
         return Agreement(identical=True, max_abs_error=0.0, max_rel_error=0.0, tolerance=tolerance)
     worst_abs, found = 0.0, []
@@ -110,7 +110,7 @@ def agreement(
 
 
 def is_classifier(graph: Graph) -> bool:
-    """Return whether a model has one output, a row of at least two numbers, of which the largest may be its answer."""
+    """Return whether a model has one output: a row of at least two numbers, the largest of which may be its answer."""
     if len(graph.outputs) != 1:
         return False
     tensor = graph.tensors[graph.outputs[0]]

@@ -1,4 +1,4 @@
-"""The parent's end of the worker processes: starts them, asks them, and survives their death."""
+"""The parent's side of the worker processes: starts them, sends requests, and survives their death."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from search_spaces.core.platform import Platform
 
 _START_LIMIT_S = 60.0
 SETUP_LIMIT_S = 60.0
-# How long a worker may do nothing: this, and the time of an inference, after a first result several times over.
+# A worker may make no progress for this long and some latencies (candidate.py).
 SLACK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One question to a worker."""
+    """One request to a worker."""
 
     head: Mapping[str, Any]
     payload: bytes = b""
@@ -49,7 +49,7 @@ class _Process:
 
 @dataclass(frozen=True, slots=True)
 class _ForkServer:
-    """A fork server and our end of its channel."""
+    """A fork server and the parent's end of its channel."""
 
     control: socket.socket
     process: subprocess.Popen[bytes]
@@ -64,10 +64,10 @@ class WorkerError(UnavailableError):
 
     Attributes:
         worker: its processor.
-        reason: what it did, as a verb and its object.
-        fatal: whether its process has ended, and those of the others that were asked with it.
+        reason: a predicate: a verb and its object.
+        fatal: whether its process has ended, and those of the others that got a request with it.
         silent: the workers that had not answered; their edges show which of them failed.
-        stopped: those of them that the system had stopped, as by a signal; they are to blame whatever they had done.
+        stopped: those of them that the system had stopped, as by a signal; they are the cause whatever they had done.
         reported: whether the worker itself gave the reason, with the stage.
     """
 
@@ -91,11 +91,11 @@ class WorkerError(UnavailableError):
 
 
 class Workers:
-    """The worker processes of a platform's processors; each is started by the first question to it.
+    """The worker processes of a platform's processors; each is started by the first request to it.
 
-    Workers that were asked together end together, since they may wait for each other for ever: when one of them dies or
-    does not answer in time. The next question starts them anew. ``ends`` counts how often each has ended, so that
-    callers know when what they had compiled there is gone.
+    Workers that got a request together end together when one of them dies or does not answer in time, since they may
+    wait for each other for ever. The next request starts them again. ``ends`` counts how often each has ended, so that
+    callers know when stages that they compiled there are gone.
 
     Raises:
         UnavailableError: this machine lacks what a worker needs: a core, an adapter, a library.
@@ -130,7 +130,7 @@ class Workers:
                     stdin=subprocess.DEVNULL,
                     stdout=self._log,
                     stderr=self._log,
-                    start_new_session=self._foreground.preferred,  # its priority is that of the workers alone
+                    start_new_session=self._foreground.preferred,  # so that its priority is the workers' alone
                 )
         except BaseException:
             ours.close()
@@ -148,10 +148,10 @@ class Workers:
         return self._foreground.queued_s
 
     def measuring(self, names: Iterable[str], *, first: bool) -> AbstractContextManager[None]:
-        """Measure on some workers once no other study does on their processors.
+        """Measure on some workers, once no other study measures on their processors.
 
         Args:
-            first: before other processes, this one included; see :mod:`evaluators.measurement.foreground`.
+            first: raise their priority above that of all other processes (:mod:`evaluators.measurement.foreground`).
         """
         return self._foreground.holding((each for name in names for each in self._resources[name]), first=first)
 
@@ -166,20 +166,20 @@ class Workers:
     def ask_all(
         self, requests: Mapping[str, Request], limit_s: float, progress: Callable[[], int] = lambda: 0
     ) -> dict[str, dict[str, Any]]:
-        """Ask several workers at once and wait for all answers.
+        """Send requests to several workers at once and wait for all answers.
 
         Args:
-            progress: grows while they work; they have ``limit_s`` from each time that it has grown.
+            progress: returns a number that grows while they work; each growth gives them another ``limit_s``.
 
         Raises:
-            UnavailableError: one of them refused, died, or did nothing for ``limit_s``.
+            UnavailableError: one of them refused, died, or made no progress for ``limit_s``.
         """
         try:
             return self._exchange(requests, limit_s, progress)
         except UnavailableError:
             raise
         except BaseException:
-            # Interrupted half-way: some may wait for others that were not asked, and answers are still to come.
+            # Interrupted half-way: some may wait for others that got no request, and answers are still to come.
             self._end_all(requests)
             raise
 
@@ -215,7 +215,7 @@ class Workers:
                 if answer is None:
                     raise failed(name, "died")
                 if "error" in answer:
-                    # The others may be waiting for this worker's next stage: nobody will come.
+                    # The others may be waiting for this worker's next stage, which will not come.
                     if waiting:
                         raise failed(name, str(answer["error"]), reported=True)
                     raise WorkerError(name, str(answer["error"]), fatal=False, reported=True)
@@ -225,7 +225,7 @@ class Workers:
     def ask_each(
         self, requests: Mapping[str, Request], limit_s: float
     ) -> tuple[dict[str, dict[str, Any]], dict[str, WorkerError]]:
-        """Ask several workers at once that do not wait for each other; return the answers, and the errors of others."""
+        """Send requests to independent workers at once; return the answers, and the errors of those that failed."""
         answers: dict[str, dict[str, Any]] = {}
         errors: dict[str, WorkerError] = {}
         waiting: list[str] = []
@@ -261,19 +261,19 @@ class Workers:
         return {name: self.ends[name] for name in names}
 
     def check(self, ends: Mapping[str, int]) -> None:
-        """Check that workers have not ended since :meth:`ends_of` was asked.
+        """Check that workers have not ended since :meth:`ends_of` returned ``ends``.
 
         Raises:
-            UnavailableError: one has.
+            UnavailableError: a worker has ended.
         """
         if ends != self.ends_of(ends):
             raise UnavailableError("a worker process was restarted since the plan was loaded", "load the plan again")
 
     def send(self, name: str, request: Request) -> None:
-        """Ask a worker without waiting for its answer, which :meth:`answers` returns.
+        """Send a request without waiting for the answer, which :meth:`answers` returns.
 
         Raises:
-            UnavailableError: it died.
+            UnavailableError: the worker died.
         """
         channel = self._process(name).channel
         try:
@@ -282,7 +282,7 @@ class Workers:
             raise UnavailableError(f"processor {name!r} {self.end(name)}") from error
 
     def answers(self, names: Sequence[str], limit_s: float) -> dict[str, dict[str, Any] | None]:
-        """Return what workers have answered, None for one that died; waits ``limit_s`` for the first to do so."""
+        """Return the answers so far, None for a worker that died; waits up to ``limit_s`` for the first."""
         poll = select.poll()
         names_of = {self._running[name].channel.fileno(): name for name in names}
         for fd in names_of:
@@ -296,20 +296,20 @@ class Workers:
         return found
 
     def processes(self) -> list[int]:
-        """Return the numbers of the processes that are running."""
+        """Return the process ids of the running workers."""
         return [process.pid for process in self._running.values()]
 
     def process_of(self, name: str) -> int | None:
-        """Return the number of a worker's process, or None where it is not running."""
+        """Return the process id of a worker, or None where it is not running."""
         return self._running[name].pid if name in self._running else None
 
     def _process(self, name: str) -> _Process:
-        if self._closed:  # a fork server that was started now would have nobody to end it
+        if self._closed:  # nobody would end a fork server that starts now
             raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
         if name not in self._running:
             runtime = self._starts[name].runtime
             fork_server = self._fork_servers[runtime]
-            if fork_server.process.poll() is not None:  # something killed it, and its workers died with it
+            if fork_server.process.poll() is not None:  # it was killed, and its workers died with it
                 fork_server.control.close()
                 fork_server = self._fork_servers[runtime] = self._start(runtime)
             ours, theirs = socket.socketpair()
@@ -325,12 +325,12 @@ class Workers:
         return self._running[name]
 
     def end(self, name: str) -> str:
-        """End a worker's process, if it has not ended itself, and return how it did, as a predicate."""
+        """End a worker's process, if it still runs, and return how it ended, as a predicate."""
         process = self._running.pop(name)
         self.ends[name] += 1
         how = "died"
         with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)  # changes nothing about one that is ending already
+            os.kill(process.pid, signal.SIGKILL)  # no effect on one that is already ending
         with contextlib.suppress(EOFError, OSError):
             status = self._fork_servers[process.runtime].ask({"op": "reap", "pid": process.pid})["status"]
             how = f"died of {signal.Signals(-status).name}" if status < 0 else f"ended with code {status}"
@@ -338,7 +338,7 @@ class Workers:
         return how
 
     def _end_all(self, names: Iterable[str]) -> dict[str, str]:
-        """End some workers, and those whose fork server has died, which took them along."""
+        """End some workers, and those whose fork server has died, since they died with it."""
         servers = self._fork_servers
         orphans = [n for n, p in self._running.items() if servers[p.runtime].process.poll() is not None]
         return {name: self.end(name) for name in dict.fromkeys((*names, *orphans)) if name in self._running}
@@ -368,7 +368,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 class Arena(SharedMemory):
-    """Memory for tensors, under a number that the workers know it by."""
+    """Shared memory for tensors, with a number that identifies it to the workers."""
 
     def __init__(self, number: int, nbytes: int) -> None:
         super().__init__(f"arena-{number}", nbytes)
@@ -376,14 +376,14 @@ class Arena(SharedMemory):
         self._known_to: dict[str, int] = {}
 
     def introduce(self, workers: Workers, names: Iterable[str]) -> None:
-        """Have the workers map it that have not done so since they were started."""
+        """Have workers map it, unless they have done so since they started."""
         new = [name for name in names if self._known_to.get(name) != workers.ends[name]]
         head = {"op": "arena", "id": self.number, "nbytes": self.nbytes}
         workers.ask_all({name: Request(head, fds=[self.fd]) for name in new}, SETUP_LIMIT_S)
         self._known_to |= workers.ends_of(new)
 
     def give_back(self, workers: Workers) -> None:
-        """Have the workers unmap it, and close it."""
+        """Have the workers unmap it, and release it."""
         try:
             notify(workers, self._known_to, {"op": "arena", "id": self.number, "nbytes": 0})
         finally:
@@ -391,10 +391,10 @@ class Arena(SharedMemory):
 
 
 def notify(workers: Workers, known_to: Mapping[str, int], head: Mapping[str, Any]) -> None:
-    """Ask those workers that have not ended since they got what the question is about.
+    """Send a request to those workers that have not ended since they received what it refers to.
 
     Args:
-        known_to: of each worker how often it had ended then.
+        known_to: worker → how often it had ended then.
     """
     alive = [name for name, ends in known_to.items() if workers.ends[name] == ends]
     workers.ask_all({name: Request(head) for name in alive}, SETUP_LIMIT_S)
@@ -406,8 +406,8 @@ def bind_program(
     """Have workers bind their stages of a plan to an arena and to semaphores.
 
     Args:
-        number: what they call the program.
-        programs: what else each of them receives; see :meth:`evaluators.litert.worker.process.Worker.program`.
+        number: identifies the program to them.
+        programs: worker → its program (:meth:`evaluators.litert.worker.process.Worker.program`).
     """
     shared = {"op": "program", "id": number, "arena": arena.number, "semaphores_nbytes": semaphores.nbytes}
     requests = {name: Request({**shared, **program}, fds=[semaphores.fd]) for name, program in programs.items()}

@@ -72,7 +72,7 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
         self.capabilities = Capabilities(conditions=True, counters=works, deploy=True, decompose=True, outputs=True)
 
     def close(self) -> None:
-        """Tell that no worker is going to read what the session has made."""
+        """Release packed weights; no worker reads them any more."""
         self._holder.close()
 
     def fingerprint(self) -> dict[str, Any]:
@@ -80,16 +80,16 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
         return {**self._facts, "workload": self.workload.digest, "objective": self.objective}
 
     def measured(self, graphs: Sequence[Graph], progress: Callable[[str], None]) -> PriceTable:
-        """Measure what jobs of some models cost; see :func:`~evaluators.workload.prices.measure_prices`."""
+        """Measure the costs of jobs of some models (:func:`~evaluators.workload.prices.measure_prices`)."""
         return measure_prices(graphs, self._processors, self.alone, progress)
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> WorkloadRun:  # noqa: ARG002
-        """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance).
+        """Compile a plan; with ``fresh``, share nothing with what is loaded already (a rebuilt instance).
 
         Every candidate has memory of its own.
 
         Args:
-            graph: the joined one.
+            graph: the joined graph.
         """
         found = setting(self.workload, self.joined, plan, self.platform, self.lowerings)
         with ExitStack() as undo:
@@ -106,10 +106,10 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
     def _bound(
         self, found: Setting, client: QueueClient, model: LoweredModel, name: str, *, own: bool = False
     ) -> InstanceBinding:
-        """Return an instance of a model of the workload, or of what one was rewritten to, with inputs.
+        """Return an instance of a model of the workload, or of a rewritten one, with inputs.
 
         Args:
-            own: whether it has weights of its own.
+            own: whether the instance has weights of its own.
         """
         graph, operators = model.graph, model.operators
         # Threads of one process must not run one compiled model at the same time.
@@ -127,7 +127,7 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
         return bound
 
     def _in_a_row(self, graph: Graph, cuts: Sequence[int]) -> LoweredModel:
-        """Return a model, or what one was decomposed to, whose jobs wait for each other."""
+        """Return a model of the workload, or a decomposed one, cut into jobs that wait for each other."""
         borders = [0, *cuts, len(graph.operators)]
         stages = tuple(Stage(tuple(range(a, b)), self._reference_processor.name) for a, b in pairwise(borders))
         lowered = Lowering(graph).lower(Plan(graph.digest, stages))
@@ -140,25 +140,25 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
         return self._models[id(graph)]
 
     def _key(self, graph: Graph) -> str:
-        """Return what tells compiled stages apart: the model's file, and the library with its kernels."""
+        """Return the key of compiled stages: the model's file, and the library with its kernels."""
         return f"{self.digest(graph)} {graph.source.custom_ops if graph.source is not None else ''}"
 
     def forget(self, graph: Graph) -> None:
-        """Let go of what was made to run a decomposed model that was only looked at."""
+        """Forget the stages of a decomposed model that ran only for its error."""
         self._stages.forget_cut(self._key(graph))
 
     def executor(self, found: Setting, dispatch: Dispatch, instances: Sequence[InstanceBinding]) -> Executor:
-        """Return what runs a setting."""
+        """Return the executor of a setting."""
         return Executor(found, dispatch, instances, self._stages)
 
     def alone(self, found: Setting, parts: Sequence[tuple[Graph, Sequence[int]]], runs: int) -> list[Outcome]:
-        """Run models beside their workload, for what their jobs cost."""
+        """Run models outside their workload, to measure what their jobs cost."""
         return self._ran(found, parts, runs)[0]
 
     def _ran(
         self, found: Setting, parts: Sequence[tuple[Graph, Sequence[int]]], runs: int
     ) -> tuple[list[Outcome], list[list[NDArray[np.generic]]]]:
-        """Run models beside their workload; return what came of each run, and the outputs of each model."""
+        """Run models outside their workload; return the outcome of each run, and the outputs of each model."""
         with _named(", ".join(dict.fromkeys(graph.name for graph, _ in parts))), ExitStack() as undo:
             instances = []
             for number, (client, (graph, cuts)) in enumerate(zip(found.clients, parts, strict=True)):
@@ -183,7 +183,7 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
         """Compare outputs of a model with those of the whole model on the reference processor.
 
         Args:
-            off: how far they may be from them beside what processors explain.
+            off: relative error that is accepted beyond the processors' tolerance.
         """
         model = self._model(graph)
         if not model.reference:
@@ -191,7 +191,7 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
         return tensors.agreement(graph, outputs, model.reference, self._tolerance(graph, processors) + off)
 
     def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:
-        """Return the largest error of a decomposed model's outputs, relative to its largest one."""
+        """Return the largest error of a decomposed model's outputs, relative to the largest value of that output."""
         made, _ = self.lowerings.whole(graph, ranks)
         try:
             outputs = self._outputs(made)
@@ -200,16 +200,16 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
         return self._agreement(graph, outputs, [self._reference_processor.name]).max_rel_error
 
     def _outputs(self, graph: Graph) -> list[NDArray[np.generic]]:
-        """Return what a model computes as a whole on the reference processor."""
+        """Return the outputs of a whole model on the reference processor."""
         processor = [p.name for p in self._processors].index(self._reference_processor.name)
         return self._ran(closed_loops([processor], [1], self._processors), [(graph, ())], 1)[1][0]
 
     def process(self, processor: str) -> int | None:
-        """Return the number of the process that a processor is, or is a thread of; None where it is not running."""
+        """Return the process id of a processor's worker; None where it is not running."""
         return self._workers.process_of(self._stages.process(processor))
 
     def inputs(self, graph: Graph) -> list[NDArray[np.generic]]:
-        """Return what a model is measured with, decomposed or not."""
+        """Return the inputs with which a model is measured, decomposed or not."""
         return self._model(self.lowerings.origin(graph)).inputs
 
     def deploy(self, folder: Path, graph: Graph, plan: Plan) -> Agreement:  # noqa: ARG002
@@ -227,7 +227,7 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Name the model, or models, in errors about it."""
+    """Name the model, or models, in errors raised meanwhile."""
     try:
         yield
     except UnavailableError as error:
@@ -254,10 +254,10 @@ class WorkloadRun(HostedRun):
         return found
 
     def agreements(self) -> Iterator[Agreement]:
-        """Return how the outputs of each instance, which has run, compare with its whole model's."""
+        """Compare the outputs of each instance, which has run, with its whole model's."""
         return self._session.agreements(self._found, [instance.outputs() for instance in self._instances])
 
     def close(self) -> None:
-        """Give back what only this candidate holds; nothing, where it holds nothing."""
+        """Release what only this candidate holds; a second call does nothing."""
         for instance in self._instances:
             instance.close()

@@ -1,1 +1,1 @@
-"""Plans measured on other machines: an agent there, a session here, models and plans in between and nothing else."""
+"""Plans measured on other machines: an agent there, a session here; only models and plans are sent."""

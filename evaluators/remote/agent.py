@@ -1,8 +1,8 @@
-"""The service of an agent: it keeps models, loads plans, runs them, and reports the conditions.
+"""The service of an agent: it keeps models, loads plans, runs them, and reports conditions.
 
 Requests come from the threads of a server (:mod:`evaluators.remote.server`) and are served one after another by the
-thread that called :meth:`Agent.serve`: the main one, so that what hangs can be broken off, and so that nothing but the
-measurement runs while something is measured.
+thread that called :meth:`Agent.serve`: the main thread, so that a call that hangs can be interrupted, and so that
+nothing else runs during a measurement.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ Answer = dict[str, Any]
 
 
 class BusyError(UnavailableError):
-    """The device measures for somebody else, and will be free again."""
+    """The device measures for another client, and will be free again."""
 
 
 class LapsedError(UnavailableError):
-    """The client has no lease any more."""
+    """The client's lease has ended."""
 
 
 class Lease:
-    """The right to measure on a device, of one client at a time, for as long as it shows that it is alive.
+    """The right to measure on a device: held by one client at a time, and renewed while it is alive.
 
-    What runs at once on one device disturbs each other, whatever cores it uses, so there is one lease and not one for
-    each processor.
+    Measurements that run at once on one device disturb each other, whatever cores they use, so there is one lease for
+    the device and not one for each processor.
 
     Args:
-        seconds: after which a silent client has lost it.
+        seconds: time after which a silent client loses it.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -75,7 +75,7 @@ class Lease:
         self._until_s = 0.0
 
     def take(self, client: str, study: str) -> None:
-        """Give the lease to a client, which may have it already.
+        """Give the lease to a client, or renew it.
 
         Raises:
             BusyError: another client has it.
@@ -87,7 +87,7 @@ class Lease:
             self._client, self._study, self._until_s = client, study, time.monotonic() + self.seconds
 
     def renew(self, client: str) -> bool:
-        """Return whether the client has the lease, which then lasts anew."""
+        """Renew the lease; return whether the client holds it."""
         with self._lock:
             if not client or client != self._client:
                 return False
@@ -95,13 +95,13 @@ class Lease:
             return True
 
     def end(self, client: str) -> None:
-        """Give the lease up."""
+        """End the lease of a client."""
         with self._lock:
             if client == self._client:
                 self._client = ""
 
     def lapsed(self) -> str:
-        """Return the client that has not been heard of for too long, or ""."""
+        """Return the client whose lease has lapsed, or ""."""
         with self._lock:
             return self._client if self._client and time.monotonic() > self._until_s else ""
 
@@ -111,8 +111,8 @@ def _whole_machine(lock: Path) -> Iterator[None]:
     """Keep other agents of this machine from measuring meanwhile.
 
     Raises:
-        BusyError: one of them does.
-        OSError: the lock cannot be made.
+        BusyError: another agent is measuring.
+        OSError: the lock file cannot be made.
     """
     with lock.open("w") as file:
         try:
@@ -124,7 +124,7 @@ def _whole_machine(lock: Path) -> Iterator[None]:
 
 @dataclass(slots=True)
 class _Open:
-    """What is held for the client that has the lease."""
+    """The session of the client that holds the lease."""
 
     client: str
     platform: Platform
@@ -143,9 +143,9 @@ class Agent:
 
     Args:
         name: of the device.
-        evaluator: any that is local.
-        folder: for models and what is written while measuring; made if need be.
-        lease_s: seconds after which a silent client is given up.
+        evaluator: one that measures on this machine.
+        folder: for models and files of measurements; made where it does not exist.
+        lease_s: seconds after which a silent client loses its lease.
 
     Raises:
         OSError: the folder cannot be written.
@@ -186,17 +186,17 @@ class Agent:
         }
 
     def submit(self, method: str, data: Mapping[str, Any]) -> Future[Answer]:
-        """Queue a request and return what will be its answer; for any thread."""
+        """Queue a request and return its future answer; callable from any thread."""
         future: Future[Answer] = Future()
         self._jobs.put((lambda: self.methods[method](data), future))
         return future
 
     def end(self) -> None:
-        """Have :meth:`serve` return; for any thread and for a signal."""
+        """Have :meth:`serve` return; callable from any thread and from a signal handler."""
         self._ended.set()
 
     def serve(self) -> None:
-        """Serve requests until :meth:`end`; in the main thread, since only there a call that hangs is broken off."""
+        """Serve requests until :meth:`end`; in the main thread, where a call that hangs can be interrupted."""
         try:
             while not self._ended.is_set():
                 try:
@@ -205,10 +205,10 @@ class Agent:
                     self._look_for_silence()
                     continue
                 if not future.set_running_or_notify_cancel():
-                    continue  # whoever asked has gone
+                    continue  # the client has gone
                 try:
                     future.set_result(job())
-                except Exception as error:  # noqa: BLE001 - the client gets it; the agent lives on
+                except Exception as error:  # noqa: BLE001 - passed to the client; the agent goes on
                     future.set_exception(error)
         finally:
             self._let_go()
@@ -217,19 +217,19 @@ class Agent:
         """Return a file that ``Deploy`` wrote for the client.
 
         Raises:
-            WireError: it has none of that name.
-            LapsedError: it has no lease.
+            WireError: there is no such file.
+            LapsedError: the client holds no lease.
         """
         if not wire.FILE_NAME.fullmatch(name):
             raise wire.WireError(f"{name[:80]!r} is not a name of a file to fetch")
         return self._held({"client": client}).folder / "deployed" / name
 
     def must_hold(self, data: Mapping[str, Any]) -> str:
-        """Return the client that asks, whose lease lasts anew.
+        """Renew the lease of a request's client, and return the client.
 
         Raises:
-            WireError: there is none in the request.
-            LapsedError: it has no lease.
+            WireError: the request names no client.
+            LapsedError: the client holds no lease.
         """
         client = wire.text(data, "client", wire.DIGEST)
         if not self.lease.renew(client):
@@ -243,7 +243,7 @@ class Agent:
             self.lease.end(silent)
 
     def _let_go(self) -> None:
-        """Close what is held; a candidate or session that cannot be closed in order is left behind."""
+        """Close the session and its plans; one that cannot be closed is abandoned."""
         held, self._open = self._open, None
         if held is None:
             return
@@ -252,7 +252,7 @@ class Agent:
             with suppress(OptimizeError), foreign(what), time_limit(_CLOSE_S, what):
                 close()
 
-    # What a client may ask; each runs in the thread of serve().
+    # Requests of clients; each is served in the thread of serve().
 
     def _describe(self, data: Mapping[str, Any]) -> Answer:  # noqa: ARG002
         return {
@@ -271,7 +271,9 @@ class Agent:
         if not self._evaluator.capabilities.names:
             raise UsageError(f"evaluator {self._evaluator.name!r} names no processors")
         if name.startswith(("npu:", "npu+cpu:")):
-            raise UsageError(f"processor {name!r}: who asks from afar may not choose a library", "set the device up")
+            raise UsageError(
+                f"processor {name!r}: a remote client may not choose a library", "configure it on the device"
+            )
         return self._evaluator.processor(name)
 
     def _open_session(self, data: Mapping[str, Any]) -> Answer:
@@ -313,7 +315,7 @@ class Agent:
             return _Open(client, platform, session, stack.pop_all(), folder, conditions)
 
     def _host(self, data: Mapping[str, Any]) -> Answer:
-        """Open a session for several models; plans are then of the joined one."""
+        """Open a session for several models; later plans are of the joined graph."""
         held, workload = self._held(data), Workload.from_json(data.get("workload"))
         if not self._evaluator.capabilities.workloads:
             raise UsageError(
@@ -431,7 +433,7 @@ class Agent:
     def _unsupported_operators(self, data: Mapping[str, Any]) -> Answer:
         held = self._held(data)
         graph, name = self._graph(held, data), wire.text(data, "processor")
-        with time_limit(held.platform.limits.load_s * len(graph.operators), "asking what a processor takes"):
+        with time_limit(held.platform.limits.load_s * len(graph.operators), "querying unsupported operators"):
             return {"operators": [int(o) for o in unsupported_operators(held.session, graph, name)]}
 
     def _deploy(self, data: Mapping[str, Any]) -> Answer:
@@ -452,6 +454,6 @@ class Agent:
         return {"agreement": wire.agreement_to_json(agreement), "files": files}
 
     def _conditions(self, held: _Open) -> Answer:
-        """Return what a measurement was taken under, and by whose clock when."""
+        """Return the conditions of a measurement, with the device's name and clock."""
         clock = datetime.now(UTC).isoformat(timespec="milliseconds")
         return {**held.conditions(), "device": self.name, "device_time_utc": clock}

@@ -1,4 +1,4 @@
-"""A client's end of the wire: calls with a deadline, and a lease on one of some like devices.
+"""A client's side: calls with time limits, and a lease on one of several devices that are alike.
 
 A lease is taken, kept alive, lost, and taken again.
 """
@@ -50,11 +50,11 @@ _MOST_FETCHED_NBYTES = 16 << 30
 
 
 class BusyElsewhereError(UnavailableError):
-    """The device measures for somebody else now."""
+    """The device measures for another client."""
 
 
 class Connection:
-    """A channel to a device's agent; made without a word on the wire, which the first call says.
+    """A channel to a device's agent; the first call connects.
 
     Raises:
         UnavailableError: gRPC is not installed.
@@ -67,17 +67,17 @@ class Connection:
         self._metadata = metadata_of(device.credentials)
 
     def close(self) -> None:
-        """Give the channel back; calls in flight end."""
+        """Close the channel; calls in flight end."""
         with suppress(Exception):
             self._channel.close()
 
     def call(self, method: str, data: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-        """Ask, and return the answer.
+        """Call a method and return the answer.
 
         Raises:
-            DeviceLostError: the device did not answer in time, or has forgotten us.
-            BusyElsewhereError: it measures for somebody else.
-            UsageError, UnavailableError: what went wrong there, or it refused access.
+            DeviceLostError: the device did not answer in time, or has ended this client's session.
+            BusyElsewhereError: the device measures for another client.
+            UsageError, UnavailableError: an error on the device, or it refused access.
         """
         ask = self._channel.unary_unary(f"/{wire.SERVICE}/{method}")
         with self._reached():
@@ -88,8 +88,8 @@ class Connection:
         """Send a model.
 
         Raises:
-            DeviceLostError: the device went away meanwhile.
-            UnavailableError: it does not take the model.
+            DeviceLostError: the device was lost meanwhile.
+            UnavailableError: the device refuses the model.
         """
         nbytes = path.stat().st_size
 
@@ -103,11 +103,11 @@ class Connection:
         self._answer(content)
 
     def fetch(self, folder: Path, client: str, announced: Mapping[str, Any]) -> Path:
-        """Fetch a file that the device has deployed; its name, size and digest are checked here too.
+        """Fetch a file that the device has deployed, and check its name, size and digest.
 
         Raises:
-            DeviceLostError: the device went away meanwhile.
-            UnavailableError: it gives another file than it said.
+            DeviceLostError: the device was lost meanwhile.
+            UnavailableError: the file differs from its announcement.
             UsageError: the folder cannot be written.
         """
         name, digest = wire.text(announced, "name", wire.FILE_NAME), wire.text(announced, "sha256", wire.DIGEST)
@@ -125,7 +125,7 @@ class Connection:
                 found.update(piece[1:])
                 file.write(piece[1:])
             if took != nbytes or found.hexdigest() != digest:
-                raise UnavailableError(f"{self.device.name}: {name} did not come as it was announced")
+                raise UnavailableError(f"{self.device.name}: {name} differs from its announcement")
         return folder / name
 
     def _answer(self, content: bytes) -> dict[str, Any]:
@@ -139,14 +139,14 @@ class Connection:
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
-        """Tell what a failed call means: come again, or look at your credentials."""
+        """Turn errors of gRPC into errors that say what to do."""
         try:
             yield
         except self._grpc.RpcError as error:
             raise self._failure(error) from error
 
     def _failure(self, error: Any) -> UnavailableError:
-        """Return what a failed call means: come again, or look at your credentials."""
+        """Return the error for a failed call: the device is lost, or refuses this client."""
         code, name, where = error.code(), self.device.name, self.device.address
         status = self._grpc.StatusCode
         details = " ".join(str(error.details()).split())[:200]
@@ -156,13 +156,13 @@ class Connection:
             return UnavailableError(f"{where} is not an agent of this version", "install the same version there")
         if code == status.UNAVAILABLE and any(word in details.lower() for word in ("ssl", "certificate", "handshake")):
             return UnavailableError(
-                f"device {name}: the certificates do not go together: {details}", "check authority, certificate and key"
+                f"device {name}: the certificates do not match: {details}", "check authority, certificate and key"
             )
         return DeviceLostError(f"device {name} at {where} does not answer ({code.name.lower().replace('_', ' ')})")
 
 
 def _transfer_limit_s(nbytes: int) -> float:
-    return _STALLED_S + nbytes / 1e5  # slower than 100 kB/s is as good as none
+    return _STALLED_S + nbytes / 1e5  # anything slower than 100 kB/s counts as stalled
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +172,8 @@ class Sendable:
     Attributes:
         path: the file.
         digest: its SHA-256.
-        name: of the model, as it may go over the wire.
-        structure: digest of the graph that is read from the file.
+        name: of the model, reduced to characters that messages allow.
+        structure: digest of the graph as it is read from the file.
     """
 
     path: Path
@@ -182,7 +182,7 @@ class Sendable:
     structure: str
 
     def plan(self, plan: Plan) -> Plan:
-        """Return a plan of the graph as one of the graph in the file, which has the same operators."""
+        """Return a plan for the graph in the file, which has the same operators."""
         return replace(plan, graph_digest=self.structure)
 
 
@@ -191,7 +191,7 @@ def sendable(graph: Graph, folder: Path) -> Sendable:
 
     Raises:
         ModelError: the model's file is gone or has changed.
-        UnavailableError: there is no file, or a file cannot say what the graph is.
+        UnavailableError: the graph has no file, or cannot be written as one.
         UsageError: the folder cannot be written.
     """
     if graph.source is None:
@@ -209,17 +209,17 @@ def sendable(graph: Graph, folder: Path) -> Sendable:
 
 
 class Link:
-    """A connection that has a device's lease.
+    """A connection that holds a device's lease.
 
     Args:
-        devices: that are alike, in the order of preference.
-        platform: what to measure on; every device must have these processors.
-        names: that processors were asked for by.
+        devices: alike, in order of preference.
+        platform: the processors to measure on; every device must have them.
+        names: processor names that were resolved on a device.
 
     Attributes:
-        generation: counts the connections; what was loaded over an earlier one is gone.
+        generation: counts the connections; plans loaded over an earlier one are gone.
         capabilities, powers_w: of the session on the first device.
-        fingerprint, conditions: its last report.
+        fingerprint, conditions: as last reported.
     """
 
     def __init__(self, devices: Sequence[Device], platform: Platform, names: Sequence[str]) -> None:
@@ -229,7 +229,7 @@ class Link:
         self.powers_w: dict[str, float] = {}
         self.fingerprint: dict[str, Any] = {}
         self.conditions: dict[str, Any] = {}
-        # Nobody else can guess it; whoever knows it holds the lease.
+        # A secret: whoever knows it holds the lease.
         self.client = secrets.token_hex(32)
         self._devices = tuple(devices)
         self._names = list(dict.fromkeys(names))
@@ -243,7 +243,7 @@ class Link:
         """Take a lease on the first device that is free, and wait for one where none is.
 
         Raises:
-            UnavailableError: none was in time, or one is there but cannot be used.
+            UnavailableError: no device was free in time, or a device cannot be used.
         """
         self._drop()
         if self._closed.is_set():
@@ -253,7 +253,7 @@ class Link:
     def _open(self, device: Device) -> None:
         connection = Connection(device)
         try:
-            # Preparing takes long; whether anybody is there is found out sooner.
+            # Preparing takes long; this short call fails at once where there is no agent.
             version = connection.call("Describe", {}, SHORT_S).get("version")
             _check_version(device, version)
             request = {
@@ -283,7 +283,7 @@ class Link:
         while not self._closed.wait(self._lease_s / 3.0):
             connection = self._connection
             if connection is not None:
-                with suppress(OptimizeError, ValueError):  # the next question will find out
+                with suppress(OptimizeError, ValueError):  # the next request will report it
                     connection.call("Renew", {"client": self.client}, self._lease_s / 3.0)
 
     def _drop(self) -> None:
@@ -292,7 +292,7 @@ class Link:
             connection.close()
 
     def close(self) -> None:
-        """Give the lease back and end the connection."""
+        """Return the lease and close the connection."""
         self._closed.set()
         if self._connection is not None:
             with suppress(OptimizeError):
@@ -300,11 +300,11 @@ class Link:
         self._drop()
 
     def ask(self, method: str, data: dict[str, Any], limit_s: float, model: Sendable | None = None) -> dict[str, Any]:
-        """Ask over the present connection, and send the model before, once.
+        """Call a method over the current connection, after sending the model if the device does not have it.
 
         Raises:
-            DeviceLostError: there is no connection any more.
-            UsageError, UnavailableError: what went wrong on the device.
+            DeviceLostError: the connection is lost.
+            UsageError, UnavailableError: an error on the device.
         """
         connection = self._connection
         if connection is None:
@@ -323,7 +323,7 @@ class Link:
         return answer
 
     def fetch(self, folder: Path, announced: Any) -> Path:
-        """Fetch a file that the device has announced; see :meth:`~evaluators.remote.connection.Connection.fetch`."""
+        """Fetch a file that the device has announced (:meth:`~evaluators.remote.connection.Connection.fetch`)."""
         if self._connection is None or not isinstance(announced, dict):
             raise DeviceLostError(f"device {self._devices[0].name}: the connection is lost")
         return self._connection.fetch(folder, self.client, announced)
@@ -332,8 +332,8 @@ class Link:
         """Send a model, unless the device has it.
 
         Raises:
-            DeviceLostError: there is no connection any more.
-            UnavailableError: the device does not take it.
+            DeviceLostError: the connection is lost.
+            UnavailableError: the device refuses the model.
         """
         if self._connection is None:
             raise DeviceLostError(f"device {self._devices[0].name}: the connection is lost")
@@ -347,10 +347,10 @@ class Link:
         self._sent.add(model.digest)
 
     def moved(self, ask: Callable[[], Found]) -> Found:
-        """Return what a question gives that may as well be put to another device, or to the same one later.
+        """Return the result of ``ask``; where the device is lost, repeat it on the next one, or later on the same.
 
         Raises:
-            UnavailableError: no device came back in time, or they come and go.
+            UnavailableError: no device came back in time, or devices were lost repeatedly.
         """
         for attempt in range(_MOVES):
             try:
@@ -365,10 +365,10 @@ class Link:
 
 
 def waited(devices: Sequence[Device], ask: Callable[[Device], Found]) -> Found:
-    """Return what the first of some like devices answers that is there and free; wait for one where none is.
+    """Return the result of ``ask`` on the first of some devices that answers and is free; wait where none is.
 
     Raises:
-        UnavailableError: none was in time, or one is there but cannot be used.
+        UnavailableError: no device was free in time, or a device cannot be used.
     """
     wait_s = max(device.wait_s for device in devices)
     end_s, warned = time.monotonic() + wait_s, False
@@ -394,13 +394,13 @@ def _check_version(device: Device, version: object) -> None:
 
 
 def _unpriced(platform: Platform) -> Platform:
-    """Return a platform as the device knows it: what power its processors draw was said here."""
+    """Return a platform without the power of its processors, which was given here and is unknown to the device."""
     processors = (replace(p, options={k: v for k, v in p.options.items() if k != OPTION}) for p in platform.processors)
     return replace(platform, processors=tuple(processors))
 
 
 def _plain(conditions: Any) -> dict[str, Any]:
-    """Return conditions as they may stand in a log: what a device reports is not trusted to be small."""
+    """Return conditions cut to a size for logs: reports of a device are not trusted to be small."""
     if not isinstance(conditions, dict):
         return {}
     kinds = (str, int, float, bool)

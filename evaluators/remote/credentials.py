@@ -1,7 +1,7 @@
-"""Certificates and tokens of our servers (agents, shared storages) and of their clients.
+"""Certificates and tokens of servers (agents, shared storages) and of their clients.
 
-A server on the loopback address needs neither. On any other address it has a certificate, so that nobody reads or
-changes what is sent, and its clients show either a certificate of an authority that it trusts, or a token.
+A server on the loopback address needs neither. On any other address it has a certificate, so that messages cannot be
+read or changed, and its clients authenticate by a certificate of an authority that it trusts, or by a token.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _MAX_NBYTES = 1 << 20
 
 
 def grpc_module(what: str = "remote devices", extra: str = "remote") -> Any:
-    """Return the module ``grpc``, which only extras install.
+    """Return the module ``grpc``, which is an optional dependency.
 
     Args:
-        what: needs it, for the error.
-        extra: that installs it.
+        what: names in the error what needs it.
+        extra: the extra that installs it.
 
     Raises:
         UnavailableError: it is not installed.
     """
     import os
 
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors are reported by us, once and in one line
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors are reported by the callers, once and in one line
     try:
         import grpc
     except ImportError as error:
@@ -43,12 +43,12 @@ def grpc_module(what: str = "remote devices", extra: str = "remote") -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ServerCredentials:
-    """What a server shows and wants to see; all empty: nothing, which only the loopback address may do.
+    """A server's certificate, and what it requires of clients; all empty only on the loopback address.
 
     Attributes:
         certificate, key: its own, PEM.
-        client_authority: certificates that clients' must be signed by, PEM; empty where a token serves.
-        token: that clients must show; empty where their certificate serves.
+        client_authority: certificates of the authority that must have signed clients', PEM; empty where a token serves.
+        token: that clients must send; empty where their certificate serves.
     """
 
     certificate: bytes = b""
@@ -57,10 +57,10 @@ class ServerCredentials:
     token: str = field(default="", repr=False)
 
     def check(self, host: str) -> None:
-        """Check that this is enough for the address that is listened on.
+        """Check that the credentials suffice for the address that the server listens on.
 
         Raises:
-            UsageError: it is not.
+            UsageError: they do not.
         """
         if bool(self.certificate) != bool(self.key):
             raise UsageError("a certificate and its key go together", "give --tls-cert and --tls-key")
@@ -80,20 +80,20 @@ class ServerCredentials:
             )
 
     def admits(self, shown: str) -> bool:
-        """Tell whether what a client shows as its token will do."""
+        """Return whether the token in a client's header is right."""
         return not self.token or hmac.compare_digest(shown.encode(), f"Bearer {self.token}".encode())
 
 
 @dataclass(frozen=True, slots=True)
 class ClientCredentials:
-    """What a client wants to see of a server and shows.
+    """A client's certificate or token, and what it requires of the server.
 
     Attributes:
-        authority: certificates that the server's must be signed by, PEM; empty: no TLS, which only the loopback
-            address may do.
+        authority: certificates of the authority that must have signed the server's, PEM; empty: no TLS, only on the
+            loopback address.
         certificate, key: its own, PEM; empty where a token serves.
         token: for the server; empty where the certificate serves.
-        server_name: that the server's certificate is for, where it is not the address.
+        server_name: the name in the server's certificate, where it differs from the address.
     """
 
     authority: bytes = b""
@@ -104,7 +104,7 @@ class ClientCredentials:
 
 
 def channel_to(grpc: Any, address: str, shown: ClientCredentials, options: Sequence[tuple[str, int | str]]) -> Any:
-    """Return a channel to a server; made without a word on the wire, which the first call says.
+    """Return a channel to a server; the first call connects.
 
     Args:
         grpc: the module.
@@ -119,12 +119,12 @@ def channel_to(grpc: Any, address: str, shown: ClientCredentials, options: Seque
 
 
 def metadata_of(shown: ClientCredentials) -> tuple[tuple[str, str], ...]:
-    """Return what a client's calls carry."""
+    """Return the metadata of a client's calls."""
     return (("authorization", f"Bearer {shown.token}"),) if shown.token else ()
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether an address can be reached from this machine alone."""
+    """Return whether an address can be reached from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -137,7 +137,7 @@ def split_address(address: str, default_port: int) -> tuple[str, int]:
     """Return host and port of ``host``, ``host:port`` or ``[::1]:port``.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the text is not an address.
     """
     host, colon, port = address.rpartition(":")
     if not colon or address.endswith("]"):
@@ -148,10 +148,10 @@ def split_address(address: str, default_port: int) -> tuple[str, int]:
 
 
 def read_pem(path: Path | None, what: str) -> bytes:
-    """Return a file of certificates or a key; empty without a path.
+    """Return the content of a PEM file of certificates or a key; empty without a path.
 
     Raises:
-        UsageError: it cannot be read or is none.
+        UsageError: the file cannot be read or is not PEM.
     """
     if path is None:
         return b""
@@ -168,7 +168,7 @@ def read_token(path: Path | None) -> str:
     """Return the token in a file; empty without a path.
 
     Raises:
-        UsageError: the file cannot be read, others may read it, or it is too short to be secret.
+        UsageError: the file cannot be read, other users may read it, or the token is too short.
     """
     if path is None:
         return ""

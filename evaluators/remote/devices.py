@@ -1,4 +1,4 @@
-"""Devices to measure on, and shared storages elsewhere, by name: ``devices.yaml`` in the user's configuration folder.
+"""Devices to measure on, and shared storages on other machines, by name: ``devices.yaml`` in the configuration folder.
 
 ::
 
@@ -8,7 +8,7 @@
         authority: certs/ca.pem        # paths are relative to this file
         certificate: certs/laptop.pem  # or token_file: certs/pi4.token
         key: certs/laptop.key
-        wait_s: 120                    # how long to wait where it is busy or does not answer (default 60)
+        wait_s: 120                    # how long to wait for it while it is busy or does not answer (default 60)
       bench:
         agent: 127.0.0.1:7450          # through ssh -L; the loopback address needs no certificate
     storages:
@@ -17,7 +17,7 @@
         authority: certs/ca.pem
         token_file: certs/lab.token
 
-``PARTITION_OPTIMIZER_DEVICES`` names another file. An address serves as a name where it is a loopback one.
+``PARTITION_OPTIMIZER_DEVICES`` names another file. A loopback address may be given instead of a name.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Device:
     """A device that an agent measures on.
 
     Attributes:
-        name: what a person calls it.
+        name: the user's name for it.
         address: ``host:port`` of its agent.
-        credentials: to reach it with.
-        wait_s: how long to wait where it is busy or does not answer.
+        credentials: for its agent.
+        wait_s: how long to wait for it while it is busy or does not answer.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Device:
 
 
 def devices_file() -> Path:
-    """Return the file of devices, which need not exist."""
+    """Return the path of the file of devices; it need not exist."""
     chosen = os.environ.get(ENVIRONMENT)
     if chosen:
         return Path(chosen)
@@ -70,7 +70,7 @@ def find_devices(names: str) -> tuple[Device, ...]:
     """Return the devices that ``--device`` names: one, or several that are alike, separated by commas.
 
     Raises:
-        UsageError: one is not known, or the file is wrong.
+        UsageError: a device is unknown, or the file is not valid.
     """
     found = tuple(_find(name.strip()) for name in names.split(","))
     if len({device.name for device in found}) != len(found):
@@ -95,13 +95,13 @@ def _find(name: str) -> Device:
 
 
 def find_storage(place: str) -> Device:
-    """Return how to reach a shared storage.
+    """Return address and credentials of a shared storage.
 
     Args:
         place: a name under ``storages``, or ``host:port``.
 
     Raises:
-        UsageError: it is elsewhere and not in the file, or the file is wrong.
+        UsageError: it is on another machine and not in the file, or the file is not valid.
     """
     path = devices_file()
     known = _servers(path, "storages", "server", STORAGE_PORT) if path.exists() else {}
@@ -121,7 +121,7 @@ def agents(path: Path) -> Mapping[str, Device]:
     """Return the devices of a file that have an agent.
 
     Raises:
-        UsageError: the file is wrong; the text begins with ``file:line``.
+        UsageError: the file is not valid; the text begins with ``file:line``.
     """
     return _servers(path, "devices", "agent", DEFAULT_PORT)
 

@@ -1,6 +1,6 @@
 """The agent on the network: a gRPC server with few methods, limits on everything, and no code from the wire.
 
-:func:`listen` starts any server of ours, that of shared storages included.
+:func:`listen` starts any server of this product, also that of shared storages.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ class Served:
     address: str
 
     def wait(self) -> None:
-        """Return when the server has ended."""
+        """Wait until the server has ended."""
         self.server.wait_for_termination()
 
     def close(self) -> None:
-        """Refuse new calls, and break the others off after a second."""
+        """Refuse new calls, and cancel running ones after a second."""
         self.server.stop(_END_S).wait()
 
 
 def serve(agent: Agent, host: str, port: int, credentials: ServerCredentials) -> Served:
-    """Listen; calls are served as soon as somebody runs :meth:`~evaluators.remote.agent.Agent.serve`.
+    """Start listening; calls wait until :meth:`~evaluators.remote.agent.Agent.serve` runs.
 
     Args:
-        port: 0 for any that is free.
+        port: 0 for any free one.
 
     Raises:
-        UsageError: the credentials are not enough for this address.
+        UsageError: the credentials do not suffice for this address.
         UnavailableError: gRPC is not installed, or the port is taken.
     """
     grpc = grpc_module()
@@ -82,18 +82,18 @@ def listen(
     options: Sequence[tuple[str, int]],
     most_calls_per_s: float = math.inf,
 ) -> Served:
-    """Start a server that lets in who shows the credentials, with limits on calls and on half-open connections.
+    """Start a server that admits clients with the right credentials, and limits calls and half-open connections.
 
     Args:
         grpc: the module.
-        port: 0 for any that is free.
+        port: 0 for any free one.
         add: adds the methods to the server.
-        threads: that serve calls.
-        options: of gRPC, the sizes of messages among them.
-        most_calls_per_s: of all clients together; those above are refused, and come again.
+        threads: serve the calls.
+        options: of gRPC, such as the largest size of messages.
+        most_calls_per_s: limit for all clients together; further calls are refused, and clients repeat them.
 
     Raises:
-        UsageError: the credentials are not enough for this address.
+        UsageError: the credentials do not suffice for this address.
         UnavailableError: the port is taken.
     """
     credentials.check(host)
@@ -131,11 +131,11 @@ def listen(
 
 
 class Rate:
-    """How many calls are taken: so many a second, and as many at once after a quiet second. For several threads.
+    """A token bucket: admits so many calls a second, and as many at once after a quiet second. Thread-safe.
 
     Args:
         per_s: calls a second; infinite for no limit.
-        clock: seconds that pass.
+        clock: returns seconds.
     """
 
     def __init__(self, per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -144,7 +144,7 @@ class Rate:
         self._lock = threading.Lock()
 
     def admits(self) -> bool:
-        """Count a call, and return whether it is taken."""
+        """Count a call, and return whether it is admitted."""
         if math.isinf(self._per_s):
             return True
         with self._lock:
@@ -158,7 +158,7 @@ class Rate:
 
 
 def _allow_many_connections() -> None:
-    """A thousand who connect and say nothing must not use up the files that this process may open."""
+    """Raise the limit of open files, so that a thousand silent connections do not exhaust it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
     if soft < wanted:
@@ -167,7 +167,7 @@ def _allow_many_connections() -> None:
 
 
 def _gate(grpc: Any, credentials: ServerCredentials, rate: Rate) -> Any:
-    """Return what turns calls without the token, or beyond the rate, away before anything of them is read."""
+    """Return an interceptor that refuses calls without the token, or beyond the rate, before their content is read."""
 
     def refusal(code: Any, text: str) -> Any:
         return grpc.unary_unary_rpc_method_handler(lambda _, context: context.abort(code, text))
@@ -206,12 +206,12 @@ def _error(error: Exception) -> bytes:
 def _answered(answer: Callable[[Mapping[str, Any]], Mapping[str, Any]], content: bytes, _: Any) -> bytes:
     try:
         return wire.packed(answer(wire.unpacked(content)))
-    except Exception as error:  # noqa: BLE001 - a bad request must not end the thread, nor show a trace
+    except Exception as error:  # noqa: BLE001 - a bad request must neither end the thread nor show a traceback
         return _error(error)
 
 
 def _asked(agent: Agent, method: str, content: bytes, context: Any) -> bytes:
-    """Serve a call in the agent's own thread; one whose client has gone before it began is never served."""
+    """Serve a call in the agent's own thread; it is dropped if its client has gone before it begins."""
 
     def answer(data: Mapping[str, Any]) -> Mapping[str, Any]:
         future = agent.submit(method, data)
@@ -238,7 +238,7 @@ _storing = threading.Lock()
 
 
 def _store(agent: Agent, messages: Iterator[bytes], context: Any) -> bytes:
-    """Take a model in: a message that announces it, then its pieces. It must be one that we can read."""
+    """Receive a model: a message that announces it, then its pieces; a file that is not a readable model is refused."""
 
     def pieces(data: Mapping[str, Any]) -> Iterator[bytes]:
         for piece in messages:
@@ -260,12 +260,12 @@ def _store(agent: Agent, messages: Iterator[bytes], context: Any) -> bytes:
     try:
         first = next(messages)
     except StopIteration:
-        return _error(wire.WireError("nothing came"))
+        return _error(wire.WireError("the request holds no message"))
     return _answered(answer, first, context)
 
 
 def _fetch(agent: Agent, content: bytes, _: Any) -> Iterator[bytes]:
-    """Give a stage file out, each piece behind an F; an error is one message, behind an E."""
+    """Send a stage file, each piece after an F; an error is one message, after an E."""
     try:
         data = wire.unpacked(content)
         path = agent.deployed_file(wire.text(data, "client", wire.DIGEST), str(data.get("name")))

@@ -1,8 +1,8 @@
 """Measure plans on another machine: the evaluator ``remote``.
 
-A device that vanishes takes the batch with it that it was running. A plan that has shown no batch yet is moved in
-silence to the first of the devices that answers, or waits until one does; of any other plan the measurement fails with
-:class:`~search_spaces.core.errors.DeviceLostError`, since samples of two devices make no sample, and is made again.
+When a device is lost, the batch that it was running is lost, too. A plan that has returned no batch yet moves silently
+to the first of the devices that answers, or waits until one does. For any other plan the measurement fails with
+:class:`~search_spaces.core.errors.DeviceLostError`, since samples of two devices do not mix, and is repeated.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from search_spaces.core.pools import single_processors
 from search_spaces.core.workload import Workload
 from search_spaces.models.inputs import write_inputs
 
-_PRICE_S = 1000.0  # of what the agent allows itself, and the way
+_PRICE_S = 1000.0  # the agent's own limit, and time for the transfer
 
 
 class RemoteEvaluator(Evaluator):
@@ -50,27 +50,24 @@ class RemoteEvaluator(Evaluator):
         self._names: list[str] = []
 
     def at(self, device: str) -> None:
-        """Measure on the device of that name from now on; on any of several that are alike, with commas.
-
-        A name, or several of devices that are alike, with commas.
-        """
+        """Measure on the device of that name from now on; several names, with commas, are any of several alike."""
         self._devices = find_devices(device)
 
     def platform(self) -> Platform:
-        """Return the platform that this evaluator finds by itself; that of the first device that answers."""
+        """Return the processors of the first device that answers."""
         return wire.platform_from_json(self._first("Describe", {}).get("platform"))
 
     def processor(self, name: str) -> Processor:
-        """Return the processor of a name; the device knows its own."""
+        """Return the processor of a name, as the first device that answers makes it."""
         found = wire.platform_from_json(self._first("Processor", {"name": name}).get("platform"))
         self._names.append(name)
         return found.processors[0]
 
     @contextmanager
     def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[RemoteSession]:  # noqa: ARG002
-        """Open a session on a platform; leaving the context gives everything back.
+        """Open a session on a platform; leaving the context returns the device.
 
-        A device that measures for somebody else is waited for.
+        Waits for a device that measures for another client.
         """
         with TemporaryDirectory(prefix="sent-") as folder:
             link = Link(self._known(), platform, self._names)
@@ -89,7 +86,7 @@ class RemoteEvaluator(Evaluator):
         objective: Objective,
         scratch: Path | None = None,  # noqa: ARG002
     ) -> Iterator[RemoteWorkload]:
-        """Open a session for one workload, as :meth:`prepare` does; the agent's evaluator hosts the models."""
+        """Open a session for one workload, as :meth:`prepare` does; the models run in the agent's evaluator."""
         with TemporaryDirectory(prefix="sent-") as folder:
             link = Link(self._known(), replace(platform, processors=single_processors(platform)), self._names)
             try:
@@ -104,7 +101,7 @@ class RemoteEvaluator(Evaluator):
         return self._devices
 
     def _first(self, method: str, data: dict[str, Any]) -> dict[str, Any]:
-        """Ask the first device that answers."""
+        """Call a method of the first device that answers."""
 
         def ask(device: Device) -> dict[str, Any]:
             with closing(Connection(device)) as connection:
@@ -114,7 +111,7 @@ class RemoteEvaluator(Evaluator):
 
 
 class RemoteSession(Session):
-    """A session on the device that has the lease."""
+    """A session on the device whose lease is held."""
 
     def __init__(self, link: Link, folder: Path) -> None:
         self._link = link
@@ -124,13 +121,13 @@ class RemoteSession(Session):
         self.capabilities = replace(link.capabilities, conditions=True)
 
     def powers_w(self) -> dict[str, float]:
-        """Return the watts of processors while they run, of those that are known."""
+        """Return the power (W) of processors while they run, where it is known."""
         return self._link.powers_w
 
     def conditions(self) -> dict[str, Any]:
-        """Return what may have changed the last measurements (governor, load, versions, …).
+        """Return conditions that may have affected the last measurements (governor, load, versions, …).
 
-        The device's report with its last answer.
+        They come from the device's last answer.
         """
         return dict(self._link.conditions)
 
@@ -139,14 +136,14 @@ class RemoteSession(Session):
         return dict(self._link.fingerprint)
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> RemoteCandidate:
-        """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance)."""
+        """Compile a plan; with ``fresh``, share nothing with what is loaded already (a rebuilt instance)."""
         plan.validate(graph, self._link.platform)
         candidate = RemoteCandidate(self._link, self._model(graph), plan, fresh=fresh)
         self._link.moved(candidate.load)
         return candidate
 
     def unsupported_operators(self, graph: Graph, processor: str) -> list[int]:
-        """Return the operators that a processor does not take, ascending."""
+        """Return the operators that a processor does not support, ascending."""
         model = self._model(graph)
         limit_s = self._link.platform.limits.load_s * len(graph.operators) + SLACK_S
         answer = self._link.moved(lambda: self._link.ask("Unsupported", {"processor": processor}, limit_s, model))
@@ -158,7 +155,7 @@ class RemoteSession(Session):
     def deploy(self, folder: Path, graph: Graph, plan: Plan) -> Agreement:
         """Write ``plan.json`` and the stage files to ``folder``, run them, and compare outputs.
 
-        The device makes the files and runs them, then they are fetched.
+        The device writes and runs the files, which are then fetched.
         """
         agreement = self._link.moved(lambda: self._deploy(folder, self._model(graph), plan))
         write_inputs(folder / INPUTS, graph)  # as the device drew them
@@ -170,7 +167,7 @@ class RemoteSession(Session):
         entries, agreement = answer.get("files"), wire.agreement_from_json(answer.get("agreement"))
         if not isinstance(entries, list) or len(entries) > 2 * len(plan.stages) + 1 or agreement is None:
             raise wire.WireError("the device reports other files than the plan has")
-        # plan.json comes first by name; it is written last, when all that it names is there.
+        # plan.json comes first by name; it is fetched last, once all files that it names are here.
         fetched = {self._link.fetch(folder, entry).name for entry in reversed(entries)}
         for stale in folder.glob("stage_*.*"):
             if stale.name not in fetched:
@@ -235,7 +232,7 @@ class RemoteWorkload(RemoteSession, PricedWorkload):
     def price(
         self, known: Mapping[str, Any] | None, progress: Callable[[str], None], grids: Grids = MappingProxyType({})
     ) -> Mapping[str, Any]:
-        """Learn what jobs cost, and return it as plain values."""
+        """Have the device measure the costs of jobs; predict by them, and return them as plain values."""
         found = known
         if known is None or grids:
             progress("the device prices the models' jobs")
@@ -256,26 +253,26 @@ class RemoteWorkload(RemoteSession, PricedWorkload):
         return self._link.moved(ask)
 
     def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:
-        """Return the largest error of a decomposed model's outputs, relative to its largest one."""
+        """Return the largest error of a decomposed model's outputs, relative to the largest value of that output."""
         request = {"structure": self._there[graph.digest], "ranks": list(map(list, ranks))}
         found = self._asked("DecomposedError", request, 4 * self.platform.limits.load_s + SLACK_S).get("error")
         return None if found is None else float(found)
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> RemoteWorkloadCandidate:
-        """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance)."""
+        """Compile a plan; with ``fresh``, share nothing with what is loaded already (a rebuilt instance)."""
         plan.validate(graph, self.platform)
         candidate = RemoteWorkloadCandidate(self._link, self, plan, fresh=fresh)
         self._link.moved(candidate.load)
         return candidate
 
     def there(self, plan: Plan) -> Plan:
-        """Return a plan as one of the joined network on the device, which then hosts it."""
+        """Return a plan for the joined graph on the device, which hosts it from then on."""
         self._host()
         return replace(plan, graph_digest=self._joined)
 
 
 def _renamed(table: Mapping[str, Any] | None, names: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return a table of prices in which models have other names."""
+    """Return a table of prices with the models renamed."""
     if not isinstance(table, Mapping):
         return None
     return {
@@ -293,32 +290,29 @@ class RemoteCandidate(Candidate):
         self._shown = False
 
     def _sent(self) -> Plan:
-        """Return the plan as the device knows its network."""
+        """Return the plan with the digest of the graph on the device."""
         return self._model.plan(self._plan) if self._model is not None else self._plan
 
     def load(self) -> None:
-        """Have the device load the plan, over the present connection."""
+        """Have the device load the plan, over the current connection."""
         request = {"plan": self._sent().to_json(), "fresh": self._fresh}
         answer = self._link.ask("Load", request, _load_limit_s(self._link, self._plan), self._model)
         self._number, self._generation = wire.whole(answer, "candidate", 1, 1 << 53), self._link.generation
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
-        """Run ``n`` inferences, fewer where one takes longer than ``stop_above_s``.
+        """Run ``n`` inferences; fewer where one takes longer than ``stop_above_s``.
 
         Raises:
-            DeviceLostError: the device is gone, and this plan has shown batches on it.
+            DeviceLostError: the device was lost after it had returned batches of this plan.
         """
         return self._batch({"n": n, "stop_above_s": wire.finite(stop_above_s)}, n, stop_above_s)
 
     def stream(self, n: int) -> Batch:
-        """Return ``n`` observations of the period of a full pipeline; errors are those of :meth:`run`."""
+        """Return ``n`` observations of the period of a full pipeline; errors as in :meth:`run`."""
         return self._batch({"n": n, "stream": True}, n, math.inf)
 
     def after_pause(self, pause_s: float) -> float:
-        """Return the seconds of one inference that follows a pause; with ``pause``; errors as of :meth:`run`.
-
-        Errors are those of :meth:`run`.
-        """
+        """Return the latency (s) of one inference after a pause; errors as in :meth:`run`."""
         limit_s = self._link.platform.limits.run_s + pause_s + SLACK_S
         took_s = wire.seconds(self._asked("AfterPause", {"pause_s": pause_s}, limit_s), "seconds")
         if not 0.0 < took_s < math.inf:
@@ -335,14 +329,14 @@ class RemoteCandidate(Candidate):
         return batch
 
     def verify(self) -> Agreement | None:
-        """Compare the outputs of the last run with the whole model's; runs once if none was made."""
+        """Compare the outputs of the last run with the whole model's; run once if there was none."""
         answer = self._asked("Verify", {}, 4 * self._link.platform.limits.run_s + SLACK_S)
         return wire.agreement_from_json(answer.get("agreement"))
 
     def close(self) -> None:
-        """Give back what only this candidate holds; nothing, where it holds nothing."""
+        """Release what only this candidate holds; a second call does nothing."""
         if self._number and self._generation == self._link.generation:
-            with suppress(OptimizeError):  # a device that is gone has closed it
+            with suppress(OptimizeError):  # a lost device has closed it
                 self._link.ask("Close", {"candidate": self._number}, SHORT_S + SLACK_S)
         self._number = 0
 

@@ -1,4 +1,4 @@
-"""Files that were sent to a device: each once, named by its digest, checked on arrival, and limited in size."""
+"""Models that were sent to a device: each stored once under its digest, checked on arrival, and limited in size."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Store:
     """A folder of models by their SHA-256.
 
     Args:
-        folder: made if need be.
-        max_file_nbytes, max_nbytes: of one model, and of all; of those the one that was not used for longest goes.
+        folder: made where it does not exist.
+        max_file_nbytes, max_nbytes: limits for one model, and for all; the least recently used are removed.
 
     Raises:
         OSError: the folder cannot be written.
@@ -34,24 +34,24 @@ class Store:
         self.max_file_nbytes = min(max_file_nbytes, max_nbytes)
         self._max_nbytes = max_nbytes
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for left in folder.glob(".*.tmp"):  # of an agent that was killed
+        for left in folder.glob(".*.tmp"):  # left by an agent that was killed
             left.unlink(missing_ok=True)
 
     def path(self, digest: str) -> Path:
-        """Return where the model of this digest lies, or would.
+        """Return the path of the model with this digest, whether or not it is there.
 
         Raises:
-            WireError: it is no digest, such as a path that leads elsewhere.
+            WireError: the text is not a digest (it could be a path that leads elsewhere).
         """
         if not DIGEST.fullmatch(digest):
             raise WireError(f"{digest[:80]!r} is not a SHA-256")
         return self.folder / f"{digest}.tflite"
 
     def has(self, digest: str) -> bool:
-        """Tell whether a model is there, and that it is used now.
+        """Return whether a model is there, and record that it is used now.
 
         Raises:
-            WireError: it is no digest.
+            WireError: the text is not a digest.
         """
         path = self.path(digest)
         with suppress(OSError):
@@ -59,10 +59,10 @@ class Store:
         return path.is_file()
 
     def receive(self, digest: str, nbytes: int, pieces: Iterable[bytes]) -> Path:
-        """Take a model in, and return where it lies. Nothing is there under its name before its digest is right.
+        """Receive a model and return its path, where it appears only after its digest was checked.
 
         Raises:
-            WireError: it is too large, longer or shorter than was said, or another one than was said.
+            WireError: the model is too large, or its size or digest differs from the announcement.
             UsageError: the disk is full.
         """
         path = self.path(digest)
@@ -73,20 +73,20 @@ class Store:
             for piece in pieces:
                 took += len(piece)
                 if took > nbytes:
-                    raise WireError(f"a file of {nbytes} bytes was announced, and more came")
+                    raise WireError(f"a file of {nbytes} bytes was announced, but more came")
                 found.update(piece)
                 file.write(piece)
             if took != nbytes:
-                raise WireError(f"of {nbytes} bytes {took} came")
+                raise WireError(f"a file of {nbytes} bytes was announced, but {took} came")
             if found.hexdigest() != digest:
                 raise WireError(f"a file came with digest {found.hexdigest()[:12]}…, not the {digest[:12]}… announced")
         return path
 
     def check_size(self, nbytes: int) -> None:
-        """Check that a model of this size is taken.
+        """Check that a model of this size is accepted.
 
         Raises:
-            WireError: it is too large.
+            WireError: the model is empty or too large.
         """
         if not 0 < nbytes <= self.max_file_nbytes:
             raise WireError(f"a file of {nbytes} bytes is too large", f"at most {self.max_file_nbytes}")

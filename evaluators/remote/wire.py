@@ -1,11 +1,11 @@
 """Messages between an agent and its clients: JSON of bounded size, and files in pieces. Never code.
 
-The engine is gRPC: TLS on both sides, deadlines, limits of size and pings to whoever has vanished come with it. Dask
-distributed was the first choice and was given up: its scheduler and workers unpickle what they receive before any code
-of ours could look at it (dask/distributed#9283), so whoever may measure there may run anything there.
+The transport is gRPC, which brings TLS on both sides, deadlines, size limits and pings to clients that vanished. Dask
+distributed was tried first and rejected: its scheduler and workers unpickle messages before other code can check them
+(dask/distributed#9283), so anyone who may measure there could run any code there.
 
-A call is one message each way; ``Store`` takes a stream of pieces and ``Fetch`` gives one. Every reader here takes its
-input for damaged until it has been checked.
+A call is one message each way; ``Store`` takes a stream of pieces and ``Fetch`` returns one. Every reader here treats
+its input as damaged until it has been checked.
 """
 
 from __future__ import annotations
@@ -48,34 +48,34 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,:=+@() -]{0,99}")
 _KINDS = ("cpu", "gpu", "npu")
 _MAX_PROCESSORS = 1024
-# Two readings of counters must be of one device; tables do not fit into a message, and sessions in states have tables.
+# Not available from afar: counters are read twice on one device, and tables of costs do not fit into a message.
 _FAR = {"counters": False, "placements": False, "costs": False, "states": False, "decompose": False, "figures": False}
 
 
 class WireError(UnavailableError):
-    """What came over the wire is not what was agreed on."""
+    """A message does not follow the protocol."""
 
 
 def packed(data: Mapping[str, Any]) -> bytes:
-    """Return a message.
+    """Return a message's bytes.
 
     Raises:
-        WireError: it holds what JSON cannot say, or is too large.
+        WireError: it holds a value that JSON cannot represent, or is too large.
     """
     try:
         content = json.dumps(data, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise WireError(f"a message cannot be sent: {error}") from error
     if len(content) > MESSAGE_NBYTES - 1024:
-        raise WireError(f"a message of {len(content)} bytes cannot be sent: at most {MESSAGE_NBYTES - 1024} are taken")
+        raise WireError(f"a message of {len(content)} bytes cannot be sent: at most {MESSAGE_NBYTES - 1024}")
     return content
 
 
 def unpacked(content: bytes) -> dict[str, Any]:
-    """Return what a message says.
+    """Return a message's content.
 
     Raises:
-        WireError: it is no JSON object.
+        WireError: the message is not a JSON object.
     """
     try:
         data = parsed_json(content)
@@ -90,11 +90,11 @@ def text(data: Mapping[str, Any], key: str, pattern: re.Pattern[str] = _NAME) ->
     """Return a field that must be text of a certain form: by default a plain name.
 
     Raises:
-        WireError: it is not.
+        WireError: the field is missing or has another form.
     """
     found = data.get(key)
     if not isinstance(found, str) or not pattern.fullmatch(found):
-        raise WireError(f"{key} is {shown(found)}, which is not taken")
+        raise WireError(f"{key} is {shown(found)}, which is not accepted")
     return found
 
 
@@ -102,7 +102,7 @@ def whole(data: Mapping[str, Any], key: str, least: int, most: int) -> int:
     """Return a field that must be a whole number from ``least`` to ``most``.
 
     Raises:
-        WireError: it is not.
+        WireError: the field is missing or out of range.
     """
     found = data.get(key)
     if type(found) is not int or not least <= found <= most:
@@ -111,10 +111,10 @@ def whole(data: Mapping[str, Any], key: str, least: int, most: int) -> int:
 
 
 def seconds(data: Mapping[str, Any], key: str) -> float:
-    """Return a field of seconds; None stands for no limit.
+    """Return a field of seconds; infinity where it is None, which means no limit.
 
     Raises:
-        WireError: it is neither.
+        WireError: the field is neither None nor a number of seconds.
     """
     found = data.get(key)
     if found is None:
@@ -125,7 +125,7 @@ def seconds(data: Mapping[str, Any], key: str) -> float:
 
 
 def finite(limit_s: float) -> float | None:
-    """Return seconds as they go into a message."""
+    """Return seconds as a message holds them: None for infinity."""
     return limit_s if math.isfinite(limit_s) else None
 
 
@@ -141,7 +141,7 @@ def batch_to_json(batch: Batch) -> dict[str, Any]:
 
 
 def batch_from_json(data: Any) -> Batch:
-    """Build a batch from what :func:`batch_to_json` returned; whether its numbers can be is not looked at.
+    """Build a batch from what :func:`batch_to_json` returned; the caller checks its numbers.
 
     Raises:
         WireError: a field is missing or has the wrong type.
@@ -157,10 +157,10 @@ def batch_from_json(data: Any) -> Batch:
 
 
 def ranks_from_json(data: Any) -> tuple[LayerRanks, ...]:
-    """Build ranks of convolutions from their plain values.
+    """Build ranks of convolutions from plain values.
 
     Raises:
-        WireError: they are none.
+        WireError: the values are not ranks.
     """
     try:
         return tuple(LayerRanks(*map(int, each)) for each in data)
@@ -169,7 +169,7 @@ def ranks_from_json(data: Any) -> tuple[LayerRanks, ...]:
 
 
 def _outcome_to_json(found: Outcome) -> dict[str, Any]:
-    """Return what came of a run of a workload as plain values; its timeline goes with the batch."""
+    """Return the outcome of a run of a workload as plain values; its timeline is part of the batch."""
     rows = [[[r.came_s, r.latency_s, r.rejected, r.missed] for r in each] for each in found.requests]
     return {"requests": rows, "makespan_s": found.makespan_s}
 
@@ -190,10 +190,10 @@ def _event(data: Mapping[str, Any]) -> Event:
 
 
 def capabilities_from_json(data: Any) -> Capabilities:
-    """Return what a session on a device can do from here, of what it can do there.
+    """Return those capabilities of a session on a device that can be used from here.
 
     Raises:
-        WireError: it is no JSON object.
+        WireError: the data is not a JSON object.
     """
     if not isinstance(data, dict):
         raise WireError(f"capabilities must be a JSON object, not {shown(data)}")
@@ -228,24 +228,24 @@ def platform_from_json(data: Any, known: Sequence[Processor] | None = None) -> P
     """Build a platform from what :func:`platform_to_json` returned.
 
     Args:
-        known: processors that are really there. Each of the platform's must have kind and options of one of them, for
-            options reach the runtime: numbers of cores and threads, adapters, libraries. None takes any.
+        known: processors that this device has. Each of the platform's must have kind and options of one of them, since
+            options reach the runtime: numbers of cores and threads, adapters, libraries. None accepts any.
 
     Raises:
-        WireError: a field is missing or has the wrong type, or a processor is not known.
-        UsageError: it is no platform.
+        WireError: a field is missing or has the wrong type, or a processor is unknown.
+        UsageError: the processors or links do not make a platform.
     """
     try:
         entries = data["processors"]
         if not 1 <= len(entries) <= _MAX_PROCESSORS:
-            raise WireError(f"a platform of {len(entries)} processors is not taken")
+            raise WireError(f"a platform of {len(entries)} processors is not accepted")
         links = tuple(
             Link((str(e["between"][0]), str(e["between"][1])), float(e["bandwidth_bytes_per_s"]), float(e["latency_s"]))
             for e in data.get("links", ())
         )
         limits = Limits(float(data["limits"]["load_s"]), float(data["limits"]["run_s"]))
         if not (0.01 <= limits.load_s <= 86_400.0 and 0.01 <= limits.run_s <= 86_400.0):
-            raise WireError(f"limits of {limits.load_s} and {limits.run_s} s are not taken")
+            raise WireError(f"limits of {limits.load_s} and {limits.run_s} s are not accepted")
         return Platform(text(data, "name"), tuple(_processor(e, known) for e in entries), links, limits)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise WireError(f"a platform is damaged: {damage(error)}") from error
@@ -257,7 +257,7 @@ def _processor(entry: Mapping[str, Any], known: Sequence[Processor] | None) -> P
         raise WireError(f"processor {name!r} is of kind {shown(kind)}")
     resources = {str(resource): float(share) for resource, share in dict(entry["resources"]).items()}
     if not all(0.0 < share <= 1.0 for share in resources.values()):
-        raise WireError(f"processor {name!r} takes shares that cannot be: {shown(resources)}")
+        raise WireError(f"processor {name!r} has shares that are not valid: {shown(resources)}")
     if known is None:
         options = {str(key): tuple(v) if isinstance(v, list) else v for key, v in options.items()}
     else:
@@ -270,15 +270,15 @@ def _processor(entry: Mapping[str, Any], known: Sequence[Processor] | None) -> P
 
 
 def error_to_json(error: OptimizeError) -> dict[str, Any]:
-    """Return an error of ours as plain values."""
+    """Return an error of this product as plain values."""
     return {"error": {"what": error.what, "hint": error.hint, "usage": isinstance(error, UsageError)}}
 
 
 def raise_reported(data: Mapping[str, Any], device: str) -> None:
-    """Raise the error that an answer has, if any.
+    """Raise the error in an answer, if any.
 
     Raises:
-        UsageError, UnavailableError: what went wrong on the device.
+        UsageError, UnavailableError: the error on the device.
     """
     error = data.get("error")
     if isinstance(error, Mapping):

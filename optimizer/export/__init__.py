@@ -1,1 +1,1 @@
-"""A study's plan as a folder that runs without the product; see :mod:`optimizer.export.folder`."""
+"""A study's plan as a folder that runs without the product (:mod:`optimizer.export.folder`)."""

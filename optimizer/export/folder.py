@@ -1,7 +1,7 @@
 """``optimize export``: stage files, plan, runners, and the settings that reproduce the plan, in one folder.
 
-Files that this machine ran are linked where the file system allows it, so that a run folder holds weights once. A plan
-that was predicted, or measured by an evaluator without files, is cut from its models here.
+Files that this machine ran are linked where the file system allows it, so that weights are stored once. For a plan that
+was predicted, or measured by an evaluator without files, the stages are cut from the models here.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 WHOLE = "whole.tflite"
 _HERE = Path(__file__).parent
 _RUNNER = "run_plan.py"
-"""Written first: a folder that has it was exported to, and may be exported to again."""
+"""Written first: a folder that contains it holds an exported plan, and may be exported to again."""
 
 _CC = ("run_plan.cc", "CMakeLists.txt")
 _SCHEDULER = "scheduler.py"
@@ -63,20 +63,20 @@ _TARGET_FILES = ("run.sh", "openvino_plan.py", "onnx_plan.py", "placement.json",
 _OURS = (WHOLE, "whole.part", "plan.txt", INPUTS, PLAIN_INPUTS, _SCHEDULER, *_TARGET_FILES, *_CC)
 _ON_PHONE = "/data/local/tmp/plan"
 _BUILT = ("run_plan", "libLiteRt.so")
-"""What a phone runs beside the files of a plan; a person builds it."""
+"""Files that a phone needs beside those of a plan; the user builds them."""
 
 _USUAL = {"gpu": {"precision": "f16", "adapter": ""}}
-"""Options of a device's processors that its description may leave out, by kind."""
+"""Kind of processor → options that the description of a device may omit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written.
+    """Files of an exported plan.
 
     Attributes:
         files: names, sorted.
-        fallback: the processor on which the runner in Python can run the whole model; None where none was asked for.
-        missing: names of files that the plan needs to run and that are built for its device.
+        fallback: the processor on which the runner in Python can run the whole model; None without ``--fallback``.
+        missing: names of files that the plan needs to run and that must be built for its device.
     """
 
     folder: Path
@@ -85,19 +85,19 @@ class Exported:
     missing: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document of ``--json``."""
+        """Return the content of ``--json``."""
         fallback = None if self.fallback is None else {"processor": self.fallback}
         found = {"folder": str(self.folder), "files": self.files, "fallback": fallback, "missing": self.missing}
         return {"schema_version": 1} | found
 
     @property
     def text(self) -> str:
-        """What a person reads."""
+        """What the command prints."""
         phone = f"adb push {self.folder}/. {_ON_PHONE} && adb shell sh {_ON_PHONE}/run.sh"
         how = phone if "run.sh" in self.files else f"python {self.folder / 'run_plan.py'}"
         lines = [f"{self.folder}: {', '.join(self.files)}"]
         if self.missing:
-            lines.append(f"missing: {', '.join(self.missing)}; README.md of the folder tells how to build them")
+            lines.append(f"missing: {', '.join(self.missing)}; README.md of the folder says how to build them")
         lines.append(f"time it with: {how}")
         if self.fallback is not None:
             lines.append(f"compare it with the whole model on {self.fallback}: add --fallback")
@@ -106,7 +106,7 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class _Models:
-    """What :func:`write_workload` reads of a session, of a plan that no session of ours has measured."""
+    """The attributes of a session that :func:`write_workload` reads, for a plan that LiteRT has not measured."""
 
     workload: Workload
     joined: JoinedGraph
@@ -123,11 +123,11 @@ class _Models:
 def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "linux") -> Exported:
     """Write the best plan of a finished study to a folder.
 
-    The runners compare what stages take with what they took when the plan was found.
+    The runners compare the stages' times with those expected when the plan was found.
 
     Args:
-        fallback: write the whole model, too, for the runner in Python to compare with.
-        target: what runs it; ``linux``, ``android``, or another runtime, in whose format the plan is written.
+        fallback: also write the whole model, for the runner in Python to compare with.
+        target: ``linux``, ``android``, or another runtime, in whose format the plan is written.
 
     Raises:
         RunFolderError: the study is not finished, its model has no file, or it has no fallback.
@@ -138,7 +138,7 @@ def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "l
     if not study.result.get("complete", True):
         raise RunFolderError(f"{run}: the study is not finished", f"resume with: optimize --out {run} and its options")
     several = "workload" in study.result
-    if has_files(best):  # the files are checked once more
+    if has_files(best):  # check the files again
         read_workload_plan(best) if several else _check_deployment(best)
     elif not several and (study.graph is None or study.graph.source is None):
         why = study.missing or f"model {study.graph.name if study.graph else ''!r} has no file"
@@ -180,13 +180,13 @@ def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "l
 
 
 def _check_deployment(best: Path) -> None:
-    """Check files of one model; those of another device's processors have no cores to be read."""
+    """Check the files of one model, unless its processors belong to another device and have no cores."""
     if all("cores" in p["options"] for p in parsed_json(read_bounded(best / "plan.json"))["platform"]["processors"]):
         read_deployment(best)
 
 
 def _write_one(study: Study, out: Path) -> dict[str, Any]:
-    """Bring the stage files of a plan of one model, and return the document beside them."""
+    """Put the stage files of a plan of one model into ``out``, and return the content of its ``plan.json``."""
     best, graph = study.path / "best", study.graph
     if has_files(best):
         for file in (*sorted(best.glob("stage_*.*")), *best.glob(INPUTS)):
@@ -201,7 +201,7 @@ def _write_one(study: Study, out: Path) -> dict[str, Any]:
 
 
 def _write_several(study: Study, out: Path) -> dict[str, Any]:
-    """Bring the stage files of a plan of several models, and return the document above their folders."""
+    """Put the stage files of a plan of several models into ``out``, and return the content of its ``plan.json``."""
     best = study.path / "best"
     if is_workload_plan(best):
         for file in sorted(best.glob("model_*/*")):
@@ -210,7 +210,7 @@ def _write_several(study: Study, out: Path) -> dict[str, Any]:
         document: dict[str, Any] = parsed_json(read_bounded(best / "plan.json"))
     else:
         run, out = study.path.resolve(), out.resolve()
-        with open_workload(run) as workload:  # perhaps in another folder, from where the models are read
+        with open_workload(run) as workload:  # may change the folder to the one that the models' paths refer to
             joined, platform = read_study(run).joined, _usual(study.platform)
             if joined is None:
                 raise RunFolderError(f"{study.path}: {study.missing}", "stage files are cut from the study's models")
@@ -224,7 +224,7 @@ def _write_several(study: Study, out: Path) -> dict[str, Any]:
 
 
 def _write_inputs(folder: Path) -> None:
-    """Write the inputs that a model was measured with as bytes, for the runners; none where zeros do as well."""
+    """Write the inputs that a model was measured with as bytes, for the runners; none where zeros serve."""
     kept = folder / INPUTS
     if not kept.exists():
         return
@@ -235,7 +235,7 @@ def _write_inputs(folder: Path) -> None:
 
 
 def _custom_operators(out: Path) -> list[tuple[str, list[str]]]:
-    """Return each library that the plan needs, and the names of the custom operators whose kernels it must have."""
+    """Return each library that the plan needs, and the custom operators whose kernels it must contain."""
     found = []
     for path in (out / "plan.json", *sorted(out.glob("model_*/plan.json"))):
         entries = parsed_json(read_bounded(path)).get("files", ())
@@ -245,7 +245,7 @@ def _custom_operators(out: Path) -> list[tuple[str, list[str]]]:
 
 
 def _kernels_wanted(custom: tuple[str, Sequence[str]]) -> str:
-    """Return what the folder's README says of a library and its custom operators."""
+    """Return the line of the folder's README about a library and its custom operators."""
     file, names = custom
     return (
         f"- Put the library with the kernels of {', '.join(map(escaped, names))} beside the stage files, as `{file}`."
@@ -253,13 +253,13 @@ def _kernels_wanted(custom: tuple[str, Sequence[str]]) -> str:
 
 
 def _usual(platform: Platform) -> Platform:
-    """Return a platform whose processors have the options that runners read."""
+    """Return a platform whose processors have all options that the runners read."""
     processors = (replace(p, options=_options(p)) for p in platform.processors)
     return replace(platform, processors=tuple(processors))
 
 
 def _options(processor: Processor) -> dict[str, Any]:
-    """Return a processor's options; those of a phone are flags of benchmark_model, and a mask of cores."""
+    """Return a processor's options for the runners; a phone's are derived from its flags and mask of cores."""
     known = dict(processor.options)
     flags = dict(flag[2:].split("=", 1) for flag in known.get("flags", ()))
     found: dict[str, Any] = {"threads": int(flags.get("num_threads", 1)), **_USUAL.get(processor.kind, {})}
@@ -272,7 +272,7 @@ def _options(processor: Processor) -> dict[str, Any]:
 
 
 def _link(file: Path, to: Path) -> None:
-    """Give a file another name, or copy it to another file system; nothing writes into it under either."""
+    """Link a file, or copy it to another file system; it is never written to under either name."""
     to.unlink(missing_ok=True)
     with suppress(OSError):
         os.link(file, to)
@@ -281,13 +281,13 @@ def _link(file: Path, to: Path) -> None:
 
 
 def _queue_law() -> str:
-    """Return the source of the law by which jobs queue, without what only a type checker reads."""
+    """Return the source of the job scheduler, without the import that only a type checker needs."""
     text = (Path(scheduler.__file__)).read_text(encoding="utf-8")
     return text.replace("from search_spaces.core.plan import Dispatch\n", "")
 
 
 def _write_whole(study: Study, document: dict[str, Any], out: Path) -> None:
-    """Write the whole model, as it runs on the processor that ran it fastest with the same outputs as the plan."""
+    """Write the whole model, for the processor that ran it fastest with the same outputs as the plan."""
     found = None if "clients" in document else _fallback(study, document)
     if found is None or study.graph is None:
         raise RunFolderError(
@@ -300,21 +300,21 @@ def _write_whole(study: Study, document: dict[str, Any], out: Path) -> None:
 
 
 def _expected(study: Study, stages: int) -> dict[str, Any]:
-    """Return what the plan took when it was found; of so many stages in files, splits have more than the plan."""
+    """Return the times measured when the plan was found; splits have more stage files (``stages``) than the plan."""
     objective = OBJECTIVES[str(study.result.get("objective", "latency")).split(",")[0]]
     entry = study.result["best"]
     found: dict[str, Any] = {"objective": objective.name}
-    # In a study that was read, the objective stands under the latency's name.
+    # A result stores the objective under the name of the latency.
     if entry.get("latency_ms"):
         found[objective.key] = entry["latency_ms"]["median"]
-    timed = entry.get("stage_ms") and objective.law in ("latency", "period")  # else these are no times
+    timed = entry.get("stage_ms") and objective.law in ("latency", "period")  # otherwise these are not times
     if timed and len(entry["stage_ms"]) == stages:
         found["stage_ms"] = entry["stage_ms"]
     return found
 
 
 def _fallback(study: Study, document: Mapping[str, Any]) -> Processor | None:
-    """Return the processor that ran the whole model fastest among those that compute the same outputs as the plan."""
+    """Return the processor that ran the whole model fastest, among those that compute the same outputs as the plan."""
     plan = Plan.from_json(document)
     rewritten = plan.ranks or document.get("views") or any(stage.share is not None for stage in plan.stages)
     if document["expected"]["objective"] != "latency" or len(plan.stages) == 1 or rewritten:
@@ -338,7 +338,7 @@ def _runtimes(document: Mapping[str, Any]) -> list[str]:
 
 
 def _delegates(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return, for each processor of the plan, what its runtime is set to."""
+    """Return the runtime's settings of each processor of the plan."""
     processors = _usual(recorded_platform(document["platform"])).processors
     return {
         "schema_version": 1,
@@ -348,7 +348,7 @@ def _delegates(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _in_words(document: Mapping[str, Any], folder: Path) -> str:
-    """Return the plan for programs that read no JSON: a line a processor, model, tensor, stage, instance."""
+    """Return the content of ``plan.txt``: a line for each processor, model, tensor, stage, and instance."""
     processors = document["platform"]["processors"]
     number = {p["name"]: i for i, p in enumerate(processors)}
     lines = [f"dispatch {document['dispatch']}"]
@@ -362,7 +362,7 @@ def _in_words(document: Mapping[str, Any], folder: Path) -> str:
             "deadline_ns": 0,
             "processors": [[processor] for processor in used],
         }
-        client["after"] = [0] * len(used)  # stages of one model run in the order of the plan
+        client["after"] = [0] * len(used)  # the runner executes stages of one model in the order of the plan
         models, clients = [(".", document)], [client]
     else:
         count = 1 + max(client["model"] for client in document["clients"])
@@ -459,7 +459,7 @@ def _readme(study: Study, document: Mapping[str, Any], more: str) -> str:
         f"- `python run_plan.py` times it (needs {needs} and numpy); {one} runs it.",
         *_fallback_lines(document),
     ]
-    if TFLITE not in _runtimes(document):  # which the one in C++ refuses in one line
+    if TFLITE not in _runtimes(document):  # the runner in C++ refuses it
         lines += [
             "- `run_plan.cc` with `CMakeLists.txt` is the same in C++: it needs the sources of LiteRT and Abseil, and",
             "  the libLiteRt.so of the package ai-edge-litert; the head of `CMakeLists.txt` has the command.",
@@ -470,10 +470,10 @@ def _readme(study: Study, document: Mapping[str, Any], more: str) -> str:
 
 
 def _add_target(target: str, study: Study, document: Mapping[str, Any], out: Path) -> str:
-    """Write the files of a target; return what the folder's README says of them.
+    """Write the files of a target; return the lines of the folder's README about them.
 
     Raises:
-        RunFolderError: the plan cannot be said in the words of that runtime.
+        RunFolderError: that runtime cannot express the plan.
     """
     if target == "linux":
         return ""
@@ -486,10 +486,10 @@ def _add_target(target: str, study: Study, document: Mapping[str, Any], out: Pat
             f"  `libLiteRt.so` for it lie here: the head of `CMakeLists.txt` has the command, which takes {by}."
         )
     if "clients" in document:
-        raise RunFolderError(f"{study.path}: {target} has no word for several models in one plan", "leave --target out")
+        raise RunFolderError(f"{study.path}: {target} cannot express several models in one plan", "leave --target out")
     if target == "openvino":
         if document.get("views"):
-            raise RunFolderError(f"{study.path}: OpenVINO has no word for split operators", "leave --target out")
+            raise RunFolderError(f"{study.path}: OpenVINO cannot express split operators", "leave --target out")
         write_atomic(out / "openvino_plan.py", (_HERE / "openvino_plan.py").read_bytes())
         return "- `python openvino_plan.py` places it by OpenVINO's affinities, and reports where its nodes run."
     if study.graph is None:

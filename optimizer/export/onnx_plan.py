@@ -5,8 +5,8 @@
     python onnx_plan.py net.onnx                    # annotates the model that was converted, and asks ONNX Runtime
     python onnx_plan.py net.onnx --device gpu=cuda  # a processor of the plan is another device of ONNX Runtime
 
-Needs onnx and onnxruntime 1.25 or later, and the files beside this one. A converter keeps the names of tensors where an
-operator ends, and fuses nodes: a node is of the stage that computes its outputs or else the next named tensor after it.
+Needs onnx and onnxruntime 1.25 or later, and the files beside this one. A converter keeps tensor names at operators'
+outputs, and fuses nodes: a node belongs to the stage that computes its outputs, or else the next named tensor after it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def stages_of(graph: Any, tensors: Mapping[str, int]) -> list[int]:
         tensors: name → stage that computes it, in the converted model.
 
     Raises:
-        ValueError: no tensor of the graph has a name that the plan knows.
+        ValueError: no tensor of the graph has a name from the plan.
     """
     after: dict[str, list[int]] = {}
     for index, node in enumerate(graph.node):

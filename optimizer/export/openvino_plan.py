@@ -8,9 +8,9 @@
     from openvino_plan import placed, compiled
     network = compiled(openvino.Core(), placed(openvino.Core(), "."))
 
-Needs openvino alone, and the files beside this one. The stage files are joined to one model, so each node has the
-device of the stage that it came from; HETERO runs it there. Plans with split operators have tensors that lie in others,
-for which OpenVINO has no word: they are refused.
+Needs openvino alone, and the files beside this one. The stage files are joined to one model, in which each node has the
+device of its stage; HETERO runs it there. Plans with split operators are refused: they have tensors that are views of
+others, which OpenVINO cannot express.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KINDS = {"cpu": "CPU", "gpu": "GPU", "npu": "NPU"}
 
 
 def devices_of(document: Mapping[str, Any], given: Mapping[str, str]) -> list[str]:
-    """Return the device of each stage: as given for its processor, as the plan says, or by the processor's kind."""
+    """Return the device of each stage: the one given for its processor, else the plan's, else that of its kind."""
     processors = {p["name"]: p for p in document["platform"]["processors"]}
     return [
         given.get(name) or processors[name]["options"].get("device") or _KINDS[processors[name]["kind"]]
@@ -49,10 +49,10 @@ def placed(core: Any, folder: str | Path, given: Mapping[str, str] | None = None
 
     if (here := str(Path(__file__).parent)) not in sys.path:
         sys.path.append(here)
-    run_plan = importlib.import_module("run_plan")  # which joins stage files that have weights in common
+    run_plan = importlib.import_module("run_plan")  # joins stage files that have weights in common
     document = json.loads((Path(folder) / "plan.json").read_text(encoding="utf-8"))
     if "clients" in document or document.get("views"):
-        raise ValueError("OpenVINO has no word for several models in one plan, nor for split operators")
+        raise ValueError("OpenVINO cannot express several models in one plan, or split operators")
     tensors: dict[int, Any] = {}
     parameters: dict[int, Any] = {}
     stages = zip(document["files"], devices_of(document, given or {}), strict=True)
@@ -78,12 +78,12 @@ def placed(core: Any, folder: str | Path, given: Mapping[str, str] | None = None
 
 
 def affinities(model: Any) -> dict[str, str]:
-    """Return the device of each node that computes something, by its name."""
+    """Return the device of each node, by its name."""
     return {node.get_friendly_name(): node.get_rt_info()[AFFINITY].astype(str) for node in model.get_ordered_ops()}
 
 
 def compiled(core: Any, model: Any, config: Mapping[str, Any] | None = None) -> Any:
-    """Return the model, compiled by HETERO for the devices that its nodes name; ``PERF_COUNT`` has where they ran."""
+    """Return the model, compiled by HETERO for the devices of its nodes; ``PERF_COUNT`` reports where they ran."""
     names = list(dict.fromkeys(affinities(model).values()))
     return core.compile_model(model, f"HETERO:{','.join(names)}", dict(config or {}))
 
@@ -96,7 +96,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def main() -> int:
-    """Tell where the nodes of the plan beside this file run."""
+    """Print where the nodes of the plan beside this file run."""
     parser = argparse.ArgumentParser(description="Place an exported plan by OpenVINO's affinities.")
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent)
     parser.add_argument("--device", metavar="PROCESSOR=DEVICE", type=_pair, action="append", default=[])

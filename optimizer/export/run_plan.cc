@@ -1,11 +1,11 @@
-// Runs an exported plan by LiteRT's C++ API and OpenVINO's C API, of one model or of several that queue.
+// Runs an exported plan, of one model or of several that queue, by LiteRT's C++ API and OpenVINO's C API.
 //
-//   run_plan FOLDER [RUNS]                     times the plan, and compares with what it expects
-//   run_plan FOLDER RUNS INPUTS OUTPUTS        on the bytes of all inputs in a file, one after another, of all models
-//                                              in their order; the outputs' bytes go to another one
+//   run_plan FOLDER [RUNS]                     times the plan, and compares with the expected times
+//   run_plan FOLDER RUNS INPUTS OUTPUTS        reads all inputs of all models from a file, in their order, as bytes;
+//                                              writes the outputs' bytes to another one
 //
-// plan.txt in the folder is plan.json in words: a line for each processor, model, tensor, stage and client. The stages
-// of one model run in the order of the plan, on one thread. Of several models, each processor is a thread; jobs are
+// plan.txt in the folder is plan.json as text: a line for each processor, model, tensor, stage and client. Stages of
+// one model run in the order of the plan, on one thread. With several models, each processor is a thread; jobs are
 // scheduled as by scheduler.py beside the plan. A stage that takes more than 1.2 times as long as expected has drifted.
 // The plan always runs: only the runner in Python can fall back to the whole model. Kernels of custom operators are in
 // custom_ops.so beside the stage files, each a LiteRtCustomOpKernel litert_custom_op_NAME. OpenVINO is the library that
@@ -52,7 +52,7 @@ namespace {
 constexpr double kSlower = 1.2;
 
 constexpr std::uint32_t kXnnpackFloat16 = 0xF;  // compute in float16 whatever the model says
-constexpr std::size_t kAlignment = 64;  // of a tensor's memory, beyond whose end kernels read a little
+constexpr std::size_t kAlignment = 64;  // of a tensor's memory; kernels read a little beyond its end
 constexpr std::int64_t kNever = std::int64_t{1} << 62;
 
 using Bytes = std::vector<std::uint8_t>;
@@ -72,7 +72,7 @@ void Must(litert::Expected<void> done, const std::string& what) {
   if (!done) throw std::runtime_error(what + ": " + std::string(done.Error().Message()));
 }
 
-// A processor as a line of plan.txt has it.
+// A processor's line in plan.txt.
 struct ProcessorLine {
   std::string kind, precision, kernels, runtime, device;
   bool both = false;
@@ -86,17 +86,17 @@ struct Part {
   std::int64_t offset = 0, nbytes = 0;
 };
 
-// A stage file, and the tensors that it reads and writes, by number.
+// A stage file, and the numbers of the tensors that it reads and writes.
 struct StageLine {
   std::string file;
   std::vector<int> inputs, outputs;
   double expected_ms = 0.0;
-  bool interpreted = false;  // it has state, or outputs that are constant or sized by data
+  bool interpreted = false;  // it has state, or outputs that are constant or whose size depends on data
   std::vector<std::pair<std::string, int>> custom;  // names and versions of its custom operators
-  std::vector<Part> parts;  // where it is no file, what it is joined from
+  std::vector<Part> parts;  // where the file is not stored whole: the ranges that it is joined from
 };
 
-// A tensor, which may be rows of another one.
+// A tensor, which may be a view: rows of another one (root).
 struct TensorLine {
   std::size_t nbytes = 0, first = 0;
   int root = -1;
@@ -109,15 +109,15 @@ struct ModelLines {
   std::vector<StageLine> stages;
 };
 
-// An instance of a model: who asks when, and which processors may take which of its jobs.
+// An instance of a model: when its requests arrive, and which processors may run its jobs.
 struct ClientLine {
   std::string name;
   int model = 0, requests = 1, queue = 1;
   bool closed = false;
   std::int64_t priority = 0, deadline_ns = 0;
   std::vector<std::int64_t> releases_ns;
-  std::vector<std::vector<int>> processors;  // of each job those that may take it
-  std::vector<std::vector<int>> needs;  // of each job those that it waits for
+  std::vector<std::vector<int>> processors;  // for each job those that may run it
+  std::vector<std::vector<int>> needs;  // for each job the jobs that it waits for
 };
 
 struct PlanText {
@@ -170,7 +170,7 @@ StageLine ReadStage(const Words& words) {
     std::stringstream list(words.count(key) ? words.at(key) : "");
     for (std::string item; std::getline(list, item, ',');) add(item);
   };
-  const auto last = [](std::string& item) {  // the number behind the last colon, which goes
+  const auto last = [](std::string& item) {  // returns the number after the last colon, and removes both
     const auto split = item.rfind(':');
     if (split == std::string::npos) throw std::runtime_error("plan.txt: " + item + " lacks :NUMBER");
     const std::int64_t number = std::stoll(item.substr(split + 1));
@@ -201,7 +201,7 @@ ClientLine ReadClient(const Words& words) {
   std::stringstream jobs(words.at("processors")), needs(words.at("needs"));
   for (std::string job; std::getline(jobs, job, ';');) client.processors.push_back(Numbers<int>(job));
   for (std::string job; std::getline(needs, job, ';');) client.needs.push_back(Numbers<int>(job));
-  client.needs.resize(client.processors.size());  // the last ones may wait for none
+  client.needs.resize(client.processors.size());  // the text drops empty entries at the end
   return client;
 }
 
@@ -243,7 +243,7 @@ PlanText ReadPlan(const std::string& folder) {
   return plan;
 }
 
-// The tensors of an instance. One that is rows of another one lies in it.
+// The tensors of an instance; views share the memory of their root.
 class Tensors {
  public:
   explicit Tensors(const ModelLines& model) : lines_(&model.tensors) {
@@ -265,7 +265,7 @@ class Tensors {
     return litert::Span<std::uint8_t>(data.data() + line.first, line.nbytes);
   }
 
-  // Takes what a stage has computed; its size may depend on data.
+  // Stores an output of a stage; its size may depend on data.
   void Set(int number, const void* data, std::size_t nbytes) {
     const auto first = static_cast<const std::uint8_t*>(data);
     if (lines_->at(number).root < 0) {
@@ -276,7 +276,7 @@ class Tensors {
     }
   }
 
-  // Returns a tensor of any size, copied out of another one where it lies in it.
+  // Returns a copy of a tensor of any size.
   Bytes Whole(int number) {
     if (lines_->at(number).root < 0) return data_.at(number);
     const auto data = At(number);
@@ -299,7 +299,7 @@ void Pin(const std::vector<int>& cores) {
   cpu_set_t set;
   CPU_ZERO(&set);
   for (const int core : cores) CPU_SET(core, &set);
-  if (!cores.empty()) sched_setaffinity(0, sizeof(set), &set);  // where a core is not ours, the system chooses
+  if (!cores.empty()) sched_setaffinity(0, sizeof(set), &set);  // if it fails, the system chooses the cores
 }
 
 // The kernel of a custom operator, from the library beside the stage files.
@@ -312,7 +312,7 @@ const LiteRtCustomOpKernel& Kernel(const std::string& folder, std::string name) 
   return *static_cast<const LiteRtCustomOpKernel*>(kernel);
 }
 
-// A stage file on disk; one that is joined from parts goes when this does.
+// A stage file on disk; a joined one is deleted with this object.
 class StageFile {
  public:
   StageFile(const std::string& folder, const StageLine& line) : path(folder + "/" + line.file) {
@@ -367,7 +367,7 @@ class Stage {
   const StageLine& line() const { return *line_; }
   const ProcessorLine& processor() const { return *processor_; }
 
-  // Runs the stage on an instance's tensors, and returns the milliseconds that it took.
+  // Runs the stage on an instance's tensors, and returns its time in milliseconds.
   double Run(Tensors& tensors) {
     const auto begin = std::chrono::steady_clock::now();
     Execute(tensors);
@@ -388,7 +388,7 @@ class Stage {
   const ProcessorLine* processor_;
 };
 
-// Tables of a FlatBuffer, whose fields are known by number.
+// Tables of a FlatBuffer, with fields identified by number.
 struct FlatBuffer {
   template <typename T>
   T& At(std::size_t position) const {
@@ -400,14 +400,14 @@ struct FlatBuffer {
 
   std::size_t Follow(std::size_t position) const { return position + At<std::uint32_t>(position); }
 
-  // Returns where a field of a table is, 0 where it is not there.
+  // Returns the position of a field of a table, 0 where it is absent.
   std::size_t Field(std::size_t table, std::size_t number) const {
     const std::size_t fields = table - At<std::int32_t>(table), entry = 4 + 2 * number;
     const std::size_t offset = entry < At<std::uint16_t>(fields) ? At<std::uint16_t>(fields + entry) : 0;
     return offset == 0 ? 0 : table + offset;
   }
 
-  // Returns the tables of a field that is a list of them.
+  // Returns the tables in a field that is a list of tables.
   std::vector<std::size_t> Items(std::size_t table, std::size_t number) const {
     std::vector<std::size_t> found;
     const std::size_t list = Field(table, number) == 0 ? 0 : Follow(Field(table, number));
@@ -418,7 +418,7 @@ struct FlatBuffer {
   Bytes& bytes;
 };
 
-// A stage file compiled by LiteRT; threads of its kernels are made on the processor's cores.
+// A stage file compiled by LiteRT; its kernels' threads are created on the processor's cores.
 class LitertStage : public Stage {
  public:
   LitertStage(litert::Environment& environment, const std::string& folder, const StageLine& line,
@@ -428,7 +428,7 @@ class LitertStage : public Stage {
     const auto accelerator = processor.kind == "gpu"   ? litert::HwAccelerators::kGpu
                              : processor.kind == "npu" ? litert::HwAccelerators::kNpu
                                                        : litert::HwAccelerators::kCpu;
-    if (processor.both) {  // LiteRT places on the CPU what the accelerator does not take
+    if (processor.both) {  // LiteRT places operators that the accelerator does not support on the CPU
       Must(options.SetHardwareAccelerators(accelerator | litert::HwAccelerators::kCpu), "accelerators");
     } else {
       Must(options.SetHardwareAccelerators(accelerator), "accelerator");
@@ -441,7 +441,7 @@ class LitertStage : public Stage {
       } else if (processor.kernels == "reference") {
         Must(cpu.SetKernelMode(kLiteRtCpuKernelModeReference), "kernels");
       } else if (processor.kernels == "f16") {
-        // The interpreter of run_plan.py computes in float32.
+        // For interpreted stages, as in run_plan.py, float32 is used.
         if (!line.interpreted) Must(cpu.SetXNNPackFlags(kXnnpackFloat16), "kernels");
       } else if (!processor.kernels.empty() && processor.kernels != "xnnpack") {
         throw std::runtime_error("kernels " + processor.kernels + " are not known");
@@ -467,11 +467,11 @@ class LitertStage : public Stage {
     CheckPorts(into_.size(), out_.size());
     if (!line.interpreted) return;
     CheckPorts(into_.size(), context_ == nullptr ? 0 : outputs_.size());
-    Must(model_->GetOutputTensorLayouts(0, true), line.file);  // kernels say now which outputs they allocate
+    Must(model_->GetOutputTensorLayouts(0, true), line.file);  // kernels mark here which outputs they allocate
     model_->SetCancellationFunction(this, &LitertStage::Begin);
   }
 
-  // Registers a delegate that takes no operator: LiteRT shows it the tensors of an interpreted stage.
+  // Registers a delegate that takes no operator; LiteRT passes it the tensors of an interpreted stage.
   static void ShowTensors(litert::Environment& environment) {
     LiteRtAccelerator shown = nullptr;
     LiteRtCreateAccelerator(&shown);
@@ -498,12 +498,12 @@ class LitertStage : public Stage {
       return LiteRtWrapDelegate(reinterpret_cast<TfLiteOpaqueDelegate*>(&delegate), [](TfLiteOpaqueDelegate*) {}, made);
     });
     if (LiteRtRegisterAccelerator(environment.Get(), shown, nullptr, [](void*) {}) != kLiteRtStatusOk) {
-      throw std::runtime_error("LiteRT takes no delegate of ours");
+      throw std::runtime_error("LiteRT refused the delegate");
     }
   }
 
  private:
-  // An output of an interpreted stage among LiteRT's tensors, and what it was when the run began.
+  // An output of an interpreted stage among LiteRT's tensors, with its allocation when the run began.
   struct Output {
     bool OfKernel() const { return type == kTfLiteDynamic || type == kTfLitePersistentRo; }
 
@@ -513,9 +513,9 @@ class LitertStage : public Stage {
     std::size_t nbytes = 0;
   };
 
-  // Notes outputs and state of a stage's main subgraph, and which tensors hold scales between its gates. LiteRT loads no
-  // model with state or such tensors, so the bytes are changed to say that there are none; tensors and operators get
-  // them back when they are shown.
+  // Records outputs and state of a stage's main subgraph, and the tensors with scales between an LSTM's gates. LiteRT
+  // does not load a model with state or such tensors, so they are removed from the bytes here, and restored in tensors
+  // and operators by Show().
   void HideState(const std::string& path) {
     std::ifstream in(path, std::ios::binary);
     bytes_.assign(std::istreambuf_iterator<char>(in), {});
@@ -545,12 +545,12 @@ class LitertStage : public Stage {
   }
 
   void Show(TfLiteContext* context) {
-    if (context_ != nullptr) return;  // the first is the main subgraph
+    if (context_ != nullptr) return;  // the first call is for the main subgraph
     context_ = context;
     for (const std::size_t i : state_) {
       TfLiteTensor& tensor = context->tensors[i];
       const std::size_t nbytes = (tensor.bytes + 2 * kAlignment - 1) / kAlignment * kAlignment;
-      tensor.data.data = std::aligned_alloc(kAlignment, nbytes);  // as long as the stage: until the end
+      tensor.data.data = std::aligned_alloc(kAlignment, nbytes);  // never freed: stages live until the program ends
       std::memset(tensor.data.data, tensor.type == kTfLiteInt8 ? tensor.params.zero_point : 0, nbytes);
       tensor.allocation_type = kTfLiteCustom;
       tensor.is_variable = true;
@@ -560,7 +560,7 @@ class LitertStage : public Stage {
       TfLiteRegistration* kernel = nullptr;
       if (context->GetNodeAndRegistration(context, index, &node, &kernel) != kTfLiteOk) continue;
       const std::size_t nbytes = sizeof(TfLiteIntArray) + tensors.size() * sizeof(int);
-      node->intermediates = static_cast<TfLiteIntArray*>(std::malloc(nbytes));  // which the node frees
+      node->intermediates = static_cast<TfLiteIntArray*>(std::malloc(nbytes));  // freed with the node
       node->intermediates->size = tensors.size();
       std::copy(tensors.begin(), tensors.end(), node->intermediates->data);
     }
@@ -570,8 +570,8 @@ class LitertStage : public Stage {
     for (std::size_t i = 0; i < into_.size(); ++i) {
       Must(into_[i].Write<std::uint8_t>(tensors.At(line().inputs[i])), "input of " + line().file);
     }
-    // A compiled model gives each output a buffer, and refuses to run where a kernel has the memory. So such an output
-    // is said to be a usual one until the first operator is about to run.
+    // A compiled model gives each output a buffer, and refuses to run where a kernel owns the memory. So such an output
+    // is declared an ordinary one until the first operator is about to run.
     for (Output& output : outputs_) {
       TfLiteTensor& tensor = context_->tensors[output.index];
       output.type = tensor.allocation_type;
@@ -611,16 +611,16 @@ class LitertStage : public Stage {
 
   std::optional<litert::CompiledModel> model_;
   std::vector<litert::TensorBuffer> into_, out_;
-  // Of interpreted stages:
+  // For interpreted stages:
   Bytes bytes_;
   TfLiteContext* context_ = nullptr;
-  std::vector<std::size_t> state_;  // tensors
-  std::map<int, std::vector<int>> scales_;  // operator -> the tensors whose scales it reads, of an LSTM in integers
+  std::vector<std::size_t> state_;  // numbers of tensors
+  std::map<int, std::vector<int>> scales_;  // operator (an integer LSTM) -> the tensors whose scales it reads
   std::vector<Output> outputs_;
   bool begun_ = false;
 };
 
-// OpenVINO's C API, declared here because the Python package has the library without headers.
+// OpenVINO's C API, declared here because the Python package contains the library without headers.
 struct OpenVino {
   template <typename Function>
   Function* Find(const char* name) const {
@@ -662,7 +662,7 @@ struct OpenVino {
   void (*free_tensor)(void* tensor) = Find<void(void*)>("ov_tensor_free");
 };
 
-// A stage file compiled by OpenVINO, with the properties of run_plan.py.
+// A stage file compiled by OpenVINO, with the same properties as in run_plan.py.
 class OpenVinoStage : public Stage {
  public:
   OpenVinoStage(const std::string& folder, const StageLine& line, const ProcessorLine& processor)
@@ -714,7 +714,7 @@ class OpenVinoStage : public Stage {
     std::size_t nbytes = 0;
     api_.Must(port(request_, i, &tensor), line().file);
     const int status = api_.data(tensor, &data) | api_.nbytes(tensor, &nbytes);
-    api_.free_tensor(tensor);  // the request holds it
+    api_.free_tensor(tensor);  // the request keeps the memory
     api_.Must(status, line().file);
     return litert::Span<std::uint8_t>(static_cast<std::uint8_t*>(data), nbytes);
   }
@@ -723,7 +723,7 @@ class OpenVinoStage : public Stage {
   void* request_ = nullptr;
 };
 
-// Compiles a stage for its processor, on whose cores its kernels' threads are made.
+// Compiles a stage for its processor, with its kernels' threads on the processor's cores.
 std::unique_ptr<Stage> MakeStage(litert::Environment& environment, const std::string& folder, const StageLine& line,
                                  const ProcessorLine& processor) {
   Pin(processor.cores);
@@ -736,7 +736,7 @@ std::int64_t Now() {
       .count();
 }
 
-// The law by which jobs queue for processors: that of scheduler.py.
+// The job scheduler, with the same rules as scheduler.py.
 class Scheduler {
  public:
   enum Status { kIdle, kBusy, kOver };
@@ -751,7 +751,7 @@ class Scheduler {
     Status status = kIdle;
     int request = 0, come = 0, left = 0;
     std::vector<Job> jobs;
-    std::vector<std::int64_t> came_ns, ended_ns;  // of each request; -1 where it was turned away, 0 before it ended
+    std::vector<std::int64_t> came_ns, ended_ns;  // of each request; -1 where it was rejected, 0 before it ended
   };
 
   struct Start {
@@ -789,7 +789,7 @@ class Scheduler {
     return found;
   }
 
-  // Lets in who has come by now, and gives jobs to processors that are free.
+  // Admits requests that have arrived, and assigns jobs to free processors.
   std::vector<Start> Step(std::int64_t now_ns) {
     std::vector<std::pair<std::tuple<std::int64_t, std::int64_t>, std::pair<int, int>>> queue;
     for (int k = 0; k < static_cast<int>(clients_.size()); ++k) {
@@ -851,7 +851,7 @@ class Scheduler {
   }
 
  private:
-  // Begins with a request: jobs that wait for no other are ready.
+  // Starts a request: jobs that wait for no other are ready.
   static void WorkOn(Client& client, const ClientLine& line, int number, std::int64_t now_ns) {
     client.status = kBusy;
     client.request = number;
@@ -899,14 +899,14 @@ class Scheduler {
   std::vector<bool> busy_;  // of each processor
 };
 
-// Several models on their processors, each of them a thread.
+// Several models on their processors, each processor a thread.
 class Models {
  public:
   Models(litert::Environment& environment, const PlanText& plan, std::vector<Tensors>& tensors)
       : plan_(plan), tensors_(tensors), scheduler_(plan), todo_(plan.processors.size()), made_(plan.processors.size()) {
     scheduler_.Begin(Now());
     for (std::size_t processor = 0; processor < plan.processors.size(); ++processor) {
-      std::string problem;  // one after another: each makes the threads of its kernels on its own cores
+      std::string problem;  // one after another: each creates its kernels' threads on its own cores
       std::thread([&] { problem = Load(environment, static_cast<int>(processor)); }).join();
       if (!problem.empty()) throw std::runtime_error(problem);
     }
@@ -924,7 +924,7 @@ class Models {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  // Runs all requests once, and adds their milliseconds to those of the instances.
+  // Runs all requests once, and appends their latencies in milliseconds to those of the instances.
   void Run(std::vector<std::vector<double>>& took) {
     std::unique_lock<std::mutex> held(lock_);
     scheduler_.Begin(Now());
@@ -1013,7 +1013,7 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Fills the inputs of instances, one after another, with what is in a file.
+// Fills the inputs of instances, one after another, from a file.
 void ReadInputs(const std::string& path, std::ifstream file, const PlanText& plan, std::vector<Tensors>& tensors,
                 std::size_t first, std::size_t last) {
   for (std::size_t k = first; k < last; ++k) {
@@ -1027,7 +1027,7 @@ void ReadInputs(const std::string& path, std::ifstream file, const PlanText& pla
   }
 }
 
-// Fills the inputs of each instance with what its model was measured with; they stay zeros where no file says that.
+// Fills the inputs of each instance from its model's inputs.bin; they stay zero where there is no such file.
 void ReadUsualInputs(const PlanText& plan, std::vector<Tensors>& tensors) {
   for (std::size_t k = 0; k < tensors.size(); ++k) {
     const std::string path = plan.models.at(plan.clients[k].model).folder + "/inputs.bin";
@@ -1099,7 +1099,7 @@ int Run(const std::string& folder, int runs, const std::string& inputs, const st
   } else {
     ReadInputs(inputs, std::ifstream(inputs, std::ios::binary), plan, tensors, 0, tensors.size());
   }
-  const bool warm = outputs.empty();  // outputs of a model with state are those of as many runs as were asked for
+  const bool warm = outputs.empty();  // no warm-up for outputs: with state they depend on the number of runs
   if (plan.dispatch == "static") {
     RunOne(environment, plan, tensors.at(0), runs, warm);
   } else {

@@ -1,10 +1,10 @@
 """Run an exported plan: needs the runtimes of its processors, numpy, and the files beside this one.
 
-The runtimes are ai-edge-litert, and openvino or tflite-runtime for processors that are named so.
+The runtimes are ai-edge-litert, and openvino or tflite-runtime for processors whose names say so.
 
 ::
 
-    python run_plan.py                      # times the plan, compares with what was measured when it was found
+    python run_plan.py                      # times the plan, and compares it with the times when it was found
     python run_plan.py --stream --runs 200  # inferences overlap on the processors
 
     from run_plan import Plan
@@ -13,14 +13,14 @@ The runtimes are ai-edge-litert, and openvino or tflite-runtime for processors t
         for outputs in plan.stream(images):
             ...
 
-    from run_plan import Models     # of a plan of several models
+    from run_plan import Models     # for a plan of several models
     with Models(".") as models:
         models.set_inputs("detector 1", image)
         seconds = models.run()      # of each request, by instance
         outputs = models.outputs("detector 1")
 
 Each processor of the plan is a thread, pinned to its cores, with its stages in the order of the plan; a stage begins
-when all that it reads is there. ``drift()`` returns how the stages' times compare with the plan's expectation.
+when its inputs are there. ``drift()`` returns the ratios of the stages' times to the plan's expectation.
 
 ``Plan(folder, fallback=True)`` measures the plan against the whole model on one processor, on this device, and runs the
 whole model where it is significantly faster. It requires that both compute the same outputs, bit for bit. Without
@@ -58,13 +58,13 @@ _Work = tuple[int, Mapping[str, Any], Mapping[str, Any]]  # number of a stage, i
 _Described = tuple[tuple[int, ...], "np.dtype[Any]"]  # shape and type
 
 XNNPACK_FLOAT16 = 0xF
-"""XNNPACK's flags to compute in float16 whatever the model says, beside those that are on by themselves."""
+"""XNNPACK's flags: compute in float16 whatever the model says, and the flags that are on by default."""
 
 SLOWER = 1.2
 """A stage that takes this many times as long as expected has drifted."""
 
 SURE_RUNS = 20
-"""So many runs are looked at before a drift counts."""
+"""Number of last runs whose medians decide about drift."""
 
 ALPHA = 0.01
 """The fallback runs where a sign test calls it faster at this level."""
@@ -80,19 +80,19 @@ CUSTOM_OPS = "custom_ops.so"
 """Kernels of custom operators, beside the stage files: each a ``LiteRtCustomOpKernel litert_custom_op_NAME``."""
 
 INPUTS = "inputs.bin"
-"""The inputs that the plan was measured with, one behind another; missing where any will do."""
+"""The inputs that the plan was measured with, as bytes one after another; missing where random ones serve."""
 
-# Types that NumPy lacks: as what their bytes are seen.
+# Types that NumPy lacks → types of their raw bytes.
 _PACKED = {"bfloat16": "uint16"} | dict.fromkeys(("int2", "int4", "uint4", "float8_e4m3fn", "float8_e5m2"), "uint8")
 
-# Of LiteRT's C API: the bit of the CPU, the first signature or subgraph; settings of kernels other than XNNPACK's.
+# LiteRT's C API: the CPU's bit, the first signature or subgraph; settings of kernels other than XNNPACK's float32.
 _CPU, _FIRST, _ALIGNMENT = 1, ctypes.c_size_t(0), 64
 _ACCELERATORS, _INTEGER = 24, 2  # litert_environment_options.h, litert_any.h
 _SETTINGS = {"reference": "kernel_mode = 1\n", "builtin": "kernel_mode = 2\n", "f16": f"flags = {XNNPACK_FLOAT16}\n"}
 
 
 class StartError(RuntimeError):
-    """A processor of the plan, or its runtime, is not there, or does not take its stage."""
+    """A processor of the plan, or its runtime, is missing, or does not support its stage."""
 
 
 class FallbackError(ValueError):
@@ -143,7 +143,7 @@ class Stage:
     """A stage file on its processor.
 
     Attributes:
-        run: returns the stage's outputs, given its inputs and what the outputs look like.
+        run: returns the stage's outputs, given its inputs and the descriptions of its outputs.
     """
 
     run: Callable[[_Tensors, Sequence[Mapping[str, Any]]], _Tensors]
@@ -204,7 +204,7 @@ class Stage:
         from ai_edge_litert.options import CpuOptions, GpuOptions, Options
 
         accelerator = getattr(HardwareAccelerator, kind.upper())
-        if options.get("fallback"):  # LiteRT places on the CPU what the accelerator does not take
+        if options.get("fallback"):  # LiteRT places operators that the accelerator does not support on the CPU
             accelerator |= HardwareAccelerator.CPU
         how = Options(
             hardware_accelerators=accelerator,
@@ -216,7 +216,7 @@ class Stage:
         self.run = self._run_compiled
 
     def _make_by_c(self, path: str, _: str, options: Mapping[str, Any]) -> None:
-        """Compile for a CPU by LiteRT's C API: it runs without Python's lock, and takes types that NumPy lacks."""
+        """Compile for a CPU by LiteRT's C API: it runs without the GIL, and supports types that NumPy lacks."""
         self._library, environment = _runtime()
         libc = ctypes.CDLL(None)
         how = self._made("CreateOptions")
@@ -271,7 +271,7 @@ class Stage:
         ]
 
     def _tensor(self, kind: Any, nbytes: int) -> tuple[ctypes.c_void_p, np.ndarray[Any, Any]]:
-        """Return a tensor buffer, and the memory of ours that it lies in."""
+        """Return a tensor buffer, and the array whose memory it uses."""
         room = np.zeros(nbytes + 2 * _ALIGNMENT, np.uint8)  # kernels read a little beyond the end
         first = -room.ctypes.data % _ALIGNMENT
         memory = room[first : first + nbytes]
@@ -301,7 +301,7 @@ class Stage:
 
 @contextlib.contextmanager
 def whole_file(folder: Path, entry: Mapping[str, Any]) -> Iterator[str]:
-    """Return the path of a stage file; one that has weights in common with others is joined, until it is loaded."""
+    """Yield the path of a stage file; one that has weights in common with others is joined, until it is loaded."""
     if not entry.get("parts"):
         yield str(folder / entry["file"])
         return
@@ -314,30 +314,30 @@ def whole_file(folder: Path, entry: Mapping[str, Any]) -> Iterator[str]:
 
 
 class _Option(ctypes.Structure):
-    # litert_environment_options.h: a tag, the kind of its value, the value; 24 bytes.
+    # litert_environment_options.h: a tag, the type of its value, the value; 24 bytes.
     _fields_ = (("tag", ctypes.c_uint64), ("kind", ctypes.c_uint64), ("value", ctypes.c_uint64))
 
 
 @functools.cache
 def _runtime() -> tuple[ctypes.CDLL, ctypes.c_void_p]:
-    """Return LiteRT's library, and the environment of all that it compiles for a CPU."""
+    """Return LiteRT's library, and the environment in which it compiles for a CPU."""
     import ai_edge_litert
 
     path = Path(str(ai_edge_litert.__file__)).with_name("libLiteRt.so")
     library = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)  # kernels of custom operators call it
     environment = ctypes.c_void_p()
-    option = _Option(_ACCELERATORS, _INTEGER, _CPU)  # others would be looked for
+    option = _Option(_ACCELERATORS, _INTEGER, _CPU)  # so that it does not look for other accelerators
     if status := library.LiteRtCreateEnvironment(1, ctypes.byref(option), ctypes.byref(environment)):
         raise RuntimeError(f"LiteRT refused: CreateEnvironment returned status {status}")
     return library, environment
 
 
 class _Memory:
-    """The tensors of one inference by their numbers; some lie in others, as rows of them."""
+    """The tensors of one inference by number; some are views: rows of others."""
 
     def __init__(self, document: Mapping[str, Any], inputs: Sequence[np.ndarray[Any, Any]]) -> None:
         self._entries: list[dict[str, Any]] = document["tensors"]
-        # Of each tensor that is rows of another one: the other one, and the first byte.
+        # View → its tensor, and its first byte there.
         self._views = {t: (root, first) for t, root, first in document.get("views", ())}
         self._held: dict[int, np.ndarray[Any, Any]] = dict(zip(document["inputs"], inputs, strict=True))
         for root in {root for root, _ in self._views.values()} - set(self._held):
@@ -367,7 +367,7 @@ class _Memory:
 
 
 class _Inference:
-    """The tensors of one inference, and who waits for them."""
+    """The tensors of one inference, and events for the ends of its stages."""
 
     def __init__(self, tensors: _Memory, stages: int) -> None:
         self.tensors = tensors
@@ -379,10 +379,10 @@ class _Inference:
 
 
 class _Worker(threading.Thread):
-    """A processor: does one thing after the other, an inference or a job.
+    """The thread of a processor: runs inferences or jobs one after another.
 
     Args:
-        work: loads what the processor needs, in its thread, and returns what does one thing.
+        work: called in the thread; loads the processor's stages and returns the function that runs one item.
     """
 
     def __init__(
@@ -409,13 +409,13 @@ class _Worker(threading.Thread):
             work(thing)
 
     def close(self) -> None:
-        """End the thread after what it has to do."""
+        """End the thread once its queue is empty."""
         self.todo.put(None)
         self.join()
 
 
 class Plan:
-    """A plan, loaded; close it, or use it in a ``with``.
+    """A loaded plan; close it, or use it in a ``with`` statement.
 
     Args:
         folder: holds plan.json and its stage files.
@@ -437,7 +437,7 @@ class Plan:
         self.comparison: Comparison | None = None
         self.runs: list[tuple[float, list[float]]] = []
         processors = {p["name"]: p for p in self.document["platform"]["processors"]}
-        # Processors that share cores take turns by the order of the plan: they share a thread.
+        # Processors that share cores share a thread, and so run in the order of the plan.
         group = _groups(processors)
         mine: dict[str, list[_Work]] = {}
         for index, (stage, entry) in enumerate(zip(self.document["stages"], self._files, strict=True)):
@@ -563,7 +563,7 @@ class Plan:
         while (count := len(took_s[None])) < MIN_PAIRS or (count < MAX_PAIRS and time.monotonic() < end_s):
             first: list[_Worker | None] = [None, whole]
             for worker in first if rng.random() < 0.5 else reversed(first):
-                timed(count % CHECKED_INPUTS, worker)  # the second run finds caches as its own kind of run left them
+                timed(count % CHECKED_INPUTS, worker)  # warms caches for the run that counts
                 took_s[worker].append(timed(count % CHECKED_INPUTS, worker))
         return Comparison(tuple(took_s[None]), tuple(took_s[whole]))
 
@@ -589,7 +589,7 @@ class Plan:
         return {name: inference.tensors[t] for name, t in zip(names, numbers, strict=True)}
 
     def drift(self) -> list[float]:
-        """Return for each stage how many times as long as expected it took, by the medians of the last runs."""
+        """Return the ratio of each stage's time to the expected one, by the medians of the last runs."""
         expected_s = [ms / 1e3 for ms in self.expected.get("stage_ms", ())]
         recent = [spent for _, spent in self.runs[-SURE_RUNS:]]
         if not recent or len(expected_s) != len(recent[0]):
@@ -598,7 +598,7 @@ class Plan:
         return [t / e if e > 0.0 else 1.0 for t, e in zip(took, expected_s, strict=True)]
 
     def advice(self) -> str:
-        """Return how the plan does, in a sentence."""
+        """Return a sentence about latency and drift, or about the fallback where it runs."""
         if self._whole is not None:
             name = self.document["fallback"]["processor"]["name"]
             return f"the whole model on {name} runs instead of the plan: it is {self.comparison}"
@@ -632,7 +632,7 @@ class Plan:
 
 
 class _Instance:
-    """One model of a plan of several: its tensors, and its stages on each processor that may take them.
+    """One model of a plan of several: its tensors and its entry in the plan.
 
     Attributes:
         document: the model's plan.json.
@@ -649,14 +649,14 @@ class _Instance:
         return [self.document["tensors"][i] for i in self.document[side]]
 
     def give(self, inputs: Sequence[np.ndarray[Any, Any]]) -> None:
-        """Take the inputs of all requests to come; a request works in the tensors of the one before."""
+        """Set the inputs of all later requests, which reuse the same tensors."""
         self.tensors = _Memory(self.document, inputs)
 
 
 class Models:
-    """A plan of several models, loaded; close it, or use it in a ``with``.
+    """A loaded plan of several models; close it, or use it in a ``with`` statement.
 
-    Requests come when the plan says; ``scheduler.py`` beside this file decides which job runs next.
+    Requests arrive as the plan says; ``scheduler.py`` beside this file decides which job runs next.
     Each processor is a thread. A model that fails is left out from then on; ``failures`` says why.
 
     Args:
@@ -687,7 +687,7 @@ class Models:
         return {each.client["name"]: _described(each.entries("inputs")) for each in self._instances}
 
     def set_inputs(self, name: str, inputs: np.ndarray[Any, Any] | Arrays) -> None:
-        """Give an instance the inputs of its requests: one array, or a mapping by name."""
+        """Set the inputs of an instance's requests: one array, or a mapping by name."""
         instance = self._instance(name)
         entries = instance.entries("inputs")
         arrays = [inputs[name] for name in _port_names(entries)] if isinstance(inputs, Mapping) else [inputs]
@@ -704,7 +704,7 @@ class Models:
         return {port: instance.tensors[i] for port, i in zip(names, numbers, strict=True)}
 
     def run(self) -> dict[str, list[float | None]]:
-        """Run all requests once; return each one's seconds by instance, None where it was turned away or failed."""
+        """Run all requests once; return latencies (s) by instance, None for requests that were rejected or failed."""
         scheduler = self._scheduler
         with self._law:
             scheduler.begin(time.perf_counter_ns())
@@ -723,7 +723,7 @@ class Models:
         }
 
     def _step(self) -> None:
-        """Let in who has come, and give jobs to processors that are free."""
+        """Admit requests that have arrived, and assign jobs to free processors."""
         now_ns = time.perf_counter_ns()
         self._scheduler.arrive(now_ns)
         for number, worker in self._scheduler.start(now_ns):
@@ -780,12 +780,12 @@ class Models:
 
 
 def _scheduler(document: Mapping[str, Any], names: list[str], processors: Sequence[Mapping[str, Any]]) -> Any:
-    """Return the queue of a plan of several models; its law is the file that was exported beside this one."""
+    """Return the job scheduler of a plan of several models, from the file that was exported beside this one."""
     spec = importlib.util.spec_from_file_location("scheduler", Path(__file__).with_name("scheduler.py"))
     if spec is None or spec.loader is None:
         raise ImportError("scheduler.py is missing beside run_plan.py")
     law = importlib.util.module_from_spec(spec)
-    sys.modules["scheduler"] = law  # its dataclasses look their module up
+    sys.modules["scheduler"] = law  # its dataclasses look up their module
     spec.loader.exec_module(law)
     excluded = [sum(1 << j for j, b in enumerate(processors) if excludes(a, b)) for a in processors]
     clients = [
@@ -802,13 +802,13 @@ def _scheduler(document: Mapping[str, Any], names: list[str], processors: Sequen
 
 
 def excludes(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether two processors cannot run at the same time: a resource has not enough for both."""
+    """Return whether two processors cannot run at the same time: some resource does not suffice for both."""
     shared = (share + other["resources"].get(name, 0.0) > 1.0 for name, share in one["resources"].items())
     return one["name"] == other["name"] or any(shared)
 
 
 def _exported_fallback(folder: Path, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is exported of the fallback; it must use the same kernels as each stage of the plan."""
+    """Return the plan's entry of the fallback, which must use the same kernels as each stage of the plan."""
     found: dict[str, Any] | None = document.get("fallback")
     if found is None:
         raise FallbackError(
@@ -827,7 +827,7 @@ def _exported_fallback(folder: Path, document: Mapping[str, Any]) -> dict[str, A
 
 
 def kernels(processor: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what decides the bits that a processor computes: all but its cores and the number of threads."""
+    """Return the properties of a processor that determine its outputs bit for bit: all but cores and threads."""
     options = processor["options"]
     names = ("adapter", "fallback", "kernels", "precision", "runtime")
     known = {name: options[name] for name in names if name in options}
@@ -835,7 +835,7 @@ def kernels(processor: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _document(folder: Path) -> dict[str, Any]:
-    """Return a plan.json; tensors of types that NumPy lacks are rows of bytes there."""
+    """Read a plan.json; tensors of types that NumPy lacks become rows of bytes."""
     found: dict[str, Any] = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
     for t in found.get("tensors", ()):
         if t["dtype"] in _PACKED:
@@ -854,7 +854,7 @@ def _described(entries: Iterable[Mapping[str, Any]]) -> dict[str, _Described]:
 
 
 def _port_names(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of inputs or outputs; one that occurs twice is followed by ``:`` and its position."""
+    """Return the names of inputs or outputs; a repeated name is followed by ``:`` and its position."""
     found: list[str] = []
     for position, t in enumerate(entries):
         found.append(f"{t['name']}:{position}" if t["name"] in found else t["name"])
@@ -862,7 +862,7 @@ def _port_names(entries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _usual_inputs(folder: Path, document: Mapping[str, Any]) -> _Tensors:
-    """Return what a model was measured with, or random numbers where any will do."""
+    """Return the inputs that a model was measured with, or random ones where these serve."""
     entries = [document["tensors"][i] for i in document["inputs"]]
     if not (folder / INPUTS).exists():
         rng = np.random.default_rng(0)
@@ -876,7 +876,7 @@ def _usual_inputs(folder: Path, document: Mapping[str, Any]) -> _Tensors:
 
 
 def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Return values that any model takes: wider integers may be indices into a table, so they are 0 or 1."""
+    """Return values that any model accepts: wider integers may be indices into a table, so they are 0 or 1."""
     if dtype.kind == "f":
         return rng.standard_normal(shape).astype(dtype)
     high = np.iinfo(dtype).max if dtype in {np.dtype(np.int8), np.dtype(np.uint8)} else 1
@@ -884,7 +884,7 @@ def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[An
 
 
 def _groups(processors: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return for each processor the first one with which it shares something, directly or through others."""
+    """Return for each processor the first one of its group, in which resources are shared directly or indirectly."""
     group = {name: name for name in processors}
     for a, one in processors.items():
         for b, other in processors.items():

@@ -1,9 +1,9 @@
 """Samplers by name.
 
-:func:`study_sampler` makes the one sampler of a study (:mod:`optimizer.samplers.study`). Behind it every trial gets a
-sampler of its own, seeded by the study's seed and the trial's number, or is proposed by one that is made from the space
-and the search model and follows from seed, number and log too. So a study that was interrupted and rebuilt from its log
-proposes what the uninterrupted one would have proposed.
+:func:`study_sampler` makes the one sampler of a study (:mod:`optimizer.samplers.study`). It gives every trial a sampler
+of its own, seeded by the study's seed and the trial's number, or has one sampler, made from the space and the search
+model, propose all trials, as a function of seed, number and log. So a study that was interrupted and rebuilt from its
+log proposes what the uninterrupted one would have proposed.
 
 The options of ``tpe`` were chosen on 26 random chains of 22 operators on 3 processors (at most 4 stages, cold start;
 mean distance from the optimum after 25 / 50 / 100 / 200 trials):
@@ -49,16 +49,16 @@ _WITH_POLICY = "reinforce@"
 
 @dataclass(frozen=True, slots=True)
 class SamplerKind:
-    """A sampler that is known by name.
+    """A sampler with a name.
 
     Attributes:
-        summary: what it does, for a person who chooses.
+        summary: what it does, for the list of samplers.
         make: builds it for a trial, from ``(study's seed, trial's own seed)``.
-        resumes: whether parameters, values and states of the earlier trials are all that it goes by. Where it is not,
-            a study that is gone on with asks it for the earlier trials again (:mod:`optimizer.study.history`).
-        requires: the package that it needs beyond ours, or "".
+        resumes: whether it depends on parameters, values and states of earlier trials only. If not, a study that is
+            resumed asks it for the earlier trials again (:mod:`optimizer.study.history`).
+        requires: an optional package that it needs, or "".
         extra: the extra of this product that installs it, or "".
-        knows: builds it instead, once for a study, where it must know the problem, from ``(problem, study's seed)``.
+        knows: for a sampler that must know the problem: builds it once for a study, from ``(problem, study's seed)``.
     """
 
     summary: str
@@ -78,15 +78,15 @@ def study_sampler(
     allowed: Callable[[Plan], bool] = lambda _: True,
     predict: Callable[[Plan], float] = lambda _: 0.0,
 ) -> StudySampler:
-    """Return the sampler of a study; set it as ``study.sampler``, and begin each trial before the study is asked.
+    """Return the sampler of a study; set it as ``study.sampler``, and call its ``begin`` before each ``study.ask``.
 
     Args:
         name, seed: see :func:`make_sampler`.
-        problem: what is searched, for samplers that must know it; they draw at random where it is not given.
-        allowed, predict: of plans that are drawn, see :class:`~optimizer.samplers.study.StudySampler`.
+        problem: the search problem, for samplers that must know it; without it they draw at random.
+        allowed, predict: for plans that are drawn, see :class:`~optimizer.samplers.study.StudySampler`.
 
     Raises:
-        UsageError: see :func:`make_sampler`.
+        UsageError: as in :func:`make_sampler`.
     """
     from optimizer.samplers.study import StudySampler
 
@@ -97,23 +97,23 @@ def study_sampler(
 
 
 def make_sampler(name: str, seed: int, number: int) -> BaseSampler:
-    """Return who proposes the parameters of trial ``number`` of a study from those of earlier trials.
+    """Return the sampler that proposes the parameters of trial ``number`` of a study from those of earlier trials.
 
     Args:
-        name: a key of ``SAMPLERS``, ``reinforce@FILE`` for one that begins with the policy of a file, or
-            ``module:Class`` for any other Optuna sampler that takes a ``seed``; importing that runs code, so that the
-            user must have named it (:mod:`search_spaces.core.allowed_code`).
+        name: a key of ``SAMPLERS``, ``reinforce@FILE`` to start with the policy in a file, or ``module:Class`` for any
+            other Optuna sampler that takes a ``seed``; importing it runs code, so the user must have named it
+            (:mod:`search_spaces.core.allowed_code`).
         seed: the study's seed, 0 or more.
         number: the trial's number in the study.
 
     Raises:
-        UsageError: the name is unknown, or what it names is no sampler that takes a seed, or the sampler needs a
-            package that is not installed.
+        UsageError: the name is unknown, or is not that of a sampler that takes a seed, or the sampler needs a package
+            that is not installed.
     """
     quiet_optuna()
     kind = _find(name)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # experimental and deprecated options: our choice, not the user's concern
+        warnings.simplefilter("ignore")  # about experimental and deprecated options, which the user did not choose
         return kind.make(seed, seed_of(seed, number))
 
 
@@ -125,10 +125,10 @@ def seed_of(seed: int, number: int) -> int:
 
 
 def resumes(name: str) -> bool:
-    """Return whether a sampler goes by parameters, values and states of the earlier trials alone.
+    """Return whether a sampler depends on parameters, values and states of earlier trials only.
 
     Raises:
-        UsageError: see :func:`make_sampler`.
+        UsageError: as in :func:`make_sampler`.
     """
     return _find(name).resumes
 
@@ -171,11 +171,11 @@ def _find(name: str) -> SamplerKind:
 
 @lru_cache(maxsize=1)
 def _with_policy(path: Path) -> SamplerKind:
-    """Return the sampler ``reinforce`` that begins with a policy from a file."""
+    """Return the sampler ``reinforce`` that starts with the policy in a file."""
     from optimizer.samplers.policy.network import Weights
     from optimizer.samplers.policy.reinforce import sampler_of
 
-    weights = Weights.load(path)  # errors are reported before a model is built
+    weights = Weights.load(path)  # report errors before a model is built
     return replace(SAMPLERS["reinforce"], knows=lambda problem, seed: sampler_of(problem, seed, weights))
 
 
@@ -194,7 +194,7 @@ def _imported(path: str) -> SamplerKind:
 
 
 def _checked(path: str, found: object, where: str) -> SamplerKind:
-    """Return the kind that stands for a class of Optuna samplers from elsewhere."""
+    """Return the kind for an Optuna sampler class from a plug-in or the command line."""
     from optuna.samplers import BaseSampler
 
     if not (inspect.isclass(found) and issubclass(found, BaseSampler)) or inspect.isabstract(found):
@@ -260,9 +260,9 @@ def _auto(problem: Problem, seed: int) -> KnowingSampler:
     from optimizer.samplers.study import PlanSampler
 
     proposer = proposer_of(problem, seed)
-    # Of several objectives and no chains no front is known in a model.
+    # For several objectives in spaces other than chains, the model's front cannot be computed.
     otherwise = None if proposer is not None else partial(make_sampler, "nsga2", seed)
-    optima = problem.optima if problem.critic is None else ()  # a critic has learned from the baselines by then
+    optima = problem.optima if problem.critic is None else ()  # the critic has already learnt from the baselines
     return PlanSampler(DEFAULT, problem.space, proposer, optima, problem.fits, otherwise)
 
 

@@ -1,18 +1,18 @@
 """The sampler ``auto``: from the optimum of the model to the optimum of the device.
 
-Its first proposal is the model's optimum. What was measured corrects the model (:mod:`~optimizer.samplers.correction`);
-candidates are the optima of draws of the corrected costs, and the neighbourhood of the best plans known, which is the
-region that measurement confirms (:mod:`~optimizer.samplers.regions`). Of these, in turns,
+Its first proposal is the model's optimum. Measurements correct the model (:mod:`~optimizer.samplers.correction`).
+Candidates are the optima of draws of the corrected costs, and neighbours of the best plans known, the region that
+measurement confirms (:mod:`~optimizer.samplers.regions`). Of these, two are chosen alternately:
 
-- the one with the best mean is measured, to confirm the estimate;
-- the one with the largest expected improvement on the best measured plan, over joint draws, so that what both share
-  does not count as uncertain (Jones, Schonlau and Welch 1998, eq. 14, by Monte Carlo). It reaches beyond the
+- the one with the best mean, to confirm the estimate;
+- the one with the largest expected improvement on the best measured plan, over joint draws, so that errors which both
+  share do not count as uncertainty (Jones, Schonlau and Welch 1998, eq. 14, by Monte Carlo). It reaches beyond the
   neighbourhood wherever a draw of the costs has its optimum elsewhere.
 
-The candidates are looked for anew after every trial at first, later in blocks of a quarter, at last a sixteenth, of the
-trials so far. Where a block runs out of them, a wider look is taken, in small spaces at all that is left. What is
-proposed follows from the seed and the earlier trials alone, so a study that goes on proposes what the uninterrupted one
-would have.
+Candidates are computed after every trial at first, later in blocks of a quarter, at last a sixteenth, of the trials so
+far. Where a block runs out of candidates, the search is widened, in small spaces to all remaining plans. A proposal is
+a function of the seed and the earlier trials, so a study that is resumed proposes what the uninterrupted one would
+have.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ _BLOCK_SHARE, _MOST_IN_BLOCK, _LATE = 4, 16, 48
 _WARM_RUNS = 3
 _USUAL_RUNS = 5
 _CENSORED = 4.0
-_LOST = 1.02  # a plan that lost its race is at least that much slower than the best one then
+_LOST = 1.02  # a plan that lost a race counts as at least that many times as slow as the best one then
 
 
 class Proposer(Protocol):
-    """Proposes plans, in place of parameters."""
+    """Proposes plans instead of parameters."""
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
-        """Take note of a trial, in the order of trials.
+        """Record a trial, in the order of trials.
 
         Args:
             plan: canonical.
             measurement: None for a plan that could not be measured.
-            speed: how many times as long as at the start of the study things took then.
+            speed: the machine's slowness then: ratio of times to those at the start of the study.
         """
         ...
 
     def propose(self) -> Plan | None:
-        """Return a plan that was not tried, or None where none is known."""
+        """Return a plan that was not tried, or None where there is none."""
         ...
 
 
@@ -71,16 +71,16 @@ class Problem:
     """The search as samplers see it: the space and the model estimate.
 
     Attributes:
-        model: the costs of operators, stages and transfers; in seconds.
+        model: the costs of operators, stages and transfers (s).
         fits: whether a plan keeps all constraints; others are never proposed.
-        law: how stages add up, for other objectives than the latency; the model is in the objective's unit.
-        criteria: of several objectives, made of costs of the latency; and the unit of a processor's stages.
-        ranks: where convolutions may be decomposed, what that costs, and the error that is allowed.
-        search: of plans of any shape: makes their proposer from the problem and the study's seed.
+        law: how stages add up, for objectives other than the latency; the model is then in the objective's unit.
+        criteria: for several objectives: makes them from costs of the latency; and the unit of a processor's stages.
+        ranks: which convolutions may be decomposed, their costs, and the error that is allowed.
+        search: for plans of any shape: makes their proposer from the problem and the study's seed.
         front: whether plans of any shape are searched for several objectives.
         optima: the best plans under the model, which ``auto`` proposes first.
-        predict: the model's value of any plan of the space; None where the model of chains serves.
-        critic: of several networks: makes the critic that learns from the times of their jobs.
+        predict: the model's value of any plan of the space; None where ``model`` serves (chains).
+        critic: for several networks: makes the critic that learns from the times of their jobs.
     """
 
     graph: Graph
@@ -99,7 +99,7 @@ class Problem:
 
 
 def proposer_of(problem: Problem, seed: int) -> Proposer | None:
-    """Return the proposer for a problem; None where the model has no front."""
+    """Return the proposer for a problem; None where the model's front cannot be computed."""
     from optimizer.samplers.objective import ObjectiveProposer
     from optimizer.samplers.pareto import ParetoProposer
     from optimizer.samplers.ranks import RankProposer
@@ -110,7 +110,7 @@ def proposer_of(problem: Problem, seed: int) -> Proposer | None:
     chains = not isinstance(problem.space, SegmentSpace)
     if problem.criteria is not None:
         return ParetoProposer(problem, seed, *problem.criteria) if chains else None
-    # A sum gains nothing from splits: its optima are chains of whole operators.
+    # A sum cannot improve by splits: its optima are chains of whole operators.
     if problem.law is not None and (chains or isinstance(problem.space, SegmentSpace)):
         return ObjectiveProposer(problem, seed, problem.law)
     if isinstance(problem.space, SegmentSpace):
@@ -134,8 +134,8 @@ class AutoProposer:
         self._timing = Timing(problem.graph, problem.platform, problem.law)
         self._region = _region(problem)
         self._trials: list[tuple[Plan, Measurement | None, float]] = []
-        self._measured: list[Plan] = []  # of the region, as far as learned from
-        self._tried: list[int] = []  # where these are among the plans that were added to the region
+        self._measured: list[Plan] = []  # plans of the region that have been learnt from
+        self._tried: list[int] = []  # their positions among the plans that were added to the region
         self._added = 0
         self._fed = 0
         self._best_s = math.inf
@@ -145,16 +145,13 @@ class AutoProposer:
         self._open: dict[bytes, int] = {}
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
-        """Take note of a trial, in the order of trials."""
+        """Record a trial, in the order of trials."""
         self._trials.append((plan, measurement, speed))
         if self._open and (name := self._region.name(plan)) is not None:
             self._open.pop(name, None)
 
     def propose(self) -> Plan | None:
-        """Return a plan that was not tried, or None where none is known.
-
-        Never a plan that breaks a constraint.
-        """
+        """Return a plan that was not tried and keeps all constraints, or None where there is none."""
         for wide in (False, True):
             found = self._candidates(wide=wide)
             while self._open:
@@ -167,10 +164,10 @@ class AutoProposer:
         return None
 
     def ranking(self) -> list[tuple[Plan, float]]:
-        """Return the measured plans of the space with their estimated seconds, the best first.
+        """Return the measured plans of the space with their estimated times (s), the best first.
 
-        The estimate uses all measurements of a plan's stages, since a plan that looks fastest after few runs was partly
-        lucky.
+        The estimate uses all measurements of a plan's stages, since the plan that looks fastest after few runs was
+        partly lucky.
         """
         self._learn(len(self._trials))
         if not self._measured:
@@ -180,7 +177,7 @@ class AutoProposer:
         return [(self._measured[i], float(estimate[i])) for i in np.argsort(estimate, kind="stable")]
 
     def _candidates(self, *, wide: bool) -> Found:
-        """Return the candidates of the block that the next trial is in; wide where the usual ones are used up."""
+        """Return the candidates of the block that the next trial is in; ``wide`` once the usual ones are used up."""
         number, start = len(self._trials), max(self._block, 0)
         while start + _block_size(start) <= number:
             self._learn(start)  # block by block, as an uninterrupted study does
@@ -199,7 +196,7 @@ class AutoProposer:
         return self._found
 
     def _learn(self, until: int) -> None:
-        """Take the trials before number ``until`` into account."""
+        """Learn from the trials before number ``until``."""
         for plan, measurement, speed in self._trials[self._fed : until]:
             inside = self._region.name(plan) is not None
             if measurement is not None:
@@ -216,7 +213,7 @@ class AutoProposer:
             self._correction.choose(1 << (plans.bit_length() - 1))
 
     def _correct(self, plan: Plan, measurement: Measurement, speed: float) -> None:
-        """Learn from a measurement; from a race lost in the first runs only that it was lost."""
+        """Learn from a measurement; from a race lost in the first runs, only that it was lost."""
         samples, raced = measurement.latency_s, measurement.stopped == "raced"
         usual = speed * measurement.cold
         stage_s, latency_s = tuple(s / usual for s in measurement.stage_s), samples.median / usual
@@ -230,7 +227,7 @@ class AutoProposer:
                 return
             stage_s, latency_s, noise = tuple(s * short for s in estimate), model_s * short, _CENSORED
         elif min(stage_s) <= 0.0:
-            return  # stopped for another reason than its own slowness
+            return  # stopped for a reason other than its own slowness
         elif not raced:
             self._best_s = min(self._best_s, latency_s)
         waits, gap_s = self._timing.waits(plan.stages, stage_s, latency_s, self._problem.model.transfer_s)
@@ -248,7 +245,7 @@ def _choice(found: Found, columns: NDArray[np.int64], *, confirm: bool) -> int:
 
 
 def _block_size(start: int) -> int:
-    """Return how many plans one search for candidates yields: a quarter of those tried, 16 from 64 to 256."""
+    """Return the size of a block of candidates: a quarter of the trials so far, 16 from 64 to 256."""
     share = start // _BLOCK_SHARE
     return min(max(share, 1), max(_MOST_IN_BLOCK, share - _LATE))
 

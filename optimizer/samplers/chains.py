@@ -25,8 +25,8 @@ class Chains:
     """C chains of at most K stages.
 
     Attributes:
-        borders: shape ``(C, K + 1)``: stage ``j`` holds the operators ``borders[j] … borders[j + 1] - 1``; stages that
-            a chain lacks are empty and at its end.
+        borders: shape ``(C, K + 1)``: stage ``j`` holds the operators ``borders[j] … borders[j + 1] - 1``; missing
+            stages are empty and at the end.
         processors: shape ``(C, K)``: the processor (index in the platform) of each stage, 0 for empty ones.
     """
 
@@ -46,7 +46,7 @@ class Chains:
 
     @property
     def parts(self) -> _Ints:
-        """How many stages each chain has, shape ``(C,)``."""
+        """Number of stages of each chain, shape ``(C,)``."""
         found: _Ints = (np.diff(self.borders, axis=1) > 0).sum(axis=1)
         return found
 
@@ -85,7 +85,7 @@ def from_plan(plan: Plan, platform: Platform) -> tuple[tuple[int, ...], tuple[in
 
 
 def distinct(chains: Chains, platform: Platform) -> Chains:
-    """Return the chains in canonical form, without repeats: alike processors are in the order of their first use."""
+    """Return the chains in canonical form, without repeats: alike processors appear in the order of first use."""
     processors = chains.processors.copy()
     index = {p.name: i for i, p in enumerate(platform.processors)}
     groups = [[index[p.name] for p in group] for group in platform.classes().values()]
@@ -104,7 +104,7 @@ def distinct(chains: Chains, platform: Platform) -> Chains:
             processors[:, j] = np.where(there, name[rows, on], 0)
     else:
         processors[chains.borders[:, :-1] >= chains.borders[:, 1:]] = 0
-    # A random hash into 64 bits: sorting rows as such would take most of the time of a proposal.
+    # A random hash into 64 bits: sorting the rows themselves would take most of the time of a proposal.
     every = np.concatenate((chains.borders, processors), axis=1)
     with np.errstate(over="ignore"):
         hashed = every @ _FACTORS[: every.shape[1]]
@@ -114,12 +114,12 @@ def distinct(chains: Chains, platform: Platform) -> Chains:
 
 
 def neighbours(chains: Chains, processors: int, places: int, rng: np.random.Generator) -> Chains:
-    """Return the chains next to these: each border shifted or set anew, stages moved, merged and split.
+    """Return the neighbours of some chains: a border shifted or set anew, a stage moved, merged or split.
 
     Args:
         chains: at least one.
-        processors: how many there are.
-        places: how many random operators to split each chain before, and to set borders to.
+        processors: number of processors.
+        places: number of random operators at which each chain is split and borders are set.
         rng: draws them.
     """
     found = [_shifted(chains, rng, places), _moved(chains, processors), _merged(chains)]
@@ -129,7 +129,7 @@ def neighbours(chains: Chains, processors: int, places: int, rng: np.random.Gene
 
 
 def _repeat(chains: Chains, *counts: int) -> tuple[Chains, list[_Ints]]:
-    """Return each chain as often as there are combinations of indices, and the indices, flat."""
+    """Return each chain once for each combination of indices, and the indices, flat."""
     grid = np.indices((len(chains), *counts)).reshape(1 + len(counts), -1)
     return chains[grid[0]], list(grid[1:])
 
@@ -162,7 +162,7 @@ def _moved(chains: Chains, processors: int) -> Chains:
 def _merged(chains: Chains) -> Chains:
     most = chains.processors.shape[1]
     new, (which, right) = _repeat(chains, most - 1, 2)
-    which = which + 1  # this border goes, and the processor to its right or left
+    which = which + 1  # this border is removed, with the processor to its right or left
     fits = np.flatnonzero(which < new.parts)
     new, which, right = new[fits], which[fits], right[fits]
     rows = np.arange(len(new))[:, None]
@@ -189,7 +189,7 @@ def _split(chains: Chains, processors: int, places: int, rng: np.random.Generato
 
 
 class ChainPricing:
-    """Times of chains by the rule of the runner: a stage starts when its processor is free and its inputs are there.
+    """Times of chains by the runner's rule: a stage starts when its processor is free and its inputs are there.
 
     Args:
         graph, platform: of the chains.
@@ -240,7 +240,7 @@ class ChainPricing:
         return found
 
     def _reads(self, chains: Chains, i: int, j: int) -> NDArray[np.bool_]:
-        """Return for each chain whether stage ``j`` reads stage ``i``."""
+        """Return for each chain whether stage ``j`` reads from stage ``i``."""
         first, last = chains.borders[:, i], chains.borders[:, i + 1]
         begin, end = chains.borders[:, j], chains.borders[:, j + 1]
         edges = self._edges

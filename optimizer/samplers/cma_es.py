@@ -1,8 +1,8 @@
 """CMA-ES whose state follows from the parameters and values of earlier trials.
 
-Optuna's sampler keeps its optimizer as a pickle in the trials' attributes, which are then code for whoever reads a log
-or joins a shared study. Here the optimizer gets the completed trials again, in the order of their numbers, after
-which the seed of the trial decides its proposal: a study that is gone on with proposes what the uninterrupted one did.
+Optuna's sampler keeps its optimizer as a pickle in the trials' attributes, which would run as code wherever a log is
+read or a shared study is joined. Here the completed trials are passed to the optimizer again, in the order of their
+numbers, and the trial's seed decides its proposal: a study that is resumed proposes what the uninterrupted one did.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 _SIGMA = 1.0 / 6.0  # of the unit cube, as in Optuna's sampler
 _optimizers: WeakKeyDictionary[Study, tuple[list[int], CMA]] = WeakKeyDictionary()
-"""Of each study, the numbers of the trials that its optimizer has seen; a proposal passes on only the new ones."""
+"""Study → numbers of the trials passed to its optimizer, and the optimizer; a proposal passes only new trials."""
 
 
 class ReplayedCmaEsSampler(BaseSampler):
-    """CMA-ES (Hansen, 2016) over the numbers of the space; categories are drawn at random.
+    """CMA-ES (Hansen, 2016) over the numeric parameters of the space; categorical ones are drawn at random.
 
-    The first completed trial is left out, as Optuna does; each ``population_size`` of the later ones are a generation,
-    whoever proposed them.
+    The first completed trial is left out, as in Optuna; of the later ones, each ``population_size`` are a generation,
+    whichever sampler proposed them.
 
     Args:
         seed: of this trial.
@@ -44,7 +44,7 @@ class ReplayedCmaEsSampler(BaseSampler):
         self._random = RandomSampler(seed=seed)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Return the parameters of the study that are numbers."""
+        """Return the numeric parameters of the study."""
         space = fixed_space(study, trial)
         return {name: d for name, d in space.items() if isinstance(d, FloatDistribution | IntDistribution)}
 
@@ -54,7 +54,7 @@ class ReplayedCmaEsSampler(BaseSampler):
         trial: FrozenTrial,  # noqa: ARG002 - Optuna's signature
         search_space: dict[str, BaseDistribution],
     ) -> dict[str, Any]:
-        """Return the numbers of a point drawn from the current distribution; none before a trial is completed."""
+        """Return a point drawn from the current distribution; {} before a trial is completed."""
         self._raise_error_if_multi_objective(study)
         completed = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         if not search_space or not completed:

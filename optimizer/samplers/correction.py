@@ -4,15 +4,15 @@ A measured plan returns the time of each stage and its latency. A stage's time i
 
     t = overhead·(1 + v) + Σ m_o·(1 + u + w_o) + Σ m_o·i_o + (m_f + h_f)·(c + e_f)
 
-with m the model's time of an operator on that kind of processor. Unknown are u and v (the processor as a whole, what
-starting a stage takes), w_o (one operator), i_o (an operator whose predecessor in the order is in its stage), and for
-the first operator f of a stage, by where the stage before it ran, c (any) and e_f (this one); h_f is what the model
-says is transferred there. What passes between stages that wait for each other is linear in the transfers in the same
-way. All weights are Gaussian a priori, so the posterior is a Gaussian process over stages (Rasmussen and Williams 2006,
-eq. 2.23-2.24), one for each kind of processor. It is drawn from by Matheron's rule: a draw of the prior, moved by what
-it gets wrong about the measurements (Wilson et al. 2020, eq. 9).
+with m the model's time of an operator on that kind of processor. Unknown are u and v (common to the processor: its
+speed, and its cost of starting a stage), w_o (one operator), i_o (an operator whose predecessor in the order is in its
+stage), and for the first operator f of a stage, by where the stage before it ran, c (common) and e_f (this operator);
+h_f is the model's transfer there. The gaps between stages that wait for each other are linear in the transfers in the
+same way. All weights are Gaussian a priori, so the posterior is a Gaussian process over stages (Rasmussen and Williams
+2006, eq. 2.23-2.24), one for each kind of processor. Draws follow Matheron's rule: a draw of the prior, updated by its
+residuals on the measurements (Wilson et al. 2020, eq. 9).
 
-How wrong the model is, and how noisy measurements are, is itself chosen by marginal likelihood (eq. 2.30) on a grid.
+The model's error and the measurements' noise maximise the marginal likelihood (eq. 2.30) on a grid.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _Array = NDArray[np.float64]
 MODEL_ERRORS = (0.03, 0.08, 0.2, 0.4)
 NOISES = (0.005, 0.015, 0.04)
 INTERACTION = 0.5  # standard deviation of the interactions, as a share of the model's error
-WHOLE = 0.5  # of a processor as a whole, the same
+WHOLE = 0.5  # of the speed of a processor as a whole, likewise
 OVERHEAD, TRANSFER = 0.5, 0.3
 REFUSED = (
-    1e4  # what a refused operator takes, as a multiple of the whole model on all processors: finite, so it adds up
+    1e4  # time of a refused operator, as a multiple of the whole model on all processors: finite, so that sums work
 )
 _LEAST_SHARE = 1e-3  # least noise, as a share of the model's value
-_LEAST_NOISE = 1e-5  # of a stage's standard deviation a priori, where rounding hides a smaller one
+_LEAST_NOISE = 1e-5  # relative to a stage's prior standard deviation; rounding hides smaller ones
 MOST_PARTS = 400  # stages used for each kind of processor; more would take too long
 
 
@@ -52,7 +52,7 @@ class _Kind:
     operators: list[_Array] = field(default_factory=list)
     together: list[_Array] = field(default_factory=list)
     shared: list[tuple[float, float, float]] = field(default_factory=list)
-    entering: list[tuple[int, int, float]] = field(default_factory=list)  # first operator, where from, its time
+    entering: list[tuple[int, int, float]] = field(default_factory=list)  # first operator, origin, its time
     residual_s: list[float] = field(default_factory=list)
     measured_s: list[float] = field(default_factory=list)
     noise: list[float] = field(default_factory=list)
@@ -77,14 +77,14 @@ class Correction:
         self._model = model
         self._operator_s = known[self._member]
         self._overhead_s = model.overhead_s[self._member] + 0.02 * self._operator_s.mean(axis=1)
-        # Where a stage comes from: 0 the same processor, 1 + k another processor of kind k.
+        # Where the stage before ran: 0 the same processor, 1 + k another processor of kind k.
         self._origin = np.array(
             [[0 if i == j else 1 + self._like[i] for j in range(len(self._like))] for i in range(len(self._like))]
         )
         self._kinds = [_Kind() for _ in likes]
         self._marks: list[tuple[int, ...]] = [(0,) * len(likes)]
         transfer_s = np.where(np.isfinite(model.transfer_s), model.transfer_s, 0.0)
-        # [kind, operator, origin]: what the first operator of a stage takes, with what is transferred to it.
+        # [kind, operator, origin]: time of the first operator of a stage, with the transfer to it.
         self._entry_s = np.repeat(self._operator_s[:, :, None], 1 + len(likes), axis=2)
         for of, origins in enumerate(self._origin):
             for to, origin in enumerate(origins):
@@ -109,10 +109,10 @@ class Correction:
 
         Args:
             stages: of the plan, in its order.
-            stage_s: what each took.
-            gaps: pairs of stages, each of which waited for nothing but the transfer from the first to the second.
-            gap_s: what these took together.
-            noise: of this measurement, as a multiple of what measurements usually have.
+            stage_s: time of each.
+            gaps: pairs of stages, the second of which waited only for the transfer from the first.
+            gap_s: time of all these transfers together.
+            noise: of this measurement, as a multiple of the usual noise.
         """
         processors = [self._processor[s.processor] for s in stages]
         for index, (stage, took_s) in enumerate(zip(stages, stage_s, strict=True)):
@@ -146,7 +146,7 @@ class Correction:
 
     @property
     def plans(self) -> int:
-        """How many plans were learned from."""
+        """Number of plans that were learnt from."""
         return len(self._marks) - 1
 
     def draw(self, count: int, rng: np.random.Generator) -> Draws:
@@ -272,7 +272,7 @@ class Correction:
 
 
 def _grams(kind: _Kind, which: slice) -> tuple[_Array, _Array]:
-    """Return the prior covariance of stages without noise: per square of the model's error, and independent of it."""
+    """Return the prior covariance of stages without noise: the part per squared model error, and the rest."""
     a, b, c = np.array(kind.operators[which]), np.array(kind.together[which]), np.array(kind.shared[which])
     first, origin, entry_s = (np.array(x) for x in zip(*kind.entering[which], strict=True))
     same = (first[:, None] == first) & (origin[:, None] == origin)
@@ -284,8 +284,8 @@ def _grams(kind: _Kind, which: slice) -> tuple[_Array, _Array]:
 def _factored(covariance: _Array) -> tuple[_Array, bool]:
     """Return the Cholesky factor of a covariance, as :func:`scipy.linalg.cho_factor` does.
 
-    Stages that are alike to the model and were measured too exactly make a covariance that is singular to rounding. It
-    gets a little more noise, relative to each stage's own variance.
+    Stages that are alike to the model and were measured too exactly make a covariance that is singular up to rounding.
+    Then a little noise is added, relative to each stage's own variance.
     """
     try:
         factor, lower = cho_factor(covariance, lower=True)

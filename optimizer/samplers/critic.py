@@ -1,8 +1,8 @@
-"""Corrects operators' prices by stages' times: a linear model with a Gaussian prior (Rasmussen and Williams 2006).
+"""Corrects operators' costs by stages' times: a linear model with a Gaussian prior (Rasmussen and Williams 2006).
 
-The time of a stage is the sum of its operators' model times, each times ``1 + u``; u is unknown for each operator on
-each kind of processor. Coarser than :mod:`~optimizer.samplers.correction`, which also corrects calls, transfers and
-neighbours, but for plans of any shape.
+The time of a stage is the sum of its operators' model times, each multiplied by ``1 + u``; u is unknown for each
+operator on each kind of processor. Coarser than :mod:`~optimizer.samplers.correction`, which also corrects calls,
+transfers and neighbours, but for plans of any shape.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from search_spaces.core.plan import Plan, Stage
 
 _Array = NDArray[np.float64]
 ERROR, NOISE, MOST_STAGES = 0.2, 0.02, 400
-_LEAST = 0.2  # of what the model says
+_LEAST = 0.2  # smallest estimate, relative to the model's
 
 
 @dataclass(slots=True)
 class Critic:
-    """Corrects the prices of operators by the measured times of stages.
+    """Corrects the costs of operators by the measured times of stages.
 
     Args:
-        predict: seconds that the model gives a plan.
-        model: None without prices of operators; plans then take the model's time.
-        alike: for each operator the first one that is the same, as in other instances of one network; None for itself.
+        predict: returns the model's time of a plan (s).
+        model: costs of operators; without them plans take the model's time.
+        alike: for each operator the first one equal to it, as in another instance of the network; None for itself.
     """
 
     predict: Callable[[Plan], float]
@@ -48,7 +48,7 @@ class Critic:
             self._shape = len(likes), self.model.operator_s.shape[1]
 
     def observe(self, plan: Plan, stage_s: tuple[float, ...]) -> None:
-        """Learn from the times of a plan's stages; those of shares and triples are no operators' own."""
+        """Learn from the times (s) of a plan's stages; plans with ranks and split stages say nothing of operators."""
         if self.model is None or plan.ranks or any(stage.processor not in self._processors for stage in plan.stages):
             return
         for stage, took_s in zip(plan.stages, stage_s, strict=True):
@@ -58,12 +58,12 @@ class Critic:
                 self._beyond.append((took_s - self.model_s(stage)) / noise_s)
 
     def model_s(self, stage: Stage) -> float:
-        """Return the model's seconds of a stage."""
+        """Return the model's time of a stage (s)."""
         called_s = 0.0 if self.model is None else float(self.model.overhead_s[self._processors[stage.processor][0]])
         return float(self._own(stage)[2].sum()) + called_s
 
     def learn(self, rng: np.random.Generator | None) -> None:
-        """Settle the estimate: the mean, or a draw (Matheron's rule, as in the correction of ``auto``)."""
+        """Update the estimate: the posterior's mean, or a draw by ``rng`` (Matheron's rule, as in ``correction``)."""
         if not self._rows:
             return
         rows, beyond = np.array(self._rows[-MOST_STAGES:]), np.array(self._beyond[-MOST_STAGES:])
@@ -75,7 +75,7 @@ class Critic:
         self._longer = (drawn + ERROR**2 * rows.T @ np.linalg.solve(gram, beyond)).reshape(self._shape)
 
     def seconds(self, plan: Plan) -> float:
-        """Return the estimated seconds of a plan."""
+        """Return the estimated time of a plan (s)."""
         return self.predict(plan) * self.factor(*plan.stages)
 
     def factor(self, *stages: Stage) -> float:
@@ -99,7 +99,7 @@ class Critic:
         return like, operators if self.alike is None else self.alike[operators], own_s
 
     def _row(self, stage: Stage) -> _Array:
-        """Return what each operator adds to a stage by the model, by kinds of processors."""
+        """Return the model's time of each operator in a stage, by kind of processor, flat."""
         like, operators, own_s = self._own(stage)
         found = np.zeros(self._shape)
         np.add.at(found[like], operators, own_s)

@@ -15,14 +15,14 @@ _Seconds = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draws:
-    """S draws of what n operators cost on P processors, in platform order; in seconds.
+    """S draws of the costs of n operators on P processors, in platform order; in seconds.
 
     Attributes:
         operator_s: shape ``(S, P, n)``; infinite where a processor refuses the operator.
-        together_s: shape ``(S, P, n)``: what an operator takes more where its predecessor in the order is in its stage.
-        overhead_s: shape ``(S, P)``: what starting a stage adds.
-        entering_s: shape ``(S, n, P, P)``: what an operator takes more as the first of a stage on the second processor
-            after a stage on the first one.
+        together_s: shape ``(S, P, n)``: added for an operator whose predecessor in the order is in its stage.
+        overhead_s: shape ``(S, P)``: cost of starting a stage.
+        entering_s: shape ``(S, n, P, P)``: added for the first operator of a stage on the second processor after a
+            stage on the first one.
         transfer_s: shape ``(S, n, P, P)``: from the end of a stage to the start of one that begins with the operator.
     """
 
@@ -41,9 +41,9 @@ class Draws:
 
 
 def cheapest_chains(draws: Draws, max_stages: int) -> list[tuple[list[int], list[int]]]:
-    """Return for each draw the cuts and the processors of the cheapest chain of stages that run one after another.
+    """Return for each draw cuts and processors of the cheapest chain whose stages run one after another.
 
-    Dynamic programming over the operators; state: how many stages so far, and the processor. ``n`` steps of
+    Dynamic programming over the operators; state: the number of stages so far, and the processor. ``n`` steps of
     ``S · max_stages · P²`` additions.
     """
     count_draws, processors, count = draws.operator_s.shape

@@ -1,4 +1,4 @@
-"""The sampler ``brute-force``: every plan of a space once, in an order that the seed mixes."""
+"""The sampler ``brute-force``: every plan of a space once, in an order that follows from the seed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from search_spaces.spaces.space import EnumerableSpace
 
 
 class EnumerationProposer:
-    """A sampler that tries every plan of a small space.
+    """Proposes every plan of a small space.
 
     Args:
-        problem: its space must have numbered plans; those that break a constraint are left out.
+        problem: its space must number its plans; those that break a constraint are left out.
         seed: of the order.
 
     Raises:
-        UsageError: the plans of the space have no numbers.
+        UsageError: the space does not number its plans.
     """
 
     def __init__(self, problem: Problem, seed: int) -> None:
@@ -32,7 +32,7 @@ class EnumerationProposer:
         self._fits = problem.fits
         self._count = space.cardinality() or 0
         rng = np.random.default_rng([seed, 79])
-        # The multiples of a number without a common factor with the count meet every index once.
+        # Steps coprime to the count visit every index once.
         self._begin, self._step = (int.from_bytes(rng.bytes(16), "little") % max(self._count, 1) for _ in range(2))
         while math.gcd(self._step, self._count) != 1:
             self._step += 1
@@ -40,11 +40,11 @@ class EnumerationProposer:
         self._at = 0
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:  # noqa: ARG002
-        """Take note of a trial, in the order of trials."""
+        """Record a trial, in the order of trials."""
         self._tried.add(plan.digest)
 
     def propose(self) -> Plan | None:
-        """Return a plan that was not tried, or None where none is known."""
+        """Return a plan that was not tried, or None where there is none."""
         while self._at < self._count:
             plan = self._space.plan_at((self._begin + self._at * self._step) % self._count)
             if plan.digest not in self._tried and self._fits(plan):

@@ -1,4 +1,4 @@
-"""Samplers given as ``module:Class`` or by a plug-in; their exceptions become one line."""
+"""Samplers given as ``module:Class`` or by a plug-in; their exceptions become usage errors of one line."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class ForeignSampler(BaseSampler):
     """Forwards to another sampler.
 
     Args:
-        path: what the person calls it.
-        sampler: the other one.
+        path: the user's name for the sampler.
+        sampler: the sampler to forward to.
         extras: package → the extra of this product that installs it.
     """
 

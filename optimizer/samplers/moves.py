@@ -1,7 +1,7 @@
 """Plans next to a plan: a border shifted, stages merged or split, operators or a stage moved to another processor.
 
-Moves know stages and the edges between operators, nothing of parameters. So they serve every space whose plans are
-stages on processors; whether a neighbour lies in a space is for the space to say.
+Moves use stages and the edges between operators, not parameters. So they serve every space whose plans are stages on
+processors; the space decides whether it contains a neighbour.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _STEPS = (1, 1, 1, 2, 2, 3, 5, 8)
 def neighbour(
     graph: Graph, processors: Sequence[str], stages: Sequence[Stage], rng: np.random.Generator
 ) -> _Parts | None:
-    """Return the plan's stages after one random move, or None where the move drawn is not possible.
+    """Return the plan's stages after one random move, or None where that move is not possible.
 
-    The stages may be in no order of dispatch, or depend on each other in a circle;
-    :func:`search_spaces.core.plan.canonical` puts right the first and refuses the second.
+    The stages may not be in dispatch order, or may depend on each other in a cycle;
+    :func:`search_spaces.core.plan.canonical` sorts them, and refuses a cycle.
     """
     moves = (_shift, _shift, _shift, _move, _move, _split, _merge, _extract)
     return moves[int(rng.integers(len(moves)))](graph, processors, tuple(stages), rng)
 
 
 def _shift(graph: Graph, processors: Sequence[str], stages: _Parts, rng: np.random.Generator) -> _Parts | None:  # noqa: ARG001
-    """Move some operators over the border between two stages, one of which reads the other."""
+    """Move some operators over the border between two stages, one of which reads from the other."""
     pair = _neighbours(graph, stages, rng)
     if pair is None:
         return None
@@ -57,7 +57,7 @@ def _move(graph: Graph, processors: Sequence[str], stages: _Parts, rng: np.rando
 
 
 def _split(graph: Graph, processors: Sequence[str], stages: _Parts, rng: np.random.Generator) -> _Parts | None:  # noqa: ARG001
-    """Split a stage in two, of which one goes to any processor."""
+    """Split a stage in two; one half goes to a random processor."""
     which = int(rng.integers(len(stages)))
     operators = stages[which].operators
     if len(operators) < 2:
@@ -71,7 +71,7 @@ def _split(graph: Graph, processors: Sequence[str], stages: _Parts, rng: np.rand
 
 
 def _extract(graph: Graph, processors: Sequence[str], stages: _Parts, rng: np.random.Generator) -> _Parts | None:  # noqa: ARG001
-    """Take a run of operators out of a stage, onto any processor; what is left stays one stage, or becomes two."""
+    """Move a run of operators out of a stage to a random processor; the rest stays one stage, or becomes two."""
     which = int(rng.integers(len(stages)))
     operators, name = stages[which].operators, stages[which].processor
     first, last = sorted(int(i) for i in rng.integers(0, len(operators) + 1, 2))
@@ -82,7 +82,7 @@ def _extract(graph: Graph, processors: Sequence[str], stages: _Parts, rng: np.ra
 
 
 def _merge(graph: Graph, processors: Sequence[str], stages: _Parts, rng: np.random.Generator) -> _Parts | None:  # noqa: ARG001
-    """Make one stage of two, one of which reads the other, on the processor of either."""
+    """Merge two stages, one of which reads from the other, on the processor of either."""
     pair = _neighbours(graph, stages, rng)
     if pair is None:
         return None
@@ -93,7 +93,7 @@ def _merge(graph: Graph, processors: Sequence[str], stages: _Parts, rng: np.rand
 
 
 def _neighbours(graph: Graph, stages: _Parts, rng: np.random.Generator) -> tuple[int, int] | None:
-    """Return two stages that lie side by side in the order, or of which the second reads the first."""
+    """Return two stages that are adjacent in the order, or the second of which reads from the first."""
     if len(stages) < 2:
         return None
     there = int(rng.integers(1, len(stages)))

@@ -1,7 +1,7 @@
-"""NSGA-II whose generations follow from the trials' numbers, so that nothing needs remembering.
+"""NSGA-II whose generations follow from the trials' numbers, so that it keeps no state.
 
 Optuna's sampler writes each trial's generation and each generation's parents into attributes, which a study rebuilt
-from parameters and values does not have; and it hands parents on in another order when it reads them back.
+from parameters and values does not have; and it returns parents in another order when it reads them back.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class NumberedNsga2Sampler(NSGAIISampler):
         return [t for t in trials if t.state == TrialState.COMPLETE]
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Return the space of the study, which Optuna's own would find anew in all trials each time."""
+        """Return the space of the study, without the search through all trials that Optuna's own makes."""
         return fixed_space(study, trial)
 
     def get_parent_population(self, study: Study, generation: int) -> list[FrozenTrial]:
-        """Return the parents of a generation in the order of their numbers, computed or read back alike."""
+        """Return the parents of a generation by number, so that the order is the same when they are read back."""
         return sorted(super().get_parent_population(study, generation), key=lambda t: t.number)

@@ -1,7 +1,7 @@
 """The sampler ``auto`` for objectives other than the latency: optima of the corrected model, drawn from its posterior.
 
-What stages cost, in the objective's unit, corrects the additive model (:mod:`~optimizer.samplers.correction`). The best
-chain that was not tried is proposed, in turns under the posterior's mean and under a draw of it (Thompson sampling).
+Measured stages, in the objective's unit, correct the additive model (:mod:`~optimizer.samplers.correction`). The best
+chain that was not tried is proposed, alternately under the posterior's mean and under a draw (Thompson sampling).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ObjectiveProposer:
         self._most = space.max_stages if isinstance(space, ChainSpace) else len(problem.graph.operators)
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
-        """Take note of a trial, in the order of trials."""
+        """Record a trial, in the order of trials."""
         self._trials += 1
         self._tried.add(plan.digest)
         if measurement is None or min(measurement.stage_s, default=0.0) <= 0.0:
@@ -54,7 +54,7 @@ class ObjectiveProposer:
         self._correction.choose(1 << (plans.bit_length() - 1))
 
     def propose(self) -> Plan | None:
-        """Return a plan that was not tried, or None where none is known."""
+        """Return a plan that was not tried, or None where there is none."""
         rng = np.random.default_rng([self._seed, self._trials])
         draws = self._correction.draw(1, rng)
         costs = corrected(self._problem.model, draws, self._trials % 2, idle=self._law == "latency")
@@ -62,7 +62,7 @@ class ObjectiveProposer:
         try:
             for chain in chains_in_order(costs, self._most, _LOOKED, objective=self._law, stop_s=stop_s):
                 plan = chain_plan(self._problem.graph, chain.cuts, chain.processors)
-                # A space of split operators holds fewer chains.
+                # A space of split operators contains fewer chains.
                 if plan.digest not in self._tried and self._problem.fits(plan) and in_space(self._problem.space, plan):
                     return plan
         except (UnavailableError, InfeasibleError):
@@ -71,7 +71,7 @@ class ObjectiveProposer:
 
 
 def corrected(model: ChainCosts, draws: Draws, which: int, *, idle: bool = True) -> ChainCosts:
-    """Return a draw as costs; what an operator takes more after its predecessor is given back where a stage begins."""
+    """Return a draw as costs; a stage's first operator does not pay ``together_s``, which is subtracted there."""
     together = draws.together_s[which]
     beyond = np.zeros((*together.shape[:1], together.shape[1] + 1, together.shape[1] + 1))
     beyond[:, :-1, :] = -together[:, :, None]

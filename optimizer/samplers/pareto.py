@@ -1,8 +1,8 @@
 """The sampler ``auto`` for several objectives: members of the model's front, which measurements correct.
 
-The front is that of all chains in the additive model, exact (:mod:`optimizer.exact.front`). What stages took corrects
-the model; the front is then computed anew, every few trials. Of the members that were not tried, the one is proposed
-that lies farthest from all that were, so that the whole front is covered early.
+The front is that of all chains in the additive model, exact (:mod:`optimizer.exact.front`). Measured stages correct the
+model; the front is computed again every few trials. Of its members that were not tried, the one farthest from all that
+were is proposed, so that the whole front is covered early.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class ParetoProposer:
 
     Args:
         problem: its model is that of the latency.
-        criteria: makes objectives of costs.
-        seconds: of a second of each processor, by its name, the unit of stages: 1 where they are in seconds.
+        criteria: makes the objectives from costs.
+        seconds: returns the unit of stages per second on a processor, by its name: 1 where stages are in seconds.
     """
 
     def __init__(self, problem: Problem, seed: int, criteria: Criteria, seconds: Callable[[str], float]) -> None:
@@ -46,7 +46,7 @@ class ParetoProposer:
         self._block = -1
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
-        """Take note of a trial, in the order of trials."""
+        """Record a trial, in the order of trials."""
         self._trials += 1
         self._tried[plan.digest] = plan
         if measurement is None or min(measurement.stage_s, default=0.0) <= 0.0:
@@ -58,7 +58,7 @@ class ParetoProposer:
         self._correction.choose(1 << (plans.bit_length() - 1))
 
     def propose(self) -> Plan | None:
-        """Return a plan that was not tried, or None where none is known."""
+        """Return a plan that was not tried, or None where there is none."""
         if self._block < 0 or self._trials >= self._block + _BLOCK:
             self._block = self._trials
             self._front = self._members()
@@ -72,7 +72,7 @@ class ParetoProposer:
     def _members(self) -> list[tuple[Plan, tuple[float, ...]]]:
         rng = np.random.default_rng([self._seed, self._trials])
         draws = self._correction.draw(1, rng)
-        # The uncorrected model first, then in turns the posterior's mean and a draw.
+        # The uncorrected model first, then alternately the posterior's mean and a draw.
         which = 0 if not self._correction.plans else (self._block // _BLOCK) % 2
         costs = self._problem.model if not self._correction.plans else corrected(self._problem.model, draws, which)
         try:
@@ -86,7 +86,7 @@ class ParetoProposer:
 
 
 def _farthest(values: NDArray[np.float64], known: NDArray[np.float64]) -> int:
-    """Return the row that is farthest from all known ones, ranges made equal; the best of the first where none is."""
+    """Return the row farthest from all known ones, ranges scaled to 1; if none is known, the first objective's best."""
     if not len(known):
         return int(values[:, 0].argmin())
     both = np.concatenate((values, known))

@@ -1,4 +1,4 @@
-"""Times of plans of any stages under draws of the costs, and the transfers that a measured plan waited for."""
+"""Times of plans of any stages under draws of the costs, and the transfers for which a measured plan waited."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _Seconds = NDArray[np.float64]
 
 
 class Timing:
-    """The rule of the runner: stages are dispatched in order; each starts when its processor and its inputs are ready.
+    """The runner's rule: stages are dispatched in order; each starts when its processor is free and its inputs ready.
 
     Args:
         graph, platform: of the plans.
-        law: of another objective than the latency: ``latency`` for the sum over all stages, whenever they run,
-            ``period`` for the load of the busiest of the processors that exclude each other.
+        law: for objectives other than the latency: ``latency`` for the sum over all stages, whenever they run,
+            ``period`` for the load of the busiest group of processors that exclude each other.
     """
 
     def __init__(self, graph: Graph, platform: Platform, law: Law | None = None) -> None:
@@ -63,7 +63,7 @@ class Timing:
         return found
 
     def stage_s(self, stages: Sequence[Stage], draws: Draws) -> list[_Seconds]:
-        """Return the time of each stage under each draw."""
+        """Return the time of each stage under each draw, each of shape ``(S,)``."""
         found, before = [], -1
         for stage in stages:
             processor, operators = self._processor[stage.processor], np.array(stage.operators)
@@ -79,15 +79,13 @@ class Timing:
     def waits(
         self, stages: Sequence[Stage], stage_s: Sequence[float], latency_s: float, transfer_s: _Seconds
     ) -> tuple[list[tuple[int, int]], float]:
-        """Return the transfers that a measured plan waited for, and the seconds that they took together.
+        """Return the transfers for which a measured plan waited, and their total time (s); none for other laws.
 
-        For other laws nothing waits.
-
-        They are those on the longest path through the stages; what that path took beyond its stages is theirs.
+        They are those on the longest path through the stages; their time is the path's time beyond its stages.
 
         Args:
-            stages, stage_s, latency_s: the plan, what its stages took, and what it took as a whole.
-            transfer_s: what transfers take by the estimate, ``[operator, from, to]``; decides which path is longest.
+            stages, stage_s, latency_s: the plan, its stages' times, and its latency.
+            transfer_s: estimated times of transfers, ``[operator, from, to]``; they decide which path is longest.
         """
         if self._law is not None:
             return [], 0.0
@@ -116,7 +114,7 @@ class Timing:
         return found, latency_s - sum(stage_s[j] for j in path)
 
     def _needs(self, stages: Sequence[Stage]) -> list[list[int]]:
-        """Return for each stage the stages that it reads, ascending."""
+        """Return for each stage the stages that it reads from, ascending."""
         place = [0] * self._count
         for index, stage in enumerate(stages):
             for operator in stage.operators:

@@ -1,4 +1,4 @@
-"""Quasi-random points: each trial takes the point of its own number, so nothing needs remembering.
+"""Quasi-random points: each trial takes the point of its own number, so the sampler keeps no state.
 
 Optuna's ``QMCSampler`` counts its points in the study's attributes, which a study rebuilt from trials does not have.
 """
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 class SobolSampler(BaseSampler):
     """Trial ``number`` is point ``number`` of a scrambled Sobol sequence over the parameters of the first trial.
 
-    The first trial of all, and parameters that it lacks, are drawn at random.
+    The first trial of a study, and parameters that it does not have, are drawn at random.
 
     Args:
         seed: scrambles the sequence; the same for every trial of a study.
-        trial_seed: for what is drawn at random.
+        trial_seed: for random draws.
     """
 
     def __init__(self, seed: int, trial_seed: int) -> None:

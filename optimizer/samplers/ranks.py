@@ -1,4 +1,4 @@
-"""The sampler ``auto`` for ranks: the optimum within the allowed error, which measurements correct.
+"""The sampler ``auto`` for ranks: the optimum within the allowed error, corrected by measurements.
 
 Where outputs are compared, measured errors correct the expected ones, and the optimum is computed again so that the
 measured error keeps the limit. Once that optimum is measured, neighbours of the best measured plans follow, the
@@ -36,7 +36,7 @@ class RankProposer:
         self._optimum: Plan | None = None
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
-        """Take note of a trial, in the order of trials."""
+        """Record a trial, in the order of trials."""
         self._tried.add(plan.digest)
         if measurement is None:
             return
@@ -48,7 +48,7 @@ class RankProposer:
             self._measured.append((measurement.latency_s.median / (speed * measurement.cold), plan))
 
     def propose(self) -> Plan | None:
-        """Return a plan that was not tried, or None where none is known."""
+        """Return a plan that was not tried, or None where there is none."""
         scale = median(self._ratios) if self._ratios else 1.0
         if self._optimum is None or abs(scale / self._scale - 1.0) > _STEADY:
             self._scale = scale
@@ -67,12 +67,12 @@ class RankProposer:
         return min(candidates.values(), key=lambda pair: (pair[0], pair[1].digest))[1]
 
     def _fits(self, plan: Plan) -> bool:
-        """Return whether a plan keeps all constraints, its error as corrected among them."""
+        """Return whether a plan keeps all constraints, including the limit for its corrected error."""
         expected = self._limits.model.space.error(plan) * self._scale
         return expected <= self._limits.most_error and self._problem.fits(plan)
 
     def _beside(self, plan: Plan) -> Iterator[Plan]:
-        """Yield what is one step away from a plan, within the space."""
+        """Yield the neighbours of a plan within the space."""
         space = self._limits.model.space
         ranks = ranks_of(plan)
         for operator, options in space.options.items():

@@ -31,7 +31,7 @@ TOPS, WIDTH, PLACES, POOL = 4, 8, 6, 256
 GENERATIONS, DRAWS_FOLLOWED = 6, 2
 STARTS_AT_FIRST, STARTS = 4096, 512
 MOVES = 160
-MOST_LISTED = 8192  # chains, which take some 20 ms to price
+MOST_LISTED = 8192  # chains; pricing them takes about 20 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Found:
         latency_s: shape ``(S, C)``, under each draw.
         best_s: shape ``(S,)``: of the measured plan with the best mean; None where nothing was measured.
         plan: returns plan ``c``, canonical.
-        names: of the plans, as :meth:`Region.name` gives them.
+        names: of the plans, as returned by :meth:`Region.name`.
     """
 
     latency_s: _Seconds
@@ -55,24 +55,24 @@ class Region(Protocol):
     """The tried plans of a space, and the search for candidates among the others."""
 
     def name(self, plan: Plan) -> bytes | None:
-        """Return a key that identifies a plan, or None for one that the region does not hold."""
+        """Return a key that identifies a plan, or None for one outside of the region."""
         ...
 
     def add(self, plan: Plan) -> None:
-        """Take note of a plan of the region that was tried."""
+        """Add a plan of the region that was tried."""
         ...
 
     def look(self, draws: Draws, measured: Sequence[int], rng: np.random.Generator, *, wide: bool = False) -> Found:
         """Return plans that were not tried.
 
         Args:
-            measured: the plans (by order of ``add``) with a measurement.
-            wide: whether to go on where one usually does not: near the best plans all are known.
+            measured: positions (in order of ``add``) of the plans with a measurement.
+            wide: search farther than usual, because all plans near the best ones are known.
         """
         ...
 
     def price(self, draws: Draws, which: Sequence[int]) -> _Seconds:
-        """Return what plans that were added take under each draw, shape ``(S, len(which))``."""
+        """Return the times (s) of plans that were added under each draw, shape ``(S, len(which))``."""
         ...
 
 
@@ -80,8 +80,8 @@ class ChainRegion:
     """Chains of stages, many at a time.
 
     Where stages can only run one after another, dynamic programming gives the best plan under each draw. Where stages
-    may overlap, that is a start; others are chains cut at random where branches begin and end, and a beam search goes
-    on from the best of them. A wide look is at all chains, or goes as many steps as where stages may overlap.
+    may overlap, that plan is a start; others are random chains with cuts where branches begin and end, and a beam
+    search continues from the best of them. A wide search covers all chains of a small space, or uses the beam search.
     """
 
     def __init__(self, graph: Graph, platform: Platform, space: ChainSpace) -> None:
@@ -97,7 +97,7 @@ class ChainRegion:
         self._names: set[bytes] = set()
 
     def name(self, plan: Plan) -> bytes | None:
-        """Return a key that identifies a plan, or None for one that the region does not hold."""
+        """Return a key that identifies a plan, or None for one outside of the region."""
         borders = [0]
         for stage in plan.stages:
             if stage.operators != tuple(range(borders[-1], borders[-1] + len(stage.operators))):
@@ -108,19 +108,19 @@ class ChainRegion:
         return self._chains([from_plan(plan, self._platform)]).names()[0]
 
     def add(self, plan: Plan) -> None:
-        """Take note of a plan of the region that was tried."""
+        """Add a plan of the region that was tried."""
         self._added.append(from_plan(plan, self._platform))
         self._names.update(self._chains(self._added[-1:]).names())
 
     def price(self, draws: Draws, which: Sequence[int]) -> _Seconds:
-        """Return what plans that were added take under each draw, shape ``(S, len(which))``."""
+        """Return the times (s) of plans that were added under each draw, shape ``(S, len(which))``."""
         return self._pricing.latency_s(self._chains([self._added[i] for i in which]), draws)
 
     def look(self, draws: Draws, measured: Sequence[int], rng: np.random.Generator, *, wide: bool = False) -> Found:
         """Return plans that were not tried."""
         mean, best_s = draws.only(0, 1), None
         best = cheapest_chains(mean, self._most)
-        # Few draws have their optimum at more than twice the stages of the mean's, and time grows with the stages.
+        # Few draws have optima with more than twice the stages of the mean's, and time grows with the stages.
         most = min(self._most, 2 * len(best[0][1]) + 4)
         optima = self._chains(best + (cheapest_chains(draws.only(1, len(draws)), most) if len(draws) > 1 else []))
         starts = optima
@@ -168,7 +168,7 @@ class ChainRegion:
         return chains[np.argsort(self._pricing.latency_s(chains, draws)[0], kind="stable")[:count]]
 
     def _climb(self, starts: Chains, draw: Draws, generations: int, rng: np.random.Generator) -> Chains:
-        """Return what a beam search meets under one draw."""
+        """Return all chains that a beam search visits under one draw."""
         last = starts
         met = []
         for _ in range(generations):
@@ -190,10 +190,10 @@ class ChainRegion:
 
 
 class PlanRegion:
-    """Plans of any stages: neighbours of the best ones, some moves away.
+    """Plans of any stages: neighbours of the best ones, several moves away.
 
     Args:
-        space: says which plans it holds.
+        space: decides which plans it contains.
         law: see :class:`~optimizer.samplers.pricing.Timing`.
     """
 
@@ -204,16 +204,16 @@ class PlanRegion:
         self._names: set[bytes] = set()
 
     def name(self, plan: Plan) -> bytes | None:
-        """Return a key that identifies a plan, or None for one that the region does not hold."""
+        """Return a key that identifies a plan, or None for one outside of the region."""
         return bytes.fromhex(plan.digest) if in_space(self._space, plan) else None
 
     def add(self, plan: Plan) -> None:
-        """Take note of a plan of the region that was tried."""
+        """Add a plan of the region that was tried."""
         self._added.append(plan)
         self._names.add(bytes.fromhex(plan.digest))
 
     def price(self, draws: Draws, which: Sequence[int]) -> _Seconds:
-        """Return what plans that were added take under each draw, shape ``(S, len(which))``."""
+        """Return the times (s) of plans that were added under each draw, shape ``(S, len(which))``."""
         return np.array([self._timing.latency_s(self._added[i].stages, draws) for i in which]).T
 
     def look(self, draws: Draws, measured: Sequence[int], rng: np.random.Generator, *, wide: bool = False) -> Found:

@@ -1,10 +1,10 @@
 """The sampler ``auto`` for branches and splits: the optimum of the model, then of the corrected model.
 
-The measured time of a stage over its predicted time corrects that part; parts without a measurement get the usual
+The ratio of a stage's measured to its predicted time corrects its part; parts without a measurement get the usual
 correction. Once the corrected optimum is measured, neighbours of the best measured plans follow, the cheapest by the
 model first: a cut moved, two blocks merged or one split, another share, another axis, nothing shared. Every other
-proposal is that of ``auto`` for cuts alone, which learns from plans of cuts alone: cuts are searched as well as without
-sharing. Where plans that share work have not been the fastest, three of four proposals are cuts alone.
+proposal is that of ``auto`` for cuts alone, which learns from plans of cuts alone, so that cuts are searched as well as
+without sharing. Where no plan that shares work has been the fastest, three of four proposals are cuts alone.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from search_spaces.spaces.shared_parts import How, Part
 from search_spaces.spaces.space import in_space
 
 _BEST = 3
-_STAGES = 4  # of the chains that are searched by themselves
-_ENOUGH, _GAIN, _SELDOM = 16, 0.99, 4  # plans that share work after which, and the gain without which, they are few
-_NEAR = 1.3  # what the other axis may cost by the model, to be tried
-_LEAST, _MOST = 0.1, 10.0  # what a correction may be: beyond, something else went wrong
-_CODES = 64  # ways to place the runs of a segment that are looked at beside one
+_STAGES = 4  # at most, in plans of cuts alone
+_ENOUGH, _GAIN, _SELDOM = 16, 0.99, 4  # after 16 shared plans that gained less than 1 %, every fourth proposal shares
+_NEAR = 1.3  # the other axis is tried if the model's time grows by less than this factor
+_LEAST, _MOST = 0.1, 10.0  # limits of a correction; beyond them something else went wrong
+_CODES = 64  # placements of a segment's runs that are all tried as neighbours
 
 Key = tuple[int, int, str, str]
 
 
 def _joining(timeline: Timeline | None) -> dict[int, float]:
-    """Return, for stages that bring two sides together too, which share of their time that takes."""
+    """Return, for stages that also join two sides, the share of their time that joining takes."""
     found: dict[int, list[float]] = {}
     for event in sorted(timeline.events, key=lambda e: e.start_s) if timeline is not None else ():
         found.setdefault(event.stage, []).append(event.end_s - event.start_s)
@@ -49,7 +49,7 @@ def _joining(timeline: Timeline | None) -> dict[int, float]:
 
 
 class SegmentProposer:
-    """Proposes plans of blocks, corrected by what measured stages took."""
+    """Proposes plans of blocks, with times corrected by measured stages."""
 
     def __init__(self, problem: Problem, space: SegmentSpace, seed: int) -> None:
         self._problem = problem
@@ -70,14 +70,14 @@ class SegmentProposer:
         self._axes: set[How | None] = set()
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
-        """Take note of a trial, in the order of trials."""
+        """Record a trial, in the order of trials."""
         self._tried.add(plan.digest)
         self._seen += 1
         if plan.is_chain:
             self._cuts.observe(plan, measurement, speed)
         try:
             blocks = self._space.blocks(plan)
-        except PlanError:  # a baseline that the space does not hold
+        except PlanError:  # a baseline outside of the space
             return
         parts = self._space.expand(blocks)
         self._axes.update(part.axis for part in parts)
@@ -92,7 +92,7 @@ class SegmentProposer:
 
     def _learn(self, plan: Plan, parts: tuple[Part, ...], measurement: Measurement, usual: float) -> None:
         seconds = np.array(measurement.stage_s) / usual
-        took: dict[tuple[int, str], tuple[float, int]] = {}  # of a part's first operator: each side's, and the stage
+        took: dict[tuple[int, str], tuple[float, int]] = {}  # part's first operator and side → its time, its last stage
         first_of = {o: part.first for part in parts for o in range(part.first, part.last)}
         for index, stage in enumerate(plan.stages):
             side = first_of[stage.operators[0]], stage.processor
@@ -121,13 +121,13 @@ class SegmentProposer:
             self._model.join_s_per_byte = median(self._copies)
 
     def _sides_s(self, part: Part) -> dict[str, float]:
-        """Return what the model says that each processor of a part works, without meeting others."""
+        """Return the model's working time of each processor of a part (s), without synchronisation."""
         if part.axis != "branches":
             return dict(zip(part.on, self._plain.sides_s(part), strict=False))
         return self._plain.branch_s(part)
 
     def propose(self) -> Plan | None:
-        """Return a plan that was not tried, or None where none is known."""
+        """Return a plan that was not tried, or None where there is none."""
         lost = self._sharing >= _ENOUGH and self._fastest_s[False] > _GAIN * self._fastest_s[True]
         sharing = self._seen % (_SELDOM if lost else 2) == 0
         first, second = (self._shared, self._cuts.propose) if sharing else (self._cuts.propose, self._shared)
@@ -144,7 +144,7 @@ class SegmentProposer:
         leaders = [blocks for _, blocks in sorted(self._measured, key=lambda pair: pair[0])[:_BEST]]
         priced: dict[tuple[Block, str | None], float] = {}
         near = [(self._cost_s(moved, priced), moved) for each in leaders for moved in self._beside(each)]
-        # On many processors there are tens of thousands; plans are made of the cheapest ones only.
+        # On many processors there are tens of thousands of neighbours; plans are made of the cheapest ones only.
         for _, alike in groupby(sorted(near, key=itemgetter(0)), key=itemgetter(0)):
             plans = {plan.digest: plan for plan in (self._plan(moved) for _, moved in alike)}
             for digest in sorted(plans.keys() - self._tried):
@@ -153,7 +153,7 @@ class SegmentProposer:
         return None
 
     def _cost_s(self, blocks: Sequence[Block], priced: dict[tuple[Block, str | None], float]) -> float:
-        """Return what blocks take; what one takes behind another is worked out once."""
+        """Return the time of blocks (s); the time of a block after a processor is computed once."""
         total: float = 0.0
         before: str | None = None
         for block in blocks:
@@ -168,7 +168,7 @@ class SegmentProposer:
         return self._space.plan(self._space.expand(blocks))
 
     def _across(self, blocks: tuple[Block, ...]) -> Plan | None:
-        """Return blocks with what is split along the other axis, where nothing has been tried along that yet."""
+        """Return a plan whose splits use the other axis, if no plan with that axis has been tried yet, else None."""
         if len(self._space.axes) < 2 or len(self._axes & set(AXES)) != 1:
             return None
         turned = [self._turned(block) for block in blocks]
@@ -178,7 +178,7 @@ class SegmentProposer:
         return plan if plan.digest not in self._tried and self._problem.fits(plan) else None
 
     def _turned(self, block: Block) -> Block | None:
-        """Return a block that is split along the other axis, at about the same share, where that may be as good."""
+        """Return a block split along the other axis, at about the same share, if it may be as fast, else None."""
         if block.way in EACH:
             ways = list(EACH)
             return replace(block, way=ways[block.way == ways[0]])
@@ -195,7 +195,7 @@ class SegmentProposer:
         return self._plain.cost_s(self._space.parts_of(block))
 
     def _beside(self, blocks: tuple[Block, ...]) -> Iterator[tuple[Block, ...]]:
-        """Yield what is one step away from a sequence of blocks."""
+        """Yield the neighbours of a sequence of blocks."""
         for i, block in enumerate(blocks):
             head, tail = blocks[:i], blocks[i + 1 :]
             for other in self._instead(block):
@@ -232,7 +232,7 @@ class SegmentProposer:
                     yield from (Block(first, last, "branches", on, other, code) for code in codes)
 
     def _nearest(self, block: Block, first: int) -> Block:
-        """Return the operators of a block from one on, shared as it is, as near as can be."""
+        """Return the operators of a block from ``first`` on, with the nearest share that is possible."""
         found = replace(block, first=first)
         if block.way in AXES:
             cuts = self._space.cuts(first, block.last, AXES[block.way == AXES[1]])

@@ -1,12 +1,11 @@
-"""The sampler of a study: whoever proposes parameters, wrapped so that a study never runs out of new plans.
+"""The sampler of a study: wraps the chosen sampler so that a study never runs out of new plans.
 
 Every proposed plan comes from :class:`StudySampler`, which Optuna's ``study.ask`` calls. It has another sampler propose
-the trial, one of ours, Optuna's or a user's own. Where that one has repeated itself too often, or says that it has
-nothing left (:class:`ExhaustedError`), a plan that nobody has tried is drawn; of a space that is nearly known the
-plans are enumerated.
+the trial: one of this package, Optuna's, or a user's. Where that one has repeated itself too often, or has no plan left
+(:class:`ExhaustedError`), an untried plan is drawn; where nearly all plans of a space are known, they are enumerated.
 
-A proposal follows from the seed, the trial's number and the trials before it. :meth:`StudySampler.update` takes note of
-those; the study alone calls it, in the order of trials.
+A proposal is a function of the seed, the trial's number and the trials before it, which :meth:`StudySampler.update`
+records; only the study calls it, in the order of trials.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 MOST_REPEATS = 50
 _DRAWS, _CHOICES = 1000, 32
-_REFUSED = 50  # where so many plans in a row break a limit, another one is not worth predicting either
+_REFUSED = 50  # after so many plans in a row that break a limit, one is returned without a prediction
 
 
 class ExhaustedError(Exception):
@@ -41,10 +40,10 @@ class ExhaustedError(Exception):
 
 
 class KnowingSampler(BaseSampler):
-    """A sampler made once for a study, from what is known of the problem.
+    """A sampler made once for a study, from the problem.
 
     Attributes:
-        origin: who made the last proposal, for the log.
+        origin: source of the last proposal, for the log.
         patience: after so many repeats in a row a plan is drawn instead.
     """
 
@@ -52,10 +51,10 @@ class KnowingSampler(BaseSampler):
     patience = 1
 
     def proposed(self, plan: Plan) -> None:
-        """Take note that the plan observed next was its own proposal, now or before the study was interrupted."""
+        """Record that the plan observed next was its own proposal, now or before the study was interrupted."""
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float) -> None:
-        """Take note of a plan that was tried, in the order of trials; see ``Proposer.observe``."""
+        """Record a plan that was tried, in the order of trials; see ``Proposer.observe``."""
 
     def sample_independent(
         self,
@@ -64,20 +63,20 @@ class KnowingSampler(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        """Draw one parameter at random; every other one comes with its plan."""
+        """Draw one parameter at random; all others come from the proposed plan."""
         return RandomSampler(seed=trial.number).sample_independent(study, trial, param_name, param_distribution)
 
 
 class PlanSampler(KnowingSampler):
-    """Proposes the parameters of plans that a model proposes.
+    """Proposes the parameters of plans from a proposer.
 
     Args:
         name: of the sampler.
         space: encodes the plans.
-        proposer: the model, as measurements correct it; None for one that knows nothing but its optima.
+        proposer: proposes plans by a model that measurements correct; None where there are only ``optima``.
         optima: of the model, proposed before anything else.
         fits: whether a plan keeps all constraints.
-        otherwise: who proposes, by the trial's number, where the model knows no plan; None where nobody does.
+        otherwise: makes the sampler for a trial, by its number, where there is no plan to propose; None for none.
     """
 
     def __init__(
@@ -96,13 +95,13 @@ class PlanSampler(KnowingSampler):
         self._other: BaseSampler | None = None
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float) -> None:
-        """Take note of a plan that was tried, in the order of trials; see ``Proposer.observe``."""
+        """Record a plan that was tried, in the order of trials; see ``Proposer.observe``."""
         self._optima = [other for other in self._optima if other.digest != plan.digest]
         if self._proposer is not None:
             self._proposer.observe(plan, measurement, speed)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Return the parameters that leave a choice, or those of who proposes otherwise."""
+        """Return the non-constant parameters, or those of the sampler that stands in."""
         self._other = None
         self._plan = self._proposed()
         if self._plan is None and self._otherwise is not None:
@@ -128,7 +127,7 @@ class PlanSampler(KnowingSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Return what who proposes otherwise gives."""
+        """Return the value of the sampler that stands in, or a random one."""
         if self._other is not None:
             return self._other.sample_independent(study, trial, param_name, param_distribution)
         return super().sample_independent(study, trial, param_name, param_distribution)
@@ -143,19 +142,19 @@ class PlanSampler(KnowingSampler):
 
 
 class StudySampler(BaseSampler):
-    """The sampler of a study, around the one that was asked for.
+    """The sampler of a study, around the chosen one.
 
     Args:
-        name: of the sampler that is wrapped.
-        space: what is searched.
-        seed: of what is drawn.
-        sampler_of: returns who proposes a trial, by its number.
-        knowing: who proposes all trials instead; None where parameters and values are enough.
+        name: of the wrapped sampler.
+        space: the search space.
+        seed: of random draws.
+        sampler_of: returns the sampler for a trial, by its number.
+        knowing: proposes all trials instead; None for samplers that need parameters and values only.
         allowed: whether a plan keeps all constraints.
-        predict: what the model says of a plan: of several that are drawn the best is taken.
+        predict: the model's value of a plan: the best of several drawn plans is proposed.
 
     Attributes:
-        origin: who made the last proposal: the sampler's name, ``model optimum`` or ``unseen``.
+        origin: source of the last proposal: the sampler's name, ``model optimum`` or ``unseen``.
     """
 
     def __init__(
@@ -182,10 +181,10 @@ class StudySampler(BaseSampler):
         self.origin = name
 
     def update(self, trial: Trial) -> None:
-        """Take note of a trial, in the order of trials, those outside of the space first.
+        """Record a trial, in the order of trials; those outside of the space come first.
 
-        After so many repeats in a row a new plan is drawn. The number halves each time that this is necessary, since a
-        sampler that has settled only burns time, and is restored when the sampler finds a new plan.
+        After several repeats in a row a new plan is drawn. That number halves each time this happens, since a sampler
+        that has converged only takes time, and is restored when the sampler finds a new plan.
         """
         if trial.repeat_of is not None:
             self._repeats += 1
@@ -200,10 +199,10 @@ class StudySampler(BaseSampler):
             self._knowing.observe(trial.plan, trial.measurement, trial.speed)
 
     def begin(self, number: int, given: Mapping[str, Any] | None = None) -> None:
-        """Have the next trial that is asked for be the one of a number.
+        """Set the number of the next trial to be asked for.
 
         Args:
-            given: what it proposed when the log was written: that is proposed again, whatever is drawn now.
+            given: the trial's parameters in the log; they are proposed again, whatever the sampler draws now.
         """
         self._number, self._given = number, given
         self._inner = self._knowing or self._sampler_of(number)
@@ -214,14 +213,14 @@ class StudySampler(BaseSampler):
         self._inner.before_trial(study, trial)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Return all parameters that leave a choice; the wrapped sampler may choose some of them one by one."""
+        """Return all non-constant parameters; the wrapped sampler may choose some of them one by one."""
         self._own = self._inner.infer_relative_search_space(study, trial)
         return self._free
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Return what the wrapped sampler proposes, or the parameters of a plan that nobody has tried."""
+        """Return the wrapped sampler's proposal, or the parameters of an untried plan."""
         found = self._sampled(study, trial, search_space)
         return found if self._given is None else {name: self._given[name] for name in found}
 
@@ -243,7 +242,7 @@ class StudySampler(BaseSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Return what the wrapped sampler proposes for one parameter."""
+        """Return the wrapped sampler's value of one parameter."""
         value = self._inner.sample_independent(study, trial, param_name, param_distribution)
         return self._checked(param_name, value) if self._given is None else self._given[param_name]
 
@@ -258,10 +257,10 @@ class StudySampler(BaseSampler):
         return value
 
     def _unseen(self, study: Study) -> Plan:
-        """Draw some plans that no trial has, and return the one that the model finds best.
+        """Draw some untried plans, and return the best one by the model.
 
         Raises:
-            ExhaustedError: every plan of the space is known, or being measured.
+            ExhaustedError: every plan of the space was tried, or is being measured.
         """
         running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         busy = {self._space.decode(t.params).digest for t in running if self._is_complete(t.params)}
@@ -282,7 +281,7 @@ class StudySampler(BaseSampler):
                 return plan
         if drawn:
             return min(drawn.values(), key=self._predict)
-        # So many misses in a row happen only where nearly all of a small space is known.
+        # So many misses in a row occur only where nearly all plans of a small space are known.
         for plan in map(self._space.plan_at, range(cardinality)):
             if plan.digest not in known:
                 return plan

@@ -1,7 +1,7 @@
-"""LiteRT's C API through ctypes: it runs without Python's lock, and on memory that we choose.
+"""LiteRT's C API through ctypes: runs without Python's global lock (GIL), on memory that the caller provides.
 
 Only worker processes import this module; the parent never loads the runtime. Prototypes follow the headers under
-``litert/c`` of LiteRT 2.3. ``CompiledModel.run_by_index`` of the Python wrapper would hold the lock while it runs.
+``litert/c`` of LiteRT 2.3. ``CompiledModel.run_by_index`` of the Python wrapper would hold the GIL while it runs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _RankedTensorType(ctypes.Structure):
 
 
 def library_path() -> Path:
-    """Return the runtime's shared library without importing its Python package.
+    """Return the path of the runtime's shared library, without importing its Python package.
 
     Raises:
         UnavailableError: the runtime is not installed.
@@ -65,7 +65,7 @@ def library_path() -> Path:
 
 
 class Runtime:
-    """The loaded library and one environment; everything compiled in a worker belongs to it."""
+    """The loaded library and one environment, to which everything compiled in a worker belongs."""
 
     def __init__(self) -> None:
         self._lib = ctypes.CDLL(str(library_path()))
@@ -80,8 +80,8 @@ class Runtime:
         """Create the environment; called after the fork and after the worker is pinned.
 
         Args:
-            accelerators: bit set of those to look for; drivers are loaded when something is compiled for them.
-            dispatch_folder: where a neural processor's dispatch library lies.
+            accelerators: bit set of those to look for; a driver is loaded when something is compiled for it.
+            dispatch_folder: folder of a neural processor's dispatch library.
         """
         texts = {_TAG_RUNTIME_FOLDER: str(library_path().parent), _TAG_DISPATCH_FOLDER: dispatch_folder}
         if dispatch_folder and (compiler := Path(dispatch_folder).parent / "compiler").is_dir():
@@ -123,7 +123,7 @@ class Runtime:
                 self._add_custom_ops(options, values)
             if name in {"accelerators", "custom_ops"}:
                 continue
-            # litert_cpu_options.cc and litert_gpu_options.cc take their settings as TOML, whose texts are JSON's.
+            # litert_cpu_options.cc and litert_gpu_options.cc read TOML, whose strings are written as in JSON.
             lines = (f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
             payload = "".join(lines).encode() + b"\0"
             memory = self._libc.malloc(len(payload))
@@ -135,8 +135,8 @@ class Runtime:
         return options
 
     def _add_custom_ops(self, options: c_void_p, wanted: dict[str, Any]) -> None:
-        """Register kernels: for each operator the library exports a ``LiteRtCustomOpKernel litert_custom_op_NAME``."""
-        ctypes.CDLL(str(library_path()), ctypes.RTLD_GLOBAL)  # whose functions the library calls
+        """Register kernels: the library exports a ``LiteRtCustomOpKernel litert_custom_op_NAME`` for each operator."""
+        ctypes.CDLL(str(library_path()), ctypes.RTLD_GLOBAL)  # the library calls its functions
         path = wanted["library"]
         try:
             library = ctypes.CDLL(path)
@@ -152,9 +152,9 @@ class Runtime:
             self.call("LiteRtAddCustomOpKernelOption", options, *arguments)
 
     def compile(self, header: bytes, fds: Sequence[int], signatures: int, settings: dict[str, Any]) -> Compiled:
-        """Compile the model that a header and files make, one behind the other.
+        """Compile the model that a header and files make when concatenated.
 
-        Signature ``i`` of the model must be that of its subgraph ``i``, for the first ``signatures`` ones.
+        The first ``signatures`` signatures of the model must be its first subgraphs, in the same order.
 
         Raises:
             UnavailableError: the runtime refuses it.
@@ -201,21 +201,21 @@ class Runtime:
 
     @staticmethod
     def tensor_type(element_type: int, shape: tuple[int, ...]) -> _RankedTensorType:
-        """Return the runtime's description of a tensor."""
+        """Return the runtime's description of a tensor type."""
         kind = _RankedTensorType(element_type)
         kind.layout.bits = len(shape)
         kind.layout.dimensions[: len(shape)] = shape
         return kind
 
     def bind(self, kind: _RankedTensorType, address: int, nbytes: int) -> c_void_p:
-        """Return a tensor buffer over host memory that we own (64-byte aligned)."""
+        """Return a tensor buffer over the caller's memory (64-byte aligned)."""
         buffer = c_void_p()
         place = c_void_p(address), c_size_t(nbytes), None
         self.call("LiteRtCreateTensorBufferFromHostMemory", byref(kind), *place, byref(buffer))
         return buffer
 
     def unbind(self, buffer: c_void_p) -> None:
-        """Release a tensor buffer; the memory stays ours."""
+        """Release a tensor buffer, but not its memory."""
         self._lib.LiteRtDestroyTensorBuffer(buffer)
 
     def release(self, compiled: Compiled) -> None:
@@ -230,12 +230,12 @@ class Compiled:
     """Compiled stages.
 
     Attributes:
-        engine: what compiled them.
-        run: runs a stage: (handle, signature, count, inputs, count, outputs) → status; 0 is good.
-        handle: what ``run`` takes first.
+        engine: the engine that compiled them.
+        run: runs a stage: (handle, signature, count, inputs, count, outputs) → status; 0 means success.
+        handle: first argument of ``run``.
         ports: for each signature the types of its inputs and outputs in the order of its subgraph.
-        accelerated: whether the accelerator took all operators.
-        model, memory: what is given back with it: LiteRT's model, and where its bytes are mapped.
+        accelerated: whether the accelerator runs all operators.
+        model, memory: released with it: LiteRT's model, and address and size of the mapping of its bytes.
     """
 
     engine: Any
@@ -249,7 +249,7 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A tensor of the device and its place in the arena that all workers share."""
+    """A tensor on the device and its place in the arena that all workers share."""
 
     buffer: c_void_p
     address: int
@@ -259,9 +259,9 @@ class Copy:
 class Device:
     """Tensors in an accelerator's own memory: made once per plan, passed from stage to stage without a copy.
 
-    Calls to a GPU return when the work is queued. Whoever wants to read a result, or to stop a clock, has to wait: a
-    tensor that is locked for reading is there, and so is all that was queued before it. A fence is a tensor of 64 bytes
-    that is locked for nothing else.
+    Calls to a GPU return when the work is queued. To read a result, or to stop a clock, the caller must wait: locking
+    a tensor for reading waits for it and for all work that was queued before. The fence is a tensor of 64 bytes that is
+    only used for such waits.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -274,7 +274,7 @@ class Device:
         self._idle_ns: int | None = None
 
     def tensor(self, compiled: Compiled, signature: int, side: str, index: int) -> tuple[c_void_p, tuple[int, int]]:
-        """Make room for an input or output (``side``) of a stage, of the kind that the accelerator wants.
+        """Make a buffer for an input or output (``side``) of a stage, of the kind that the accelerator requires.
 
         Returns:
             The buffer, and its kind and size, which must be equal wherever the tensor is used.
@@ -302,13 +302,13 @@ class Device:
         self._unlocked(copy.buffer)
 
     def wait(self) -> None:
-        """Wait until everything that was queued is done."""
+        """Wait until all queued work is done."""
         if self._fence is not None:
             self._locked(self._fence, _READ)
             self._unlocked(self._fence)
 
     def idle_wait_ns(self) -> int:
-        """Return what :meth:`wait` takes when nothing is queued; the fence is made when this is first asked."""
+        """Return how long :meth:`wait` takes when nothing is queued (ns); the first call makes the fence."""
         if self._idle_ns is None:
             self._fence = self._make_fence()
             times = []
@@ -326,7 +326,7 @@ class Device:
         try:
             self._runtime.call("LiteRtCreateManagedTensorBuffer", self._runtime.environment, *wanted)
         except UnavailableError:
-            return None  # not a GPU: its calls return when they are done
+            return None  # not a GPU: calls return when the work is done
         return buffer
 
     def _locked(self, buffer: c_void_p, mode: int) -> int:

@@ -1,8 +1,8 @@
-"""Execution of a worker's share of a plan, with as little of our code as possible between two stages.
+"""Execution of a worker's share of a plan, with as little code as possible between two stages.
 
-A stage leaves the caches full of its weights, so every line of ours that runs before the next one is slow: what can be
-looked up is looked up beforehand, and times are written down when an uninterrupted run of stages is over. For a stream
-of inferences a worker goes round after round, as :mod:`evaluators.schedule` lays down.
+A stage fills the caches with its weights, so every line of Python before the next stage is slow: lookups are done
+beforehand, and times are written to the log after an uninterrupted run of stages. For a stream of inferences a worker
+goes through rounds, as :mod:`evaluators.schedule` describes.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from search_spaces.core.errors import UnavailableError
 NO_LIMIT_NS = 1 << 62
 
 Log = Any
-"""A ctypes array of int64: first the last inference that is to run; then start and end of each stage (ns), 0 before."""
+"""A ctypes array of int64: first the last inference to run; then start and end of each stage (ns), 0 before."""
 Run = Callable[[int, int], bool]
-"""Runs steps, given where the inference's times begin in the log, and how long (ns) it may take; returns whether none
-has ended too late. After one that has, the others are left out."""
+"""Runs steps, given where the inference's times begin in the log, and its time limit (ns); returns whether all steps
+ended in time. After one that did not, the others are skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One stage on this worker: what it waits for, the call, and what it posts."""
+    """One stage on this worker: the semaphores that it waits for, the call, and the semaphores that it posts to."""
 
     stage: int
     compiled: Compiled
@@ -40,16 +40,16 @@ class Step:
     outputs: Any
     waits: tuple[Semaphore, ...]
     signals: tuple[c_void_p, ...]
-    uploads: tuple[Copy, ...] = ()  # on an accelerator: what comes from, and goes to, the shared memory
+    uploads: tuple[Copy, ...] = ()  # on an accelerator: copies from, and to, the shared memory
     downloads: tuple[Copy, ...] = ()
 
     def call(self) -> Callable[[], int]:
-        """Return what runs the stage and returns a status; 0 is good."""
+        """Return a function that runs the stage and returns a status; 0 means success."""
         into, out = self.inputs, self.outputs
         return partial(self.compiled.run, self.compiled.handle, self.signature, len(into), into, len(out), out)
 
     def failure(self, status: int) -> UnavailableError:
-        """Return the error of a call that returned another status than 0."""
+        """Return the error of a call that returned a status other than 0."""
         return UnavailableError(f"the runtime failed in stage {self.stage}: status {status}")
 
 
@@ -68,8 +68,8 @@ def uninterrupted_runs(
     """Return a worker's steps as uninterrupted runs.
 
     Args:
-        prepare: returns what runs the steps of one.
-        apart: each step is one, so that its times are there as soon as it is over.
+        prepare: returns the function that runs the steps of one.
+        apart: make each step a run of its own, so that its times are logged at its end.
     """
     found: list[list[Step]] = []
     for step in steps:
@@ -80,9 +80,9 @@ def uninterrupted_runs(
 
 
 def with_limit(parts: Sequence[UninterruptedRun], log: Log, limit_ns: int) -> Callable[[int, int], None]:
-    """Return what runs a worker's share of an inference, given its number and where its times begin in the log.
+    """Return a function that runs a worker's share of an inference, given its number and where its times begin.
 
-    An inference that goes over the limit ends there, on every worker: what is left is passed over, but posted.
+    An inference that exceeds the limit ends there, on every worker: the remaining stages are skipped, but still post.
     """
 
     def infer(inference: int, at: int) -> None:
@@ -98,10 +98,10 @@ def with_limit(parts: Sequence[UninterruptedRun], log: Log, limit_ns: int) -> Ca
 
 
 def without_limit(steps: Sequence[Step], log: Log) -> Callable[[int, int], None]:
-    """Return what runs a CPU's share of an inference, given its number and where its times begin in the log.
+    """Return a function that runs a CPU's share of an inference, given its number and where its times begin.
 
-    Between two calls there is next to nothing, not even where workers wait for each other: times are written down when
-    this one has to wait anyhow, and at the end.
+    It does as little as possible between two calls, even where workers wait for each other: times are written to the
+    log when this worker has to wait anyway, and at the end.
     """
     clock = time.perf_counter_ns
     moves = [(step.waits, step.call(), step.signals) for step in steps]
@@ -134,9 +134,9 @@ def without_limit(steps: Sequence[Step], log: Log) -> Callable[[int, int], None]
 
 
 def on_cpu(steps: Sequence[Step], log: Log) -> Run:
-    """Return what runs steps whose calls return when they are done.
+    """Return a function that runs steps whose calls return when the work is done.
 
-    From the post of another worker to the first call there is nothing but a look at the clock.
+    Between another worker's post and the first call it only reads the clock.
     """
     clock = time.perf_counter_ns
     calls = [step.call() for step in steps]
@@ -178,11 +178,11 @@ def on_cpu(steps: Sequence[Step], log: Log) -> Run:
 def on_device(
     steps: Sequence[Step], log: Log, device: Device, idle_wait_ns: int | None, copies: dict[int, tuple[int, int]]
 ) -> Run:
-    """Return what runs steps on an accelerator.
+    """Return a function that runs steps on an accelerator.
 
     Args:
-        idle_wait_ns: what waiting for nothing takes, in a run in which each stage is waited for, else None.
-        copies: takes, for each stage, how long (ns) it copied in and out the last time.
+        idle_wait_ns: how long waiting takes when nothing is queued, for a run that waits for each stage; else None.
+        copies: receives, for each stage, how long (ns) it last copied in and out.
     """
     calls = [(2 * step.stage, _device_call(device, step, idle_wait_ns, copies)) for step in steps]
 
@@ -199,10 +199,10 @@ def on_device(
 def _device_call(
     device: Device, step: Step, idle_wait_ns: int | None, copies: dict[int, tuple[int, int]]
 ) -> Callable[[], tuple[int, int]]:
-    """Return the call of a stage on an accelerator; the clock stops when what others read is in shared memory."""
+    """Return the call of a stage on an accelerator; its time ends when the downloads are in shared memory."""
     clock = time.perf_counter_ns
     run = step.call()
-    # Whoever waits for the stage to be over, and reads nothing of it, needs what it used up (cores, say).
+    # A stage that waits for this one without reading from it needs its resources (cores, say), so this one must end.
     must_wait = idle_wait_ns is not None or (bool(step.signals) and not step.downloads)
 
     def call() -> tuple[int, int]:
@@ -226,11 +226,11 @@ def _device_call(
 
 
 def job_call(step: Step, device: Device | None) -> Callable[[], int]:
-    """Return what runs a stage, and returns a status when all its outputs are in shared memory."""
+    """Return a function that runs a stage; it returns the status once all outputs are in shared memory."""
     run = step.call()
     if device is None:
         return run
-    device.idle_wait_ns()  # which makes what is waited for
+    device.idle_wait_ns()  # makes the fence
 
     def call() -> int:
         for copy in step.uploads:
@@ -247,11 +247,11 @@ def job_call(step: Step, device: Device | None) -> Callable[[], int]:
 
 @dataclass(frozen=True, slots=True)
 class StreamStep:
-    """What a worker does for one stage in a round of a stream.
+    """A stage in a round of a stream.
 
     Attributes:
-        lag: by how many rounds the stage is behind.
-        frames: for each frame of memory what runs the stage there.
+        lag: rounds by which the stage is behind the first.
+        frames: for each frame of memory the function that runs the stage there.
     """
 
     lag: int
@@ -263,12 +263,12 @@ class StreamStep:
 def run_rounds(steps: Sequence[StreamStep], log: Log, stages: int, kept: int, depth: int) -> None:
     """Run rounds until the stream is over.
 
-    Every stage waits, runs for the inference that is due, and posts, in every round, whether an inference is due or
-    not; so waits and posts stay in step at the beginning and at the end of a stream.
+    Every stage waits, runs the inference that is due, and posts, in every round, whether an inference is due or not;
+    so waits and posts stay in step at the beginning and at the end of a stream.
 
     Args:
-        log: its first entry says how many inferences there will be; it may be lowered, or set, while the rounds run.
-        kept: of how many inferences the log has room for times; the next ones write over those of the first.
+        log: its first entry is the number of inferences; it may be lowered, or set, while the rounds run.
+        kept: number of inferences for which the log has room; later ones overwrite the first.
         depth: rounds from the first stage of an inference to its last.
     """
     number = 0
@@ -289,13 +289,13 @@ def run_rounds(steps: Sequence[StreamStep], log: Log, stages: int, kept: int, de
 
 @contextmanager
 def pinned_pool(cores: Sequence[int], threads: int) -> Iterator[None]:
-    """Pin this thread, and those that are made meanwhile, to one of the cores each; the caller computes on the first.
+    """Pin this thread, and those that start meanwhile, to one of the cores each; the caller computes on the first.
 
     A pool of as many threads as there are cores needs all of them at once, yet the system may put two of its threads on
-    one core and leave them there for seconds, in which the worker is half as fast. It happens sooner the more pools a
-    process has (one for each compiled model): the threads of a pool that has just worked poll for a while, and a core
-    that one of them keeps busy repels those of the next one. Nothing is pinned where there are fewer threads than
-    cores, so that the system may choose among these.
+    one core and leave them there for seconds, during which the worker is half as fast. The more pools a process has
+    (one for each compiled model), the sooner this happens: threads of a pool that has just worked poll for a while, and
+    the system avoids their cores for the next pool's threads. With fewer threads than cores nothing is pinned, so that
+    the system may choose among the cores.
     """
     if threads < 2 or threads != len(cores):
         yield
@@ -304,9 +304,9 @@ def pinned_pool(cores: Sequence[int], threads: int) -> Iterator[None]:
     before = _threads()
     yield
     for index, thread in enumerate(sorted(_threads() - before)):
-        with suppress(ProcessLookupError):  # it is over
+        with suppress(ProcessLookupError):  # the thread has ended
             os.sched_setaffinity(thread, {cores[1 + index % (threads - 1)]})
 
 
 def _threads() -> set[int]:
-    return {int(name) for name in os.listdir("/proc/self/task")}  # noqa: PTH208 - names are all that is wanted
+    return {int(name) for name in os.listdir("/proc/self/task")}  # noqa: PTH208 - only names are needed

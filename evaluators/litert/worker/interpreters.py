@@ -1,8 +1,8 @@
 """Stages run by an ``Interpreter``: LiteRT's, or that of ``tflite-runtime``.
 
-Each stage is an interpreter of its own that reads a file of its own. It keeps its tensors to itself, so what a stage
-reads is copied in and what it gives is copied out; compiled models work on the shared memory itself, but do not run
-all that an interpreter runs (:func:`~search_spaces.models.shapes.needs_interpreter`). Only worker processes load the
+Each stage is an interpreter of its own that reads a file of its own. It keeps its tensors in its own memory, so inputs
+are copied in and outputs are copied out; compiled models work on the shared memory itself, but do not run every model
+that an interpreter runs (:func:`~search_spaces.models.shapes.needs_interpreter`). Only worker processes load the
 runtime.
 """
 
@@ -22,7 +22,7 @@ from search_spaces.core.errors import UnavailableError
 
 @dataclass(slots=True)
 class _Port:
-    """A tensor of an interpreter, and its size once it is bound."""
+    """A tensor of an interpreter, and its size (bytes) once it is bound."""
 
     made: Any
     index: int
@@ -32,7 +32,7 @@ class _Port:
         """Copy the tensor in."""
         held = self._view()
         ctypes.memmove(held.__array_interface__["data"][0], address, self.nbytes)
-        if not held.ndim:  # of a scalar the runtime gives a copy alone
+        if not held.ndim:  # the runtime returns scalars as copies only
             self.made.set_tensor(self.index, held)
 
     def empty(self, address: int) -> None:
@@ -40,9 +40,9 @@ class _Port:
         ctypes.memmove(address, self._view().__array_interface__["data"][0], self.nbytes)
 
     def _view(self) -> Any:
-        """Return the tensor where it is; an operator may move or resize its output in any run (1 µs)."""
+        """Return the tensor as a view; in any run an operator may move or resize its output, so look it up (1 µs)."""
         held = self.made.tensor(self.index)()
-        if not held.ndim:  # NumPy makes scalars, copies, of arrays without dimensions
+        if not held.ndim:  # NumPy turns arrays without dimensions into scalars, which are copies
             import numpy as np
 
             held = np.array(held)
@@ -62,12 +62,12 @@ class Interpreters:
 
     def load(self) -> Any:
         """Return the runtime's module."""
-        # NumPy, which comes along, must not start threads before a fork.
+        # NumPy, which the runtime imports, must not start threads before a fork.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         return importlib.import_module(self._name)
 
     def compile(self, _header: bytes, fds: Sequence[int], _signatures: int, settings: dict[str, Any]) -> Compiled:
-        """Compile stages, one file each; there is no header."""
+        """Compile stages from one file each; the header is not used."""
         stages = [self._stage(fd, settings) for fd in fds]
         ports = tuple((into, out) for _, into, out in stages)
         return Compiled(self, _run, stages, ports, accelerated=True)
@@ -99,15 +99,15 @@ class Interpreters:
 
     @staticmethod
     def bind(kind: _Port, address: int, nbytes: int) -> c_void_p:
-        """Return what ``Compiled.run`` takes for a tensor at ``address``, of a kind that is in ``Compiled.ports``."""
+        """Return the argument of ``Compiled.run`` for a tensor at ``address``; ``kind`` is in ``Compiled.ports``."""
         kind.nbytes = nbytes
         return c_void_p(address)
 
     def unbind(self, buffer: c_void_p) -> None:
-        """Give back what :meth:`bind` returned; nothing was taken."""
+        """Release what :meth:`bind` returned: nothing here."""
 
     def release(self, compiled: Compiled) -> None:
-        """Give back what was compiled; an interpreter goes when nobody refers to it."""
+        """Release compiled stages: nothing here, since interpreters are garbage-collected."""
 
 
 def _run(handle: Any, signature: int, _n_inputs: int, inputs: Any, _n_outputs: int, outputs: Any) -> int:

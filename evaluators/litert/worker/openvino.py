@@ -1,7 +1,7 @@
 """Stages run by OpenVINO, through its C API: on the CPU, and on Intel's GPUs and NPUs.
 
-Only worker processes load the library. Its Python package would take longer to import than most stages to compile, so
-only for large ones it serves, whose weights OpenVINO then reads where they lie instead of copying the file twice.
+Only worker processes load the library. Importing its Python package takes longer than compiling most stages, so it is
+used for large stages only, whose weights OpenVINO then reads in place instead of copying the file twice.
 Prototypes follow the headers under ``openvino/c`` of OpenVINO 2026.4.
 """
 
@@ -30,7 +30,7 @@ from search_spaces.models.stages import in_pages
 
 _QUERY_LIMIT_S = 60.0
 _NATIVE = {
-    # Flags of /proc/cpuinfo. OpenVINO offers bfloat16 on any CPU with AVX-512 and emulates it where these are missing.
+    # Flags of /proc/cpuinfo. OpenVINO offers bfloat16 on any CPU with AVX-512, emulated where the CPU lacks these.
     "bf16": {"amx_bf16", "avx512_bf16", "avx_ne_convert", "bf16"},
     "f16": {"amx_fp16", "avx512_fp16", "fphp"},
 }
@@ -71,10 +71,10 @@ class Device:
     """A device that OpenVINO finds.
 
     Attributes:
-        device: its name there: ``CPU``, ``GPU``, ``GPU.1``, ``NPU``.
-        name: as its maker calls it.
+        device: OpenVINO's name: ``CPU``, ``GPU``, ``GPU.1``, ``NPU``.
+        name: full product name.
         integrated: whether it shares the CPU's memory.
-        precisions: what it computes in: ``FP32``, ``FP16``, ``BF16``, ``INT8``.
+        precisions: supported ones: ``FP32``, ``FP16``, ``BF16``, ``INT8``.
     """
 
     device: str
@@ -85,7 +85,7 @@ class Device:
 
 @cache
 def find_devices() -> tuple[Device, ...]:
-    """Return what OpenVINO finds here; a process of its own asks, since drivers may crash.
+    """Return the devices that OpenVINO finds, queried in a separate process, since drivers may crash.
 
     Raises:
         UnavailableError: OpenVINO is not installed, or cannot be started.
@@ -106,7 +106,7 @@ def find_devices() -> tuple[Device, ...]:
 
 
 def other_versions(libraries: Iterable[Path]) -> list[str]:
-    """Return, of libraries that link with OpenVINO, those that want another version of it than is installed.
+    """Return those of some libraries that link with another version of OpenVINO than the installed one, as texts.
 
     LiteRT's dispatch library for Intel's NPUs is one.
     """
@@ -132,7 +132,7 @@ def computes_natively(precision: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> 
 
 @dataclass(slots=True)
 class _Stage:
-    """A compiled stage, the memory of its weights, and the arrays of tensors that its request was last run with."""
+    """A compiled stage, the memory of its weights, and the tensors to which its request is bound."""
 
     model: c_void_p
     request: c_void_p
@@ -175,17 +175,17 @@ class OpenVino:
             raise UnavailableError(f"OpenVINO refused: {self.last_error()}")
 
     def last_error(self) -> str:
-        """Return the line of OpenVINO's last error that says what is wrong, without its source files."""
+        """Return the reason from OpenVINO's last error message, without its source positions."""
         return _reason((self._lib.ov_get_last_err_msg() or b"").decode(errors="replace"))
 
     def core(self) -> c_void_p:
-        """Return OpenVINO's core; made when first asked for, after the fork."""
+        """Return OpenVINO's core; the first call, which must come after the fork, makes it."""
         if not self._core:
             self.call("ov_core_create", byref(self._core))
         return self._core
 
     def devices(self) -> list[Device]:
-        """Return the devices that it finds."""
+        """Return the devices that OpenVINO finds."""
         names = _Names()
         self.call("ov_core_get_available_devices", self.core(), byref(names))
         found = []
@@ -205,7 +205,7 @@ class OpenVino:
         return found
 
     def compile(self, _header: bytes, fds: Sequence[int], _signatures: int, settings: dict[str, Any]) -> Compiled:
-        """Compile stages, one file each, with that of its weights where there is one; there is no header."""
+        """Compile stages from one file each, followed by a file of weights where there is one; no header is used."""
         stages: list[_Stage] = []
         ports, files = [], iter(fds)
         try:
@@ -225,7 +225,7 @@ class OpenVino:
         model, memory = c_void_p(), None
         try:
             with tempfile.TemporaryDirectory() as folder:
-                link = Path(folder) / "stage.tflite"  # OpenVINO tells formats apart by their file names
+                link = Path(folder) / "stage.tflite"  # OpenVINO recognises formats by the file name
                 link.symlink_to(f"/proc/self/fd/{fd}")
                 if weights:
                     text, own = _with_weights(link, weights)
@@ -256,7 +256,7 @@ class OpenVino:
         return _Stage(compiled, request, memory)
 
     def _read(self, text: bytes, memory: tuple[int, int], model: c_void_p) -> None:
-        """Read a model whose constants lie in memory of ours, where they stay."""
+        """Read a model whose constants lie in ``memory``, where they stay."""
         address, nbytes = memory
         tensor = self._tensor(_U8, (nbytes,), address)
         try:
@@ -282,7 +282,7 @@ class OpenVino:
         return tuple(found)
 
     def _run_function(self) -> Callable[[Any, int, int, Any, int, Any], int]:
-        """Return what runs a stage on the memory that it is bound to; see :class:`~.capi.Compiled`."""
+        """Return a function that runs a stage, bound to the given tensors (:class:`~.capi.Compiled`)."""
         infer = self._lib.ov_infer_request_infer
         infer.argtypes = [c_void_p]
         bind = self._bind
@@ -306,9 +306,9 @@ class OpenVino:
         return 0
 
     def bind(self, kind: _Port, address: int, nbytes: int) -> c_void_p:
-        """Return what ``Compiled.run`` takes for a tensor at ``address``, of a kind that is in ``Compiled.ports``.
+        """Return the argument of ``Compiled.run`` for a tensor at ``address``; ``kind`` is in ``Compiled.ports``.
 
-        A tensor over the memory, without a copy.
+        It is a tensor over the memory, without a copy.
         """
         tensor, size = self._tensor(kind.kind, kind.shape, address), c_size_t()
         self.call("ov_tensor_get_byte_size", tensor, byref(size))
@@ -324,11 +324,11 @@ class OpenVino:
         return tensor
 
     def unbind(self, buffer: c_void_p) -> None:
-        """Give back what :meth:`bind` returned; the memory stays ours."""
+        """Release what :meth:`bind` returned, but not its memory."""
         self._lib.ov_tensor_free(buffer)
 
     def kernels(self, compiled: Compiled) -> list[tuple[str, float]]:
-        """Return kind and seconds of what the last run of the first stage ran, compiled with ``PERF_COUNT``."""
+        """Return kind and time (s) of each kernel in the last run of the first stage, compiled with ``PERF_COUNT``."""
         found = _Kernels()
         self.call("ov_infer_request_get_profiling_info", compiled.handle[0].request, byref(found))
         try:
@@ -337,7 +337,7 @@ class OpenVino:
             self._lib.ov_profiling_info_list_free(byref(found))
 
     def release(self, compiled: Compiled) -> None:
-        """Give back what was compiled."""
+        """Release compiled stages."""
         self._free(compiled.handle)
 
     def _free(self, stages: Sequence[_Stage]) -> None:
@@ -355,17 +355,17 @@ def _reason(text: str) -> str:
 
 
 def _with_weights(path: Path, weights: Mapping[str, Sequence[int]]) -> tuple[bytes, bytes]:
-    """Return OpenVINO's own format of a model whose inputs of some names are constants instead.
+    """Return a model in OpenVINO's own format (IR), with some of its inputs replaced by constants.
 
     Args:
-        weights: name of an input → offset and size in a file that lies behind the constants.
+        weights: name of an input → offset and size in a file that is mapped behind the constants.
 
     Returns:
-        The text, and the model's other constants in whole pages.
+        The XML text, and the model's other constants, padded to whole pages.
     """
     text, constants = path.with_name("stage.xml"), path.with_name("stage.bin")
     try:
-        import openvino  # which takes a quarter of a second
+        import openvino  # takes a quarter of a second
 
         openvino.serialize(openvino.Core().read_model(path), text, constants)
     except (ImportError, RuntimeError) as error:

@@ -3,13 +3,13 @@
 Several workers run one plan together. One that waits for another's stage polls its semaphore for a moment (``spin_ns``,
 0 where another stage may need its cores), then sleeps; where it slept the last time, it sleeps first, and polls when
 the post is due. Every inference begins when the leader (the worker of stage 0) posts to those whose first stage waits
-for no other, and ends when the leader has seen every stage that nobody waits for. Between inferences the leader may end
-the batch by lowering the limit in the log.
+for no other, and ends when the leader has seen the end of every stage for which no other waits. Between inferences the
+leader may end the batch by lowering the limit in the log.
 
 The module's ``main`` is the fork server: it has loaded one runtime's library, so that a new worker starts in
-milliseconds. Started by :mod:`evaluators.litert.workers` with one end of a socket pair, and the runtime's name, it
-serves two operations: ``fork`` (a worker on the socket that comes along, pinned to cores, with environment variables of
-its own) and ``reap`` (how a dead worker ended).
+milliseconds. :mod:`evaluators.litert.workers` starts it with one end of a socket pair and the runtime's name. It serves
+two operations: ``fork`` (start a worker on the socket that is sent along, pinned to cores, with environment variables
+of its own) and ``reap`` (how a dead worker ended).
 """
 
 from __future__ import annotations
@@ -54,33 +54,33 @@ from evaluators.litert.worker.shared_memory import SLOT_NBYTES, Semaphore, map_f
 from evaluators.litert.worker.shared_scheduler import SchedulerState
 from search_spaces.core.errors import OptimizeError, UnavailableError
 
-# What the accelerator for graphics adapters writes when it takes a run of operators, and of what it does not take.
+# LiteRT's GPU accelerator logs these when it takes a partition of operators, and when it rejects operators.
 _KERNEL_MADE = "API from graph."
 _UNSUPPORTED = re.compile(r"not supported by \w+ delegate:\n(.{1,2000}?)\n(?:No|\d+) operations will run", re.DOTALL)
 _MOST_HEARD = 1 << 20
 _CPU = 1  # litert_common.h: the CPU's bit among the accelerators
 _PR_SET_PDEATHSIG = 1
-_FALLING_ASLEEP_S = 1e-4  # from the post that says that a worker waits until it does; it may need the leader's core
+_FALLING_ASLEEP_S = 1e-4  # from a worker's post that it is ready until it sleeps; it may need the leader's core
 _OPERATIONS = ("compile", "release", "arena", "program", "drop", "run", "stream", "jobs")
 
 
 class Engine(Protocol):
-    """What a worker needs of a runtime to run compiled stages on memory of ours; :class:`Runtime` is LiteRT's."""
+    """Methods that a worker needs of a runtime to run compiled stages on shared memory; :class:`Runtime` has them."""
 
     def compile(self, header: bytes, fds: Sequence[int], signatures: int, settings: dict[str, Any]) -> Compiled:
-        """Compile the model that a header and files make, one behind the other."""
+        """Compile the model that a header and files make when concatenated."""
         ...
 
     def bind(self, kind: Any, address: int, nbytes: int) -> c_void_p:
-        """Return what ``Compiled.run`` takes for a tensor at ``address``, of a kind that is in ``Compiled.ports``."""
+        """Return the argument of ``Compiled.run`` for a tensor at ``address``; ``kind`` is in ``Compiled.ports``."""
         ...
 
     def unbind(self, buffer: c_void_p) -> None:
-        """Give back what :meth:`bind` returned."""
+        """Release what :meth:`bind` returned."""
         ...
 
     def release(self, compiled: Compiled) -> None:
-        """Give back what was compiled."""
+        """Release compiled stages."""
         ...
 
 
@@ -90,13 +90,13 @@ class _Program:
 
     Attributes:
         frames: its steps, once for each inference in flight.
-        go: what the first stage waits for: other stages, or the leader's post; empty on the leader itself.
-        starts: where the leader posts that an inference begins.
-        releases: where the leader posts that there is no other inference: what all others wait for first.
-        ready: where another worker posts, once, that it waits; ``readies`` is where the leader waits for these.
-        ends: what the leader has seen before an inference is over.
-        semaphores: their memory: address and size.
-        unbind: give its tensors back.
+        go: semaphores that the first stage waits for: other stages' or the leader's; empty on the leader itself.
+        starts: semaphores to which the leader posts at the start of an inference.
+        releases: semaphores to which the leader posts when it ends a batch early: those that the others wait for first.
+        ready: to which another worker posts, once, that it waits; ``readies`` are those on which the leader waits.
+        ends: semaphores on which the leader waits before an inference is over.
+        semaphores: address and size of their memory.
+        unbind: functions that release its tensors.
     """
 
     frames: tuple[tuple[Step, ...], ...]
@@ -111,13 +111,13 @@ class _Program:
 
 
 _Buffers = dict[Any, tuple[c_void_p, Any, Callable[[], None]]]
-"""What a stage's tensor is bound to, what the accelerator needs of it, and what gives it back."""
+"""Tensor of a stage → its buffer, the accelerator's requirements, and the function that releases it."""
 _Calls = Mapping[tuple[int, int], Mapping[int, Callable[[], int]]]
-"""Processor and client → what runs those of the client's jobs that may run there, and returns a status; 0 is good."""
+"""Processor and client → job → the function that runs it there and returns a status; 0 means success."""
 
 
 class Worker:
-    """State of a worker and the operations that the parent may ask for."""
+    """State of a worker, and the operations that the parent may request."""
 
     def __init__(self, engines: Mapping[str, Engine], device: Device | None = None, cores: Sequence[int] = ()) -> None:
         self._engines = engines
@@ -129,7 +129,7 @@ class Worker:
         self.operations = {name: getattr(self, name) for name in _OPERATIONS}
 
     def compile(self, head: dict[str, Any], header: bytes, fds: list[int]) -> dict[str, Any]:
-        """Compile stages: a header, whose weights lie in the files that came along."""
+        """Compile stages: a header, whose weights lie in the files that were sent along."""
         begin = time.perf_counter()
         settings = head["settings"]
         with (
@@ -152,7 +152,7 @@ class Worker:
         return {}
 
     def arena(self, head: dict[str, Any], _: bytes, fds: list[int]) -> dict[str, Any]:
-        """Map shared memory under a number; a size of 0 unmaps it."""
+        """Map shared memory under a number; size 0 unmaps it."""
         old = self._arenas.pop(head["id"], None)
         if old:
             unmap(*old)
@@ -161,7 +161,7 @@ class Worker:
         return {}
 
     def program(self, head: dict[str, Any], _: bytes, fds: list[int]) -> dict[str, Any]:
-        """Bind stages of a plan to each of several frames of an arena, and to semaphores, whose memory came along."""
+        """Bind stages of a plan to each frame of an arena, and to semaphores, whose memory was sent along."""
         base, size = self._arenas[head["arena"]]
         memory = map_file(fds[0], head["semaphores_nbytes"], write=True), head["semaphores_nbytes"]
 
@@ -194,7 +194,7 @@ class Worker:
         waits: tuple[Semaphore, ...],
         signals: tuple[c_void_p, ...],
     ) -> Step:
-        """Bind a stage to memory: address and size."""
+        """Bind a stage to ``memory``: address and size."""
         base, size = memory
         compiled = self._compiled[step["compiled"]]
         sides: list[Any] = []
@@ -216,7 +216,7 @@ class Worker:
     def _tensor(
         self, compiled: Compiled, step: dict[str, Any], side: str, index: int, base: int, buffers: _Buffers
     ) -> c_void_p:
-        """Return the buffer of a stage's input or output: over shared memory, or in the device's, once per tensor."""
+        """Return the buffer of a stage's input or output: in shared memory, or in the device's, once per tensor."""
         offset, nbytes, tensor = step[side][index]
         if self._device is None:
             kind = compiled.ports[step["signature"]][0 if side == "Input" else 1][index]
@@ -238,7 +238,7 @@ class Worker:
 
     def drop(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:
         """Forget a program."""
-        if program := self._programs.pop(head["id"], None):  # it may not have come to be
+        if program := self._programs.pop(head["id"], None):  # binding it may have failed
             for unbind in program.unbind:
                 unbind()
             unmap(*program.semaphores)
@@ -252,7 +252,7 @@ class Worker:
     def _preparing(
         self, log: Any, copies: dict[int, tuple[int, int]], *, synchronised: bool
     ) -> Callable[[Sequence[Step]], Run]:
-        """Return what makes steps ready to run here."""
+        """Return the function that prepares steps to run on this processor."""
         device = self._device
         if device is None:
             return lambda steps: on_cpu(steps, log)
@@ -261,13 +261,13 @@ class Worker:
         return lambda steps: on_device(steps, log, device, wait_ns, copies)
 
     def run(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:
-        """Run a program ``n`` times; start and end of each stage go into the arena's log as nanoseconds.
+        """Run a program ``n`` times; start and end of each stage (ns) are written to the arena's log.
 
-        With ``apart`` they are there as soon as it is over; where there is a limit, before another worker hears of
-        the stage; else before this one waits for another, and at the end. The answer holds, for stages on an
-        accelerator, how long they copied in and out the last time. A synchronised run waits for each stage, so that its
-        time is its own; else only those wait whose results are read. With ``break_off`` an inference ends at the first
-        stage that goes over the limit: the stages that are left are passed over, on every worker, but each still posts.
+        With ``apart`` they are written at the end of the stage; with a limit, before another worker learns of the
+        stage; else when this worker has to wait for another, and at the end. The answer holds, for stages on an
+        accelerator, how long (ns) they last copied in and out. A synchronised run waits for the end of each stage, so
+        that its time is its own; else only stages whose results are read wait. With ``break_off`` an inference ends at
+        the first stage that exceeds the limit: later stages are skipped, on every worker, but each still posts.
         """
         program = self._programs[head["id"]]
         (steps,) = program.frames
@@ -309,7 +309,7 @@ class Worker:
         return {"copies": [[stage, *times] for stage, times in copies.items()]}
 
     def stream(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:
-        """Run a program's frames in turns until the log says that the stream is over."""
+        """Run a program's frames in turn until the log says that the stream is over."""
         log = self._log(head, head["kept"])
         prepare = self._preparing(log, {}, synchronised=False)
         steps = [
@@ -369,7 +369,7 @@ def _take_jobs(state: SchedulerState, processor: int, calls: _Calls, failed: lis
 
 @contextmanager
 def _heard() -> Iterator[list[str]]:
-    """Return what the runtime writes to the log meanwhile, once that is over; the log gets it all the same."""
+    """Yield a list that receives what the runtime logs meanwhile, once that is over; the log receives it, too."""
     log, heard = os.dup(2), list[str]()
     with os.fdopen(os.memfd_create("heard", os.MFD_CLOEXEC), "w+b") as kept:
         os.dup2(kept.fileno(), 2)
@@ -406,18 +406,18 @@ def _become_worker(
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.dup2(log_fd, 1)
     os.dup2(log_fd, 2)
-    # Pin before anything is compiled: thread pools inherit the affinity they are made under.
+    # Pin before anything is compiled: threads of a pool inherit the affinity of their creator.
     os.sched_setaffinity(0, start["cores"])
     os.environ.update(start["environment"])
     with socket.socket(fileno=channel_fd) as channel:
         if start["environment"]:
-            # A driver that brings a loader of its own needs it before the accelerator looks for one.
+            # A driver with a Vulkan loader beside it needs that one, before the accelerator looks for a loader.
             vulkan_loader(start["environment"].get("VK_DRIVER_FILES", ""))
         _serve(channel, make(start))
 
 
 def _loaded(runtime: str) -> Callable[[dict[str, Any]], Worker]:
-    """Load a runtime; return what makes a worker of it after the fork, given how it is started."""
+    """Load a runtime; return the function that makes a worker after the fork, given the worker's ``start``."""
     if runtime == LITERT:
         library = Runtime()
 
@@ -431,17 +431,17 @@ def _loaded(runtime: str) -> Callable[[dict[str, Any]], Worker]:
         openvino = OpenVino()
         return lambda start: Worker({OPENVINO: openvino}, cores=start["cores"])
     interpreters = Interpreters("tflite_runtime.interpreter")
-    interpreters.load()  # before the fork, which the workers then need not do
+    interpreters.load()  # before the fork, so that the workers need not
     return lambda start: Worker({TFLITE: interpreters}, cores=start["cores"])
 
 
 def main() -> None:
-    """Serve until the parent closes its end, as the system does when it dies.
+    """Serve until the parent closes its end of the channel, or dies.
 
-    The workers die with this process. This process must not die with the thread that started it, which may be one of a
-    server that outlives it.
+    The workers die with this process. This process must not die with the thread that started it, which may belong to a
+    server that outlives the thread.
     """
-    # The person's Ctrl-C is for the parent, which then ends the workers in order.
+    # Ctrl-C is for the parent, which then ends the workers in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     make = _loaded(sys.argv[2])
     with socket.socket(fileno=int(sys.argv[1])) as control:
@@ -461,7 +461,7 @@ def main() -> None:
                     control.close()
                     _become_worker(fds[0], fds[1], head["start"], make)
                     code = 0
-                except BaseException:  # noqa: BLE001 - a defect of ours; its trace goes to the worker's log
+                except BaseException:  # noqa: BLE001 - a defect; its traceback goes to the worker's log
                     traceback.print_exc()
                 finally:
                     os._exit(code)

@@ -1,4 +1,4 @@
-"""The runtimes that a processor's stages can be run by: LiteRT, its predecessor ``tflite-runtime``, and OpenVINO.
+"""The runtimes that can run a processor's stages: LiteRT, its predecessor ``tflite-runtime``, and OpenVINO.
 
 Only worker processes load them. All but LiteRT read each stage as a model of its own.
 """
@@ -17,20 +17,20 @@ from search_spaces.core.platform import Processor
 
 LITERT, TFLITE, OPENVINO = "litert", "tflite-runtime", "openvino"
 INTERPRETER = "interpreter"
-"""LiteRT's interpreter, for stages that its compiled models do not run; the others are runtimes of a processor."""
+"""LiteRT's interpreter, for stages that LiteRT cannot run as compiled models; not a runtime of a processor."""
 
 PRECISIONS = ("f32", "f16", "bf16")
-"""What a processor of OpenVINO can compute in; float32 is the default."""
+"""Precisions of OpenVINO's processors; float32 is the default."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimePackage:
-    """What a runtime is installed as.
+    """How a runtime is installed.
 
     Attributes:
         distribution: its name on the package index.
-        module: what a process imports of it.
-        install: what to do where it is missing.
+        module: the module that a process imports.
+        install: the hint where it is missing.
     """
 
     distribution: str
@@ -51,7 +51,7 @@ PACKAGES = {
 
 
 def package_folders(module: str) -> list[Path]:
-    """Return where a package is installed, without importing it; nothing where it is not."""
+    """Return the folders of an installed package, without importing it; none where it is not installed."""
     spec = importlib.util.find_spec(module)
     return [Path(folder) for folder in (spec.submodule_search_locations if spec else None) or ()]
 
@@ -76,7 +76,7 @@ def version(runtime: str) -> str:
 
 
 def check_installed(runtime: str) -> None:
-    """Check that a runtime is there and can work.
+    """Check that a runtime is installed and works with the installed NumPy.
 
     Raises:
         UnavailableError: it is not installed, or NumPy is too new for it.
@@ -88,5 +88,5 @@ def check_installed(runtime: str) -> None:
 
 
 def kernel_symbol(name: str) -> str:
-    """Return what a library of ``--custom-ops`` calls its ``LiteRtCustomOpKernel`` of a custom operator."""
+    """Return the symbol under which a library of ``--custom-ops`` exports the kernel of a custom operator."""
     return "litert_custom_op_" + re.sub(r"\W", "_", name)

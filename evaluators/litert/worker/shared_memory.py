@@ -1,7 +1,7 @@
 """Memory and semaphores that the parent and its worker processes share.
 
-A semaphore counts the finished stages that one worker has announced to another. Posting, and seeing that somebody has
-posted, take no system call unless somebody sleeps, and one file holds all semaphores of a plan, however many there are.
+A semaphore counts the finished stages that one worker has announced to another. Posting, and taking a token that is
+there, take no system call unless a process sleeps; one file holds all semaphores of a plan, however many there are.
 POSIX semaphores also order memory between the processes, on every architecture.
 """
 
@@ -25,7 +25,7 @@ _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # Linux; Python names the first only 
 
 
 class _Until(ctypes.Structure):
-    # struct timespec: a time of the system's clock.
+    # struct timespec: a point in time of the system's clock.
     _fields_ = (("seconds", c_long), ("ns", c_long))
 
 
@@ -36,7 +36,7 @@ def _function(library: ctypes.CDLL, name: str, *types: type, result: Any = c_int
     return found
 
 
-# What returns at once keeps the interpreter's lock: giving it up and taking it again would take longer.
+# Calls that return at once keep the GIL (PyDLL): releasing and taking it again would take longer.
 _QUICK, _SLOW = ctypes.PyDLL(None), ctypes.CDLL(None, use_errno=True)
 _init = _function(_QUICK, "sem_init", c_void_p, c_int, c_uint)
 _sleep = _function(_SLOW, "sem_wait", c_void_p)
@@ -50,7 +50,7 @@ post = _function(_QUICK, "sem_post", c_void_p)
 
 
 def _wait_for(address: c_void_p, limit_s: float) -> bool:
-    """Sleep for a while, or until there is a token; return whether there was one."""
+    """Sleep until there is a token, at most ``limit_s``; return whether one was taken."""
     until_s, part = divmod(time.time() + limit_s, 1.0)
     return not _sleep_until(address, _Until(int(until_s), int(part * 1e9)))
 
@@ -59,14 +59,14 @@ def _wait_for(address: c_void_p, limit_s: float) -> bool:
 class Semaphore:
     """A semaphore that this process waits on.
 
-    A process that sleeps is woken late, by tens of microseconds; one that polls wears out a core. Inferences of a plan
-    are alike: a wait that was longer than ``spin_ns`` the last time is slept through but for its end.
+    A process that sleeps is woken late, by tens of microseconds; one that polls occupies a core. Inferences of a plan
+    are alike: a wait that last exceeded ``spin_ns`` sleeps for most of that time and polls for the rest.
 
     Attributes:
         address: in this process.
         spin_ns: how long to poll before going to sleep.
         regular: whether waits take about as long every time.
-        usual_ns: what the last wait took, where that was long; only for regular ones.
+        usual_ns: how long the last wait took, where that was long; only for regular ones.
     """
 
     address: c_void_p
@@ -93,22 +93,22 @@ class Semaphore:
                 return
             deadline += nap_ns
         while clock() < deadline:
-            for _ in _FEW:  # a look at the clock takes as long as one at the semaphore
+            for _ in _FEW:  # reading the clock takes as long as trying the semaphore
                 if not try_wait(address):
                     if self.usual_ns:
                         self.usual_ns = clock() - begin
                     return
-        while _sleep(address):  # a signal came
+        while _sleep(address):  # interrupted by a signal
             pass
         if self.regular:
             self.usual_ns = clock() - begin
 
 
 class SharedMemory:
-    """A file that exists in memory alone, mapped here as ``map``; other processes are sent ``fd`` and map it, too.
+    """A file in memory, mapped here as ``map``; other processes receive ``fd`` and map it, too.
 
     Args:
-        nbytes: at least so many; it has whole pages.
+        nbytes: least size; rounded up to whole pages.
 
     Raises:
         UnavailableError: there is not enough memory.
@@ -126,16 +126,16 @@ class SharedMemory:
 
     @property
     def address(self) -> int:
-        """Where it is mapped, for as long as this object lives."""
+        """Address of the mapping, for as long as this object lives."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self.map))
 
     def close(self) -> None:
-        """Close the file; the memory is freed once nobody has it mapped."""
+        """Close the file; the memory is freed once no process has it mapped."""
         os.close(self.fd)
 
 
 class Semaphores(SharedMemory):
-    """Memory with some semaphores, ``SLOT_NBYTES`` apart, at 0 tokens each."""
+    """Memory with ``count`` semaphores, ``SLOT_NBYTES`` apart, each with 0 tokens."""
 
     def __init__(self, count: int) -> None:
         super().__init__("semaphores", count * SLOT_NBYTES)
@@ -146,7 +146,7 @@ class Semaphores(SharedMemory):
         return c_void_p(self.address + index * SLOT_NBYTES)
 
     def reset(self, tokens: Sequence[int]) -> None:
-        """Set every semaphore to a number of tokens; nobody may be waiting.
+        """Set every semaphore to a number of tokens; no process may be waiting.
 
         Raises:
             UnavailableError: the system has no semaphores for several processes.
@@ -159,17 +159,17 @@ class Semaphores(SharedMemory):
         post(self.place(index))
 
     def wait(self, index: int, limit_s: float) -> bool:
-        """Take a token; return False where none came in the time."""
+        """Take a token; return False where there was none within ``limit_s``."""
         place = self.place(index)
         return not try_wait(place) or _wait_for(place, limit_s)
 
 
 def map_file(fd: int, nbytes: int, *, address: int | None = None, write: bool = False) -> int:
-    """Return the address of a file in memory, or of new memory where ``fd`` is -1.
+    """Map a file, or new memory where ``fd`` is -1; return the address.
 
     Args:
-        address: where to put it; what was mapped there is replaced.
-        write: share what is written with others who map the file.
+        address: where to map it; an existing mapping there is replaced.
+        write: allow writes, shared with other processes that map the file.
 
     Raises:
         UnavailableError: the system refuses.
@@ -185,9 +185,9 @@ def map_file(fd: int, nbytes: int, *, address: int | None = None, write: bool = 
 
 
 def map_joined(header: bytes, fds: Sequence[int]) -> tuple[int, int]:
-    """Map a header and files one behind the other, each from a page on; return address and size.
+    """Map a header and files one behind the other, each from a page boundary on; return address and size.
 
-    The header's offsets lead into the files, so no weight is copied.
+    The header's offsets point into the files, so no weight is copied.
 
     Raises:
         UnavailableError: the system refuses.
@@ -208,5 +208,5 @@ def map_joined(header: bytes, fds: Sequence[int]) -> tuple[int, int]:
 
 
 def unmap(address: int, nbytes: int) -> None:
-    """Give back what :func:`map_file` or :func:`map_joined` mapped."""
+    """Unmap what :func:`map_file` or :func:`map_joined` mapped."""
     _munmap(address, nbytes)

@@ -1,7 +1,7 @@
 """The job scheduler of a workload in memory that worker processes share.
 
-Whoever ends a job goes through the queue himself, under a lock, so no process in the middle has to be woken between two
-jobs. Each processor has a semaphore on which it sleeps while it has nothing to do.
+The processor that ends a job schedules the next ones itself, under a lock, so that no other process has to be woken
+between two jobs. Each processor has a semaphore on which it sleeps while it has nothing to do.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class SchedulerState:
     """A scheduler in shared memory, as one process sees it.
 
     Args:
-        head: what :func:`scheduler_head` returned.
+        head: returned by :func:`scheduler_head`.
         numbers, semaphores: addresses of the two memories.
 
     Attributes:
-        ready: where each processor posts once it waits for jobs.
+        ready: the semaphore to which each processor posts once it waits for jobs.
     """
 
     def __init__(self, head: dict[str, Any], numbers: int, semaphores: int) -> None:
@@ -48,7 +48,7 @@ class SchedulerState:
         return c_void_p(self._semaphores + slot * SLOT_NBYTES)
 
     def wake_up(self, processor: int) -> Semaphore:
-        """Return what a processor waits on."""
+        """Return the semaphore that a processor waits on."""
         return Semaphore(self._place(_WAKE_UPS + processor), _WAKE_UP_SPIN_NS)
 
     def wake(self, processors: Iterable[int]) -> None:
@@ -58,7 +58,7 @@ class SchedulerState:
 
     @contextmanager
     def held(self, processor: int = -1) -> Iterator[None]:
-        """Hold the lock; with the processor's number, so that one that dies with it does not keep it."""
+        """Hold the lock, under the processor's number, so that it can be released if the processor dies."""
         Semaphore(self._lock, _LOCK_SPIN_NS).wait()
         self._numbers[self._holder] = processor + 2
         try:
@@ -68,30 +68,30 @@ class SchedulerState:
             post(self._lock)
 
     def release(self, processor: int) -> None:
-        """Give the lock back for a processor whose process died, if it held it."""
+        """Release the lock for a processor whose process died, if it held the lock."""
         if self._numbers[self._holder] == processor + 2:
             self._numbers[self._holder] = _NOBODY
             post(self._lock)
 
     def one_more_is_ready(self) -> bool:
-        """Return whether one more processor waits for jobs."""
+        """Return whether another processor has begun to wait for jobs."""
         return not try_wait(self.ready)
 
     def step(self, now_ns: int) -> Sequence[int]:
-        """Go through the queue; the lock must be held. Return the processors to wake: all where everything is over."""
+        """Admit and start jobs; the lock must be held. Return the processors to wake: all at the end of the run."""
         self.scheduler.arrive(now_ns)
         started = [processor for _, processor in self.scheduler.start(now_ns)]
         return self._processors if self.scheduler.over else started
 
 
 def scheduler_head(clients: Sequence[QueueClient], excluded: Sequence[int], dispatch: Dispatch) -> dict[str, Any]:
-    """Return what workers receive of a scheduler, as plain values."""
+    """Return the description of a scheduler that workers receive, as plain values."""
     size = Scheduler(clients, excluded, dispatch).size
     return {"clients": [asdict(s) for s in clients], "excluded": list(excluded), "dispatch": dispatch, "size": size}
 
 
 class SharedScheduler(SchedulerState):
-    """The parent's view of a scheduler, whose memories it makes; close it.
+    """The parent's view of a scheduler, which owns the shared memories; close it.
 
     Raises:
         UnavailableError: the system refuses memory.
@@ -104,9 +104,9 @@ class SharedScheduler(SchedulerState):
         self.memories = numbers, semaphores
         super().__init__(head, numbers.address, semaphores.address)
         self.scheduler.begin(time.perf_counter_ns())
-        post(self._lock)  # it is closed in new memory
+        post(self._lock)  # a new semaphore has no token: the lock is taken
 
     def close(self) -> None:
-        """Give the memory back; workers that still have it mapped keep it as long as they do."""
+        """Close the memories; workers keep theirs mapped as long as they need."""
         for memory in self.memories:
             memory.close()

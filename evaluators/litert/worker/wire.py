@@ -23,7 +23,7 @@ def send(channel: socket.socket, head: dict[str, Any], payload: bytes = b"", fds
     """
     text = json.dumps(head, separators=(",", ":")).encode()
     first = _HEAD.pack(len(text), len(payload))
-    # The descriptors ride on the first bytes, as many on each as the kernel allows, so a receiver that has the
+    # The descriptors are attached to the first bytes, to each as many as the kernel allows, so that a receiver of the
     # whole head has them all.
     rides = -(-len(fds) // _MAX_FDS)
     if rides > len(first):

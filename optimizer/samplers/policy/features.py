@@ -1,8 +1,9 @@
 """Features of a choice for a policy: predicted times and the operators that it moves, without units.
 
-Nothing here knows what a parameter means. A choice is looked at by what changes when it alone is taken, from a plan in
-the middle: which operators run elsewhere or in other stages, how many stages and transfers there are more, and how much
-longer the model says that takes. So a policy serves any graph, any freedoms, and several models at once.
+Features do not depend on the meaning of a parameter. They describe how a plan changes when this choice alone is taken
+in a reference plan, the middle: which operators run elsewhere or in other stages, how many more stages and transfers
+there are, and how much longer the plan takes by the model. So a policy serves any graph, any freedoms, and several
+models at once.
 """
 
 from __future__ import annotations
@@ -47,20 +48,20 @@ NAMES = (
     "constant",
 )
 _LITTLE, _MUCH = 0.03, 0.3
-_CHANGES = 2.0  # of a plan's parameters, that a policy which has learned nothing draws otherwise than in the middle
+_CHANGES = 2.0  # parameters per plan that an untrained policy draws different from the middle, on average
 _NEVER = 50.0
-_MOVED = 9 + len(_OPERATORS)  # features of what a choice moves, from "stages more" on
-_FLAT = 1e-6  # a relative difference that is none
-_LEAST, _MOST = 1e-3, 1.0  # of the width in which a longer time is worth a try
+_MOVED = 9 + len(_OPERATORS)  # number of features from "stages more" to the kinds of operators
+_FLAT = 1e-6  # relative differences below this count as none
+_LEAST, _MOST = 1e-3, 1.0  # limits of Choices.width
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """What a policy acts on.
+    """The problem of a policy.
 
     Attributes:
-        predict: seconds, or whatever is made small, that the model gives a plan; infinite where it does not run.
-        middle: the plan that is best by the model, as far as is known.
+        predict: the model's value of a plan, in seconds or the objective's unit; infinite where it does not run.
+        middle: the best plan by the model that is known.
         fits: whether a plan keeps all constraints.
     """
 
@@ -72,18 +73,18 @@ class Task:
 
 
 class Choices:
-    """All choices of all parameters of a task, one behind another, as the middle plan makes them look.
+    """All choices of all parameters of a task, concatenated, with features relative to the middle plan.
 
     Args:
-        at_once: how many choices are looked at in :meth:`look`; None for all.
+        at_once: choices that one call of :meth:`look` evaluates; None for all.
 
     Attributes:
-        names: of the parameters that leave a choice.
-        first: where the choices of each parameter begin.
+        names: of the non-constant parameters.
+        first: index of each parameter's first choice.
         features: shape ``(C, F)``.
-        longer: by how much the model says that a plan takes longer, as a logarithm; infinite where it does not run.
+        longer: logarithm of the predicted time relative to the middle's; infinite where the plan does not run.
         idle: whether a choice changes nothing.
-        width: the difference that is worth a try; a policy begins with ``exp(-longer / width)``.
+        width: the difference that is worth a try; a policy starts with ``exp(-longer / width)``.
     """
 
     def __init__(self, task: Task, at_once: int | None = None) -> None:
@@ -114,13 +115,13 @@ class Choices:
             self.look()
 
     def which(self, params: Mapping[str, Any]) -> NDArray[np.int64]:
-        """Return which choice of each parameter a plan's parameters are, counted over all choices."""
+        """Return the choice of each parameter in a plan's parameters, as indices of all choices."""
         places = [values.index(params[name]) for name, values in zip(self.names, self._values, strict=True)]
         found: NDArray[np.int64] = self.first + np.array(places, dtype=np.int64)
         return found
 
     def params(self, which: Sequence[int] | NDArray[np.int64]) -> dict[str, Any]:
-        """Return the parameters of choices."""
+        """Return the parameters of choices, one for each parameter."""
         found = {
             name: values[int(w) - int(f)]
             for name, values, w, f in zip(self.names, self._values, which, self.first, strict=True)
@@ -128,11 +129,11 @@ class Choices:
         return found | {name: _values(d)[0] for name, d in self._fixed.items()}
 
     def plan(self, which: Sequence[int] | NDArray[np.int64]) -> Plan:
-        """Return the plan of choices."""
+        """Return the plan of choices, one for each parameter."""
         return self._task.space.decode(self.params(which))
 
     def centre(self, middle: NDArray[np.int64]) -> None:
-        """Have choices looked at from another plan."""
+        """Set the middle plan; the features of all choices are evaluated anew by :meth:`look`."""
         if not self._left and np.array_equal(middle, self.middle) and self.features[:, 0].any():
             return
         self.middle = middle
@@ -147,7 +148,7 @@ class Choices:
         self._left = list(range(len(self.of)))
 
     def look(self) -> None:
-        """Look at some more of the choices that have not been looked at from the middle."""
+        """Evaluate some more of the choices that have not been evaluated from the middle."""
         if not self._left:
             return
         count = len(self._left) if self._at_once is None else self._at_once
@@ -172,12 +173,12 @@ class Choices:
 
     @property
     def prior(self) -> _Array:
-        """The logits of a policy that has learned nothing."""
+        """The logits of an untrained policy."""
         found: _Array = -np.minimum(np.where(np.isfinite(self.longer), self.longer, np.inf) / self.width, _NEVER)
         return found
 
     def _width(self, longer: _Array) -> float:
-        """Return the width with which so many parameters as are wanted are drawn otherwise, of those that matter."""
+        """Return the width with which ``_CHANGES`` parameters that matter are drawn different from the middle."""
         matters = np.abs(longer) > _FLAT
         low, high = math.log(_LEAST), math.log(_MOST)
         for _ in range(20):
@@ -191,7 +192,7 @@ class Choices:
 
 
 class _Operators:
-    """What the operators of a graph are, for telling what moves between two plans."""
+    """Properties of a graph's operators, to describe what moves between two plans."""
 
     def __init__(self, graph: Graph) -> None:
         costs = operator_costs(graph)
@@ -206,7 +207,7 @@ class _Operators:
         self._forks = (reads > 1.0).astype(float)
 
     def of(self, plan: Plan) -> list[tuple[Any, ...]]:
-        """Return for each operator where it runs, and the first operator of its stage."""
+        """Return for each operator its processor, the first operator of its stage, and its share."""
         found: list[tuple[Any, ...]] = [()] * len(self._forks)
         for stage in plan.stages:
             first = stage.operators[0]
@@ -215,7 +216,7 @@ class _Operators:
         return found
 
     def moved(self, base: Plan, placed: list[tuple[Any, ...]], plan: Plan) -> list[float]:
-        """Return what is different in a plan: features 7 to 15 and the kinds of the operators."""
+        """Return the differences of a plan from ``base``: features 7 to 15 and the kinds of the operators."""
         there = self.of(plan)
         which = np.flatnonzero([a != b for a, b in zip(placed, there, strict=True)])
         stages = math.log(len(plan.stages) / len(base.stages))
@@ -232,7 +233,7 @@ class _Operators:
 
 
 def softmax(logits: _Array, first: NDArray[np.int64], of: NDArray[np.int64]) -> _Array:
-    """Return the chance of each choice among those of its parameter."""
+    """Return the probability of each choice among those of its parameter."""
     raised = np.exp(logits - np.maximum.reduceat(logits, first)[of])
     found: _Array = raised / np.add.reduceat(raised, first)[of]
     return found

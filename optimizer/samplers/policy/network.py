@@ -1,9 +1,9 @@
 """A policy over the choices of a space's parameters, and its gradient; numpy only.
 
-Each parameter is decided by a softmax over its choices. The score of a choice is what the model says of it
-(:class:`~optimizer.samplers.policy.features.Choices`), plus what a network of one hidden layer makes of its features,
-plus a preference of its own, which only a study learns. The network's weights are shared by all parameters, graphs and
-devices.
+Each parameter is decided by a softmax over its choices. The score of a choice is the model's prior
+(:class:`~optimizer.samplers.policy.features.Choices`), plus the output of a network with one hidden layer for its
+features, plus a preference of its own, learnt only within a study. The network's weights are shared by all parameters,
+graphs and devices.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _DAMAGED = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """Of the network: ``score = out · tanh(inner · x + bias)``.
+    """Weights of the network: ``score = out · tanh(inner · x + bias)``.
 
     Attributes:
         inner: shape ``(F, H)``.
@@ -57,7 +57,7 @@ class Weights:
 
     @classmethod
     def new(cls, seed: int) -> Weights:
-        """Return weights of a policy that has learned nothing: all scores are 0."""
+        """Return weights of an untrained policy: all scores are 0."""
         rng = np.random.default_rng([seed, 77])
         return cls(rng.standard_normal((len(NAMES), HIDDEN)) / np.sqrt(len(NAMES)), np.zeros(HIDDEN), np.zeros(HIDDEN))
 
@@ -71,13 +71,13 @@ class Weights:
         return found
 
     def slopes(self, features: _Array, by_score: _Array) -> Weights:
-        """Return the gradient of what grows by ``by_score`` with the score of each choice."""
+        """Return the gradient for the weights, given the derivative with respect to each choice's score."""
         hidden = np.tanh(features @ self.inner + self.bias)
         inside = by_score[:, None] * self.out * (1.0 - hidden**2)
         return Weights(features.T @ inside, inside.sum(axis=0), by_score @ hidden)
 
     def save(self, path: Path) -> None:
-        """Write the weights as ``.npz``, with the names of the features that they are for.
+        """Write the weights as ``.npz``, with the names of their features.
 
         Raises:
             OSError: the file cannot be written.
@@ -92,10 +92,10 @@ class Weights:
         """Read weights that :meth:`save` wrote.
 
         Raises:
-            UsageError: the file cannot be read, is no policy, or is for other features than this version has.
+            UsageError: the file cannot be read, is not a policy, or is for other features than this version has.
         """
         try:
-            # Read whole first: numpy leaves a file open that is no archive.
+            # Read the whole file first: numpy leaves a file open that is not an archive.
             packed = io.BytesIO(read_bounded(path))
             with zipfile.ZipFile(packed) as archive:
                 if sum(entry.file_size for entry in archive.infolist()) > _MOST_NBYTES:
@@ -118,14 +118,14 @@ class Weights:
 
 
 def draw(logits: _Array, choices: Choices, count: int, rng: np.random.Generator) -> _Ints:
-    """Return choices for all parameters, drawn ``count`` times: shape ``(count, parameters)``, counted over all."""
+    """Return ``count`` draws of a choice for each parameter: shape ``(count, parameters)``, indices of all choices."""
     noisy = logits + rng.gumbel(size=(count, len(logits)))
     ends = [*choices.first[1:].tolist(), len(logits)]
     return np.stack([a + noisy[:, a:b].argmax(axis=1) for a, b in zip(choices.first.tolist(), ends, strict=True)], 1)
 
 
 def gradient(logits: _Array, choices: Choices, taken: _Ints, advantage: _Array, entropy: float) -> _Array:
-    """Return the direction of the logits in which advantage, and entropy times its weight, grow the fastest.
+    """Return the direction of the logits in which advantage, and entropy times its weight, grow fastest.
 
     The gradient of the expected advantage is the sum of ``advantage · ∇ log π`` (Williams 1992, eq. 11); for a softmax
     ``∇ log π(a) = 1[a] - π``. The entropy ``H`` of a decision has ``∂H/∂logit = -π (log π + H)`` (its use: Mnih et al.

@@ -35,14 +35,14 @@ _FEWEST = 2
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What training came to.
+    """Result of a training.
 
     Attributes:
         path: of the policy.
-        tasks: names of what it was trained on, in turn.
-        batches: how many batches of plans it drew.
-        first, last: by what factor the plans that it drew were slower than the fastest it met, geometric mean over the
-            tasks: in the first batch of each training task, and in the last one.
+        tasks: names of the training tasks, in turn.
+        batches: number of batches of plans drawn.
+        first, last: ratio of the drawn plans' mean time to that of the fastest plan met, geometric mean over the tasks:
+            in the first batch of each training task, and in the last one.
     """
 
     path: Path
@@ -52,7 +52,7 @@ class Trained:
     last: float
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document of ``--json``."""
+        """Return the content of ``--json``."""
         return {
             "schema_version": SCHEMA_VERSION,
             "policy": str(self.path),
@@ -69,16 +69,16 @@ def train(
     """Train a policy on every model on every device, in turns, and write it.
 
     Args:
-        models: names or files, as of ``--model``.
-        devices: profiles, files or shipped names, as of ``--platform`` of the evaluator ``cost-model``.
-        out: where the policy goes, a ``.npz`` file.
-        max_stages: stages of a plan at most.
-        batches: batches of plans to draw; 0 for 40 a training task.
+        models: names or files, as for ``--model``.
+        devices: profiles, as files or shipped names, as for ``--platform`` of the evaluator ``cost-model``.
+        out: file of the policy, ``.npz``.
+        max_stages: most stages of a plan.
+        batches: number of batches of plans to draw; 0 for 40 for each training task.
         seed: the same seed gives the same policy.
 
     Raises:
         UsageError: a model, a device or a number is wrong, or the file cannot be written.
-        ProfileError: a device's profile does not know the operators of a model.
+        ProfileError: a device's profile does not cover the operators of a model.
     """
     if max_stages < 1:
         raise UsageError(f"--max-stages {max_stages}: a plan has at least 1 stage")
@@ -103,7 +103,7 @@ def train(
         lambda n, mean_s, best_s: batches_of[n % len(batches_of)].append((mean_s, best_s)),
     )
     if not all(batches_of):
-        raise UsageError(f"no plan of {names[batches_of.index([])]} drawn is supported", "give another model or device")
+        raise UsageError(f"no drawn plan of {names[batches_of.index([])]} runs", "give another model or device")
     best = [min(best_s for _, best_s in of) for of in batches_of]
     first, last = (
         math.exp(sum(math.log(of[which][0] / b) for of, b in zip(batches_of, best, strict=True)) / len(batches_of))
@@ -117,14 +117,14 @@ def train(
 
 
 def training_task(model: str, device: Path, max_stages: int, processors: Sequence[str] | None = None) -> TrainingTask:
-    """Return a network on a device to learn on, which the policy sees by costs that are off as calibrations are.
+    """Return a network on a device as a training task; the policy sees costs with errors like a calibration's.
 
     Args:
-        processors: those of the device that are used; None for all.
+        processors: names of the device's processors to use; None for all.
 
     Raises:
         UsageError: the model or the device is unknown.
-        ProfileError: the profile does not know an operator of the model.
+        ProfileError: the profile does not cover an operator of the model.
     """
     graph = load(model)
     evaluator = CostModelEvaluator()
@@ -151,7 +151,7 @@ def training_task(model: str, device: Path, max_stages: int, processors: Sequenc
 
 
 def render(trained: Trained) -> str:
-    """Return what a person reads."""
+    """Return the text that the command prints."""
     return (
         f"{trained.path}: {trained.batches} batches of plans on {plural(len(trained.tasks), 'training task')}; its "
         f"draws were {trained.first:.2f} times as slow as the best plan found, and are {trained.last:.2f} times\n"

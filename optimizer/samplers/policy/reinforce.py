@@ -1,15 +1,15 @@
-"""The sampler ``reinforce``: a policy over the parameters of a space, and a critic, both of which a study teaches.
+"""The sampler ``reinforce``: a policy over the parameters of a space, and a critic; both learn during a study.
 
-The policy (:mod:`~optimizer.samplers.policy.network`) begins with what the model of the costs says of each choice, and
-with weights that were trained on other networks and devices, where they are given. After every trial
+The policy (:mod:`~optimizer.samplers.policy.network`) starts with the cost model's prior for each choice, and with
+weights that were trained on other networks and devices, where these are given. After every trial
 
-- the critic learns from the times of the stages by how much each operator takes longer on each kind of processor than
-  the model says: a linear model with a Gaussian prior, of which every other trial goes by the mean, the rest by a draw;
-- the policy's preferences take a step towards the fastest plans so far, weighted by their ranks, and away from the mean
-  of all (REINFORCE with a set of elites), with an entropy bonus.
+- the critic learns from the stages' times how much longer each operator takes on each kind of processor than the model
+  says: a linear model with a Gaussian prior. Trials use its mean and a draw of it alternately;
+- the policy's preferences take a step towards the fastest plans so far, weighted by rank, and away from the mean of all
+  (REINFORCE with a set of elites), with an entropy bonus.
 
-Plans are drawn around the model's optimum and around the fastest proposal, in turns; the critic chooses among them.
-All of it is a function of the trials so far, so a study that goes on proposes what the uninterrupted one would have.
+Plans are drawn around the model's optimum and around the fastest proposal, in turns; the critic chooses among them. A
+proposal is a function of the trials so far, so a study that is resumed proposes what the uninterrupted one would have.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 _Array = NDArray[np.float64]
-DRAWS, HEATS = 64, (1.0, 0.6, 0.3, 0.1)  # a policy that has settled draws what is known: it is then softened
+DRAWS, HEATS = 64, (1.0, 0.6, 0.3, 0.1)  # logits are scaled down when a converged policy draws only known plans
 RATE, ENTROPY, ELITES = 0.3, 0.003, 6
-AT_ONCE = 256  # choices that are looked at anew after a trial
+AT_ONCE = 256  # choices that are evaluated anew after a trial
 _WARM_RUNS = 3
 
 
 def task_of(problem: Problem) -> Task:
-    """Return a problem as what a policy acts on.
+    """Return a problem as a policy's task.
 
     Raises:
-        UsageError: several objectives are to be small.
+        UsageError: there are several objectives.
     """
     if problem.criteria is not None or problem.front:
         raise UsageError("--sampler reinforce supports one objective", "give --sampler auto, or one --objective")
@@ -66,27 +66,27 @@ def task_of(problem: Problem) -> Task:
 
 
 def sampler_of(problem: Problem, seed: int, weights: Weights | None = None, *, learns: bool = True) -> ReinforceSampler:
-    """Return the sampler of a study; see :class:`ReinforceSampler`.
+    """Return the sampler of a study (:class:`ReinforceSampler`).
 
     Raises:
-        UsageError: see :func:`task_of`.
+        UsageError: as in :func:`task_of`.
     """
     task = task_of(problem)
-    # In other units than seconds stages give no operators' times.
+    # Stages in units other than seconds do not show operators' times.
     model = problem.model if problem.law is None else None
     critic = problem.critic() if problem.critic is not None else Critic(task.predict, model)
     return ReinforceSampler(task, seed, critic, weights, learns=learns)
 
 
 class ReinforceSampler(KnowingSampler):
-    """Proposes what the policy draws and the critic chooses.
+    """Proposes plans that the policy draws and the critic chooses.
 
     Args:
-        task: what the policy acts on.
+        task: the policy's problem.
         seed: of the study.
-        critic: that has learned nothing yet.
-        weights: to begin with; None for a policy that has learned nothing.
-        learns: whether trials teach anything; otherwise the policy stays as it is, and draws what it draws.
+        critic: an untrained one.
+        weights: initial weights of the network; None for an untrained policy.
+        learns: whether it learns from trials; otherwise it proposes plans as the policy draws them.
     """
 
     origin = "reinforce"
@@ -99,7 +99,7 @@ class ReinforceSampler(KnowingSampler):
         self._weights = weights or Weights.new(seed)
         self._critic = critic
         self._free = {name: d for name, d in task.space.distributions().items() if not d.single()}
-        # Around the model's optimum, and around the fastest proposal.
+        # Choices around the model's optimum, and around the fastest proposal.
         self._around = [Choices(task), *([Choices(task, AT_ONCE)] if learns else [])]
         self._preferred = np.zeros(len(self._around[0].of))
         self._known: set[str] = set()
@@ -109,11 +109,11 @@ class ReinforceSampler(KnowingSampler):
         self._proposed: set[str] = set()
 
     def proposed(self, plan: Plan) -> None:
-        """Take note that the plan observed next was its own proposal, now or before the study was interrupted."""
+        """Record that the plan observed next was its own proposal, now or before the study was interrupted."""
         self._proposed.add(plan.digest)
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
-        """Take note of a plan that was tried, in the order of trials; see ``Proposer.observe``."""
+        """Record a plan that was tried, in the order of trials; see ``Proposer.observe``."""
         self._known.add(plan.digest)
         if measurement is None or not self._learns:
             return
@@ -134,7 +134,7 @@ class ReinforceSampler(KnowingSampler):
         self._around[1].look()
 
     def _improve(self) -> None:
-        """Take a step towards the fastest plans."""
+        """Move the preferences a step towards the fastest plans."""
         logs = np.array(self._logs)
         order = np.argsort(logs, kind="stable")
         count = min(ELITES, len(logs) // 3)
@@ -152,7 +152,7 @@ class ReinforceSampler(KnowingSampler):
         return found
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:  # noqa: ARG002
-        """Return the parameters of the space that leave a choice."""
+        """Return the non-constant parameters of the space."""
         return self._free
 
     def sample_relative(
@@ -164,7 +164,7 @@ class ReinforceSampler(KnowingSampler):
         """Return the parameters of a plan.
 
         Raises:
-            ExhaustedError: nothing that is drawn is new.
+            ExhaustedError: no new plan was drawn.
         """
         plan = self._task.middle if self._task.middle.digest not in self._known else None
         if plan is None or not self._task.fits(plan):
@@ -173,7 +173,7 @@ class ReinforceSampler(KnowingSampler):
         return {name: params[name] for name in search_space}
 
     def _drawn(self, number: int) -> Plan:
-        """Return the plan of those that are drawn and new which the critic finds fastest."""
+        """Draw plans, and return the untried one that is fastest by the critic."""
         rng = np.random.default_rng(seed_of(self._seed, number))
         self._critic.learn(rng if number % 2 else None)
         choices = self._around[number // 2 % len(self._around)]

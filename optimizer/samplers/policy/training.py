@@ -1,7 +1,7 @@
-"""Training of a policy on networks and devices whose tables are known: batches of plans, a baseline, Adam.
+"""Training of a policy on networks and devices with known costs: batches of plans, a baseline, Adam.
 
-A task shows the policy a model that is wrong as calibrations are; its plans are judged by the table itself. So what
-carries over is how far to trust a model, and which changes are worth a try; no device time is spent.
+A task shows the policy a model with errors like a calibration's; its plans are judged by the true costs. So the policy
+learns how far to trust a model, and which changes are worth a try; no device time is used.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class TrainingTask:
     """A network on a device to learn on.
 
     Attributes:
-        choices: what the policy sees of it, by a model that is wrong.
-        judge: seconds that a plan takes; infinite for what does not run.
+        choices: the policy's view of it, by a model with errors.
+        judge: returns the time of a plan (s); infinite for one that does not run.
     """
 
     choices: Choices
@@ -50,7 +50,7 @@ class Adam:
         self.second = [np.zeros_like(a) for a in self.weights.arrays()]
 
     def step(self, towards: Weights) -> None:
-        """Move the weights."""
+        """Move the weights along a gradient."""
         self.steps += 1
         moved = []
         for i, (at, slope) in enumerate(zip(self.weights.arrays(), towards.arrays(), strict=True)):
@@ -69,10 +69,10 @@ def pretrain(
     seed: int,
     report: Callable[[int, float, float], None] | None = None,
 ) -> Weights:
-    """Return the weights after so many batches of plans, each on one of the training tasks in turn.
+    """Return the weights after ``batches`` batches of plans, each on one of the training tasks in turn.
 
     Args:
-        report: gets the number of each batch, and the mean and the least latency of its plans that run, in seconds.
+        report: called with each batch's number, and the mean and the least time (s) of its plans that run.
     """
     rng = np.random.default_rng([seed, 78])
     adam = Adam(weights)
@@ -91,12 +91,13 @@ def pretrain(
 
 
 def advantages(seconds: _Array) -> _Array:
-    """Return how much better each plan is than the others, most of all the best quarter; without a scale.
+    """Return how much better each plan is than the others, with extra weight on the best quarter; scale-free.
 
-    Half is by how many standard deviations it is better than the mean of the others. Half counts the best quarter
-    alone, by what they are better than the rest (risk-seeking policy gradient, Petersen et al. 2021), since the best of
-    several draws is measured, not their mean: by the mean alone a policy learns to draw the model's optimum and nothing
-    else. Logarithms make networks of different sizes alike; what does not run counts as twice the slowest.
+    Half is the deviation from the mean of the others, in standard deviations. The other half counts the best quarter
+    alone, by how much better they are than the rest (risk-seeking policy gradient, Petersen et al. 2021), since the
+    best of several draws is measured, not their mean: by the mean alone a policy learns to draw only the model's
+    optimum. Logarithms make networks of different sizes comparable; a plan that does not run counts as twice the
+    slowest.
     """
     runs = np.isfinite(seconds)
     if not runs.any():
