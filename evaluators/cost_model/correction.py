@@ -117,7 +117,6 @@ FEATURES = 15
 _TILES_CHANNELS, _TILE_PIXELS = (16, 32, 64), 7
 _INTERVALS_S = (5e-4, 3e-2)
 _HISTORY = 5.0  # scale of the history effect, in octaves
-_JITTER = 1e-6
 _DOUBTS, _SLOW, _FAST, _LOUDER = 2, 2.5, -4.0, 4.0
 _MOST_TUNED = 200
 _USUAL_SCALE = np.e  # octaves

@@ -466,7 +466,7 @@ _TERMS: Mapping[str, tuple[str, ...]] = {
     "fully_connected": ("launch", "macs", "far_weight", "near_weight", "read", "written"),
 }
 _TILED = frozenset({"conv", "pointwise"})
-_LEAST, _LEAST_SHAPES = 3, 6
+_LEAST_SHAPES = 6
 _MOST_POINTS = 1000
 
 # Operators that one implementation runs: a matrix product, or a convolution that finds its rows by pointers.
@@ -529,7 +529,9 @@ def fit_processor(
             coarse, slash, fine = twin.partition("/")
             kernels[f"{coarse}{colon}{dtype}{slash}{fine}"] = kernels[key]
     if not kernels:
-        raise ProfileError("no kind of operator was timed often enough to fit", f"time {_LEAST} or more of a kind")
+        raise ProfileError(
+            "no kind of operator was timed often enough to fit", f"time {_LEAST_OPERATORS} or more of a kind"
+        )
     return _with_overheads(kernels, models, invocation_s)
 
 
@@ -558,7 +560,7 @@ def _groups(features: Sequence[OperatorFeatures], seconds: Array) -> dict[str, l
     for key, where in found.items():
         # A fine kernel with few shapes is left to its coarser kernel, which predicts other shapes better.
         shapes = {(f.macs, f.read_bytes, f.weight_bytes, f.written_bytes) for f in (features[i] for i in where)}
-        if len(shapes) >= _LEAST_SHAPES if "/" in key else len(where) >= _LEAST:
+        if len(shapes) >= _LEAST_SHAPES if "/" in key else len(where) >= _LEAST_OPERATORS:
             kept[key] = where
     return kept
 
@@ -692,7 +694,7 @@ def _with_overheads(
     """Return the processor with overheads from whole models, at least ``invocation_s`` for a stage call."""
     bare = ProcessorProfile(kernels, invocation_s=invocation_s)
     wholes = [m for m in models if np.isfinite(m.whole_s) and not np.isnan(m.sum_s)]
-    if len(wholes) < _LEAST:
+    if len(wholes) < _LEAST_OPERATORS:
         return bare
     inside = [replace(m, whole_s=max(m.whole_s - invocation_s, m.whole_s / 2)) for m in wholes]
     fitted = fit_overheads(kernels, inside, [m.sum_s for m in wholes])

@@ -148,7 +148,8 @@ def quiet_optuna() -> None:
 
 def _find(name: str) -> SamplerKind:
     if name.startswith(_WITH_POLICY):
-        return _with_policy(Path(name.removeprefix(_WITH_POLICY)))
+        path = Path(name.removeprefix(_WITH_POLICY))
+        return _with_policy(path, path.stat().st_mtime_ns if path.exists() else 0)
     if ":" in name:
         return _imported(name)
     if name not in SAMPLERS and name in {entry.name for entry in entries("sampler")}:
@@ -170,7 +171,7 @@ def _find(name: str) -> SamplerKind:
 
 
 @lru_cache(maxsize=1)
-def _with_policy(path: Path) -> SamplerKind:
+def _with_policy(path: Path, changed_ns: int) -> SamplerKind:  # noqa: ARG001 - a file that was trained again is read again
     """Return the sampler ``reinforce`` that starts with the policy in a file."""
     from optimizer.samplers.policy.network import Weights
     from optimizer.samplers.policy.reinforce import sampler_of
