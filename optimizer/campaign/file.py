@@ -172,7 +172,7 @@ class Campaign(_Strict):
         repetitions: independent runs of each study.
         baselines: baselines that the tables show beside the best plan; all if empty.
         indicators: whether to report how well work, weights and memory traffic of the models explain the latency of
-            their best plans, as seed 004 asks.
+            their best plans.
         settings: what all studies have in common.
         expect: published figures to show beside ours.
     """
