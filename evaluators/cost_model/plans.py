@@ -247,8 +247,6 @@ def _inside(graph: Graph, operators: tuple[int, ...]) -> _Inside:
 Whole = NDArray[np.int64]
 Seconds = NDArray[np.float64]
 
-_CHUNK = 1 << 15
-
 
 def all_chains(operators: int, platform: Platform, max_stages: int) -> Iterator[tuple[Whole, Whole]]:
     """Yield every canonical chain plan of K = 1, 2, … ``max_stages`` stages, a batch of N plans for each K.

@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -33,6 +34,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <tuple>
 #include <type_traits>
@@ -1116,8 +1118,16 @@ int main(int count, char** words) {
     std::cerr << "usage: run_plan FOLDER [RUNS [INPUTS OUTPUTS]]\n";
     return 2;
   }
+  int runs = 50;
+  if (count > 2) {
+    const char* end = words[2] + std::strlen(words[2]);
+    const auto [rest, failure] = std::from_chars(words[2], end, runs);
+    if (failure != std::errc() || rest != end || runs < 1) {
+      std::cerr << "run_plan: " << words[2] << ": the number of runs is a whole number, at least 1\n";
+      return 2;
+    }
+  }
   try {
-    const int runs = count > 2 ? std::max(1, std::atoi(words[2])) : 50;
     return Run(words[1], runs, count == 5 ? words[3] : "", count == 5 ? words[4] : "");
   } catch (const std::exception& error) {
     std::cerr << "run_plan: " << error.what() << "\n";

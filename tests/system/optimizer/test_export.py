@@ -425,6 +425,11 @@ def test_the_runner_in_cpp_computes_what_the_one_in_python_computes(
         assert main(["export", str(run)]) == 0
         agrees_in_cpp(runner_in_cpp, run / "export")
     assert "does not hold as many bytes as the inputs" in in_cpp(runner_in_cpp, run / "export", b"too few")[1]
+    for runs in ("0", "-1", "5x", "", "99999999999"):
+        assert (
+            subprocess.run([runner_in_cpp, run / "export", runs], stderr=subprocess.DEVNULL, check=False).returncode
+            == 2
+        )
     text = (run / "export" / "plan.txt").read_text()
     (run / "export" / "plan.txt").write_text(text.replace(" threads=1 ", " runtime=tflite-runtime threads=1 ", 1))
     assert "runtime=tflite-runtime, which only run_plan.py can do" in in_cpp(runner_in_cpp, run / "export", b"")[1]
