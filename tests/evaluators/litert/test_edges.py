@@ -74,9 +74,11 @@ def test_a_long_wait_is_slept_through_but_for_its_end() -> None:
 def test_a_wait_that_is_short_again_is_polled_again() -> None:
     with edges(1, 1_000_000_000, regular=True) as (edge,):
         edge.usual_ns = 10_000_000_000
+        parent = os.getpid()
         child = os.fork()
         if child == 0:
-            time.sleep(0.01)
+            while not asleep(parent):  # a token that is there before it waits takes no time
+                time.sleep(0.001)
             post(edge.address)
             os._exit(0)
         edge.wait()
