@@ -81,6 +81,7 @@ class Batch:
             quantity of the model; the same quantities in the same order for all plans of a graph in one session. None
             where it was measured.
         outcome: of several models, the outcome of each request in the last run.
+        run_s: seconds that a run takes, where its figure is no latency of a run: of several models, of a percentile.
     """
 
     latency_s: NDArray[np.float64]
@@ -88,6 +89,7 @@ class Batch:
     timeline: Timeline | None = None
     errors: NDArray[np.float64] | None = None
     outcome: Outcome | None = None
+    run_s: float | None = None
 
     @property
     def relative_sigma(self) -> float | None:

@@ -225,4 +225,4 @@ def wrong_batch(batch: Any, n: int, stages: int, stop_above_s: float) -> str:
             return f"a {what} of {bad[0]} s"
     if len(latency_s) < n and not latency_s[-1] >= stop_above_s * (1.0 - _CLOCK):
         return f"{len(latency_s)} latencies for {n} runs"
-    return ""
+    return batch.outcome.problem if getattr(batch, "outcome", None) is not None else ""

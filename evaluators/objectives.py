@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -209,9 +210,14 @@ class Pricing:
         Raises:
             UnavailableError: the device failed, or does not report the objective.
         """
-        name = self.objective.name
-        if name == "latency":
+        if self.objective.name == "latency":
             return candidate.run(n, stop_above)
+        begin_s = time.monotonic()
+        found = self._batch(plan, candidate, n, stop_above, nbytes)
+        return replace(found, run_s=(time.monotonic() - begin_s) / max(1, len(found.latency_s)))
+
+    def _batch(self, plan: Plan, candidate: Candidate, n: int, stop_above: float, nbytes: Callable[[], int]) -> Batch:
+        name = self.objective.name
         if name == "latency-p99":
             return _tails(candidate, n, stop_above)
         if name == "throughput":

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 from evaluators.base import Agreement, OutputError
 from evaluators.schedule import Event, Timeline
+from evaluators.workload.outcome import read_figures
 from search_spaces.core.errors import RunFolderError, UnavailableError, damage
 
 RUN_NOISE = 0.01
@@ -167,22 +168,10 @@ class Measurement:
                 promised=bool(content.get("promised", False)),
                 figures={str(k): float(v) for k, v in content.get("figures", {}).items()},
                 load_s=float(content.get("load_s", 0.0)),
-                outcome=read_outcome(content.get("outcome", {})),
+                outcome=read_figures(content.get("outcome")),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunFolderError(f"measurement is damaged: {damage(error)}") from error
-
-
-def read_outcome(found: Any) -> dict[str, Any]:
-    """Return the figures of a run of several models, checked.
-
-    Raises:
-        AttributeError, TypeError, ValueError: they are damaged.
-    """
-    return {
-        str(key): [float(v) for v in value] if isinstance(value, list) else None if value is None else float(value)
-        for key, value in found.items()
-    }
 
 
 def _factor(value: Any) -> float:

@@ -25,7 +25,7 @@ from evaluators.base import Candidate
 from evaluators.measurement.disturbance import RunFilter
 from evaluators.samples import RUN_NOISE, Measurement, Samples, Stopped
 from evaluators.schedule import Timeline
-from evaluators.workload.outcome import median_figures
+from evaluators.workload.outcome import typical_figures
 from search_spaces.core.errors import UnavailableError, UsageError
 
 MARGIN = 0.02
@@ -240,7 +240,7 @@ def measure(
         timeline=record.timeline,
         cold=cold.usual if stopped == "glimpsed" else 1.0,
         promised=promised,
-        outcome=median_figures(record.outcomes),
+        outcome=typical_figures(record.outcomes),
     )
 
 

@@ -307,7 +307,7 @@ SHIPPED = Path(__file__).parents[2] / "experiments" / "profiles"
 SUFFIXES = (".json", ".yaml", ".yml")
 _MAX_NBYTES, _HEAD_NBYTES = 64 << 20, 256
 _NOT_NEGATIVE = ("processors", "links", "contention")
-_MOST_S, _MOST_COUNT, _MOST_HISTORY = 1e3, 1e18, 10.0  # seconds; bytes or multiply-accumulates; a logarithm
+_MOST_S, _MOST_COUNT, _MOST_LOG = 1e3, 1e18, 10.0  # seconds; bytes or multiply-accumulates; logarithms
 
 
 def find_profile(source: str | Path) -> tuple[CostProfile, Platform] | None:
@@ -400,9 +400,9 @@ def from_json(content: object) -> tuple[CostProfile, Platform]:
 
 def _most(where: str) -> float:
     """Return the most that a number of a profile can be: larger ones overflow, or are no times of a device."""
-    if where.endswith(".history"):
-        return _MOST_HISTORY
-    return _MOST_S if where.endswith("_s") or ".prices." in where else _MOST_COUNT
+    if where.endswith((".history", ".sigma")):
+        return _MOST_LOG
+    return _MOST_S if where.endswith(("_s", "_s_per_byte")) or ".prices." in where else _MOST_COUNT
 
 
 def _numbers(value: Any, where: str) -> Iterator[tuple[str, float]]:

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from evaluators.base import Batch, Candidate
 from evaluators.measurement.disturbance import CALM, NOTHING, QUIET, Counters, Disturbance, RunFilter
-from evaluators.samples import Samples, read_outcome
-from evaluators.workload.outcome import median_figures
+from evaluators.samples import Samples
+from evaluators.workload.outcome import read_figures, typical_figures
 from search_spaces.core.errors import RunFolderError, UnavailableError, UsageError, damage
 from search_spaces.core.wording import plural
 
@@ -214,7 +214,7 @@ class Standing:
             None if errors is None else tuple(float(e) for e in errors),
             int(data.get("kept", 0)),
             tuple(None if number is None else int(number) for number in data.get("instances", ())),
-            read_outcome(data.get("outcome", {})),
+            read_figures(data.get("outcome")),
         )
 
 
@@ -702,6 +702,7 @@ class _Runner:
         self._loads, self._reuse, self._policy, self._rng = loads, reuse, policy, rng
         self._filter, self._watched, self._progress, self._computed = runs, watched, progress, computed
         self._repeats = computed or counted
+        self._clock = time.process_time if computed else time.monotonic
         self._groups, self._recommended, self._free_nbytes = groups, recommended, free_nbytes
         self._racing = set(range(len(loads)))  # may still be the fastest
         self._running = list(range(len(loads)))  # measured in the next round
@@ -715,6 +716,7 @@ class _Runner:
         self._outcomes: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
         # Seconds of a run, which takes longer than its figure with several models or a stream.
         self._typical_s: dict[int, float] = {}
+        self._least_s: dict[int, float] = {}
         self._best_s: dict[int, float] = {}
         self._load_s: dict[int, float] = {}
         self._kept: dict[int, list[Candidate]] = {}
@@ -802,7 +804,7 @@ class _Runner:
         if kept and (len(kept) == 2 or not self._affordable(plan)):
             return kept[len(self._levels) % len(kept)]
         load = self._reuse[plan] if not kept and plan in self._reuse else self._loads[plan]
-        begin = time.monotonic()
+        begin = self._clock()
         try:
             candidate = load()
         except UnavailableError as error:
@@ -816,7 +818,6 @@ class _Runner:
         took_s = self._counted_s(begin)
         if not (slow and not kept):  # a shared instance has no loading time
             self._load_s[plan] = min(took_s, self._load_s.get(plan, math.inf))
-        settling = time.monotonic()
         try:
             settle = candidate.run(1)
         except UnavailableError as error:
@@ -825,7 +826,7 @@ class _Runner:
                 candidate.close()
             return None
         first_s = float(settle.latency_s[0])
-        self._typical_s.setdefault(plan, self._run_s(first_s, settling, 1))
+        self._typical_s.setdefault(plan, self._run_s(plan, first_s, settle))
         built_s = max(self._counted_s(begin), took_s + first_s)
         self._spent_s += built_s
         self._building_s[plan] = built_s
@@ -837,16 +838,19 @@ class _Runner:
 
     def _counted_s(self, begin: float) -> float:
         """Return the seconds since ``begin`` that count; results of computed latencies must not depend on a clock."""
-        took_s = time.monotonic() - begin
+        took_s = self._clock() - begin
         quick = took_s < min(_NO_LOAD_S, self._policy.slow_load_s)
         return 0.0 if self._computed and quick else took_s
 
-    def _run_s(self, figure_s: float, begin: float, runs: int) -> float:
-        """Return the seconds of each run since ``begin``, which exceed a figure that is of one request.
+    def _run_s(self, plan: int, figure_s: float, batch: Batch) -> float:
+        """Return the seconds of a run: its figure, or more where that is no latency of a run.
 
-        Computed runs take as long as their figure.
+        The least of a plan's batches counts: one may have waited. What is computed takes what it says.
         """
-        return figure_s if self._computed else max(figure_s, (time.monotonic() - begin) / runs)
+        if self._computed or batch.run_s is None:
+            return figure_s
+        self._least_s[plan] = min(batch.run_s, self._least_s.get(plan, math.inf))
+        return max(figure_s, self._least_s[plan])
 
     def _has_room(self) -> bool:
         """Return whether instances are kept, since loading all plans takes long and they fit into memory."""
@@ -889,7 +893,7 @@ class _Runner:
             before = max(map(len, turns.values()))
             for plan in groups[which]:
                 turns[plan] += [_NO_TURN] * before
-            begin = time.monotonic()
+            begin = self._clock()
             with suppress(UnavailableError):  # its turn reports why
                 built[groups[which][0]].run(1)  # warms up an accelerator that was idle
             ready_s = self._counted_s(begin)
@@ -946,14 +950,13 @@ class _Runner:
         runs = min(_MOST_RUNS, max(_SHORT_RUNS if settle else 1, math.ceil(policy.turn_s / typical_s)))
         begin = time.monotonic()
         settling_s = self._settle(plan, candidate, settle) if settle else 0.0
-        settled = time.monotonic()
         batch = candidate.run(runs)
         values = _checked(batch, runs)
         said_s = settling_s + math.fsum(batch.latency_s)  # computed latencies: results must not depend on load
         self._spent_s += max(0.0 if self._computed else time.monotonic() - begin, said_s)
         self._stages[plan].append(batch.stage_s)
         median_s = float(np.median(values))
-        self._typical_s[plan] = self._run_s(median_s, settled, runs)
+        self._typical_s[plan] = self._run_s(plan, median_s, batch)
         self._best_s[plan] = min(median_s, _FORGETS * self._best_s.get(plan, math.inf))
         if batch.errors is not None:
             self._errors[plan] = batch.errors
@@ -1098,7 +1101,7 @@ class _Runner:
                 tuple(map(float, self._errors[i])) if i in self._errors else None,
                 self._instances.get(i, 0),
                 tuple(used.get(i) for used in self._used) if i in self._instances else (),
-                median_figures(self._outcomes[i]),
+                typical_figures(self._outcomes[i]),
             )
         racing = tuple(sorted(i for i in self._racing if self._seen(i) and i in self._running))
         total, repeated = self._filter.total, self._filter.repeated

@@ -137,6 +137,7 @@ def batch_to_json(batch: Batch) -> dict[str, Any]:
         "timeline": None if batch.timeline is None else [e.to_json() for e in batch.timeline.events],
         "errors": None if batch.errors is None else np.asarray(batch.errors, dtype=float).tolist(),
         **({} if batch.outcome is None else {"outcome": _outcome_to_json(batch.outcome)}),
+        **({} if batch.run_s is None else {"run_s": float(batch.run_s)}),
     }
 
 
@@ -151,7 +152,8 @@ def batch_from_json(data: Any) -> Batch:
         latency_s, stage_s = (np.array(data[key], dtype=np.float64) for key in ("latency_s", "stage_s"))
         errors = None if data["errors"] is None else np.array(data["errors"], dtype=np.float64)
         outcome = _outcome_from_json(data["outcome"], timeline) if "outcome" in data else None
-        return Batch(latency_s, stage_s, timeline, errors, outcome)
+        run_s = float(data["run_s"]) if "run_s" in data else None
+        return Batch(latency_s, stage_s, timeline, errors, outcome, run_s)
     except (KeyError, TypeError, ValueError) as error:
         raise WireError(f"an answer is damaged: {damage(error)}") from error
 

@@ -100,7 +100,8 @@ class HostedRun(Candidate, ABC):
             if values[-1] > stop_above_s:
                 break
         last = self._outcome
-        return Batch(np.array(values), np.array(stages), last.timeline if last else None, outcome=last)
+        timeline, run_s = (last.timeline, last.makespan_s) if last else (None, None)
+        return Batch(np.array(values), np.array(stages), timeline, outcome=last, run_s=run_s)
 
     def verify(self) -> Agreement | None:
         """Compare the outputs of the last run with the whole model's; runs once if none was made.

@@ -88,6 +88,7 @@ class WorkloadPricing(Pricing):
         """
         values: list[float] = []
         stages: list[NDArray[np.float64]] = []
+        begin_s = time.monotonic()
         while True:
             before_j = self.meter.joules() if self.meter is not None else 0.0
             last = candidate.run(1)
@@ -103,7 +104,8 @@ class WorkloadPricing(Pricing):
             if len(values) == n or value > stop_above:
                 break
         errors = None if self.objective.name == "memory" else last.errors
-        return Batch(np.array(values), np.array(stages), last.timeline, errors, outcome)
+        run_s = (time.monotonic() - begin_s) / len(values)
+        return Batch(np.array(values), np.array(stages), last.timeline, errors, outcome, run_s)
 
     def _shares(self, outcome: Outcome, stages: int) -> NDArray[np.float64]:
         """Return the contribution of each stage to an objective that is a sum, per request."""

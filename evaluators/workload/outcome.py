@@ -14,6 +14,8 @@ from search_spaces.core.errors import UnavailableError
 
 Objective = Literal["mean", "worst", "makespan", "misses", "throughput"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+TIMES = ("mean_ms", "worst_ms", "longest_ms", "makespan_ms")
+"""The times among the figures of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,17 @@ class Outcome:
     requests: tuple[tuple[Request, ...], ...]
     makespan_s: float
     timeline: Timeline
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with a run that a device or a plug-in reports, or ""."""
+        times = [r.latency_s for each in self.requests for r in each if r.latency_s is not None]
+        if not (self.requests and all(self.requests)):
+            return "a run without requests"
+        if not (math.isfinite(self.makespan_s) and self.makespan_s > 0.0):
+            return f"a run of {self.makespan_s} s"
+        wrong = [s for s in times if not (math.isfinite(s) and s > 0.0)]
+        return f"a request of {wrong[0]} s" if wrong else "" if times else "a run in which no request was answered"
 
     @property
     def latencies_s(self) -> tuple[float, ...]:
@@ -110,16 +123,47 @@ class Outcome:
         }
 
 
-def median_figures(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the medians of the figures of :meth:`Outcome.to_json` over runs of a plan; {} where there are none."""
-    medians: dict[str, Any] = {}
-    for key in found[0] if found else ():
-        values = [each[key] for each in found if each[key] is not None]
-        if key == "instances_ms":
-            medians[key] = [statistics.median(times) for times in zip(*values, strict=True)]
-        else:
-            medians[key] = statistics.median(values) if values else None
-    return medians
+def typical_figures(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what :meth:`Outcome.to_json` returned for some runs of a plan, in one set of figures; {} of no runs.
+
+    Times are means over the half of the runs whose mean latency is nearest the median, so that the models' figures go
+    with those of all; counts are those of the run in the middle.
+    """
+    if not found:
+        return {}
+    runs = sorted(found, key=lambda each: float(each["mean_ms"]))
+    rest = len(runs) // 4
+    typical, middle = runs[rest : len(runs) - rest], runs[len(runs) // 2]
+
+    def mean(key: str) -> float | None:
+        values = [each[key] for each in typical if each[key] is not None]
+        return statistics.fmean(values) if values else None
+
+    figures = {key: mean(key) if key in TIMES else value for key, value in middle.items()}
+    figures["throughput_per_s"] = mean("throughput_per_s")
+    figures["instances_ms"] = [
+        statistics.fmean(times) for times in zip(*(r["instances_ms"] for r in typical), strict=True)
+    ]
+    return figures
+
+
+def read_figures(found: Any) -> dict[str, Any]:
+    """Return the figures of :func:`typical_figures` from plain values, checked; {} stays {}.
+
+    Raises:
+        AttributeError, KeyError, TypeError, ValueError: they are damaged.
+    """
+    if not found:
+        return {}
+    figures: dict[str, Any] = {key: float(found[key]) for key in (*TIMES, "throughput_per_s") if found[key] is not None}
+    figures["instances_ms"] = [float(ms) for ms in found["instances_ms"]]
+    times = [*(value for key, value in figures.items() if key != "instances_ms"), *figures["instances_ms"]]
+    if not (figures["instances_ms"] and all(0.0 < value < math.inf for value in times)):
+        raise ValueError("a figure of a run of several models is no positive number")
+    if figures.keys() != {*TIMES, "throughput_per_s", "instances_ms"} - ({"longest_ms"} - figures.keys()):
+        raise ValueError("figures of a run of several models are missing")
+    figures.setdefault("longest_ms", None)
+    return figures | {key: int(found[key]) for key in ("requests", "answered", "rejected", "misses")}
 
 
 def outcome(scheduler: Scheduler, stages: Sequence[Sequence[int]], processors: Sequence[str]) -> Outcome:

@@ -11,7 +11,7 @@ from rich.progress import TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from optimizer.campaign.table import Tables, named
+from optimizer.campaign.table import Tables, named, verdict_of
 from optimizer.report.console import make_console, progress_bar
 from optimizer.report.terminal import table
 from search_spaces.core.errors import OptimizeError
@@ -180,9 +180,9 @@ def render_summary(run: CampaignRun, tables: Tables) -> Group:
         ratio = verdict = ""
         if row["ratio"] is not None:
             ratio = f"{row['ratio']:.4f} [{row['ratio_low']:.4f}, {row['ratio_high']:.4f}]"
-            verdict = "significant" if row["significant"] else "not significant"
+            verdict = verdict_of(row)
         rows.append((*(named(row[a]) for a in axes), str(row["studies"]), best, ratio or "–", verdict))
-    heads = (">studies", f">best, {one}" if one else ">best", ">times as fast as the best known plan", "")
+    heads = (">studies", f">best, {one}" if one else ">best", ">best other plan: times as fast as the best known", "")
     parts: list[Table | Text] = [table((*axes, *heads), rows)]
     if tables.expected:
         parts += [Text(), table(("published", ">paper", ">ours", ">ours / paper", ""), map(_expected, tables.expected))]

@@ -314,6 +314,9 @@ def run_file(options: argparse.Namespace, command: Sequence[str]) -> int:
         saved = read_state(folder)
         tables = gather(folder, saved)
         notes = [write_tables(tables, folder)]
+        notes += [
+            f"baseline {name!r} is in no study; optimize report of one lists what it has" for name in tables.missing
+        ]
         write_json(folder / "summary.json", _summary_json(saved, tables, options.file))
         written = report(folder)
         notes.append(written.without_png)

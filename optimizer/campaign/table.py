@@ -42,6 +42,7 @@ class Tables:
         expected: published figures beside ours.
         indicators: work, weights and memory traffic of each model, with the latency of its best plan.
         explained: R² of each indicator.
+        missing: baselines that the campaign names and no study has.
         unreadable: study → why its folder could not be read.
     """
 
@@ -51,6 +52,7 @@ class Tables:
     expected: Sequence[Row]
     indicators: Sequence[Row]
     explained: Sequence[Row]
+    missing: Sequence[str]
     unreadable: Mapping[str, str]
 
 
@@ -114,7 +116,16 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
         ]
     expected = [_expected(e, results) for e in campaign.expect]
     explained = list(_explained_rows(measured))
-    return Tables(results, curves, list(_summary(results)), expected, measured, explained, unreadable)
+    missing = sorted(shown - {row["plan"] for row in results}) if results else []
+    return Tables(results, curves, list(_summary(results)), expected, measured, explained, missing, unreadable)
+
+
+def verdict_of(row: Row) -> str:
+    """Return in words whether the best other plan of a row of the summary is faster than the best known one."""
+    if row["ratio"] is None:
+        return ""
+    how = "faster" if row["ratio"] > 1.0 else "slower"
+    return f"significantly {how}" if row["significant"] else "not significant"
 
 
 def write_tables(tables: Tables, folder: Path) -> str:

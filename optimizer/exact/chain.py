@@ -103,7 +103,10 @@ def _fewest_parts(
     low, high = min_stages, len(best.cuts) + 1
     while low < high and time.monotonic() < stop_s:
         middle = (low + high) // 2
-        chain = next(_Search(costs, objective, min_stages, middle).chains(1, stop_s), None)
+        try:
+            chain = next(_Search(costs, objective, min_stages, middle).chains(1, stop_s), None)
+        except UnavailableError:  # time is up
+            return best
         if chain is not None and chain.cost_s <= enough_s:
             best, high = chain, len(chain.cuts) + 1
         else:

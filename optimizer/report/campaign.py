@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.campaign.file import AXES
-from optimizer.campaign.table import GROUP, Row, Tables, gather, mean_excess, named, read_state
+from optimizer.campaign.table import GROUP, Row, Tables, gather, mean_excess, named, read_state, verdict_of
 from optimizer.report.document import Block, Cell, Code, Column, Document, Figure, Section, Table, Text, headed, listed
 from optimizer.report.plots import forest
 from optimizer.report.svg import Plot, Scale, around, text_width
@@ -61,8 +61,8 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
     failed = [s for s in state["studies"] if s["status"] == "failed"]
     compared = [r for r in tables.summary if r["ratio"] is not None]
     faster = sum(bool(r["significant"]) and r["ratio"] > 1.0 for r in compared)
-    count = f"{faster or 'none'} of {plural(len(compared), 'cell')}"
-    text = f"The best plan is significantly faster than the best known plan in {count}."
+    count = f"{faster or 'none'} of {plural(len(compared), 'row')}"
+    text = f"A plan is significantly faster than the best known one in {count}."
     if compared or not tables.summary:
         yield Text(text if tables.summary else "No study is finished yet.", "answer")
     by = ", ".join(dict.fromkeys(named(r["evaluator"]) for r in tables.summary))
@@ -73,7 +73,7 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
     axes = _shown_axes(tables.summary)
     names = [" · ".join(named(row[a]) for a in axes) for row in tables.summary]
     head = headed(*(Column(a.replace("_", " ")) for a in axes), "studies|d; best|.4g; unit")
-    ratio = headed("times as fast|.4f; 95 % from|.4f; to|.4f; significant")
+    ratio = headed("best other plan: times as fast as the best known|.4f; 95 % from|.4f; to|.4f; verdict")
     rows = tuple(
         (*(named(r[a]) for a in axes), r["studies"], r["best"], r["unit"], *(_ratio(r) if compared else ()))
         for r in tables.summary
@@ -94,8 +94,7 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
 
 
 def _ratio(row: Row) -> tuple[Cell, ...]:
-    verdict = "" if row["ratio"] is None else "yes" if row["significant"] else "no"
-    return row["ratio"], row["ratio_low"], row["ratio_high"], verdict
+    return row["ratio"], row["ratio_low"], row["ratio_high"], verdict_of(row)
 
 
 def _paper(tables: Tables) -> Iterator[Block]:

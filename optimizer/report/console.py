@@ -57,7 +57,7 @@ _NOISE = 0.01  # smaller relative differences are noise of the machine
 _CHANGE = 0.05  # a difference between two blocks of runs that is more than noise
 _PIPE_WIDTH = 110
 _LABEL = 12  # width of the labels before the lines of the answer
-_NUMBER = re.compile(r"[0-9]+")
+_NUMBER = re.compile(r"[0-9]+( of [0-9]+)?$")  # at the end: what only counts on
 _EVERY_S = 5.0
 
 
@@ -436,6 +436,8 @@ def _evidence(result: Result) -> list[str]:
         if other is not None and verdict.reference[1] != verdict.best:
             text += f" (“{verdict.reference[0]}”: {other * 1e3:.3g} ms)"
         found.append(text)
+    if not result.exhausted and result.history.known.keys() <= {p.digest for p in result.baselines.values()}:
+        found.append("the whole budget went into baselines: give a larger --budget for proposed plans")
     if verdict.left_out and not result.predicted:
         plans, were = plural(verdict.left_out, "more plan"), "was" if verdict.left_out == 1 else "were"
         found.append(f"{plans} within {percent(REACH)} of the best {were} not measured again")
@@ -450,7 +452,7 @@ def _bound(result: Result) -> str:
     least = f"{bounds.space_s * 1e3:.4g} {result.objective.shown}"
     model = "this cost model" if bounds.own else "the operators' profiled times"
     if gap < -_NOISE:
-        text = f"the optimum of this space by {model}, {least}, is at least {percent(-gap, 1)} too large"
+        text = f"the optimum of this space by {model}, {least}, is at least {percent(-gap / (1.0 + gap), 1)} too large"
     elif gap >= _NOISE:
         most, at_least = ("", "") if bounds.proven else ("at most ", " at least")
         than = f"{most}{percent(gap, 1)} {result.objective.larger} than the optimum of this space"

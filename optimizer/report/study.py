@@ -178,7 +178,7 @@ def _bound(result: dict[str, Any]) -> Iterator[Block]:
     unit = objective_of(result).shown
     text = f"Lower bound for plans of this space by {whose}: {bound:.4g} {unit}; "
     if gap < -1e-3:
-        text += f"the plan is {percent(-gap, 1)} below it, so it is too large by at least as much."
+        text += f"the plan is below it, so it is at least {percent(-gap / (1.0 + gap), 1)} too large."
     elif gap < 1e-3:
         text += "the plan reaches it." if more.get("proven") is not False else "the plan reaches it, within 0.1 %."
     else:
@@ -232,7 +232,10 @@ def _workload(result: Mapping[str, Any]) -> Iterator[Block]:
     if result.get("predicted"):
         yield Text(f"{head} predicted.")
     else:
-        yield Text(f"{head} medians of the final comparison; the last column is the simulator's prediction.")
+        source = (
+            "of the final comparison, or of the search, scaled to it; the last column is the simulator's prediction"
+        )
+        yield Text(f"{head} {source}.")
         figures.append(Column(f"predicted, {objective.shown}", ".4g"))
         expected = ((entry.get("predicted") or {}).get("objective") for entry in outcomes.values())
         rows = [(*row, value) for row, value in zip(rows, expected, strict=True)]

@@ -385,7 +385,9 @@ def _plain(value: object) -> object:
 
 
 @contextmanager
-def sharing(config: StudyConfig, model_digest: str, processors: Sequence[str]) -> Iterator[SharedStudy | None]:
+def sharing(
+    config: StudyConfig, model_digest: str, inputs_digest: str, processors: Sequence[str]
+) -> Iterator[SharedStudy | None]:
     """Yield the shared study, which is begun if it is new; None if the study is not shared.
 
     Raises:
@@ -399,7 +401,7 @@ def sharing(config: StudyConfig, model_digest: str, processors: Sequence[str]) -
     worker = f"{host.node()}-{os.getpid()}-{secrets.token_hex(4)}"
     shared = SharedStudy(storage, str(config.study), worker, config.heartbeat, objectives=len(config.objective))
     try:
-        mine = _settings(config, model_digest, processors)
+        mine = _settings(config, model_digest, inputs_digest, processors)
         there = checked_settings(shared.fact(SETTINGS, lambda: mine), str(config.study))["agreed"]
         for name, value in mine["agreed"].items():
             if there.get(name) != value:
@@ -418,10 +420,15 @@ def _words(value: object) -> str:
     return (", ".join(map(str, value)) or "not given") if isinstance(value, list) else str(value)
 
 
-def _settings(config: StudyConfig, model_digest: str, processors: Sequence[str]) -> dict[str, Any]:
+def _settings(config: StudyConfig, model_digest: str, inputs_digest: str, processors: Sequence[str]) -> dict[str, Any]:
     settings = config.model_dump(mode="json", exclude_unset=True)
     agreed = {name: config.model_dump(mode="json")[name] for name in _AGREED}
     return {
         "config": {name: value for name, value in settings.items() if name not in _OWN},
-        "agreed": {**agreed, "model_digest": model_digest, "measured_on": sorted(processors)},
+        "agreed": {
+            **agreed,
+            "model_digest": model_digest,
+            "inputs_digest": inputs_digest,
+            "measured_on": sorted(processors),
+        },
     }

@@ -117,7 +117,7 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
     processors = [f"{p.name} ({p.like})" for p in subject.processors]
     fingerprint = {"evaluator": config.evaluator, "platform": subject.platform.to_json()}
     with (
-        sharing(config, subject.digest, processors) as shared,
+        sharing(config, subject.digest, subject.inputs_digest, processors) as shared,
         RunFolder.create_or_resume(
             config,
             model_digest=subject.digest,

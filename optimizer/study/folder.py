@@ -93,7 +93,7 @@ class RunFolder:
         path, study = _place(config)
         settings = config.model_dump(mode="json") | {"objective": ",".join(config.objective)}
         kept = {name: settings[name] for name in _FIXED}
-        digests = {"model_digest": model_digest, **({"inputs_digest": inputs_digest} if inputs_digest else {})}
+        digests = {"model_digest": model_digest, "inputs_digest": inputs_digest}
         fixed = {**digests, **kept, "measured_on": sorted(processors)}
         with disk_errors(path):
             _refuse_foreign(path)
@@ -332,7 +332,7 @@ def _difference(name: str, there: Any, here: Any) -> str:
     if name == "model_digest":
         return "it is of another model"
     if name == "inputs_digest":
-        return "the file of its --input had other content"
+        return "the file of its --input had other content" if there and here else "one of them has --input"
     if name == "measured_on":
         before, now = (
             [str(each).split(" (", maxsplit=1)[0] for each in names] if isinstance(names, Sequence) else []

@@ -129,7 +129,7 @@ class Result:
         if standing is not None and standing.errors is not None:
             far = math.exp(1.96 * math.hypot(*standing.errors))
             return samples.median / far, samples.median * far
-        if standing is not None and self.verdict.final.exact:
+        if self.verdict.final.exact:
             return samples.median, samples.median
         low, high = samples.ci95
         if standing is not None:  # turns of one instance are not independent: use the rounds

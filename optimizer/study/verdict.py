@@ -470,14 +470,21 @@ def _open(final: Final, best: int, rival: int, name: str, stages: int) -> str:
     )
 
 
+def shown_scale(verdict: Verdict | None, trial: Trial) -> float:
+    """Return the factor from a figure of the search to the state of the machine in the final; counts have none."""
+    if verdict is not None and verdict.final.exact:
+        return 1.0
+    cold = trial.measurement.cold if trial.measurement is not None else 1.0
+    return (verdict.scale / trial.speed if verdict is not None else 1.0) / cold
+
+
 def shown_samples(verdict: Verdict | None, trial: Trial | None, plan: Plan) -> Samples | None:
     """Return the samples to report of a plan: the final's, or the search's scaled to the final."""
     if verdict is not None and (standing := verdict.standing(plan)) is not None:
         return standing.samples
     if trial is None or trial.measurement is None:
         return None
-    samples = trial.measurement.latency_s
-    scale = (verdict.scale / trial.speed if verdict is not None else 1.0) / trial.measurement.cold
+    samples, scale = trial.measurement.latency_s, shown_scale(verdict, trial)
     if scale == 1.0:
         return samples
     return Samples(tuple(value * scale for value in samples.values_s), samples.conditions)

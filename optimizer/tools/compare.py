@@ -40,6 +40,7 @@ class _Source:
         processes: of the instances that run.
         queued_s: how long these have waited for measurements of other studies.
         predicted: the platform that the plan is predicted for; "" if it runs.
+        objective: of several models, what a run returns.
         accelerators: kinds of those that the plan loads.
     """
 
@@ -49,6 +50,7 @@ class _Source:
     processes: Callable[[], list[int]] = list
     queued_s: Callable[[], float] = float
     predicted: str = ""
+    objective: str = "mean"
     accelerators: frozenset[str] = frozenset()
 
 
@@ -104,6 +106,11 @@ def compare_runs(
         if one.content != other.content and one.interface != other.interface:
             names = " and ".join(source.interface[0] for source in (one, other))
             raise RunFolderError(f"the two runs are of different models ({names})", "compare runs of one model")
+        if one.objective != other.objective:
+            objectives = f"{one.objective} and {other.objective}"
+            raise RunFolderError(
+                f"the two runs have different objectives ({objectives})", "compare runs of one objective"
+            )
         if bool(one.predicted) != bool(other.predicted):
             raise RunFolderError(
                 f"the plan of {first if one.predicted else second} is predicted, the other one measured",
@@ -194,7 +201,11 @@ def _source(path: Path, stack: ExitStack, custom_ops: Sequence[str]) -> _Source:
         names = ", ".join(component.name for component in joined.components)
         load_hosted = partial(hosted.session.load, joined.graph, hosted.plan, fresh=True)
         return _Source(
-            (names,), names, load_hosted, predicted=hosted.problem.platform.name if is_predicted(run) else ""
+            (names,),
+            names,
+            load_hosted,
+            predicted=hosted.problem.platform.name if is_predicted(run) else "",
+            objective=hosted.problem.objective,
         )
     found = stack.enter_context(reloaded(run))
     content = found.graph.source.content_digest() if found.graph.source is not None else ""

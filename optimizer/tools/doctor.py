@@ -136,7 +136,8 @@ def render(diagnosis: Diagnosis) -> str:
     width = max(len(finding.name) for finding in diagnosis.findings)
     lines, wide = [], make_console().width
     for finding in diagnosis.findings:
-        sign = "×" if finding.blocks else "!" if finding.problem else "✓"
+        absent = "–" if finding.value == "none" or finding.value.startswith("none: ") else "✓"
+        sign = "×" if finding.blocks else "!" if finding.problem else absent
         starts = {f"{sign} {finding.name:{width}}  ": finding.value, "": finding.problem, "→ ": finding.advice}
         for start, text in starts.items():
             first = start if start.startswith(sign) else f"  {'':{width}}  {start}"

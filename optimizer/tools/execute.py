@@ -21,7 +21,7 @@ from evaluators.registry import make_evaluator
 from evaluators.samples import Measurement
 from evaluators.sampling import SamplingPolicy, measure
 from evaluators.workload.host import WorkloadSession, came_of
-from evaluators.workload.outcome import Outcome, median_figures
+from evaluators.workload.outcome import Outcome, typical_figures
 from optimizer.devices import choose_model_and_platform
 from optimizer.report.console import interval_ms
 from optimizer.report.data import read_result
@@ -225,9 +225,9 @@ def _workload_text(
         more: fields of the JSON document: why instances failed, and the check of ``outputs``.
     """
     document: dict[str, Any] = {"schema_version": 1, "workload": name, "runs": len(outcomes)}
-    medians = median_figures([o.to_json() for o in outcomes])
-    document |= {key: medians[key] for key in _FIGURES}
-    document |= {"instances_ms": dict(zip(names, medians["instances_ms"], strict=True)), **more}
+    figures = typical_figures([o.to_json() for o in outcomes])
+    document |= {key: figures[key] for key in _FIGURES}
+    document |= {"instances_ms": dict(zip(names, figures["instances_ms"], strict=True)), **more}
     if as_json:
         return json.dumps(document, indent=2)
     latency = (

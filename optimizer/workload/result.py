@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from evaluators.workload.outcome import Outcome
+from evaluators.workload.outcome import TIMES, Outcome
 from optimizer.study.result import Result
+from optimizer.study.verdict import shown_scale
 from search_spaces.core.decoded_plan import jobs_of
+from search_spaces.core.errors import RunFolderError
 from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Plan
 from search_spaces.core.workload import Workload
-
-_TIMES = ("mean_ms", "worst_ms", "longest_ms", "makespan_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class WorkloadResult(Result):
     def outcomes(self) -> dict[str, dict[str, Any]]:
         """Return each model's own figures under the recommended plan and each baseline that was measured; {} before.
 
-        They are medians of the final's runs, or else of the search's, scaled to the machine's state in the final.
+        They are of the final's runs, or else of the search's, scaled to the machine's state in the final.
         """
         if self.verdict is None:
             return {}
@@ -44,18 +44,25 @@ class WorkloadResult(Result):
             measured = standing or (trial.measurement if trial is not None else None)
             samples = self.samples(plan)
             if measured is not None and samples is not None and measured.outcome:
-                found[name] = self._figures(plan, measured.outcome, samples.median)
+                scale = shown_scale(self.verdict, trial) if standing is None and trial is not None else 1.0
+                found[name] = self._figures(plan, measured.outcome, samples.median, scale)
         return found
 
-    def _figures(self, plan: Plan, medians: Mapping[str, Any], value_s: float) -> dict[str, Any]:
-        """Return medians of runs of a plan, scaled to the verdict's value of the objective."""
-        value_ms = {**medians, "throughput_ms": 1e3 / medians["throughput_per_s"]}.get(f"{self.objective.name}_ms")
-        scale = value_s * 1e3 / value_ms if value_ms else 1.0
-        found = {key: value * scale if key in _TIMES and value is not None else value for key, value in medians.items()}
+    def _figures(self, plan: Plan, typical: Mapping[str, Any], value_s: float, scale: float) -> dict[str, Any]:
+        """Return figures of runs of a plan, scaled to the verdict's value of the objective; by ``scale`` without one.
+
+        Raises:
+            RunFolderError: the log has figures of another number of models.
+        """
+        value_ms = {**typical, "throughput_ms": 1e3 / typical["throughput_per_s"]}.get(f"{self.objective.name}_ms")
+        scale = value_s * 1e3 / value_ms if value_ms else scale
+        found = {key: value * scale if key in TIMES and value is not None else value for key, value in typical.items()}
         found["throughput_per_s"] /= scale
         names = [i.name for i in self.workload.instances]
-        each = zip(jobs_of(plan, self.joined), medians["instances_ms"], strict=True)
-        found["instances_ms"] = {names[k]: ms * scale for k, ms in each}
+        order = list(jobs_of(plan, self.joined))
+        if len(order) != len(typical["instances_ms"]):
+            raise RunFolderError("the log is damaged: a run of several models has figures of another number of models")
+        found["instances_ms"] = {names[k]: ms * scale for k, ms in zip(order, typical["instances_ms"], strict=True)}
         if plan.digest in self.predictions:
             run, predicted = self.predictions[plan.digest]
             found["predicted"] = {

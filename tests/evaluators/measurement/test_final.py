@@ -215,6 +215,38 @@ def test_counts_repeat_though_they_are_no_predictions() -> None:
     assert not run_final(loads, replace(POLICY, max_s=0.5), np.random.default_rng(0), computed=False).exact
 
 
+def test_a_call_that_takes_long_does_not_shorten_turns() -> None:
+    """As of a board far away: runs of 2 ms, each call takes 20 ms, and the first run of a call is slow."""
+    calls: list[int] = []
+
+    @dataclass
+    class Far(Throttling):
+        def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+            time.sleep(0.02)
+            calls.append(n)
+            batch = super().run(n, stop_above_s)
+            return replace(batch, latency_s=batch.latency_s * np.where(np.arange(n) == 0, 1.5, 1.0))
+
+    loads = [partial(Far, seconds, [9]) for seconds in (0.002, 0.0021)]
+    found = run_final(loads, replace(POLICY, max_s=2.0), np.random.default_rng(0), computed=False)
+    medians = [s.samples.median if s.samples else 0.0 for s in found.standings]
+    assert medians == pytest.approx([0.002, 0.0021])
+    assert max(calls) >= 10
+
+
+def test_a_run_that_takes_longer_than_its_figure_is_a_turn() -> None:
+    calls: list[int] = []
+
+    @dataclass
+    class Long(Throttling):
+        def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+            calls.append(n)
+            return replace(super().run(n, stop_above_s), run_s=1.0)
+
+    run_final([partial(Long, s, [9]) for s in (0.001, 0.002)], POLICY, np.random.default_rng(0), computed=False)
+    assert set(calls) == {1}
+
+
 def test_what_came_of_requests_is_told_of_each_plan() -> None:
     loads = [partial(Counted, seconds, [9]) for seconds in (0.02, 0.01)]
     found = run_final(loads, POLICY, np.random.default_rng(0))
@@ -363,7 +395,8 @@ def spend(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     def pass_by(seconds: float) -> None:
         now_s[0] += seconds
 
-    monkeypatch.setattr("evaluators.measurement.final.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    clocks = dict.fromkeys(("monotonic", "process_time"), lambda: now_s[0])
+    monkeypatch.setattr("evaluators.measurement.final.time", SimpleNamespace(**clocks))
     return pass_by
 
 
@@ -483,7 +516,7 @@ def test_what_instances_take_tells_how_many_are_kept(instance_nbytes: int, kept:
         keep_nbytes=4 << 30, max_s=4.0, disturbed_s=0.0, min_rounds=6, max_rounds=6, turn_s=0.002, settle_s=0.0
     )
     loads = [large(i) for i in range(4)]
-    found = run_final(loads, policy, rng, watched=lambda _: range(4), free_nbytes=lambda: memory[0])
+    found = run_final(loads, policy, rng, watched=lambda _: range(4), computed=False, free_nbytes=lambda: memory[0])
     if kept:
         assert max(built) <= 3  # anew in the first round, then two that are kept
     else:

@@ -38,10 +38,19 @@ def process_of(candidate_processor: str, session: LitertWorkload) -> int:
     return number
 
 
-def later(action: object, delay_s: float) -> threading.Timer:
-    timer = threading.Timer(delay_s, action)  # type: ignore[arg-type]
-    timer.start()
-    return timer
+def signalled_once_it_works(process: int, how: signal.Signals) -> None:
+    """Send a process a signal as soon as it has worked for some hundredths of a second from now on."""
+
+    def ticks() -> int:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+
+    def send(before: int) -> None:
+        while ticks() < before + 0.05 * os.sysconf("SC_CLK_TCK"):
+            time.sleep(0.001)
+        os.kill(process, how)
+
+    threading.Thread(target=send, args=[ticks()], daemon=True).start()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
@@ -60,7 +69,7 @@ def test_a_model_that_crashes_or_hangs_does_not_stop_the_others(
         with closing(session.load(space.joined.graph, plan)) as candidate:
             candidate.executor.run()
             assert not candidate.executor.failures
-            later(lambda: os.kill(process_of(names[2], session), how), 0.05)
+            signalled_once_it_works(process_of(names[2], session), how)
             begin_s = time.monotonic()
             found = candidate.executor.run()
             assert time.monotonic() - begin_s < 30.0
