@@ -15,7 +15,9 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command line has it; numpy reads it when it is imported
 
 from evaluators.measurement import final
+from evaluators.measurement.final import FinalPolicy
 from optimizer.study import course
+from optimizer.tools import compare
 from search_spaces.core.graph import Graph
 from search_spaces.models import load
 from search_spaces.models.cache import ENVIRONMENT
@@ -67,6 +69,8 @@ def _decided() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(final, "UNDECIDED", math.inf)
         patch.setattr(course, "_DISTURBED_S", 0.0)
+        patch.setattr(course, "_FINAL_S", 8.0)
+        patch.setattr(compare, "_POLICY", FinalPolicy(max_s=6.0, disturbed_s=0.0))
         yield
 
 
