@@ -1034,7 +1034,7 @@ class _Runner:
         best = table.fastest(seen)
         if len(self._levels) >= 2:  # computed anew: a plan that was disturbed in its first rounds may return
             self._racing = {i for i in seen if table.effect(i, best) <= table.half(i, best)}
-        known = self._final({})
+        known = self._final()
         alive = {i for i in seen if len(self._failures[i]) < 2}
         watched = {i for i in self._watched(known) if i in alive and not self._settled(table, i, best)}
         again = {i for i in self._running if not self._seen(i) and len(self._failures[i]) == 1}
@@ -1073,12 +1073,16 @@ class _Runner:
 
     def _open(self, racing: Iterable[int]) -> bool:
         """Return whether the final would end undecided."""
-        known = self._final({})
+        known = self._final()
         chosen = self._recommended(known) if self._recommended is not None else known.fastest
         return any(known.may_lose(chosen, i) for i in racing if i in known.measured)
 
-    def _final(self, under: dict[str, Any]) -> Final:
-        """Return the result, scaled to the speed of the machine in which the fastest plan was measured."""
+    def _final(self, under: dict[str, Any] | None = None) -> Final:
+        """Return the result, scaled to the speed of the machine in which the fastest plan was measured.
+
+        Args:
+            under: the conditions, at the end; before, what no decision depends on is left out.
+        """
         table = self._levels_table()
         measured = [i for i in range(len(self._loads)) if self._seen(i)]
         standings = [
@@ -1094,14 +1098,14 @@ class _Runner:
             logs = logs + state + table.effect(i, best) - float(np.median(logs))
             levels = tuple(None if not np.isfinite(v) else float(v) for v in table.table[:, i])
             standings[i] = Standing(
-                Samples(tuple(map(float, np.exp(logs))), under),
+                Samples(tuple(map(float, np.exp(logs))), under or {}),
                 levels,
                 tuple(float(s) for s in np.median(np.concatenate(self._stages[i]), axis=0)),
                 self._failures[i][-1] if len(self._failures[i]) >= 2 else "",
                 tuple(map(float, self._errors[i])) if i in self._errors else None,
                 self._instances.get(i, 0),
                 tuple(used.get(i) for used in self._used) if i in self._instances else (),
-                typical_figures(self._outcomes[i]),
+                typical_figures(self._outcomes[i]) if under is not None else {},
             )
         racing = tuple(sorted(i for i in self._racing if self._seen(i) and i in self._running))
         total, repeated = self._filter.total, self._filter.repeated

@@ -73,7 +73,7 @@ class WorkloadPricing(Pricing):
         """The objective of the session's runs: this one, or ``mean`` where this one is computed from outcomes."""
         return _OF_RUNS.get(self.objective.name, "mean")
 
-    def batch(
+    def _batch(
         self,
         plan: Plan,
         candidate: Candidate,
@@ -88,7 +88,6 @@ class WorkloadPricing(Pricing):
         """
         values: list[float] = []
         stages: list[NDArray[np.float64]] = []
-        begin_s = time.monotonic()
         while True:
             before_j = self.meter.joules() if self.meter is not None else 0.0
             last = candidate.run(1)
@@ -104,8 +103,7 @@ class WorkloadPricing(Pricing):
             if len(values) == n or value > stop_above:
                 break
         errors = None if self.objective.name == "memory" else last.errors
-        run_s = (time.monotonic() - begin_s) / len(values)
-        return Batch(np.array(values), np.array(stages), last.timeline, errors, outcome, run_s)
+        return Batch(np.array(values), np.array(stages), last.timeline, errors, outcome)
 
     def _shares(self, outcome: Outcome, stages: int) -> NDArray[np.float64]:
         """Return the contribution of each stage to an objective that is a sum, per request."""

@@ -155,15 +155,12 @@ def read_figures(found: Any) -> dict[str, Any]:
     """
     if not found:
         return {}
-    figures: dict[str, Any] = {key: float(found[key]) for key in (*TIMES, "throughput_per_s") if found[key] is not None}
-    figures["instances_ms"] = [float(ms) for ms in found["instances_ms"]]
-    times = [*(value for key, value in figures.items() if key != "instances_ms"), *figures["instances_ms"]]
-    if not (figures["instances_ms"] and all(0.0 < value < math.inf for value in times)):
+    keys = [key for key in (*TIMES, "throughput_per_s") if key != "longest_ms" or found[key] is not None]
+    times, instances = {key: float(found[key]) for key in keys}, [float(ms) for ms in found["instances_ms"]]
+    if not (instances and all(0.0 < value < math.inf for value in (*times.values(), *instances))):
         raise ValueError("a figure of a run of several models is no positive number")
-    if figures.keys() != {*TIMES, "throughput_per_s", "instances_ms"} - ({"longest_ms"} - figures.keys()):
-        raise ValueError("figures of a run of several models are missing")
-    figures.setdefault("longest_ms", None)
-    return figures | {key: int(found[key]) for key in ("requests", "answered", "rejected", "misses")}
+    counts = {key: int(found[key]) for key in ("requests", "answered", "rejected", "misses")}
+    return {"longest_ms": None, **times, "instances_ms": instances, **counts}
 
 
 def outcome(scheduler: Scheduler, stages: Sequence[Sequence[int]], processors: Sequence[str]) -> Outcome:

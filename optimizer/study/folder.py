@@ -332,7 +332,8 @@ def _difference(name: str, there: Any, here: Any) -> str:
     if name == "model_digest":
         return "it is of another model"
     if name == "inputs_digest":
-        return "the file of its --input had other content" if there and here else "one of them has --input"
+        begun = f"it was begun with{'' if there else 'out'} --input"
+        return "the file of its --input had other content" if there and here else begun
     if name == "measured_on":
         before, now = (
             [str(each).split(" (", maxsplit=1)[0] for each in names] if isinstance(names, Sequence) else []

@@ -73,11 +73,13 @@ class _FromFiles(Candidate):
 def _measure_workload(runner: WorkloadRunner, n: int, stop_above_s: float) -> Batch:
     """Return the mean latency of the models in each of some runs."""
     values: list[float] = []
-    while len(values) < n and not (values and values[-1] > stop_above_s):
-        values.append(runner.run().value_s("mean"))
+    while True:
+        last = runner.run()
+        values.append(last.value_s("mean"))
         if runner.failures:
             raise UnavailableError(next(iter(runner.failures.values())))
-    return Batch(np.array(values), np.array(values)[:, None])
+        if len(values) == n or values[-1] > stop_above_s:
+            return Batch(np.array(values), np.array(values)[:, None], outcome=last, run_s=last.makespan_s)
 
 
 def compare_runs(

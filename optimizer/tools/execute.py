@@ -218,7 +218,7 @@ def _runs(once: Callable[[], Outcome]) -> list[Outcome]:
 def _workload_text(
     name: str, names: Sequence[str], outcomes: Sequence[Outcome], more: Mapping[str, Any], *, as_json: bool
 ) -> str:
-    """Return what to print of some runs of a workload: medians over the runs.
+    """Return what to print of some runs of a workload, by their typical figures.
 
     Args:
         names: of the instances, in the order in which they go first.

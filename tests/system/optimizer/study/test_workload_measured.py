@@ -21,6 +21,6 @@ def test_each_models_figures_are_of_the_runs_that_decided(
     for name, entry in outcomes.items():
         plan = found["best"] if name == "best" else found["baselines"][name]
         assert entry["mean_ms"] == pytest.approx(plan["latency_ms"]["median"])
-        assert sum(entry["instances_ms"].values()) / 2 == pytest.approx(entry["mean_ms"], rel=0.5)
+        assert sum(entry["instances_ms"].values()) / 2 == pytest.approx(entry["mean_ms"])  # of the same runs
         assert entry["predicted"]["objective"] > 0
     assert found["best"]["slower_than_best"]["ratio"] == 1.0
