@@ -1,7 +1,8 @@
 """Four indicators that may explain latency as a network gets wider (seed 004).
 
-For each, the share of the variance of measured latencies that a straight line explains. Cache accesses are estimates
-from sizes, not counts of hardware counters, and are named so.
+For each, the share of the variance of measured latencies that a straight line explains, and how wrong a line through
+work alone, or through work and memory accesses, is about networks that it was not fitted to. Cache accesses are
+estimates from sizes, not counts of hardware counters, and are named so.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
 
 from evaluators.cost_model.features import OperatorFeatures, operator_features
 from search_spaces.core.errors import ProfileError
@@ -20,6 +23,8 @@ from search_spaces.core.intensity import parameter_total
 _ROWS, _COLUMNS = 6, 16  # of a register tile, in which each loaded element is reused
 _WORD = 4
 LEAST_MODELS = 4
+_RESAMPLES = 2000
+_Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,56 @@ def explained(found: Sequence[Indicators], latency_s: Sequence[float]) -> dict[s
     Raises:
         ProfileError: there are too few models, or a latency is not positive and finite.
     """
+    tables, latency = _tables(found, latency_s)
+    return {name: round(_r_squared(table, latency), 4) for name, table in tables.items()}
+
+
+def left_out_errors(
+    found: Sequence[Indicators], latency_s: Sequence[float], groups: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """Return how wrong lines through FLOPs, and through FLOPs and memory accesses, are about groups that they lack.
+
+    A line has an intercept and no negative coefficient, and the squares of its relative errors are least.
+
+    Args:
+        found: the indicators of models.
+        latency_s: their latencies.
+        groups: of each model, as its family; a group's latencies are predicted from all the others'.
+
+    Returns:
+        For ``flops`` and ``flops_and_memory``, relative errors: their ``median`` and 90th percentile ``p90``, each
+        with ``_low`` and ``_high`` of its 95 % interval (models drawn again); nothing where a group has no other.
+
+    Raises:
+        ProfileError: there are too few models, or a latency is not positive and finite.
+    """
+    tables, latency = _tables(found, latency_s)
+    every = np.array(groups)
+    if len(set(groups)) < 2:
+        return {}
+    again = np.random.default_rng(0).integers(0, len(latency), (_RESAMPLES, len(latency)))
+    errors = {}
+    for name in ("flops", "flops_and_memory"):
+        design = _design(tables[name])
+        wrong = np.empty(len(latency))
+        for group in dict.fromkeys(groups):
+            own = every == group
+            line, _ = nnls(design[~own] / latency[~own, None], np.ones(int((~own).sum())))
+            wrong[own] = np.abs(design[own] @ line / latency[own] - 1.0)
+        errors[name] = _spread(wrong, again)
+    return errors
+
+
+def _spread(wrong: _Array, again: NDArray[np.int64]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, share in (("median", 0.5), ("p90", 0.9)):
+        low, high = np.quantile(np.quantile(wrong[again], share, axis=1), (0.025, 0.975))
+        found |= {name: float(np.quantile(wrong, share)), f"{name}_low": low, f"{name}_high": high}
+    return {name: round(float(value), 4) for name, value in found.items()}
+
+
+def _tables(found: Sequence[Indicators], latency_s: Sequence[float]) -> tuple[dict[str, _Array], _Array]:
+    """Return the columns of each line, ``(models, indicators)``, and the latencies."""
     latency = np.asarray(latency_s, dtype=np.float64)
     if len(found) != len(latency) or len(found) < LEAST_MODELS:
         raise ProfileError(
@@ -82,13 +137,17 @@ def explained(found: Sequence[Indicators], latency_s: Sequence[float]) -> dict[s
     if not np.all(np.isfinite(latency) & (latency > 0)):
         raise ProfileError("a latency is not a positive number", "measure it again")
     rows: list[dict[str, Any]] = [asdict(one) for one in found]
-    named = {name: np.array([[row[name]] for row in rows]) for name in rows[0]}
+    named = {name: np.array([[row[name]] for row in rows], dtype=np.float64) for name in rows[0]}
     named["flops_and_memory"] = np.hstack([named["flops"], named["memory_accesses_estimate"]])
-    return {name: round(_r_squared(table, latency), 4) for name, table in named.items()}
+    return named, latency
 
 
-def _r_squared(table: Any, values: Any) -> float:
-    design = np.hstack([table / table.max(axis=0), np.ones((len(values), 1))])
+def _design(table: _Array) -> _Array:
+    return np.hstack([table / table.max(axis=0), np.ones((len(table), 1))])
+
+
+def _r_squared(table: _Array, values: _Array) -> float:
+    design = _design(table)
     fitted, *_ = np.linalg.lstsq(design, values, rcond=None)
     left = values - design @ fitted
     total = float(((values - values.mean()) ** 2).sum())

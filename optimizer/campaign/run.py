@@ -69,6 +69,7 @@ class CampaignRun:
         folder: the campaign's folder.
         states: one for each study, in the order of the file.
         interrupted: whether Ctrl-C or SIGTERM ended it.
+        begun: where and when it was begun, and which other machines resumed it.
     """
 
     file: CampaignFile
@@ -76,7 +77,7 @@ class CampaignRun:
     states: list[State]
     command: Sequence[str] = ()
     interrupted: bool = False
-    begun: dict[str, Any] = field(default_factory=provenance)
+    begun: Mapping[str, Any] = field(default_factory=provenance)
 
     @property
     def exit_code(self) -> int:
@@ -130,8 +131,8 @@ def opened(
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunFolderError(f"{folder}: another process runs this campaign", "wait for it") from None
-        _check_state(folder, file.campaign.name)
-        run = CampaignRun(file, folder, [State(p) for p in studies], command)
+        begun = _begun(_earlier(folder, file.campaign.name))
+        run = CampaignRun(file, folder, [State(p) for p in studies], command, begun=begun)
         write_atomic(folder / "campaign.yaml", read_bounded(file.path))
         run.save()
         yield run
@@ -254,16 +255,33 @@ def _check_jobs(run: CampaignRun) -> None:
             )
 
 
-def _check_state(folder: Path, name: str) -> None:
-    """Raise where the folder is that of another campaign, or a newer version wrote it; a damaged state is replaced."""
+def _earlier(folder: Path, name: str) -> Mapping[str, Any]:
+    """Return the state that a folder has, where it has one; a damaged one is replaced.
+
+    Raises:
+        RunFolderError: the folder is that of another campaign, or a newer version wrote it.
+    """
     if not (folder / STATE).exists():
-        return
+        return {}
     try:
-        there = str(read_state(folder, ("name",))["name"])
+        there = read_state(folder, ("name",))
     except DamagedStateError:
-        return
-    if there != name:
-        raise RunFolderError(f"{folder} holds another campaign, {there!r}", "give another --out")
+        return {}
+    if (found := str(there["name"])) != name:
+        raise RunFolderError(f"{folder} holds another campaign, {found!r}", "give another --out")
+    return there
+
+
+def _begun(earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """Return where and when a campaign was begun, and which other machines resumed it."""
+    here = provenance()
+    resumed = earlier.get("resumed_on", [])
+    if not isinstance(earlier.get("machine"), dict) or not isinstance(resumed, list):
+        return here
+    here_too = {name: here[name] for name in ("created_utc", "machine")}
+    known = [earlier["machine"], *(each.get("machine") for each in resumed if isinstance(each, dict))]
+    more = [] if here["machine"] in known else [here_too]
+    return {**{name: earlier.get(name) for name in here}, "resumed_on": [*resumed, *more]}
 
 
 def _summary_json(saved: Mapping[str, Any], tables: Tables, path: Path) -> dict[str, Any]:
@@ -271,6 +289,7 @@ def _summary_json(saved: Mapping[str, Any], tables: Tables, path: Path) -> dict[
     kept = ("schema_version", "name", "description", "created_utc", "product", "python", "packages", "machine")
     return {
         **{name: saved.get(name) for name in kept},
+        **({"resumed_on": saved["resumed_on"]} if saved.get("resumed_on") else {}),
         "command": shlex.join(["optimize", "run", str(path)]),
         "failed": {s["name"]: s["error"] for s in saved["studies"] if s["status"] == "failed"},
         "summary": tables.summary,

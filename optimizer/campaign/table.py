@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from evaluators.cost_model.indicators import LEAST_MODELS, Indicators, indicators
+from evaluators.cost_model.indicators import LEAST_MODELS, Indicators, indicators, left_out_errors
 from evaluators.cost_model.indicators import explained as explained_by
 from evaluators.cost_model.profile import find_profile
 from evaluators.objectives import LATENCY, Objective
@@ -41,7 +41,7 @@ class Tables:
         summary: a row for each cell of the matrix, over its seeds and repetitions.
         expected: published figures beside ours.
         indicators: work, weights and memory traffic of each model, with the latency of its best plan.
-        explained: R² of each indicator.
+        explained: R² of each indicator, and relative errors of models that were left out.
         missing: baselines that the campaign names and no study has.
         unreadable: study → why its folder could not be read.
     """
@@ -100,7 +100,7 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
         except OptimizeError as error:
             unreadable[study["name"]] = str(error)
             continue
-        if campaign.indicators and (row := _indicator_row(head, read, state.get("machine", {}))):
+        if campaign.indicators and (row := _indicator_row(head, read)):
             measured.append(row)
         results += [row for row in _plans(head, read.result) if not shown or row["plan"] in {"best", *shown}]
         curves += [
@@ -155,7 +155,7 @@ def write_tables(tables: Tables, folder: Path) -> str:
 def to_csv(rows: Sequence[Row]) -> str:
     """Return rows as CSV with a header; unknown values are empty, and text cannot become a spreadsheet formula."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
     writer.writeheader()
     writer.writerows({k: _cell(_scalar(v)) for k, v in row.items()} for row in rows)
     return text.getvalue()
@@ -316,17 +316,16 @@ def mean_excess(rows: Sequence[Row]) -> dict[str, list[float]]:
     }
 
 
-def _indicator_row(head: Mapping[str, Any], study: Study, machine: Mapping[str, Any]) -> Row | None:
+def _indicator_row(head: Mapping[str, Any], study: Study) -> Row | None:
     """Return the indicators of a study's model beside the latency of its best plan; None where there are none.
 
     Args:
         head: the study's axes.
-        machine: the campaign's machine, from its provenance.
     """
     latency = study.result["best"].get("latency_ms")
     if study.graph is None or latency is None:
         return None
-    cache_bytes = _cache_bytes(study, machine)
+    cache_bytes = _cache_bytes(study)
     return {
         **{axis: head[axis] for axis in ("study", "model", *GROUP)},
         "family": str(head["model"]).partition("@")[0],
@@ -337,7 +336,11 @@ def _indicator_row(head: Mapping[str, Any], study: Study, machine: Mapping[str, 
 
 
 def _explained_rows(rows: Sequence[Row]) -> Iterator[Row]:
-    """Return the R² of a straight line through each indicator: by device, of all models and of each family."""
+    """Return the R² of a straight line through each indicator: by device, of all models and of each family.
+
+    Beside it stand the relative errors of models that were left out: one after another in a family, or of a family
+    that the others predict.
+    """
     groups: dict[str, list[Row]] = {}
     for row in rows:
         for family in ("all", row["family"]):
@@ -346,12 +349,16 @@ def _explained_rows(rows: Sequence[Row]) -> Iterator[Row]:
         if len({row["model"] for row in each}) < LEAST_MODELS:
             continue
         found = [Indicators(**{name: row[name] for name in Indicators.__dataclass_fields__}) for row in each]
-        explained = explained_by(found, [row["latency_ms"] * 1e-3 for row in each])
-        yield {**dict(zip((*GROUP, "family"), json.loads(key), strict=True)), "models": len(each), **explained}
+        latency_s = [row["latency_ms"] * 1e-3 for row in each]
+        head = dict(zip((*GROUP, "family"), json.loads(key), strict=True))
+        left_out = [str(row["family" if head["family"] == "all" else "model"]) for row in each]
+        errors = left_out_errors(found, latency_s, left_out)
+        wrong = {f"{name}_error_{part}": value for name, parts in errors.items() for part, value in parts.items()}
+        yield {**head, "models": len(each), **explained_by(found, latency_s), **wrong}
 
 
-def _cache_bytes(study: Study, machine: Mapping[str, Any]) -> int:
-    """Return the first processor's cache bytes, by its profile, or a core's own cache, by the machine's provenance."""
+def _cache_bytes(study: Study) -> int:
+    """Return the first processor's cache bytes, by its profile, or those of a core where the study ran."""
     if study.result["evaluator"] == "cost-model":
         try:
             found = find_profile(str(study.config.get("platform")))
@@ -359,7 +366,7 @@ def _cache_bytes(study: Study, machine: Mapping[str, Any]) -> int:
             found = None
         known = found[0].processors.get(study.platform.processors[0].like) if found else None
         return known.cache_bytes if known else 0
-    return int(machine.get("own_cache_bytes") or 0)
+    return int((study.manifest.get("machine") or {}).get("own_cache_bytes") or 0)
 
 
 def named(value: object) -> str:

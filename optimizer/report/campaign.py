@@ -205,7 +205,33 @@ def _explained(tables: Tables) -> Iterator[Block]:
     )
     table = Table("How much of the variance of latency each explains", columns, rows)
     yield Figure("explained", _explained_plot(tables.explained), "R² of a straight line through each indicator.", table)
+    yield Text(
+        "A line that explains much of the variance may still be wrong about a network that it was not fitted to. Each "
+        "network of a family is predicted from the others of its family, and each family from the other families.",
+        "note",
+    )
+    yield _left_out(tables.explained)
     yield _indicators(tables.indicators)
+
+
+def _left_out(rows: Sequence[Row]) -> Table:
+    parts = [(name, part) for name in ("flops", "flops_and_memory") for part in ("median", "p90")]
+    shown = {"median": "median", "p90": "90th percentile"}
+    columns = headed("left out", *(f"{_INDICATORS[name]}: {shown[part]}, 95 %" for name, part in parts))
+    cells = tuple(
+        (
+            f"each family, {_where(r)}" if r["family"] == "all" else f"each of {_group(r)}",
+            *(_interval(r, f"{name}_error_{part}") for name, part in parts),
+        )
+        for r in rows
+        if "flops_error_median" in r
+    )
+    return Table("Errors about networks that were left out", columns, cells)
+
+
+def _interval(row: Row, name: str) -> str:
+    low, high = (percent(row[f"{name}_{end}"], 0).removesuffix(" %") for end in ("low", "high"))
+    return f"{percent(row[name], 0)} [{low}, {high}]"
 
 
 def _indicators(rows: Sequence[Row]) -> Table:

@@ -80,8 +80,11 @@ class Curve:
     seconds_each: float
 
 
-def run(found: Setup, sampler: StudySampler, budget: int, first: Plan | None) -> Curve:
-    """Run a study of ``budget`` different plans beside the baselines."""
+def run(found: Setup, sampler: StudySampler, budget: int, first: Plan | None, proposals: float = math.inf) -> Curve:
+    """Run a study of ``budget`` different plans beside the baselines, or of so many proposals where some are repeated.
+
+    A study that ends with fewer plans keeps its last best for the budgets that it did not reach.
+    """
     study, space = optuna.create_study(sampler=sampler), found.space
     distributions = dict(space.distributions())
     known: dict[str, Trial] = {}
@@ -89,7 +92,8 @@ def run(found: Setup, sampler: StudySampler, budget: int, first: Plan | None) ->
         study.enqueue_trial(space.encode(plan))
     best: list[float] = []
     best_s, spent_s, waiting = math.inf, 0.0, {p.digest for p in found.baselines}
-    while len(best) < budget:
+    number = 0
+    while len(best) < budget and number < proposals:
         begin = time.perf_counter()
         number = len(study.get_trials(deepcopy=False))
         sampler.begin(number)
@@ -111,7 +115,8 @@ def run(found: Setup, sampler: StudySampler, budget: int, first: Plan | None) ->
         spent_s += time.perf_counter() - begin
         if before is None and plan.digest not in waiting:
             best.append(best_s)
-    return Curve(tuple(best[b - 1] for b in BUDGETS if b <= len(best)), spent_s / budget)
+    best += [best_s] * (budget - len(best))
+    return Curve(tuple(best[b - 1] for b in BUDGETS if b <= budget), spent_s / budget)
 
 
 @lru_cache(maxsize=2)
@@ -119,7 +124,7 @@ def _setup(case: Case, number: int) -> Setup:
     return setup(case, number)
 
 
-def curve(case: Case, number: int, name: str, budget: int, partner: str) -> Curve:
+def curve(case: Case, number: int, name: str, budget: int, partner: str, proposals: float = math.inf) -> Curve:
     """Return what a sampler came to, by itself or started from the first plan of ``auto``."""
     quiet_optuna()
     found, plain = _setup(case, number), name.removesuffix(STARTED)
@@ -127,7 +132,7 @@ def curve(case: Case, number: int, name: str, budget: int, partner: str) -> Curv
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of optional packages
         sampler = _sampler(found, plain, seed, partner)
-        return run(found, sampler, budget, found.first if plain != name else None)
+        return run(found, sampler, budget, found.first if plain != name else None, proposals)
 
 
 def _sampler(found: Setup, name: str, seed: int, partner: str) -> StudySampler:
@@ -332,6 +337,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--samplers", default="")
     parser.add_argument("--budget", type=int, default=0)
+    parser.add_argument("--proposals", type=float, default=math.inf, help="that end a study, repeated plans included")
     parser.add_argument("--jobs", type=int, default=1, help="studies at once")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no study after that: run it again")
     parser.add_argument("--match", default="", help="only cases with this in their names")
@@ -360,7 +366,7 @@ def main() -> None:
     for ending, case, number, name in product(("", STARTED), cases, range(SEEDS), names):
         if not ending or name in GENERIC:
             partner = getattr(options, name) if name in {"hebo", "smac"} else ""
-            make = partial(curve, case, number, name + ending, budget, partner)
+            make = partial(curve, case, number, name + ending, budget, partner, options.proposals)
             wanted[_key(case, number, name + ending)] = make
     kept.get(wanted, options.jobs)
 

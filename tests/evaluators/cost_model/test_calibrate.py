@@ -18,7 +18,7 @@ from evaluators.cost_model.calibrate_profile import Fits, next_network
 from evaluators.cost_model.calibrate_time import MAPS, Bench, Timed, _convolutions, operator_seconds
 from evaluators.cost_model.features import OperatorFeatures, multiplies_matrices, operator_features, with_matrix_shares
 from evaluators.cost_model.fit import TimedModel, fit_processor
-from evaluators.cost_model.indicators import explained, indicators
+from evaluators.cost_model.indicators import explained, indicators, left_out_errors
 from evaluators.cost_model.kernels import Tile
 from evaluators.cost_model.profile import CostProfile, ProcessorProfile, from_json, read_profile, to_json
 from evaluators.testing import SyntheticEvaluator
@@ -365,6 +365,21 @@ def test_indicators_of_a_sweep_explain_what_they_make_up() -> None:
         explained(found, [float("nan")] * len(found))
     with fails(ProfileError):
         explained(found[:2], latency[:2])
+
+
+def test_a_law_predicts_the_families_that_it_was_not_fitted_to() -> None:
+    families = ["mobilenet_v1", "resnet50", "squeezenet1_1"]
+    names = [f"{family}@{width}/64" for family in families for width in (0.5, 1)]
+    found = [indicators(zoo.draft(name).graph(), 0) for name in names]
+    latency = [i.flops * 2e-11 + i.memory_accesses_estimate * 1e-9 + 1e-5 for i in found]
+    groups = [name.partition("@")[0] for name in names]
+    errors = left_out_errors(found, latency, groups)
+    assert errors["flops_and_memory"]["p90"] == pytest.approx(0.0, abs=1e-3)
+    assert errors["flops"]["median"] > 0.05
+    for each in errors.values():
+        assert each["median_low"] <= each["median"] <= each["median_high"]
+        assert each["median"] <= each["p90"] <= each["p90_high"]
+    assert left_out_errors(found, latency, ["one"] * len(found)) == {}
 
 
 def test_a_profile_of_another_version_is_reported() -> None:

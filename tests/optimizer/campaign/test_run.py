@@ -9,6 +9,7 @@ import pytest
 
 from optimizer.campaign.table import mean_excess, to_csv
 from optimizer.cli import main
+from optimizer.provenance import provenance
 from tests.support.campaign_files import MODEL, rows_of, written
 from tests.support.sentences import says
 
@@ -131,6 +132,10 @@ indicators: true
     assert [r["family"] for r in both] == ["all", "mobilenet_v1"]
     for row in both:
         assert 0.9 < float(row["flops"]) <= float(row["flops_and_memory"]) <= 1.0
+    alone, family = both  # there is no family that could predict the only one
+    assert alone["flops_error_median"] == ""
+    assert 0.0 <= float(family["flops_error_median"]) <= float(family["flops_error_p90"])
+    assert "| each of mobilenet\\_v1, cost-model" in (out / "report.md").read_text()
     assert "What explains latency" in (out / "report.md").read_text()
     kept = json.loads((out / "summary.json").read_text())
     assert kept["explained"][0]["models"] == 4
@@ -170,3 +175,22 @@ def test_curves_start_above_and_fall() -> None:
     ]
     assert mean_excess(rows) == {"a": [1.0, 0.0], "b": [0.5, 0.5, 0.25]}
     assert to_csv([{"a": None, "b": [1]}]) == "a,b\n,[1]\n"
+
+
+def test_a_campaign_that_is_resumed_elsewhere_says_where_it_was_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = written(tmp_path, BASIC), tmp_path / "out"
+    assert main(["run", str(path), "--out", str(out), "-q"]) == 0
+    first = json.loads((out / "summary.json").read_text())
+    assert "resumed_on" not in first
+    elsewhere = provenance() | {"machine": {"cpu": "another", "cores": 64}}
+    monkeypatch.setattr("optimizer.campaign.run.provenance", lambda: elsewhere)
+    for _ in range(2):  # the second adds nothing
+        assert main(["run", str(path), "--out", str(out), "-q"]) == 0
+        again = json.loads((out / "summary.json").read_text())
+        assert again["machine"] == first["machine"]
+        assert [each["machine"]["cpu"] for each in again["resumed_on"]] == ["another"]
+    damaged = json.loads((out / "campaign.json").read_text()) | {"machine": {"cpu": 3}, "resumed_on": 5}
+    (out / "campaign.json").write_text(json.dumps(damaged))
+    assert main(["run", str(path), "--out", str(out), "-q"]) == 0
