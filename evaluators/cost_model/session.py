@@ -21,7 +21,7 @@ from evaluators.simulated import Prediction, SimulatedSession
 from evaluators.workload.outcome import Objective
 from evaluators.workload.predicted import PredictedSession, WorkloadSimulator, hosted
 from evaluators.workload.simulate import JobCost
-from search_spaces.core.errors import UnavailableError
+from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Plan
@@ -57,10 +57,10 @@ class CostModelEvaluator(Evaluator):
         """Return the platform of the profile.
 
         Raises:
-            UnavailableError: no device was chosen.
+            UsageError: no device was chosen.
         """
         if self._platform is None:
-            raise UnavailableError("the cost model requires a profile of the device", _HINT)
+            raise UsageError("the cost model requires a profile of the device", _HINT)
         return self._platform
 
     def described(self, source: str | Path) -> Platform | None:

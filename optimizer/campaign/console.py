@@ -103,12 +103,12 @@ def dry_run(run: CampaignRun) -> dict[str, Any]:
     """Return a campaign's studies, their sizes and their expected seconds, without measuring."""
     studies: list[dict[str, Any]] = []
     for planned, status in ((state.planned, state.status) for state in run.states):
-        operators, plans, problem, seconds = None, None, "", 0.0
+        operators, plans, problem, seconds, exit_code = None, None, "", 0.0, 0
         budget = planned.config.budget
         try:
             operators, plans, here = _size(planned)
         except OptimizeError as error:
-            problem = str(error)
+            problem, exit_code = str(error), error.exit_code
         else:
             trials = min(budget, plans)
             measured_s = _REST_S + min(trials * _TRIAL_S, _MOST_TRIALS_S)
@@ -122,6 +122,7 @@ def dry_run(run: CampaignRun) -> dict[str, Any]:
                 "expected_s": 0.0 if status == "done" else seconds,
                 "state": "will fail" if problem else status,
                 "problem": problem,
+                "exit_code": exit_code,
             }
         )
     document = {"schema_version": 1, "name": run.file.campaign.name, "folder": str(run.folder), "studies": studies}

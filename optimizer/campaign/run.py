@@ -131,7 +131,8 @@ def opened(
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunFolderError(f"{folder}: another process runs this campaign", "wait for it") from None
-        begun = _begun(_earlier(folder, file.campaign.name))
+        missing = not all(is_finished(folder / planned.folder) for planned in studies)
+        begun = _begun(_earlier(folder, file.campaign.name), resumes=missing)
         run = CampaignRun(file, folder, [State(p) for p in studies], command, begun=begun)
         write_atomic(folder / "campaign.yaml", read_bounded(file.path))
         run.save()
@@ -272,7 +273,7 @@ def _earlier(folder: Path, name: str) -> Mapping[str, Any]:
     return there
 
 
-def _begun(earlier: Mapping[str, Any]) -> dict[str, Any]:
+def _begun(earlier: Mapping[str, Any], *, resumes: bool) -> dict[str, Any]:
     """Return where and when a campaign was begun, and which other machines resumed it."""
     here = provenance()
     resumed = earlier.get("resumed_on", [])
@@ -280,7 +281,7 @@ def _begun(earlier: Mapping[str, Any]) -> dict[str, Any]:
         return here
     here_too = {name: here[name] for name in ("created_utc", "machine")}
     known = [earlier["machine"], *(each.get("machine") for each in resumed if isinstance(each, dict))]
-    more = [] if here["machine"] in known else [here_too]
+    more = [here_too] if resumes and here["machine"] not in known else []
     return {**{name: earlier.get(name) for name in here}, "resumed_on": [*resumed, *more]}
 
 
@@ -291,6 +292,7 @@ def _summary_json(saved: Mapping[str, Any], tables: Tables, path: Path) -> dict[
         **{name: saved.get(name) for name in kept},
         **({"resumed_on": saved["resumed_on"]} if saved.get("resumed_on") else {}),
         "command": shlex.join(["optimize", "run", str(path)]),
+        "measured_on": tables.measured_on,
         "failed": {s["name"]: s["error"] for s in saved["studies"] if s["status"] == "failed"},
         "summary": tables.summary,
         "expected": tables.expected,
@@ -326,19 +328,20 @@ def run_file(options: argparse.Namespace, command: Sequence[str]) -> int:
             print(json.dumps(document, indent=2))
         else:
             make_console().print(render_dry_run(document), crop=False)
-        return 0
+        return next((s["exit_code"] for s in document["studies"] if s["exit_code"]), 0)
     with opened(file, studies, folder, command) as run:
         with ProgressCampaign(len(studies), quiet=options.quiet) as watcher:
             run_campaign(run, watcher, options.jobs, options.scheduler)
         saved = read_state(folder)
         tables = gather(folder, saved)
-        notes = [write_tables(tables, folder)]
-        notes += [
+        left_out = [write_tables(tables, folder)]
+        notes = [
             f"baseline {name!r} is in no study; optimize report of one lists what it has" for name in tables.missing
         ]
         write_json(folder / "summary.json", _summary_json(saved, tables, options.file))
         written = report(folder)
-        notes.append(written.without_png)
+        left_out.append(written.without_png)
+        notes.append("; ".join(filter(None, left_out)))
     if options.json:
         rows = {name: getattr(tables, name) for name in ("results", "summary", "expected", "indicators", "explained")}
         print(json.dumps({**saved, **rows}, indent=2))

@@ -44,6 +44,7 @@ class Tables:
         explained: R² of each indicator, and relative errors of models that were left out.
         missing: baselines that the campaign names and no study has.
         unreadable: study → why its folder could not be read.
+        measured_on: the processors that studies ran on, as ``gpu (NVIDIA H100 80GB HBM3:f16)``, or that they predict.
     """
 
     results: Sequence[Row]
@@ -54,6 +55,7 @@ class Tables:
     explained: Sequence[Row]
     missing: Sequence[str]
     unreadable: Mapping[str, str]
+    measured_on: Sequence[str]
 
 
 class DamagedStateError(RunFolderError):
@@ -84,6 +86,7 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
     curves: list[Row] = []
     unreadable: dict[str, str] = {}
     measured: list[Row] = []
+    processors: set[str] = set()
     campaign = Campaign.model_validate(state["campaign"])
     shown = set(campaign.baselines)
     for study in state["studies"]:
@@ -100,6 +103,8 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
         except OptimizeError as error:
             unreadable[study["name"]] = str(error)
             continue
+        ran_on = read.manifest["fixed"].get("measured_on")
+        processors |= set(map(str, ran_on if isinstance(ran_on, list) else []))
         if campaign.indicators and (row := _indicator_row(head, read)):
             measured.append(row)
         results += [row for row in _plans(head, read.result) if not shown or row["plan"] in {"best", *shown}]
@@ -117,7 +122,9 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
     expected = [_expected(e, results) for e in campaign.expect]
     explained = list(_explained_rows(measured))
     missing = sorted(shown - {row["plan"] for row in results}) if results else []
-    return Tables(results, curves, list(_summary(results)), expected, measured, explained, missing, unreadable)
+    return Tables(
+        results, curves, list(_summary(results)), expected, measured, explained, missing, unreadable, sorted(processors)
+    )
 
 
 def verdict_of(row: Row) -> str:
@@ -191,7 +198,7 @@ def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
                 "plan": name,
                 "stages": len(entry["plan"]["stages"]),
                 **_in_ms(objective, latency_ms=found.get("median"), ci_low_ms=low, ci_high_ms=high),
-                "samples": found.get("samples"),
+                "samples": None if found.get("source") == "predicted" else found.get("samples"),
                 "ratio_to_best_known": speedup.get("ratio"),
                 "ratio_low": ratio_low,
                 "ratio_high": ratio_high,

@@ -28,16 +28,22 @@ def inspect(parser: Parser, arguments: list[str]) -> int:
     add("--signature", metavar="KEY", help="the model's signature to run (default: its main subgraph)")
     picture = "draw the graph with its cut points: .svg, or .html with zoom and tables"
     add("--picture", metavar="FILE", type=Path, help=picture)
+    add("-o", "--out", metavar="FILE", type=Path, help="write the model as a .tflite file")
     add_common(add)
     options = parser.read(arguments)
     from optimizer.report.graph import check_picture, write_picture
     from optimizer.tools.inspect import inspect_graph, render, to_json
     from search_spaces.models import load
+    from search_spaces.models.stages import cut_stage
 
     if options.picture is not None:
         check_picture(options.picture)
     allow(options.model)
-    found = inspect_graph(load(options.model, options.input_shape or (), signature=options.signature))
+    graph = load(options.model, options.input_shape or (), signature=options.signature)
+    found = inspect_graph(graph)
+    if options.out is not None:
+        cut_stage(graph, range(len(graph.operators))).write(options.out)
+        note(f"optimize: the model is in {options.out}")
     if options.picture is not None:
         write_picture(found, options.picture)
         note(f"optimize: the picture is in {options.picture}")

@@ -199,6 +199,8 @@ def read_study(path: Path) -> Study:
         RunFolderError: it is no run folder, not finished, damaged, or written by a newer version.
     """
     manifest = read_manifest(path)
+    if manifest is None and (path / "campaign.json").exists():
+        raise RunFolderError(f"{path} holds a campaign", "give the folder of one of its studies")
     if manifest is None:
         raise RunFolderError(f"{path}: is not a run folder: it has no manifest.json", "give the folder of a study")
     result = read_result(path)

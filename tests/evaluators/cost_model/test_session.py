@@ -125,7 +125,7 @@ def test_an_evaluator_takes_its_platform_from_a_profile(tmp_path: Path) -> None:
 
 
 def test_without_a_profile_it_says_how_to_get_one() -> None:
-    with fails(UnavailableError):
+    with fails(UsageError):
         CostModelEvaluator().platform()
     with fails(UnavailableError), CostModelEvaluator().prepare(toy_platform()):
         pass

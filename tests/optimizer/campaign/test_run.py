@@ -139,6 +139,7 @@ indicators: true
     assert "What explains latency" in (out / "report.md").read_text()
     kept = json.loads((out / "summary.json").read_text())
     assert kept["explained"][0]["models"] == 4
+    assert kept["measured_on"] == ["gpu (gpu)"]
     assert kept["command"] == f"optimize run {path}"
 
 
@@ -186,11 +187,31 @@ def test_a_campaign_that_is_resumed_elsewhere_says_where_it_was_begun(
     assert "resumed_on" not in first
     elsewhere = provenance() | {"machine": {"cpu": "another", "cores": 64}}
     monkeypatch.setattr("optimizer.campaign.run.provenance", lambda: elsewhere)
-    for _ in range(2):  # the second adds nothing
+    for remove, resumed in (("", []), ("result.json", ["another"]), ("", ["another"])):
+        for lost in list(out.glob(f"*/{remove}"))[:1] if remove else ():
+            lost.unlink()
         assert main(["run", str(path), "--out", str(out), "-q"]) == 0
         again = json.loads((out / "summary.json").read_text())
         assert again["machine"] == first["machine"]
-        assert [each["machine"]["cpu"] for each in again["resumed_on"]] == ["another"]
+        assert [each["machine"]["cpu"] for each in again.get("resumed_on", [])] == resumed
     damaged = json.loads((out / "campaign.json").read_text()) | {"machine": {"cpu": 3}, "resumed_on": 5}
     (out / "campaign.json").write_text(json.dumps(damaged))
     assert main(["run", str(path), "--out", str(out), "-q"]) == 0
+
+
+def test_a_dry_run_of_what_cannot_run_fails_as_the_run_would(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = f"name: x\nmatrix: {{model: {MODEL}, evaluator: cost-model, platform: [pixel4, null], budget: 3}}\n"
+    path = written(tmp_path, text)
+    assert main(["run", str(path), "--out", str(tmp_path / "out"), "--dry-run"]) == 2
+    assert "will fail" in capsys.readouterr().out
+    assert main(["run", str(path), "--out", str(tmp_path / "out"), "-q"]) == 2
+
+
+def test_a_campaign_is_no_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = written(tmp_path, BASIC), tmp_path / "out"
+    assert main(["run", str(path), "--out", str(out), "-q"]) == 0
+    capsys.readouterr()
+    assert main(["explain", str(out)]) == 2
+    says(capsys.readouterr().err)

@@ -22,9 +22,10 @@ from optimizer.tools.inspect import human_count, inspect_graph, moved_bytes, pri
 from search_spaces.core.errors import UsageError
 from search_spaces.core.graph import Graph, Operator
 from search_spaces.core.intensity import operator_costs
+from search_spaces.models import load
 from search_spaces.spaces.branches import branch_groups, walk
 from search_spaces.spaces.cuts import cut_points
-from tests.support.sentences import fails
+from tests.support.sentences import fails, says
 from tests.support.strategies import chain_graph, graphs, tensor, vgg16_graph
 
 _SVG = "{http://www.w3.org/2000/svg}"
@@ -274,3 +275,12 @@ def test_the_command_refuses_a_picture_before_it_reads_the_model(capsys: pytest.
         printed.err == "optimize: --picture 'graph.gif': a picture is .svg or .html; try graph.svg, or .html to zoom\n"
     )
     assert not printed.out
+
+
+def test_a_model_is_written_as_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "small.tflite"
+    assert cli.main(["inspect", "squeezenet1_1@0.25/64", "--out", str(out)]) == 0
+    says(capsys.readouterr().err)
+    assert load(str(out)).digest == load("squeezenet1_1@0.25/64").digest
+    assert cli.main(["inspect", "squeezenet1_1@0.25/64", "--out", str(tmp_path)]) == 2
+    says(capsys.readouterr().err)
