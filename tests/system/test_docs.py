@@ -62,6 +62,9 @@ CHEAPER = {
     "optimize --model vgg16 --budget 200": "optimize --model vgg16@0.125 --budget 200 --dry-run",
     "optimize --model vgg16 --platform exynos2200 --evaluator cost-model --budget 50": f"optimize --model {SMALL} "
     "--platform exynos2200 --evaluator cost-model --budget 50",
+    "optimize --model squeezenet1_0 --evaluator cost-model --platform zcu102 --allow cuts,branches --budget 60": (
+        "optimize --model squeezenet1_0 --evaluator cost-model --platform zcu102 --allow cuts,branches --budget 5"
+    ),
     "optimize squeezenet1_1*2 mobilenet_v1 --evaluator cost-model --platform xavier --budget 30": "optimize"
     f" {SMALL}*2 mobilenet_v1@0.25/128 --evaluator cost-model --platform xavier --budget 5",
     "optimize rewrite --help": "optimize models",
@@ -118,6 +121,7 @@ NOT_RUN = {
     "python -m tests.benchmarks.main_job vgg16 200 --plain-trials 20": "measures for 5 minutes",
     "python -m tests.benchmarks.seed_001_gpu OUT.json": "needs an NVIDIA GPU",
     "python -m tests.benchmarks.verdicts OUT.json --part gpu --gpu-budget 15": "needs an NVIDIA GPU",
+    "python -m tests.benchmarks.fit_published ../shared/reference experiments": "test_published.py tests what it wrote",
     "python -m tests.benchmarks.placements OUT.json": "needs a GPU; test_placements.py makes its networks",
     **{
         f"python -m tests.benchmarks.{words}": "measures for minutes"

@@ -13,10 +13,15 @@ import yaml
 from evaluators.cost_model.features import operator_features
 from evaluators.cost_model.plans import PlanSimulator
 from evaluators.cost_model.profile import CostProfile, find_profile
+from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.cost_model.transfers import prices
 from optimizer.model.baselines import baselines
+from optimizer.model.bounds import price_of
+from optimizer.model.profile import known_profile
+from optimizer.model.segments import SEED_003, segment_baselines, segment_estimate
 from search_spaces.core.platform import Platform
 from search_spaces.models.zoo import draft
+from search_spaces.spaces.segment_space import SegmentSpace
 
 REFERENCE = Path(os.environ.get("PARTITION_OPTIMIZER_REFERENCE", Path(__file__).parents[4] / "shared" / "reference"))
 pytestmark = pytest.mark.skipif(
@@ -57,6 +62,18 @@ def test_seed_003_one_after_another(published: Any) -> None:
     features = operator_features(draft("squeezenet1_0").graph())
     took = shipped("zcu102")[0].predict_whole(features, "npu")
     assert took * 1e3 == pytest.approx(published["seed_003_squeezenet_zcu102"]["sequential"], rel=1e-3)
+
+
+def test_seed_003_branches_by_the_seeds_procedure(published: Any) -> None:
+    figures = published["seed_003_squeezenet_zcu102"]
+    (profile, platform), graph = shipped("zcu102"), draft("squeezenet1_0").graph()
+    with CostModelEvaluator(profile, platform).prepare(platform) as session:
+        space, known = SegmentSpace(graph, platform, splits=False), known_profile(session.part_costs(graph), platform)
+        costs = segment_estimate(graph, known.costs(platform), space).costs
+        rows = segment_baselines(graph, platform, space, costs, known.fastest(platform))
+        plan = next(row.plan for row in rows if row.name == SEED_003)
+        assert price_of(graph, session)(plan) * 1e3 == pytest.approx(figures["branch_parallel"], rel=1e-3)
+    assert sum(part.axis == "branches" for part in space.parts(plan)) == figures["groups_run_in_parallel"]
 
 
 @pytest.mark.parametrize("name", ["snapdragon855", "snapdragon865", "snapdragon888", "kirin990"])
