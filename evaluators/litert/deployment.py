@@ -190,7 +190,8 @@ def _document(path: Path) -> Any:
             path = path / "plan.json"
         return parsed_json(read_bounded(path, _MAX_NBYTES))
     except OSError as error:
-        raise PlanError(f"{path}: {(error.strerror or str(error)).lower()}", "give the path of a plan.json") from error
+        hint = "give the folder of a finished study, or the path of a plan.json"
+        raise PlanError(f"{path}: {(error.strerror or str(error)).lower()}", hint) from error
     except RecursionError as error:
         raise PlanError(f"{path}: is not a plan: it is nested too deeply") from error
     except ValueError as error:

@@ -36,6 +36,7 @@ def _objective(value: str | None) -> str | None:
 
 
 Objective = Annotated[str, AfterValidator(_objective)]
+Whole = Annotated[int, Field(strict=True)]
 Error = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -67,10 +68,10 @@ class Matrix(_Strict):
     allow: tuple[str | None, ...] = Field(default=(None,), min_length=1)
     sampler: tuple[str | None, ...] = Field(default=(None,), min_length=1)
     objective: tuple[Objective, ...] = Field(default=("latency",), min_length=1)
-    max_stages: tuple[int | None, ...] = Field(default=(None,), min_length=1)
+    max_stages: tuple[Whole | None, ...] = Field(default=(None,), min_length=1)
     max_error: tuple[Error | None, ...] = Field(default=(None,), min_length=1)
-    budget: tuple[int, ...] = Field(default=(200,), min_length=1)
-    seed: tuple[int, ...] = Field(default=(0,), min_length=1)
+    budget: tuple[Whole, ...] = Field(default=(200,), min_length=1)
+    seed: tuple[Whole, ...] = Field(default=(0,), min_length=1)
 
     @field_validator("*", mode="before")
     @classmethod

@@ -85,10 +85,11 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The samples of a plan that has a name."""
+    """The samples of a plan that has a name, and the 95 % interval that tables show of it."""
 
     name: str
     samples: Samples
+    ci95_s: tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -199,6 +200,8 @@ def read_study(path: Path) -> Study:
         RunFolderError: it is no run folder, not finished, damaged, or written by a newer version.
     """
     manifest = read_manifest(path)
+    if not path.exists():
+        raise RunFolderError(f"{path}: there is no such folder", "give the folder of a study")
     if manifest is None and (path / "campaign.json").exists():
         raise RunFolderError(f"{path} holds a campaign", "give the folder of one of its studies")
     if manifest is None:
@@ -253,13 +256,19 @@ def best_by_stages(found: tuple[Point, ...]) -> dict[int, float]:
 def spreads(study: Study) -> tuple[Spread, ...]:
     """Return the samples of the baselines, and of the recommended or the next best plan."""
     known = ((name, entry["latency_ms"]) for name, entry in study.result["baselines"].items())
-    found = [Spread(name, Samples(tuple(v / 1e3 for v in ms["values"]))) for name, ms in known if ms is not None]
+    found = [_spread(name, ms) for name, ms in known if ms is not None]
     if (challenger := _challenger(study)) is not None:
         name, plan = challenger
         standing = study.verdict.standing(plan) if study.verdict is not None else None
         if standing is not None and standing.samples is not None:
-            found.append(Spread(name, standing.samples))
+            own = study.result["best"]["latency_ms"] if study.verdict and study.verdict.best == plan else None
+            found.append(_spread(name, own) if own else Spread(name, standing.samples, standing.samples.ci95))
     return tuple(found)
+
+
+def _spread(name: str, ms: Mapping[str, Any]) -> Spread:
+    low, high = ms["ci95"]
+    return Spread(name, Samples(tuple(v / 1e3 for v in ms["values"])), (low / 1e3, high / 1e3))
 
 
 def _challenger(study: Study) -> tuple[str, Plan] | None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 Cell = str | int | float | None
 """A text, or a number that is shown with its column's format; None is shown as a dash."""
 
+_NOUGHT = 1e-12
+
 
 @dataclass(frozen=True, slots=True)
 class Text:
@@ -147,6 +149,8 @@ def shown(cell: Cell, form: str) -> str:
         return "–"
     if isinstance(cell, str):
         return cell
+    if isinstance(cell, float) and abs(cell) < _NOUGHT and "+" in form:
+        cell = 0.0  # a difference of equal sums
     text = format(cell, form) if form else str(cell)
     if not text.strip("+-0.%"):  # no sign before a zero
         text = text.lstrip("+-")

@@ -144,7 +144,7 @@ def distributions(spreads: Sequence[Spread], unit: str = "ms") -> str:
     description = "; ".join(f"{s.name}: median {s.samples.median * 1e3:.4g} {unit}" for s in spreads)
     plot = Plot("samples", "Samples of the plans that have a name", description, WIDTH, height)
     far_ms = _FAR * min((s.samples.median for s in spreads), default=0.0) * 1e3
-    values = [v * 1e3 for s in spreads for v in (*s.samples.values_s, *s.samples.ci95) if v * 1e3 <= far_ms]
+    values = [v * 1e3 for s in spreads for v in (*s.samples.values_s, *s.ci95_s) if v * 1e3 <= far_ms]
     x = around(values, left, WIDTH - _RIGHT)
     plot.axis_x(x, height - _BOTTOM, 6.0, unit)
     for i, spread in enumerate(spreads):
@@ -156,10 +156,9 @@ def distributions(spreads: Sequence[Spread], unit: str = "ms") -> str:
         for j, value in enumerate(v * 1e3 for v in spread.samples.values_s):
             if value <= x.high:
                 plot.mark(x(value), y + 12 * ((j * 0.618034) % 1.0 - 0.5), "search", f"{value:.4f} {unit}", 2.5)
-        low, high = spread.samples.ci95
-        high = min(high, x.high / 1e3)
+        low, high = max(spread.ci95_s[0], x.low / 1e3), min(spread.ci95_s[1], x.high / 1e3)
         middle = spread.samples.median
-        tip = f"{spread.name}: {middle * 1e3:.4g} {unit} [{low * 1e3:.4g}, {spread.samples.ci95[1] * 1e3:.4g}]"
+        tip = f"{spread.name}: {middle * 1e3:.4g} {unit} [{spread.ci95_s[0] * 1e3:.4g}, {spread.ci95_s[1] * 1e3:.4g}]"
         plot.line([(x(low * 1e3), y), (x(high * 1e3), y)], "ci", tip)
         plot.line([(x(middle * 1e3), y - 9), (x(middle * 1e3), y + 9)], "ci", tip)
     return plot.svg()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from evaluators.measurement.final import Ratio
@@ -183,7 +183,7 @@ def _bound(result: dict[str, Any]) -> Iterator[Block]:
         text += "the plan reaches it." if more.get("proven") is not False else "the plan reaches it, within 0.1 %."
     else:
         text += f"the plan is {percent(gap, 1)} above it."
-    if "all_plans_ms" in more and unit == "ms":
+    if "all_plans_ms" in more and unit == "ms" and gap >= -1e-3:
         text += f" Lower bound for any plan: {more['all_plans_ms']:.4g} ms."
     yield Text(text)
 
@@ -320,7 +320,8 @@ def _timeline(study: Study, drawn: tuple[Bar, ...]) -> Iterator[Block]:
     yield Figure(
         "timeline",
         plots.timelines(drawn, kinds),
-        f"{what}; {source}; on one scale. best/trace.json holds the same for ui.perfetto.dev.{unseen}",
+        f"{what}; {source}; on one scale. best/trace.json holds the same for ui.perfetto.dev.{unseen}"
+        + ("" if study.predicted else " Measured is one run of each; the answer is that of all runs in the final."),
         Table("Timelines", columns, tuple(rows), group=2),
     )
 
@@ -423,10 +424,22 @@ def _environment(study: Study) -> Iterator[Block]:
     yield listed("Environment", ("what", "value"), facts)
 
 
+def _elsewhere(command: Sequence[str]) -> list[str]:
+    """Return a command line without the run folder that it names."""
+    kept: list[str] = []
+    words = iter(command)
+    for word in words:
+        if word in {"--out", "--study"}:
+            next(words, None)
+        elif not word.startswith(("--out=", "--study=")):
+            kept.append(word)
+    return kept
+
+
 def _again(study: Study) -> Iterator[Block]:
     command = [str(word) for word in study.manifest.get("command", [])]
-    yield Text("The study, from the beginning, with a new --out:")
-    yield Code(shlex.join(command))
+    yield Text("The study again, from the beginning, in a new run folder:")
+    yield Code(shlex.join(_elsewhere(command)))
     lines = [f"optimize {command} {shlex.quote(str(study.path))}" for command in ("execute", "report")]
     yield Text("The best plan again, and this report:")
     yield Code("\n".join(lines))

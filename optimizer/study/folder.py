@@ -259,6 +259,8 @@ def _check(path: Path, study: str | None, fixed: Mapping[str, Any]) -> dict[str,
         there["objective"] = ",".join(map(str, there["objective"]))
     here = {"study": study or manifest["study"], **fixed}
     for name, value in here.items():
+        if name == "processors" and None in (value, there.get(name)):
+            continue  # named by one of them alone: what they were or are is in measured_on
         if there.get(name) != value:
             raise RunFolderError(
                 f"{path} holds another study: {_difference(name, there.get(name), value)}",
@@ -341,7 +343,8 @@ def _difference(name: str, there: Any, here: Any) -> str:
         )
         if before == now:
             return f"its processors {', '.join(before)} are others than those of the same names here"
-        return f"it was measured on {', '.join(before) or 'none'}, not on {', '.join(now)}"
+        again = f" (--processors {','.join(before)} resumes it)" if set(before) < set(now) else ""
+        return f"it was measured on {', '.join(before) or 'none'}, not on {', '.join(now)}{again}"
     if name == "study":
         return f"it is called {_shown(there)}, not {_shown(here)}"
     return f"it was begun with --{name.replace('_', '-')} {_value(there)}, not {_value(here)}"

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from evaluators.registry import make_evaluator
 from optimizer.devices import asks_for_several, choose_model_and_platform
 from optimizer.model.baselines import baselines
+from optimizer.model.goals import asked
 from optimizer.report.console import make_console
 from optimizer.study.config import StudyConfig, space_of, with_freedoms
+from optimizer.study.warm import fingerprint_of, warm_start
 from search_spaces.core.wording import many
 
 
@@ -35,9 +39,14 @@ def _shown(value: Any) -> str:
 
 
 def _model(config: StudyConfig) -> dict[str, Any]:
-    graph, platform = choose_model_and_platform(make_evaluator(config.evaluator), config)
+    evaluator = make_evaluator(config.evaluator)
+    graph, platform = choose_model_and_platform(evaluator, config)
     config = with_freedoms(config, [graph], platform)
     space = space_of(config, graph, platform)
+    with TemporaryDirectory() as folder, evaluator.prepare(platform, Path(folder)) as session:
+        asked(config, platform, session)
+        if config.warm_start is not None:
+            warm_start(config.warm_start, fingerprint_of(session), config, graph, platform)
     return {
         "model": graph.name,
         "operators": len(graph.operators),
@@ -46,6 +55,7 @@ def _model(config: StudyConfig) -> dict[str, Any]:
         "plans": space.cardinality(),
         "budget": config.budget,
         "baselines": [b.name for b in baselines(graph, platform, platform.processors[0].name)],
+        "later": "further baselines, once the operators are timed",
     }
 
 

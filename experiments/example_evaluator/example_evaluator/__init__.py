@@ -93,5 +93,5 @@ class BoardPlan:
             return agreement(self.graph, self.outputs(), whole.outputs(), 1e-3)
 
     def close(self):
-        with self.board:
-            self.board.kill()
+        self.board.kill()
+        self.board.communicate()

@@ -9,6 +9,7 @@ import pytest
 
 from optimizer.cli import main
 from tests.support.commands import SYNTHETIC
+from tests.support.sentences import says
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -93,6 +94,25 @@ def test_a_dry_run_measures_nothing(capsys: pytest.CaptureFixture[str], tmp_path
         assert json.loads(out)["operators"] == 39
     else:
         assert "whole on cpu" in out
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        ("--platform pixel4 --evaluator litert", 4),
+        ("--warm-start nowhere", 2),
+        ("--state hot:cpu=1.5", 2),
+        ("--evaluator cost-model --platform pixel4 --objective energy", 2),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_refuses(capsys: pytest.CaptureFixture[str], more: str, code: int) -> None:
+    words = [*SYNTHETIC, *more.split()]
+    said = []
+    for extra in (["--dry-run"], ["-q"]):
+        assert main([*words, *extra]) == code
+        said.append(capsys.readouterr().err)
+    assert said[0] == said[1]
+    says(said[0])
 
 
 def test_help_names_every_option_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
