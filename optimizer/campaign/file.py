@@ -36,7 +36,7 @@ def _objective(value: str | None) -> str | None:
 
 
 Objective = Annotated[str, AfterValidator(_objective)]
-Whole = Annotated[int, Field(strict=True)]
+Whole = Annotated[int, Field(strict=True, le=2**32 - 1)]
 Error = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -373,5 +373,5 @@ def _kind(value: Mapping[str, Any]) -> str:
         return f"{kinds[-1]}, or a list" if many else " or ".join(kinds)
     if value["type"] == "array":
         return f"a list of {_kind(value['items']).replace('a mapping', 'mappings')}"
-    bounds = [f"{word} {value[key]:g}" for key, word in _BOUNDS.items() if key in value]
+    bounds = [f"{word} {value[key]:.12g}" for key, word in _BOUNDS.items() if key in value]
     return f"{_KINDS[value['type']]}{', ' if bounds else ''}{', '.join(bounds)}"

@@ -277,10 +277,11 @@ def _begun(earlier: Mapping[str, Any], *, resumes: bool) -> dict[str, Any]:
     """Return where and when a campaign was begun, and which other machines resumed it."""
     here = provenance()
     resumed = earlier.get("resumed_on", [])
-    if not isinstance(earlier.get("machine"), dict) or not isinstance(resumed, list):
+    like = all(isinstance(earlier.get(name), type(value)) for name, value in here.items())
+    if not like or not isinstance(resumed, list) or not all(isinstance(each, dict) for each in resumed):
         return here
     here_too = {name: here[name] for name in ("created_utc", "machine")}
-    known = [earlier["machine"], *(each.get("machine") for each in resumed if isinstance(each, dict))]
+    known = [earlier["machine"], *(each.get("machine") for each in resumed)]
     more = [here_too] if resumes and here["machine"] not in known else []
     return {**{name: earlier.get(name) for name in here}, "resumed_on": [*resumed, *more]}
 

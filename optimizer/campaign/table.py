@@ -44,7 +44,7 @@ class Tables:
         explained: R² of each indicator, and relative errors of models that were left out.
         missing: baselines that the campaign names and no study has.
         unreadable: study → why its folder could not be read.
-        measured_on: the processors that studies ran on, as ``gpu (NVIDIA H100 80GB HBM3:f16)``, or that they predict.
+        measured_on: the processors that studies ran on, as ``gpu (NVIDIA H100 80GB HBM3:f16)``; none of predictions.
     """
 
     results: Sequence[Row]
@@ -103,7 +103,7 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
         except OptimizeError as error:
             unreadable[study["name"]] = str(error)
             continue
-        ran_on = read.manifest["fixed"].get("measured_on")
+        ran_on = None if read.predicted else read.manifest["fixed"].get("measured_on")
         processors |= set(map(str, ran_on if isinstance(ran_on, list) else []))
         if campaign.indicators and (row := _indicator_row(head, read)):
             measured.append(row)
@@ -373,7 +373,9 @@ def _cache_bytes(study: Study) -> int:
             found = None
         known = found[0].processors.get(study.platform.processors[0].like) if found else None
         return known.cache_bytes if known else 0
-    return int((study.manifest.get("machine") or {}).get("own_cache_bytes") or 0)
+    ran_on = study.manifest.get("machine")
+    own = ran_on.get("own_cache_bytes") if isinstance(ran_on, dict) else None
+    return own if isinstance(own, int) else 0
 
 
 def named(value: object) -> str:

@@ -183,7 +183,7 @@ def _bound(result: dict[str, Any]) -> Iterator[Block]:
         text += "the plan reaches it." if more.get("proven") is not False else "the plan reaches it, within 0.1 %."
     else:
         text += f"the plan is {percent(gap, 1)} above it."
-    if "all_plans_ms" in more and unit == "ms" and gap >= -1e-3:
+    if "all_plans_ms" in more and unit == "ms" and gap >= -0.01:
         text += f" Lower bound for any plan: {more['all_plans_ms']:.4g} ms."
     yield Text(text)
 
@@ -424,14 +424,17 @@ def _environment(study: Study) -> Iterator[Block]:
     yield listed("Environment", ("what", "value"), facts)
 
 
+_PLACES = {"--out", "--study", "--storage", "--heartbeat"}
+
+
 def _elsewhere(command: Sequence[str]) -> list[str]:
-    """Return a command line without the run folder that it names."""
+    """Return a command line without the run folder and the shared storage that it names."""
     kept: list[str] = []
     words = iter(command)
     for word in words:
-        if word in {"--out", "--study"}:
+        if word in _PLACES:
             next(words, None)
-        elif not word.startswith(("--out=", "--study=")):
+        elif word.partition("=")[0] not in _PLACES:
             kept.append(word)
     return kept
 

@@ -259,7 +259,7 @@ def _check(path: Path, study: str | None, fixed: Mapping[str, Any]) -> dict[str,
         there["objective"] = ",".join(map(str, there["objective"]))
     here = {"study": study or manifest["study"], **fixed}
     for name, value in here.items():
-        if name == "processors" and None in (value, there.get(name)):
+        if name == "processors" and None in (value, there.get(name)) and not manifest.get("remade"):
             continue  # named by one of them alone: what they were or are is in measured_on
         if there.get(name) != value:
             raise RunFolderError(

@@ -14,13 +14,19 @@ from optimizer.devices import asks_for_several, choose_model_and_platform
 from optimizer.model.baselines import baselines
 from optimizer.model.goals import asked
 from optimizer.report.console import make_console
+from optimizer.samplers import make_sampler
 from optimizer.study.config import StudyConfig, space_of, with_freedoms
 from optimizer.study.warm import fingerprint_of, warm_start
 from search_spaces.core.wording import many
 
 
 def dry_run(config: StudyConfig, *, as_json: bool) -> str:
-    """Return what to print; errors are those of the study."""
+    """Return what to print.
+
+    Errors are those of the study's beginning, of one model with the evaluator's session open. Not checked are the run
+    folder, a shared storage, and what only shows when plans are priced or measured.
+    """
+    make_sampler(config.sampler, config.seed, 0)
     several = asks_for_several(make_evaluator(config.evaluator), config)
     document = _workload(config) if several else _model(config)
     if as_json:

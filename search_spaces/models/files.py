@@ -36,8 +36,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     The bytes are on disk before the file has its name; after a failure neither ``path`` nor the folder has changed.
 
     Raises:
-        UsageError: the folder cannot be written, or the disk is full.
+        UsageError: ``path`` is no file, the folder cannot be written, or the disk is full.
     """
+    if not path.name or (path.exists() and not path.is_file() and not path.is_dir()):
+        raise UsageError(f"{path}: cannot be written: is not a regular file", "give the path of a file")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as file:

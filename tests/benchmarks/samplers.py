@@ -80,7 +80,7 @@ class Curve:
     seconds_each: float
 
 
-def run(found: Setup, sampler: StudySampler, budget: int, first: Plan | None, proposals: float = math.inf) -> Curve:
+def run(found: Setup, sampler: StudySampler, budget: int, first: Plan | None, proposals: int = sys.maxsize) -> Curve:
     """Run a study of ``budget`` different plans beside the baselines, or of so many proposals where some are repeated.
 
     A study that ends with fewer plans keeps its last best for the budgets that it did not reach.
@@ -92,8 +92,9 @@ def run(found: Setup, sampler: StudySampler, budget: int, first: Plan | None, pr
         study.enqueue_trial(space.encode(plan))
     best: list[float] = []
     best_s, spent_s, waiting = math.inf, 0.0, {p.digest for p in found.baselines}
-    number = 0
-    while len(best) < budget and number < proposals:
+    for _ in range(proposals):
+        if len(best) == budget:
+            break
         begin = time.perf_counter()
         number = len(study.get_trials(deepcopy=False))
         sampler.begin(number)
@@ -115,8 +116,9 @@ def run(found: Setup, sampler: StudySampler, budget: int, first: Plan | None, pr
         spent_s += time.perf_counter() - begin
         if before is None and plan.digest not in waiting:
             best.append(best_s)
-    best += [best_s] * (budget - len(best))
-    return Curve(tuple(best[b - 1] for b in BUDGETS if b <= budget), spent_s / budget)
+    tried = len(best)
+    best += [best_s] * (budget - tried)
+    return Curve(tuple(best[b - 1] for b in BUDGETS if b <= budget), spent_s / max(1, tried))
 
 
 @lru_cache(maxsize=2)
@@ -124,7 +126,7 @@ def _setup(case: Case, number: int) -> Setup:
     return setup(case, number)
 
 
-def curve(case: Case, number: int, name: str, budget: int, partner: str, proposals: float = math.inf) -> Curve:
+def curve(case: Case, number: int, name: str, budget: int, partner: str, proposals: int = sys.maxsize) -> Curve:
     """Return what a sampler came to, by itself or started from the first plan of ``auto``."""
     quiet_optuna()
     found, plain = _setup(case, number), name.removesuffix(STARTED)
@@ -337,7 +339,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--samplers", default="")
     parser.add_argument("--budget", type=int, default=0)
-    parser.add_argument("--proposals", type=float, default=math.inf, help="that end a study, repeated plans included")
+    parser.add_argument("--proposals", type=int, default=sys.maxsize, help="that end a study, repeated plans included")
     parser.add_argument("--jobs", type=int, default=1, help="studies at once")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no study after that: run it again")
     parser.add_argument("--match", default="", help="only cases with this in their names")

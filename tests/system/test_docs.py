@@ -87,6 +87,7 @@ NOT_RUN = {
         f"optimize run experiments/{name}.yaml": "builds gigabytes of models; test_campaign_file.py plans it"
         for name in ("machine", "runtimes", "seed_000_criteria", "seed_002_coexecution", "seed_004_memory_access")
     },
+    **{f"optimize run experiments/{name}.yaml": "needs a GPU" for name in ("seed_003_branches_gpu", "seed_004_gpu")},
     **{
         f"optimize {arguments}": "takes minutes; test_cost_model_calibrate.py calibrates, and predicts by what came out"
         for arguments in (
@@ -310,6 +311,10 @@ def test_options_are_understood(option: str, here: Path, capsys: pytest.CaptureF
     shape = graph.tensors[graph.inputs[0]].shape
     np.savez("photo.npz", **{graph.tensors[graph.inputs[0]].name: np.zeros(shape, np.float32)})  # type: ignore[arg-type]
     Path("libops.so").touch()
+    option = option.replace("--warm-start RUN", "")  # the dry run reads it; test_warm.py has one
+    option = (
+        f"{option} --evaluator cost-model --platform pixel4".replace("cpu=", "gpu=") if "--state" in option else option
+    )
     option = option.replace("detector=", f"{here / 'path' / 'to' / 'model.tflite'}=")
     model = str(here / "path" / "to" / "model.tflite") if "input-shape" not in option else SMALL
     option = option.replace("1,224,224,3", "1,64,64,3")
