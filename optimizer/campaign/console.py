@@ -183,7 +183,7 @@ def render_summary(run: CampaignRun, tables: Tables) -> Group:
             ratio = f"{row['ratio']:.4f} [{row['ratio_low']:.4f}, {row['ratio_high']:.4f}]"
             verdict = verdict_of(row)
         rows.append((*(named(row[a]) for a in axes), str(row["studies"]), best, ratio or "–", verdict))
-    heads = (">studies", f">best, {one}" if one else ">best", ">best other plan: times as fast as the best known", "")
+    heads = (">studies", f">best, {one}" if one else ">best", ">best other plan: speed over that of the best known", "")
     parts: list[Table | Text] = [table((*axes, *heads), rows)]
     if tables.expected:
         parts += [Text(), table(("published", ">paper", ">ours", ">ours / paper", ""), map(_expected, tables.expected))]

@@ -37,6 +37,8 @@ def inspect(parser: Parser, arguments: list[str]) -> int:
     from search_spaces.models.stages import cut_stage
 
     if options.picture is not None:
+        if options.picture == options.out:
+            parser.error("--picture and --out name the same file")
         check_picture(options.picture)
     allow(options.model)
     graph = load(options.model, options.input_shape or (), signature=options.signature)

@@ -73,7 +73,7 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
     axes = _shown_axes(tables.summary)
     names = [" · ".join(named(row[a]) for a in axes) for row in tables.summary]
     head = headed(*(Column(a.replace("_", " ")) for a in axes), "studies|d; best|.4g; unit")
-    ratio = headed("best other plan: times as fast as the best known|.4f; 95 % from|.4f; to|.4f; verdict")
+    ratio = headed("best other plan: speed over that of the best known|.4f; 95 % from|.4f; to|.4f; verdict")
     rows = tuple(
         (*(named(r[a]) for a in axes), r["studies"], r["best"], r["unit"], *(_ratio(r) if compared else ()))
         for r in tables.summary

@@ -52,6 +52,7 @@ _MOST_FRONT = 16
 _MOST_NAMED = 4
 _TIMES = 2.0  # larger ratios are shown as factors, not in per cent
 UNDECIDED = "not decided"
+_VAGUE = (UNDECIDED, "about ")
 _TELLING = 25.0  # per cent: a wider interval decides nothing
 _NOISE = 0.01  # smaller relative differences are noise of the machine
 _CHANGE = 0.05  # a difference between two blocks of runs that is more than noise
@@ -177,6 +178,8 @@ def _head(result: Result) -> Text:
     names = ", ".join(p.name for p in result.platform.processors)
     history = result.history
     explored = "all" if result.exhausted else many(history.measured)
+    beyond = sum(trial.measurement is not None for trial in history.outside)
+    explored += f" and {beyond} outside of it" if beyond else ""
     return Text(
         f"{result.graph.name}: {plural(len(result.graph.operators), 'operator')} on {names}; "
         f"{plural(result.cardinality, 'plan')} in the space, {explored} tried in {seconds(result.wall_s)}"
@@ -215,6 +218,8 @@ def _figure(result: Result, plan: Plan) -> str:
     if result.verdict is not None and not result.in_final(plan) and not result.predicted:
         early = measured is not None and measured.stopped == "raced"
         text = f"about {text.partition(' [')[0]} ({'stopped early' if early else 'search'})"
+    elif result.in_final(plan) and not result.predicted and _against(result, plan).startswith(_VAGUE):
+        text = text.partition(" [")[0]  # its own runs agree better than those of other instances would
     return text
 
 

@@ -508,7 +508,7 @@ def _limits(found: Document) -> Table:
         rows.append((limit["what"], without, None if saves is None else -saves, word))
     name = f"best plan without it, predicted, {found['unit']}"
     columns = headed("limit", Column(name, _TIME), f"change, {found['unit']}|+.4g; remark")
-    return Table(f"Which limits cost {found['amount']}", columns, tuple(rows))
+    return Table(f"Which limits cost {found['amount']}: against the best predicted plan", columns, tuple(rows))
 
 
 def _by_stages(found: Document) -> Table:

@@ -152,9 +152,9 @@ def instance(number: int) -> Instance:
     nodes = len(graph.operators)
     model = ChainCosts(
         platform,
-        truth.operator_s * wrong((len(likes), nodes))[kind],
-        truth.overhead_s * wrong((len(likes),))[kind],
-        truth.transfer_s * wrong((nodes, len(likes), len(likes)))[:, pairs[0], pairs[1]],
+        truth.operator_s * wrong((len(kinds), nodes))[kind],
+        truth.overhead_s * wrong((len(kinds),))[kind],
+        truth.transfer_s * wrong((nodes, len(kinds), len(kinds)))[:, pairs[0], pairs[1]],
     )
     return Instance(number, graph, ChainSpace(graph, platform, parts), parts, model, truth)
 

@@ -124,6 +124,7 @@ NOT_RUN = {
     "python -m tests.benchmarks.verdicts OUT.json --part gpu --gpu-budget 15": "needs an NVIDIA GPU",
     "python -m tests.benchmarks.fit_published ../shared/reference experiments": "test_published.py tests what it wrote",
     "python -m tests.benchmarks.busy_tests OUT.json --at-once 3": "runs tests for an hour",
+    "python -m tests.benchmarks.auto_instances OUT.json": "takes two minutes; test_auto.py has some of its instances",
     "python -m tests.benchmarks.placements OUT.json": "needs a GPU; test_placements.py makes its networks",
     **{
         f"python -m tests.benchmarks.{words}": "measures for minutes"

@@ -140,6 +140,10 @@ indicators: true
     kept = json.loads((out / "summary.json").read_text())
     assert kept["explained"][0]["models"] == 4
     assert kept["measured_on"] == []  # all is predicted
+    for damage in ([1], {"own_cache_bytes": "abc"}):
+        for file in out.glob("*/manifest.json"):
+            file.write_text(json.dumps(json.loads(file.read_text()) | {"machine": damage}))
+        assert main(["run", str(path), "--out", str(out), "-q"]) == 0
     assert kept["command"] == f"optimize run {path}"
 
 
@@ -194,9 +198,16 @@ def test_a_campaign_that_is_resumed_elsewhere_says_where_it_was_begun(
         again = json.loads((out / "summary.json").read_text())
         assert again["machine"] == first["machine"]
         assert [each["machine"]["cpu"] for each in again.get("resumed_on", [])] == resumed
-    damaged = json.loads((out / "campaign.json").read_text()) | {"machine": {"cpu": 3}, "resumed_on": 5}
-    (out / "campaign.json").write_text(json.dumps(damaged))
-    assert main(["run", str(path), "--out", str(out), "-q"]) == 0
+    damages: list[dict[str, object]] = [
+        {"machine": {"cpu": 3}, "resumed_on": 5},
+        {"packages": [{}]},
+        {"resumed_on": [1, None, "x"]},
+    ]
+    for damage in damages:
+        damaged = json.loads((out / "campaign.json").read_text()) | damage
+        (out / "campaign.json").write_text(json.dumps(damaged))
+        for _ in range(2):
+            assert main(["run", str(path), "--out", str(out), "-q"]) == 0
 
 
 def test_a_dry_run_of_what_cannot_run_fails_as_the_run_would(

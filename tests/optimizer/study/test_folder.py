@@ -239,6 +239,25 @@ def test_another_model_or_other_processors_are_reported_in_words() -> None:
             RunFolder.create_or_resume(
                 CONFIG, model_digest=digest, fingerprint=FINGERPRINT, command=["optimize"], processors=processors
             )
+    for damaged in (False, True):  # a manifest that is made anew knows no processors: a subset is refused as before
+        if damaged:
+            with RunFolder.create_or_resume(
+                CONFIG, model_digest=DIGEST, fingerprint=FINGERPRINT, command=["optimize"], processors=first
+            ) as run:
+                run.log.append("trial", {"plan": {"graph_digest": DIGEST}})
+            Path("runs/first/manifest.json").write_text("{")
+        with fails(RunFolderError):
+            RunFolder.create_or_resume(
+                changed(processors=("cpu0",)),
+                model_digest=DIGEST,
+                fingerprint=FINGERPRINT,
+                command=["optimize"],
+                processors=["cpu0 (core:1)"],
+            )
+    assert Path("runs/first/manifest.json").read_text() == "{"
+    RunFolder.create_or_resume(
+        CONFIG, model_digest=DIGEST, fingerprint=FINGERPRINT, command=["optimize"], processors=first
+    ).close()
     named = changed(processors=("cpu", "cpu0"))
     RunFolder.create_or_resume(
         named, model_digest=DIGEST, fingerprint=FINGERPRINT, command=["optimize"], processors=first

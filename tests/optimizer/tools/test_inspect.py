@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -282,5 +283,8 @@ def test_a_model_is_written_as_a_file(tmp_path: Path, capsys: pytest.CaptureFixt
     assert cli.main(["inspect", "squeezenet1_1@0.25/64", "--out", str(out)]) == 0
     says(capsys.readouterr().err)
     assert load(str(out)).digest == load("squeezenet1_1@0.25/64").digest
-    assert cli.main(["inspect", "squeezenet1_1@0.25/64", "--out", str(tmp_path)]) == 2
-    says(capsys.readouterr().err)
+    os.mkfifo(tmp_path / "pipe")
+    for place in (str(tmp_path), str(tmp_path / "pipe"), ""):
+        assert cli.main(["inspect", "squeezenet1_1@0.25/64", "--out", place]) == 2
+        says(capsys.readouterr().err)
+    assert (tmp_path / "pipe").is_fifo()
