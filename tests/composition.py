@@ -172,7 +172,7 @@ class Cell:
             given.setdefault(option[2:].replace("-", "_"), []).append(value)
         several: dict[str, Any] = {n: given.pop(n) for n in _SETTINGS if n in given}
         matrix: dict[str, Any] = {name: values[0] for name, values in given.items()}
-        matrix["objective"] = ",".join(several.pop("objective"))
+        matrix["objective"], matrix["budget"] = ",".join(several.pop("objective")), int(matrix["budget"])
         matrix |= {"max_error": float(matrix["max_error"])} if "max_error" in matrix else {}
         several |= {"device": several["device"][0]} if "device" in several else {}
         return json.dumps({"name": "one", "matrix": matrix, "settings": several})
