@@ -400,3 +400,26 @@ def test_how_far_the_outputs_are_is_reported(best: dict[str, object], says: str)
     output = "".join(str(block) for block in _outputs(best))
     assert says in output
     assert bool(output) == bool(says)
+
+
+def test_the_command_of_a_report_begins_a_study_of_its_own(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = json.loads((run / "manifest.json").read_text())
+    shutil.copytree(run, tmp_path / "run")
+    more = ["--study=one", "--storage", "sqlite:///s.db", "--heartbeat", "5"]
+    changed(tmp_path / "run" / "manifest.json", "command", [*manifest["command"], *more])
+    assert main(["report", str(tmp_path / "run")]) == 0
+    text = (tmp_path / "run" / "report.md").read_text()
+    command = next(line for line in text[text.index("## How to repeat it") :].splitlines() if "--model" in line)
+    given = "--model squeezenet1_1 --evaluator synthetic --budget 40 --sampler random --max-stages 3 -q --json"
+    assert command.endswith(f"optimize {given}")
+    monkeypatch.chdir(tmp_path)
+    assert main([*given.split(), "--dry-run"]) == 0
+
+
+def test_figure_and_table_of_the_baselines_have_one_interval(study: Study) -> None:
+    shown = {spread.name: spread.ci95_s for spread in spreads(study)}
+    for name, entry in study.result["baselines"].items():
+        if entry["latency_ms"] is not None:
+            assert shown[name] == pytest.approx([end / 1e3 for end in entry["latency_ms"]["ci95"]])
