@@ -92,6 +92,8 @@ class FinalPolicy:
         max_s: seconds of loading and running after which no round begins.
         disturbed_s: seconds that are added where half of the turns or more were disturbed, fewer where fewer were; and
             where the final is undecided without disturbances in the counters (hyper-threads, memory, clocks of a host).
+        claim_s: seconds that are added where the recommended plan looks faster than a watched one, but not
+            significantly: the two alone have several times as many rounds then as among all.
         min_rounds, max_rounds: number of rounds, each with rebuilt instances.
         min_blocks, max_blocks: turns of each plan in a round; one turn where an inference takes 50 ms or more.
         turn_s: approximate seconds of a turn's measured runs; 0 for one run.
@@ -111,6 +113,7 @@ class FinalPolicy:
     tie: float = 0.01
     max_s: float = 14.0
     disturbed_s: float = 60.0
+    claim_s: float = 0.0
     min_rounds: int = 5
     max_rounds: int = 100
     min_blocks: int = 3
@@ -664,7 +667,7 @@ def run_final(
             them. An H100 that was idle in the CPU's turns for half of the time lowered its clock from 1,980 to
             345 MHz, and an inference of 1.2 ms took 1.6 ms. By default all plans are one group.
         recommended: returns the plan to be recommended, by default the fastest; a final goes on while another plan may
-            be faster than that.
+            be faster than that, or while it is open whether that is faster than a watched plan.
         free_nbytes: returns the free memory where plans are loaded; None where it is not known.
 
     A plan that fails twice drops out with the reason; the others go on.
@@ -1045,6 +1048,8 @@ class _Runner:
             ahead = ahead[: max(_FOCUS, math.ceil(self._met * _KEPT_SHARE ** len(self._levels)))]
         elif len(self._levels) < 2:  # one round took all the time: the best two get another
             ahead = ahead[:2]
+        elif claims := self._claims(known):
+            ahead, watched = [chosen, *claims], set()
         else:  # in the time added for disturbances: the least certain ones
             rivals = [i for i in ahead if i in known.measured]
             ahead = [chosen, *sorted(rivals, key=lambda i: -known.expected_loss(chosen, i))[:_RIVALS]]
@@ -1067,9 +1072,20 @@ class _Runner:
         share = min(1.0, 2.0 * self._disturbed / max(1, self._turns_made))
         best = table.fastest(racing)
         if self._spent_s >= policy.max_s + share * policy.disturbed_s:
+            if self._claims(self._final()):
+                return False
             return self._spent_s >= policy.max_s + policy.disturbed_s or not self._open(racing)
         seen = (i for i in self._running if self._seen(i) and i != best)
         return done >= policy.min_rounds and all(self._settled(table, i, best) for i in seen)
+
+    def _claims(self, known: Final) -> list[int]:
+        """Return the watched plans, in the time for them, that the recommended one may or may not be faster than."""
+        policy = self._policy
+        if self._recommended is None or not policy.max_s <= self._spent_s < policy.max_s + policy.claim_s:
+            return []
+        chosen = self._recommended(known)
+        ratios = {i: known.ratio(i, chosen) for i in self._watched(known) if i != chosen}
+        return [i for i, ratio in ratios.items() if ratio.value > 1.0 + policy.tie and not ratio.significant]
 
     def _open(self, racing: Iterable[int]) -> bool:
         """Return whether the final would end undecided."""

@@ -11,24 +11,29 @@ from rich.progress import TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from evaluators.registry import make_evaluator
 from optimizer.campaign.table import Tables, named, verdict_of
 from optimizer.report.console import make_console, progress_bar
 from optimizer.report.terminal import table
+from optimizer.study.course import foreseen
 from search_spaces.core.errors import OptimizeError
 from search_spaces.core.wording import many, percent, seconds
 
 if TYPE_CHECKING:
     from optimizer.campaign.run import CampaignRun
     from optimizer.campaign.studies import Planned, State
+    from optimizer.study.config import StudyConfig
     from optimizer.study.ends import Watcher
     from optimizer.study.folder import RunFolder
     from optimizer.study.history import History, Trial
 
-# Rough seconds of a study without its trials (profile, known plans, final comparison), of one trial, and of all trials
-# at most: `optimize --model vgg16 --budget 200` took 101 to 113 s on two cores.
-_REST_S, _TRIAL_S, _MOST_TRIALS_S = 45.0, 0.4, 60.0
+# Rough seconds of a study: profile and known plans, one trial, all trials at most, and the final comparison.
+_REST_S, _TRIAL_S, _MOST_TRIALS_S = 15.0, 0.4, 60.0
+_FINAL_OF_TRIAL_S, _LEAST_FINAL_S, _MOST_FINAL_S = 0.5, 5.0, 20.0
 _PREDICTED_REST_S, _PREDICTED_TRIAL_S = 2.0, 0.005
 _LONG_S = 120.0
+_FORESEEN = ("whole on ", "layer ", "parameter count ", "one ")
+"""How names of baselines begin that are known before anything is timed."""
 
 
 class ProgressCampaign:
@@ -102,23 +107,24 @@ class _StudyWatcher:
 def dry_run(run: CampaignRun) -> dict[str, Any]:
     """Return a campaign's studies, their sizes and their expected seconds, without measuring."""
     studies: list[dict[str, Any]] = []
+    names: dict[str, None] = {}
     for planned, status in ((state.planned, state.status) for state in run.states):
-        operators, plans, problem, seconds, exit_code = None, None, "", 0.0, 0
-        budget = planned.config.budget
+        config = run.config(planned)
+        found: dict[str, Any] = {}
+        problem, seconds, exit_code = "", 0.0, 0
         try:
-            operators, plans, here = _size(planned)
+            found = foreseen(config)
         except OptimizeError as error:
             problem, exit_code = str(error), error.exit_code
         else:
-            trials = min(budget, plans)
-            measured_s = _REST_S + min(trials * _TRIAL_S, _MOST_TRIALS_S)
-            seconds = measured_s if here else _PREDICTED_REST_S + trials * _PREDICTED_TRIAL_S
+            names |= dict.fromkeys(found["baselines"])
+            seconds = _expected_s(config, min(config.budget, found["plans"]))
         studies.append(
             {
                 "study": planned.name,
-                "operators": operators,
-                "plans": plans,
-                "budget": budget,
+                "operators": found.get("operators"),
+                "plans": found.get("plans"),
+                "budget": config.budget,
                 "expected_s": 0.0 if status == "done" else seconds,
                 "state": "will fail" if problem else status,
                 "problem": problem,
@@ -126,27 +132,19 @@ def dry_run(run: CampaignRun) -> dict[str, Any]:
             }
         )
     document = {"schema_version": 1, "name": run.file.campaign.name, "folder": str(run.folder), "studies": studies}
-    return document | {"expected_s": sum(s["expected_s"] for s in studies)}
+    unknown = [name for name in run.file.campaign.baselines if name.startswith(_FORESEEN) and name not in names]
+    return document | {
+        "expected_s": sum(s["expected_s"] for s in studies),
+        "unknown_baselines": unknown if names else [],
+        "baselines": list(names),
+    }
 
 
-def _size(planned: Planned) -> tuple[int, int, bool]:
-    """Return the operators of a study's model, the plans of its space, and whether it measures this machine."""
-    from evaluators.registry import make_evaluator
-    from optimizer.devices import asks_for_several, choose_model_and_platform
-    from optimizer.study.config import space_of, with_freedoms
-
-    config = planned.config
-    evaluator = make_evaluator(config.evaluator)
-    if asks_for_several(evaluator, config):
-        from optimizer.workload.problem import read_problem
-
-        problem = read_problem(config, evaluator)
-        count, plans = len(problem.joined.graph.operators), problem.space.cardinality()
-    else:
-        graph, platform = choose_model_and_platform(evaluator, config)
-        count = len(graph.operators)
-        plans = space_of(with_freedoms(config, [graph], platform), graph, platform).cardinality()
-    return count, plans, evaluator.capabilities.measures_here
+def _expected_s(config: StudyConfig, trials: int) -> float:
+    if not make_evaluator(config.evaluator).capabilities.measures_here:
+        return _PREDICTED_REST_S + trials * _PREDICTED_TRIAL_S
+    final_s = min(_MOST_FINAL_S, max(_LEAST_FINAL_S, _FINAL_OF_TRIAL_S * config.budget))
+    return _REST_S + min(trials * _TRIAL_S, _MOST_TRIALS_S) + final_s
 
 
 def render_dry_run(document: Mapping[str, Any]) -> Group:
@@ -162,11 +160,12 @@ def render_dry_run(document: Mapping[str, Any]) -> Group:
         column.overflow = "fold"
     took = document["expected_s"]
     about = seconds(took) if took < _LONG_S else f"{took / 60:.0f} minutes"
-    return Group(
-        listed,
-        Text(),
-        Text(f"{len(rows)} {'study' if len(rows) == 1 else 'studies'}, about {about}, into {document['folder']}"),
-    )
+    ends = f"{len(rows)} {'study' if len(rows) == 1 else 'studies'}, about {about}, into {document['folder']}"
+    parts: list[Table | Text] = [listed, Text(), Text(ends)]
+    if unknown := document["unknown_baselines"]:
+        there = ", ".join(document["baselines"])
+        parts.append(Text(f"no study has the baseline {', '.join(map(repr, unknown))}; there are: {there}"))
+    return Group(*parts)
 
 
 def render_summary(run: CampaignRun, tables: Tables) -> Group:

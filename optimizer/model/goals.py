@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.base import Candidate, Session, conditions_of, counters_of
-from evaluators.energy import powers_w
 from evaluators.measurement.final import Final, run_final
 from evaluators.objectives import (
     LATENCY,
@@ -99,14 +98,16 @@ class StudyObjective:
     breaks: Callable[[Plan], tuple[Violation, ...]] = lambda _: ()
 
 
-def asked(config: StudyConfig, platform: Platform, session: Session) -> Session:
+def asked(config: StudyConfig, platform: Platform, space: EnumerableSpace, session: Session) -> Session:
     """Return the session to search with: in all states of the platform that ``--state`` names.
 
     Raises:
-        UsageError: the session has no states, or no meter or power gives the energy.
+        UsageError: the session has no states or outputs, or no meter or power gives the energy.
+        UnavailableError: it cannot measure an objective.
     """
-    if "energy" in config.objective or config.max_energy is not None:
-        powers_w(platform, session)
+    if config.max_error is not None and not (session.capabilities.outputs or isinstance(space, RankSpace)):
+        raise UsageError("--max-error: this evaluator computes no outputs", "use --evaluator litert, or leave it out")
+    _priced(config, platform, session)
     return in_states(session, platform, config.state, config.robust) if config.state else session
 
 
@@ -123,8 +124,6 @@ def study_objective(
     """
     most = most_stages(config, len(graph.operators))
     optima = _MODEL_OPTIMA[config.sampler == "auto"]
-    if config.max_error is not None and not (session.capabilities.outputs or isinstance(space, RankSpace)):
-        raise UsageError("--max-error: this evaluator computes no outputs", "use --evaluator litert, or leave it out")
     if _is_composed(config, space):
         return _composed_objective(config, graph, platform, cast("NeighbourlySpace", space), session, profiled, most)
     if isinstance(space, RankSpace):
@@ -184,7 +183,7 @@ def _composed_objective(
     def everywhere(session: Session) -> Any:
         return in_states(session, platform, config.state, config.robust) if config.state else session
 
-    session, mean = everywhere(priced or usual), asked(config, platform, usual)
+    session, mean = everywhere(priced or usual), everywhere(usual)
     error, ranks = allowed_error(config) or 0.0, None
     if isinstance(space, RankSpace):
         ranks = rank_model(graph, usual, profiled, platform, space)
@@ -340,6 +339,7 @@ def decide_front(
         how.policy,
         max_s=how.policy.max_s / count,
         disturbed_s=how.policy.disturbed_s / count,
+        claim_s=how.policy.claim_s / count,
         loaded=max(2, len(trials)),
     )
     stages = [len(t.plan.stages) for t in trials]

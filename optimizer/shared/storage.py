@@ -17,6 +17,7 @@ import sqlite3
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
@@ -54,6 +55,15 @@ def check_url(url: str) -> str:
     if parts.scheme == "sqlite" and (not url.startswith("sqlite:///") or len(url) <= len("sqlite:///")):
         raise UsageError(f"--storage {url}: needs a file", "as sqlite:///study.db")
     return url
+
+
+def sqlite_file(url: str) -> Path | None:
+    """Return the file of a storage in SQLite; None for servers.
+
+    Raises:
+        UsageError: the URL is wrong.
+    """
+    return Path(urlsplit(check_url(url)).path[1:]) if url.startswith("sqlite:") else None
 
 
 def open_storage(url: str, heartbeat_s: int = HEARTBEAT_S, patience_s: float = PATIENCE_S) -> BaseStorage:
@@ -154,13 +164,19 @@ def patiently(call: Callable[[], Found], what: str, patience_s: float = PATIENCE
                     raise UsageError(f"{what}: its content cannot be read ({found})", "give another study") from error
                 raise
             if why := _no_file(error):
-                hint = "give a database of SQLite, or a new file, where you can write"
-                raise UnavailableError(f"{what} cannot be used: {why}", hint) from error
+                raise unusable(what, why) from error
             if time.monotonic() > end_s:
                 hint = "check that its server runs"
                 raise UnavailableError(f"{what} does not answer: {_reason(error)}", hint) from error
         time.sleep(pause_s * (0.5 + random.random()))  # noqa: S311 - so that workers do not retry all at once
         pause_s = min(2.0 * pause_s, _LONGEST_PAUSE_S)
+
+
+def unusable(what: str, why: str) -> UnavailableError:
+    """Return the error that a file of SQLite cannot be used."""
+    return UnavailableError(
+        f"{what} cannot be used: {why}", "give a database of SQLite, or a new file, where you can write"
+    )
 
 
 def _reason(error: Exception) -> str:

@@ -20,7 +20,7 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -34,8 +34,17 @@ from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from optimizer.shared.storage import PATIENCE_S, SILENT_BEATS, close_storage, open_storage, patiently
+from optimizer.shared.storage import (
+    PATIENCE_S,
+    SILENT_BEATS,
+    close_storage,
+    open_storage,
+    patiently,
+    sqlite_file,
+    unusable,
+)
 from optimizer.study.config import StudyConfig, option, parse_config
+from optimizer.study.folder import Identity
 from optimizer.study.history import plain_attributes
 from search_spaces.core.bounded import parsed_json
 from search_spaces.core.errors import UsageError
@@ -301,12 +310,8 @@ def _counts(trial: FrozenTrial) -> bool:
     return not trial.state.is_finished() or RECORD in trial.user_attrs
 
 
-def _settings_of(storage: BaseStorage, name: str) -> Mapping[str, Mapping[str, Any]]:
-    """Return the settings of a study that another worker has begun.
-
-    Raises:
-        UsageError: there is none of this name.
-    """
+def _attributes(storage: BaseStorage, name: str) -> Mapping[str, Any] | None:
+    """Return what workers of a study share; None if there is no study of this name."""
 
     def ask() -> Mapping[str, Any] | None:
         try:
@@ -314,7 +319,16 @@ def _settings_of(storage: BaseStorage, name: str) -> Mapping[str, Mapping[str, A
         except KeyError:
             return None
 
-    known = patiently(ask, "the storage")
+    return patiently(ask, "the storage")
+
+
+def _settings_of(storage: BaseStorage, name: str) -> Mapping[str, Mapping[str, Any]]:
+    """Return the settings of a study that another worker has begun.
+
+    Raises:
+        UsageError: there is none of this name.
+    """
+    known = _attributes(storage, name)
     if known is None or SETTINGS not in known:
         raise UsageError(f"--study {name}: the storage has no such study", "begin it with --model")
     return checked_settings(known[SETTINGS], name)
@@ -384,10 +398,29 @@ def _plain(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
+def check_joins(config: StudyConfig, identity: Identity) -> None:
+    """Check that a study can be begun or joined in its storage; nothing is begun, and no file of SQLite is made.
+
+    Raises:
+        UsageError: the storage has another study of this name.
+        UnavailableError: the storage cannot be reached.
+    """
+    if config.storage is None:
+        return
+    if (file := sqlite_file(config.storage)) is not None and not file.exists():
+        if not os.access(file.parent, os.W_OK | os.X_OK):
+            raise unusable(f"storage {config.storage}", "unable to open database file")
+        return
+    storage = open_storage(config.storage, config.heartbeat)
+    try:
+        if (known := _attributes(storage, str(config.study))) is not None and SETTINGS in known:
+            _agree(config, _settings(config, identity), known[SETTINGS])
+    finally:
+        close_storage(storage)
+
+
 @contextmanager
-def sharing(
-    config: StudyConfig, model_digest: str, inputs_digest: str, processors: Sequence[str]
-) -> Iterator[SharedStudy | None]:
+def sharing(config: StudyConfig, identity: Identity) -> Iterator[SharedStudy | None]:
     """Yield the shared study, which is begun if it is new; None if the study is not shared.
 
     Raises:
@@ -401,34 +434,34 @@ def sharing(
     worker = f"{host.node()}-{os.getpid()}-{secrets.token_hex(4)}"
     shared = SharedStudy(storage, str(config.study), worker, config.heartbeat, objectives=len(config.objective))
     try:
-        mine = _settings(config, model_digest, inputs_digest, processors)
-        there = checked_settings(shared.fact(SETTINGS, lambda: mine), str(config.study))["agreed"]
-        for name, value in mine["agreed"].items():
-            if there.get(name) != value:
-                what = option(name) if name in _AGREED else name.replace("_", " ")
-                raise UsageError(
-                    f"--study {config.study}: it has {what} {_words(there.get(name))}, not {_words(value)}",
-                    "give another --study",
-                )
+        mine = _settings(config, identity)
+        _agree(config, mine, shared.fact(SETTINGS, lambda: mine))
         yield shared
     finally:
         shared.close()
         close_storage(storage)
 
 
+def _agree(config: StudyConfig, mine: Mapping[str, Any], found: Any) -> None:
+    """Raise where the settings in a storage are damaged, or those of another study."""
+    there = checked_settings(found, str(config.study))["agreed"]
+    for name, value in mine["agreed"].items():
+        if there.get(name) != value:
+            what = option(name) if name in _AGREED else name.replace("_", " ")
+            raise UsageError(
+                f"--study {config.study}: it has {what} {_words(there.get(name))}, not {_words(value)}",
+                "give another --study",
+            )
+
+
 def _words(value: object) -> str:
     return (", ".join(map(str, value)) or "not given") if isinstance(value, list) else str(value)
 
 
-def _settings(config: StudyConfig, model_digest: str, inputs_digest: str, processors: Sequence[str]) -> dict[str, Any]:
+def _settings(config: StudyConfig, identity: Identity) -> dict[str, Any]:
     settings = config.model_dump(mode="json", exclude_unset=True)
     agreed = {name: config.model_dump(mode="json")[name] for name in _AGREED}
     return {
         "config": {name: value for name, value in settings.items() if name not in _OWN},
-        "agreed": {
-            **agreed,
-            "model_digest": model_digest,
-            "inputs_digest": inputs_digest,
-            "measured_on": sorted(processors),
-        },
+        "agreed": {**agreed, **identity.to_json()},
     }

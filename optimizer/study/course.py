@@ -7,6 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from evaluators.base import Agreement, Session, counters_of
 from evaluators.measurement.disturbance import RunFilter
@@ -17,22 +20,24 @@ from optimizer.model.bounds import Bounds
 from optimizer.model.goals import decide_front
 from optimizer.samplers import make_sampler
 from optimizer.shared.loop import SharedLoop
-from optimizer.shared.study import SharedStudy, placed, sharing
+from optimizer.shared.study import SharedStudy, check_joins, placed, sharing
 from optimizer.study.config import StudyConfig, end_of_search
 from optimizer.study.drift_monitor import DriftMonitor
 from optimizer.study.ends import Watcher, kept_at_the_end, kept_front, kept_verdict, tell_of_damage
-from optimizer.study.folder import RESULT, RunFolder, write_json
+from optimizer.study.folder import RESULT, Identity, RunFolder, write_json
 from optimizer.study.front import Front
 from optimizer.study.history import WARM, History, Trial
 from optimizer.study.loop import Loop, Origin
 from optimizer.study.result import Result
 from optimizer.study.subjects import Search, Subject
 from optimizer.study.verdict import PAUSE_S, FinalSettings, Verdict, decide
+from optimizer.study.warm import fingerprint_of
 from search_spaces.core.plan import Plan
 from search_spaces.spaces.space import in_space
 
 _PRECISION = 0.005
 _FINAL_S, _FINAL_SHARE, _LEAST_FINAL_S, _DISTURBED_S = 20.0, 0.2, 5.0, 60.0
+_CLAIM_SHARE = 0.3
 _FINAL_OF_TRIAL_S = 0.5  # seconds of the final for each trial of the budget: 40 allow all 20 s
 _PAUSES = 3  # inferences after a pause, of each of two plans
 
@@ -110,22 +115,13 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
         Interrupted: the person pressed Ctrl-C after the run folder was open.
     """
     begin_s = time.monotonic()
-    config = placed(config)
-    make_sampler(config.sampler, config.seed, 0)  # an unknown sampler is reported before a model is built
-    subject = read_subject(config, watcher)
-    config = subject.config
-    processors = [f"{p.name} ({p.like})" for p in subject.processors]
+    watcher.message(f"reading {config.model}")
+    subject = read_subject(placed(config))
+    config, of = subject.config, identity(subject)
     fingerprint = {"evaluator": config.evaluator, "platform": subject.platform.to_json()}
     with (
-        sharing(config, subject.digest, subject.inputs_digest, processors) as shared,
-        RunFolder.create_or_resume(
-            config,
-            model_digest=subject.digest,
-            inputs_digest=subject.inputs_digest,
-            fingerprint=fingerprint,
-            command=command,
-            processors=processors,
-        ) as run,
+        sharing(config, of) as shared,
+        RunFolder.create_or_resume(config, of, fingerprint=fingerprint, command=command) as run,
     ):
         tell_of_damage(run, watcher)
         subject.resume(run.contents.records)
@@ -137,10 +133,33 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
                 return _search(study, session)
 
 
-def read_subject(config: StudyConfig, watcher: Watcher) -> Subject:
+def foreseen(config: StudyConfig) -> dict[str, Any]:
+    """Return what a study would search, as plain values, without running anything.
+
+    Errors are those of the study's beginning, with the evaluator's session open. Not seen is what only shows when plans
+    are priced or measured.
+    """
+    subject = read_subject(placed(config))
+    config, of = subject.config, identity(subject)
+    check_joins(config, of)
+    RunFolder.check(config, of)
+    with TemporaryDirectory() as folder, subject.session(Path(folder)) as session:
+        subject.ask(session)
+        if config.warm_start is not None:
+            subject.taken(config.warm_start, fingerprint_of(session))
+    return subject.foreseen()
+
+
+def identity(subject: Subject) -> Identity:
+    """Return what a study is of."""
+    processors = tuple(sorted(f"{p.name} ({p.like})" for p in subject.processors))
+    return Identity(subject.digest, subject.inputs_digest, processors)
+
+
+def read_subject(config: StudyConfig) -> Subject:
     """Return the subject of a study; errors are those of :func:`run_study`."""
+    make_sampler(config.sampler, config.seed, 0)  # an unknown sampler is reported before a model is built
     evaluator = make_evaluator(config.evaluator)
-    watcher.message(f"reading {config.model}")
     if asks_for_several(evaluator, config):
         from optimizer.study.several_models import SeveralModels
 
@@ -238,7 +257,7 @@ def _policy(config: StudyConfig, spent_s: float) -> tuple[FinalPolicy, int]:
     """Return the final's policy, and the inferences after a pause: at most 20 s or a fifth of the study.
 
     Less after a quick search of a few trials. Two rounds find the best plan, but a gain of 3 % took five rounds or more
-    to become significant.
+    to become significant, and twice as many among forty plans on a busier machine: a third is added for those.
 
     Args:
         spent_s: seconds of the study so far.
@@ -250,5 +269,6 @@ def _policy(config: StudyConfig, spent_s: float) -> tuple[FinalPolicy, int]:
         precision=min(config.precision, _PRECISION),
         max_s=limit_s - 2 * PAUSE_S * pauses,
         disturbed_s=min(_DISTURBED_S, 2.0 * limit_s),
+        claim_s=_CLAIM_SHARE * limit_s,
     )
     return policy, pauses

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -46,6 +47,31 @@ RESULT = "result.json"
 _FIXED = ("seed", "sampler", "max_stages", "evaluator", "objective", "processors", "allow", "state", "robust", "power")
 _MAX_MANIFEST_NBYTES = 16 << 20
 _SHOWN_CHARACTERS = 80
+_WRITABLE = "give --out a folder that you can write to"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a study is of; it is constant.
+
+    Attributes:
+        model_digest: of the graphs' structure.
+        inputs_digest: of inputs that a person gave; "" without any.
+        measured_on: processors that plans may name, each with its group of identical ones: another machine's of the
+            same names are others.
+    """
+
+    model_digest: str
+    inputs_digest: str = ""
+    measured_on: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "model_digest": self.model_digest,
+            "inputs_digest": self.inputs_digest,
+            "measured_on": list(self.measured_on),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,31 +96,24 @@ class RunFolder:
     def create_or_resume(
         cls,
         config: StudyConfig,
+        identity: Identity,
         *,
-        model_digest: str,
-        inputs_digest: str = "",
         fingerprint: Mapping[str, Any],
         command: Sequence[str],
-        processors: Sequence[str] = (),
     ) -> RunFolder:
         """Open or create the folder that ``config`` names; resume the study that is in it.
 
         Args:
             config: ``out`` is the folder itself, else it is ``runs/<study>`` here; without either it is a new one.
-            model_digest: of the graph's structure.
-            inputs_digest: of inputs that a person gave; "" without any.
+            identity: what the study is of; another one is refused.
             fingerprint: of the evaluator's session, plain values.
             command: the command line, for the manifest.
-            processors: those that plans may name, with the group of identical ones; another machine is refused.
 
         Raises:
             RunFolderError: it cannot be written, is in use, is no run folder, or holds another study.
         """
         path, study = _place(config)
-        settings = config.model_dump(mode="json") | {"objective": ",".join(config.objective)}
-        kept = {name: settings[name] for name in _FIXED}
-        digests = {"model_digest": model_digest, "inputs_digest": inputs_digest}
-        fixed = {**digests, **kept, "measured_on": sorted(processors)}
+        fixed = _fixed(config, identity)
         with disk_errors(path):
             _refuse_foreign(path)
             _check(path, config.study, fixed)  # before opening the log, which may be another study's
@@ -117,6 +136,25 @@ class RunFolder:
                 log.close()
                 raise
         return cls(path, config, log, contents, changes)
+
+    @staticmethod
+    def check(config: StudyConfig, identity: Identity) -> None:
+        """Check that a study can be begun or resumed in the folder that ``config`` names; write nothing.
+
+        Raises:
+            RunFolderError: it cannot be written, is no run folder, or holds another study.
+        """
+        named = config.out is not None or config.study is not None
+        path = config.out or Path("runs", config.study or "")
+        with disk_errors(path, _WRITABLE):
+            there = next(p for p in (path, *path.parents) if p.exists() or p.is_symlink())
+            if not there.is_dir():
+                raise RunFolderError(f"{there}: not a folder", _WRITABLE)
+            if not os.access(there, os.W_OK | os.X_OK):
+                raise RunFolderError(f"{there}: permission denied", _WRITABLE)
+            if named and there == path:
+                _refuse_foreign(path)
+                _check(path, config.study, _fixed(config, identity))
 
     @property
     def study(self) -> str:
@@ -215,13 +253,19 @@ def _place(config: StudyConfig) -> tuple[Path, str]:
     return path, study
 
 
+def _fixed(config: StudyConfig, identity: Identity) -> dict[str, Any]:
+    """Return what is constant within a study."""
+    settings = config.model_dump(mode="json") | {"objective": ",".join(config.objective)}
+    return {**identity.to_json(), **{name: settings[name] for name in _FIXED}}
+
+
 def _make(path: Path) -> None:
-    with disk_errors(path, "give --out a folder that you can write to"):
+    with disk_errors(path, _WRITABLE):
         try:
             path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             wrong = next(p for p in (path, *path.parents) if p.exists() or p.is_symlink())
-            raise RunFolderError(f"{wrong}: not a folder", "give --out a folder that you can write to") from None
+            raise RunFolderError(f"{wrong}: not a folder", _WRITABLE) from None
 
 
 def _refuse_foreign(path: Path) -> None:

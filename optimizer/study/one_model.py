@@ -127,13 +127,34 @@ class OneModel:
         """Open the session that measures or predicts plans."""
         return self.evaluator.prepare(self.measured_on, folder)
 
+    def ask(self, session: Session) -> Session:
+        """Return the session in all states of the platform that are asked for."""
+        return asked(self.config, self.platform, self.space, session)
+
+    def taken(self, run: Path, fingerprint: Mapping[str, Any]) -> Warm:
+        """Return what an earlier study of one model has measured for this one."""
+        return warm_start(run, fingerprint, self.config, self.graph, self.platform)
+
+    def foreseen(self) -> dict[str, Any]:
+        """Return what would be searched; the fastest processor, and so what criteria are for, is not known yet."""
+        processors = self.platform.processors
+        return {
+            "model": self.graph.name,
+            "operators": len(self.graph.operators),
+            "processors": [p.name for p in processors],
+            "allow": self.config.allow,
+            "plans": self.space.cardinality(),
+            "budget": self.config.budget,
+            "baselines": [b.name for b in baselines(self.graph, self.platform, processors[0].name)],
+            "later": "further baselines, once the operators are timed",
+        }
+
     def learn(self, study: Study, session: Session) -> Search:
         """Profile the operators; set objectives, limits and baselines."""
         config, progress = self.config, study.watcher.message
         most = most_stages(config, len(self.graph.operators))
-        take = partial(warm_start, config=config, graph=self.graph, platform=self.platform)
-        warm = begin_warm(config, take, session, study.run, study.history, progress, study.shared)
-        priced = asked(config, self.platform, session)
+        warm = begin_warm(config, self.taken, session, study.run, study.history, progress, study.shared)
+        priced = self.ask(session)
         if isinstance(self.space, SegmentSpace):
             progress("pricing operators that two processors can share")
         if (count := len(self.space.distributions())) > _MANY_PARAMETERS:

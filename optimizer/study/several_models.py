@@ -36,7 +36,7 @@ from optimizer.workload.critic import workload_costs, workload_critic
 from optimizer.workload.limits import Least, bound_of, check
 from optimizer.workload.memory import Memory
 from optimizer.workload.problem import Problem, read_problem
-from optimizer.workload.ranks import PLAIN, RANKS, decomposed, grids_of, rank_summary, twins, write_rewritten
+from optimizer.workload.ranks import PLAIN, RANKS, decomposed, foreseen, grids_of, rank_summary, twins, write_rewritten
 from optimizer.workload.result import WorkloadResult
 from optimizer.workload.search import STEPS, WorkloadProposer
 from optimizer.workload.starts import shared_starts
@@ -166,26 +166,49 @@ class SeveralModels:
         problem = self.problem
         return self.evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective, folder)
 
-    def learn(self, study: Study, session: Session) -> Search:
-        """Measure prices of jobs, and find the variants of models."""
+    def ask(self, session: Session) -> Session:
+        """Return the session that measures or predicts the objectives, in all states that are asked for."""
         problem, config = self.problem, self.config
-        hosted = cast("WorkloadSession", session)
-        memory = Memory(problem.workload, problem.joined)
-        self.simulator = self._prices(study, hosted, memory)
-        warm = begin_warm(config, self._taken, session, study.run, study.history, study.watcher.message, study.shared)
-        processors, several = problem.space.platform, len(problem.objectives) > 1
+        processors, hosted = problem.space.platform, cast("WorkloadSession", session)
         objectives = [*problem.objectives, *(find_workload_objective(name) for name in _limited(config, problem))]
         self.asked = asked = [workload_pricing(o, problem.workload, processors, hosted) for o in objectives]
         priced: Any = PricedSession(session, asked)
         if len(asked) == 1 and asked[0].of_run == asked[0].objective.name:
             priced = session
         if config.state:
-            priced = in_states(
-                priced, Platform(processors.name, single_processors(processors)), config.state, config.robust
-            )
+            single = Platform(processors.name, single_processors(processors))
+            priced = in_states(priced, single, config.state, config.robust)
+        return cast("Session", priced)
+
+    def foreseen(self) -> dict[str, Any]:
+        """Return what would be searched; with ranks, before they are known."""
+        problem = self.problem
+        plans = problem.space.cardinality()
+        found: dict[str, Any] = {
+            "workload": problem.workload.name,
+            "models": [i.name for i in problem.workload.instances],
+            "operators": len(self.graph.operators),
+            "processors": [p.name for p in self.processors],
+            "objective": ", ".join(o.name for o in self.objectives),
+            "allow": self.config.allow,
+            "plans": plans,
+            "budget": self.config.budget,
+            "baselines": [b.name for b in problem.baselines],
+        }
+        return found | foreseen(problem.workload, problem.space.platform, problem.choices, problem.baselines, plans)
+
+    def learn(self, study: Study, session: Session) -> Search:
+        """Measure prices of jobs, and find the variants of models."""
+        problem, config = self.problem, self.config
+        hosted = cast("WorkloadSession", session)
+        memory = Memory(problem.workload, problem.joined)
+        self.simulator = self._prices(study, hosted, memory)
+        warm = begin_warm(config, self.taken, session, study.run, study.history, study.watcher.message, study.shared)
+        priced: Any = self.ask(session)
+        several = len(problem.objectives) > 1
         predict = self._predictor(priced, memory)
         limits = limits_of(config)
-        figures = {how.objective.name: self._figure(how) for how in asked[len(problem.objectives) :]}
+        figures = {how.objective.name: self._figure(how) for how in self.asked[len(problem.objectives) :]}
 
         def breaks(plan: Plan) -> tuple[Violation, ...]:
             return (*memory.violations(plan), *expected(limits, figures, plan))
@@ -210,7 +233,7 @@ class SeveralModels:
             fits=lambda trial: keeps(limits, trial, problem.objectives[0].name),
         )
 
-    def _taken(self, run: Path, fingerprint: Mapping[str, Any]) -> Warm:
+    def taken(self, run: Path, fingerprint: Mapping[str, Any]) -> Warm:
         """Return what an earlier study of several models has measured of this one."""
 
         def holds(plan: Plan) -> bool:
@@ -308,7 +331,7 @@ class SeveralModels:
         grids = grids_of(problem.workload, problem.choices) if problem.choices and (new or known is None) else {}
         more = (grids,) if grids else ()
         if known is None and config.warm_start is not None:
-            known = self._taken(config.warm_start, fingerprint_of(session)).prices
+            known = self.taken(config.warm_start, fingerprint_of(session)).prices
         # All workers use the first one's prices, so that they propose by one model.
         if known is None and study.shared is not None:
             known = study.shared.fact(PRICES, lambda: session.price(None, progress, *more))

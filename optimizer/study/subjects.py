@@ -19,6 +19,7 @@ from optimizer.study.history import History, Trial
 from optimizer.study.records import Record
 from optimizer.study.result import Result
 from optimizer.study.verdict import Verdict
+from optimizer.study.warm import Warm
 from search_spaces.core.constraints import Violation
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
@@ -126,6 +127,30 @@ class Subject(Protocol):
 
     def session(self, folder: Path) -> AbstractContextManager[Session]:
         """Open the session that measures or predicts plans."""
+        ...
+
+    def ask(self, session: Session) -> Session:
+        """Return the session that measures or predicts the objectives and limited figures.
+
+        Raises:
+            UsageError: it cannot, for want of states, outputs, powers or a meter.
+            UnavailableError: it cannot measure an objective.
+        """
+        ...
+
+    def taken(self, run: Path, fingerprint: Mapping[str, Any]) -> Warm:
+        """Return what an earlier study has measured for this one.
+
+        Args:
+            fingerprint: from :func:`~optimizer.study.warm.fingerprint_of`.
+
+        Raises:
+            RunFolderError: there is no finished study in the folder.
+        """
+        ...
+
+    def foreseen(self) -> dict[str, Any]:
+        """Return what a study would search, as plain values with readable names."""
         ...
 
     def learn(self, study: Study, session: Session) -> Search:

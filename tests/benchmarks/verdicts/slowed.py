@@ -54,7 +54,7 @@ class SlowedSession(Session):
 
     def __init__(self, inner: Session, slower: float) -> None:
         self.inner, self.slower = inner, slower
-        self.capabilities = replace(inner.capabilities, pause=False, stream=False)
+        self.capabilities = replace(inner.capabilities, pause=False, stream=False, placements=False)
 
     def fingerprint(self) -> dict[str, Any]:
         return {**self.inner.fingerprint(), "slower": self.slower}

@@ -680,6 +680,31 @@ def test_a_final_goes_on_while_it_is_open_which_plan_is_the_fastest(
     assert short.rounds < long.rounds < FinalPolicy().max_rounds
 
 
+def test_a_final_goes_on_with_two_plans_where_one_looks_faster_but_not_significantly() -> None:
+    """Many plans leave time for few rounds, which cannot tell a gain of 5 % on a busy machine."""
+
+    def watched(found: Final) -> tuple[int, ...]:
+        return (found.fastest, 1)
+
+    def final_of(claim_s: float) -> tuple[Final, int]:
+        rng = np.random.default_rng(2)
+        policy = FinalPolicy(max_s=3.0, disturbed_s=0.0, claim_s=claim_s)
+        seconds = [0.01, *[0.0105] * 12]
+        loads = [loader(s, Noise(run=0.03, instance=0.02), rng) for s in seconds]
+        found = run_final(
+            loads, policy, rng, counters=lambda: Counters(0.0), recommended=lambda f: f.fastest, watched=watched
+        )
+        return found, found.fastest
+
+    (short, one), (long, two) = final_of(0.0), final_of(3.0)
+    assert one == two == 0
+    assert not short.ratio(1, 0).significant
+    assert long.ratio(1, 0).significant
+    rows = [s.levels for s in long.standings]
+    assert sum(level is not None for level in rows[1][short.rounds :]) > 2
+    assert all(level is None for row in rows[2:] for level in row[short.rounds + 1 :])
+
+
 def finals(rng: np.random.Generator, noise: float) -> Final:
     """Return a final of equal plans, some of which left early and came back, in rounds of very different speed."""
     levels = 0.5 * rng.standard_normal((12, 1)) + noise * rng.standard_normal((12, 6))

@@ -95,6 +95,13 @@ def test_a_dry_run_measures_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "4 studies, about" in capsys.readouterr().out
 
 
+def test_a_dry_run_names_baselines_that_no_study_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, BASIC + "\nbaselines: [whole on cpu, whole on npu]\n")
+    assert main(["run", str(path), "--out", str(tmp_path / "out"), "--dry-run"]) == 0
+    found = capsys.readouterr().out
+    assert "no study has the baseline 'whole on npu'" in found
+
+
 @pytest.mark.parametrize(
     "state",
     [

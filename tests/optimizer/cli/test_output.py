@@ -103,16 +103,23 @@ def test_a_dry_run_measures_nothing(capsys: pytest.CaptureFixture[str], tmp_path
         ("--warm-start nowhere", 2),
         ("--state hot:cpu=1.5", 2),
         ("--evaluator cost-model --platform pixel4 --objective energy", 2),
+        ("--evaluator cost-model --platform pixel4 --max-error 0.1", 2),
+        ("--evaluator cost-model --platform pixel4 --model squeezenet1_1@0.5/64 --objective energy", 2),
+        ("--evaluator cost-model --platform pixel4 --model squeezenet1_1@0.5/64 --state hot:wrong=2", 2),
+        ("--out taken", 2),
+        ("--storage sqlite:///nowhere/study.db --study s", 4),
     ],
 )
 def test_a_dry_run_refuses_what_the_run_refuses(capsys: pytest.CaptureFixture[str], more: str, code: int) -> None:
+    Path("taken").mkdir()
+    Path("taken/strange.txt").write_text("")
     words = [*SYNTHETIC, *more.split()]
     said = []
     for extra in (["--dry-run"], ["-q"]):
         assert main([*words, *extra]) == code
-        said.append(capsys.readouterr().err)
+        said.append(capsys.readouterr().err.splitlines()[-1])  # what a profile extrapolates is told once a process
     assert said[0] == said[1]
-    says(said[0])
+    says(f"{said[0]}\n")
 
 
 def test_help_names_every_option_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ import yaml
 from optimizer import files
 from optimizer.files import write_atomic, write_json
 from optimizer.study.config import StudyConfig
-from optimizer.study.folder import RunFolder, read_manifest
+from optimizer.study.folder import Identity, RunFolder, read_manifest
 from optimizer.study.records import header
 from search_spaces.core.errors import OptimizeError, RunFolderError
 from tests.support.sentences import fails
@@ -34,8 +34,14 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def opened(config: StudyConfig = CONFIG, digest: str = DIGEST, **fingerprint: Any) -> RunFolder:
     return RunFolder.create_or_resume(
-        config, model_digest=digest, fingerprint=FINGERPRINT | fingerprint, command=["optimize", "--model", "vgg16"]
+        config, Identity(digest), fingerprint=FINGERPRINT | fingerprint, command=["optimize", "--model", "vgg16"]
     )
+
+
+def opened_on(processors: tuple[str, ...], config: StudyConfig = CONFIG, digest: str = DIGEST) -> RunFolder:
+    RunFolder.check(config, Identity(digest, "", processors))  # refuses what opening refuses
+    of = Identity(digest, "", processors)
+    return RunFolder.create_or_resume(config, of, fingerprint=FINGERPRINT, command=["optimize"])
 
 
 def changed(**values: Any) -> StudyConfig:
@@ -225,43 +231,43 @@ def test_a_damaged_manifest_is_one_line() -> None:
 
 
 def test_another_model_or_other_processors_are_reported_in_words() -> None:
-    first = ["cpu (cores:1)", "cpu0 (core:1)"]
-    RunFolder.create_or_resume(
-        CONFIG, model_digest=DIGEST, fingerprint=FINGERPRINT, command=["optimize"], processors=first
-    ).close()
+    first = ("cpu (cores:1)", "cpu0 (core:1)")
+    opened_on(first).close()
     for digest, processors in (
         ("cd" * 32, first),
-        (DIGEST, ["cpu0 (core:1)"]),
-        (DIGEST, ["cpu (cores:2)", "cpu0 (core:1)"]),
-        (DIGEST, [*first, "cpu:openvino (cores:1:openvino)"]),  # a runtime that was installed meanwhile
+        (DIGEST, ("cpu0 (core:1)",)),
+        (DIGEST, ("cpu (cores:2)", "cpu0 (core:1)")),
+        (DIGEST, (*first, "cpu:openvino (cores:1:openvino)")),  # a runtime that was installed meanwhile
     ):
         with fails(RunFolderError):
-            RunFolder.create_or_resume(
-                CONFIG, model_digest=digest, fingerprint=FINGERPRINT, command=["optimize"], processors=processors
-            )
+            opened_on(processors, digest=digest)
     for damaged in (False, True):  # a manifest that is made anew knows no processors: a subset is refused as before
         if damaged:
-            with RunFolder.create_or_resume(
-                CONFIG, model_digest=DIGEST, fingerprint=FINGERPRINT, command=["optimize"], processors=first
-            ) as run:
+            with opened_on(first) as run:
                 run.log.append("trial", {"plan": {"graph_digest": DIGEST}})
             Path("runs/first/manifest.json").write_text("{")
         with fails(RunFolderError):
-            RunFolder.create_or_resume(
-                changed(processors=("cpu0",)),
-                model_digest=DIGEST,
-                fingerprint=FINGERPRINT,
-                command=["optimize"],
-                processors=["cpu0 (core:1)"],
-            )
+            opened_on(("cpu0 (core:1)",), changed(processors=("cpu0",)))
     assert Path("runs/first/manifest.json").read_text() == "{"
-    RunFolder.create_or_resume(
-        CONFIG, model_digest=DIGEST, fingerprint=FINGERPRINT, command=["optimize"], processors=first
-    ).close()
-    named = changed(processors=("cpu", "cpu0"))
-    RunFolder.create_or_resume(
-        named, model_digest=DIGEST, fingerprint=FINGERPRINT, command=["optimize"], processors=first
-    ).close()
+    opened_on(first).close()
+    opened_on(first, changed(processors=("cpu", "cpu0"))).close()
+
+
+def test_a_place_is_checked_without_writing(tmp_path: Path) -> None:
+    of = Identity(DIGEST)
+    RunFolder.check(CONFIG, of)
+    RunFolder.check(CONFIG.model_copy(update={"study": None}), of)
+    assert not list(tmp_path.iterdir())
+    Path("file").write_text("")
+    Path("full").mkdir()
+    Path("full/strange.txt").write_text("")
+    Path("mine").mkdir(mode=0o500)
+    for out in ("file", "file/deep", "full"):
+        with fails(RunFolderError):
+            RunFolder.check(changed(out=Path(out)), of)
+    if os.geteuid():  # nothing is closed to root
+        with fails(RunFolderError):
+            RunFolder.check(changed(out=Path("mine/deep")), of)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\x00", b"[" * 100_000, b'{"schema_version": 1}'])
@@ -336,12 +342,12 @@ def test_a_full_disk_at_the_start_is_one_line() -> None:
     program = """
 import resource
 from optimizer.study.config import StudyConfig
-from optimizer.study.folder import RunFolder
+from optimizer.study.folder import Identity, RunFolder
 from search_spaces.core.errors import RunFolderError
 resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
 try:
     config = StudyConfig(model="m", budget=1, study="first")
-    RunFolder.create_or_resume(config, model_digest="", fingerprint={}, command=[])
+    RunFolder.create_or_resume(config, Identity(""), fingerprint={}, command=[])
 except RunFolderError as error:
     print(error)
 """
