@@ -145,7 +145,7 @@ class OneModel:
             "allow": self.config.allow,
             "plans": self.space.cardinality(),
             "budget": self.config.budget,
-            "baselines": [b.name for b in baselines(self.graph, self.platform, processors[0].name)],
+            "baselines": [b.name for b in self._usual(processors[0].name)],
             "later": "further baselines, once the operators are timed",
         }
 
@@ -228,13 +228,19 @@ class OneModel:
             wholes = sum(len(b.plan.stages) == 1 for b in named)
             named = named[: max(wholes, self.config.budget // 2)]  # the other half is for proposals
         else:
-            named = baselines(self.graph, self.platform, fastest)
+            named = self._usual(fastest)
         for processor in self.own:
             plan = chain_plan(self.graph, (), [processor.name])
             named = (*named, Baseline(f"LiteRT's own placement ({processor.name})", plan))
         if all(any(v.unit not in {"stages", "s", "J"} for v in breaks(b.plan)) for b in named):
             return (*named, Baseline(_NO_OTHER, estimate.optima[0]))
         return named
+
+    def _usual(self, fastest: str) -> tuple[Baseline, ...]:
+        """Return the baselines of cuts; where a plan has one stage only, nobody asks what cuts cost."""
+        single = most_stages(self.config, len(self.graph.operators)) == 1
+        found = baselines(self.graph, self.platform, fastest)
+        return tuple(b for b in found if len(b.plan.stages) == 1 or not single)
 
     @property
     def _inner(self) -> EnumerableSpace:
