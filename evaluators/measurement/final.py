@@ -72,6 +72,7 @@ _WIDEST = math.log(1e6)  # half width of an interval at most
 _LOADING_SHARE = 0.1  # share of the final for building all plans once, beyond which instances are kept
 _LEAST_INSTANCE_NBYTES = 16 << 20
 _NO_LOAD_S = 0.1  # where latencies are computed, faster loading does not count, so that results do not depend on load
+_NOISE_SHARE = 0.5  # of the half width of a simultaneous interval
 UNDECIDED = 0.02
 """If another plan is expected to be faster than the recommended one by more than this, the final is undecided; for
 plans that look equal, that is an interval of about ±12 %."""
@@ -339,7 +340,9 @@ class Final:
             raise UnavailableError(f"no plan could be measured in the final: {reasons or 'there was none'}")
         return self._table.fastest(self.measured)
 
-    def choose(self, stages: Sequence[int], tie: float, allowed: Iterable[int] | None = None) -> int:
+    def choose(
+        self, stages: Sequence[int], tie: float, allowed: Iterable[int] | None = None, *, ended: bool = True
+    ) -> int:
         """Return the plan to recommend: the fastest, or one with fewer stages that is not significantly slower.
 
         No other plan is significantly faster than the returned one.
@@ -348,6 +351,8 @@ class Final:
             stages: number of stages of each plan.
             tie: how much slower than the fastest the plan may be; for predictions, their error decides instead.
             allowed: the plans to choose from; all by default.
+            ended: whether no more rounds follow, so that a lead within the noise is a tie: of forty equal plans the
+                fastest leads by two standard errors, which is half of an interval's half width.
         """
         among = [i for i in self.measured if allowed is None or i in set(allowed)]
         if not among:
@@ -358,10 +363,16 @@ class Final:
             if i == best:
                 return True
             to_best = self.ratio(i, best)
-            near = to_best.value <= 1.0 + tie or self.model_sigma(i, best) > 0.0
+            near = to_best.value <= 1.0 + tie or self.model_sigma(i, best) > 0.0 or (ended and self._is_noise(i, best))
             return near and to_best.low <= 1.0 and not any(self.ratio(i, j).low > 1.0 for j in among if j != i)
 
         return min((i for i in among if eligible(i)), key=lambda i: (stages[i], self._table.effect(i, best), i))
+
+    def _is_noise(self, plan: int, best: int) -> bool:
+        """Return whether the lead of the fastest plan is what noise alone would give it."""
+        to_best = self.ratio(plan, best)
+        half = math.log(to_best.high / to_best.low) / 2.0
+        return math.log(to_best.value) <= _NOISE_SHARE * half and self.expected_loss(plan, best) <= UNDECIDED
 
     def expected_loss(self, chosen: int, rival: int) -> float:
         """Return the expected relative gain of a rival over the chosen plan, counted as 0 where the rival is slower.

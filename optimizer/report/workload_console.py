@@ -76,7 +76,7 @@ def jobs_table(result: WorkloadResult) -> Table:
         listed.append((str(place), component.name, _jobs(rows), _number(times.get(component.name))))
     if len(shown) > _MOST_JOBS:
         listed.append(("…", f"{len(shown) - _MOST_JOBS} more models", "", ""))
-    return table((">first", "model", "stages: operators on processor", ">ms"), listed, title)
+    return table((">order", "model", "stages: operators on processor", ">ms"), listed, title)
 
 
 def _jobs(stages: Iterable[Stage]) -> str:

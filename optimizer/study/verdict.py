@@ -290,9 +290,11 @@ def decide(
     def load(plan: Plan) -> Callable[[], Candidate]:
         return lambda: checked(session.load(how.graph, plan, fresh=True), plan)
 
-    def chosen(final: Final) -> int:
+    def chosen(final: Final, *, ended: bool = False) -> int:
         among = [i for i in eligible if i in final.measured] or list(final.measured)
-        return choose(final, among) if choose is not None else final.choose(stages, how.policy.tie, among)
+        if choose is not None:
+            return choose(final, among)
+        return final.choose(stages, how.policy.tie, among, ended=ended)
 
     def watched(final: Final) -> Iterator[int]:
         """Yield the plans that the verdict names, whose ratios must be known."""
@@ -334,7 +336,7 @@ def decide(
         free_nbytes=available_nbytes if counters_of(session) is not None else lambda: None,
     )
     _ = final.fastest  # raises with the reasons where all plans have failed
-    best = chosen(final)
+    best = chosen(final, ended=True)
     scale, sigma = _scale(final, trials)
     left_out = beyond + sum(s.samples is None and not s.failure for s in final.standings)
     reference = _reference(final, plans, titles, baselines)

@@ -68,6 +68,17 @@ def test_ties_go_to_the_fewest_stages_and_no_further_than_the_tie() -> None:
     assert (ratio.low, ratio.high) == (ratio.value, ratio.value), "what is computed has no interval of samples"
 
 
+@pytest.mark.parametrize(("lead", "tie"), [(0.013, True), (0.02, False)])
+def test_a_lead_that_noise_alone_would_give_is_a_tie_once_no_rounds_follow(lead: float, tie: bool) -> None:
+    noise = 0.02 * np.random.default_rng(1).standard_normal((5, 2))
+    levels = noise - noise.mean(axis=0) + (0.0, lead)
+    rows = [tuple(map(float, column)) for column in levels.T]
+    found = Final(tuple(Standing(Samples((1.0,)), row) for row in rows), (0, 1))
+    assert not found.ratio(1, 0).significant
+    assert found.choose([3, 1], 0.01) == int(tie)
+    assert found.choose([3, 1], 0.01, ended=False) == 0
+
+
 def test_exchanging_two_plans_inverts_the_ratio() -> None:
     rng = np.random.default_rng(0)
     slow, fast = loader(0.03, STILL, rng), loader(0.02, STILL, rng)
