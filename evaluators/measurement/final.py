@@ -93,7 +93,7 @@ class FinalPolicy:
         max_s: seconds of loading and running after which no round begins.
         disturbed_s: seconds that are added where half of the turns or more were disturbed, fewer where fewer were; and
             where the final is undecided without disturbances in the counters (hyper-threads, memory, clocks of a host).
-        claim_s: seconds that are added where the recommended plan looks faster than a watched one, but not
+        claim_s: seconds that are added where the recommended plan looks faster than the reference, but not
             significantly: the two alone have several times as many rounds then as among all.
         min_rounds, max_rounds: number of rounds, each with rebuilt instances.
         min_blocks, max_blocks: turns of each plan in a round; one turn where an inference takes 50 ms or more.
@@ -658,6 +658,7 @@ def run_final(
     counted: bool = False,
     groups: Sequence[Hashable] = (),
     recommended: Callable[[Final], int] | None = None,
+    reference: Callable[[Final], int | None] = lambda _: None,
     free_nbytes: Callable[[], int | None] = lambda: None,
 ) -> Final:
     """Measure plans against each other over rebuilt instances until one is left, the rest are equal, or time is up.
@@ -678,7 +679,9 @@ def run_final(
             them. An H100 that was idle in the CPU's turns for half of the time lowered its clock from 1,980 to
             345 MHz, and an inference of 1.2 ms took 1.6 ms. By default all plans are one group.
         recommended: returns the plan to be recommended, by default the fastest; a final goes on while another plan may
-            be faster than that, or while it is open whether that is faster than a watched plan.
+            be faster than that.
+        reference: returns the plan that the recommended one is said to be faster than; a final goes on for a while
+            where that is likely but not significant.
         free_nbytes: returns the free memory where plans are loaded; None where it is not known.
 
     A plan that fails twice drops out with the reason; the others go on.
@@ -690,7 +693,7 @@ def run_final(
         raise UsageError("a final needs at least one plan")
     apart = list(groups) if groups and policy.settle_s > 0.0 else [None] * len(loads)
     runs = RunFilter(counters)
-    seams = runs, watched, progress, apart, recommended, free_nbytes
+    seams = runs, watched, progress, apart, recommended, reference, free_nbytes
     return _Runner(loads, reuse, policy, rng, *seams, computed=computed, counted=counted).run(conditions)
 
 
@@ -708,6 +711,7 @@ class _Runner:
         progress: Callable[[str], None],
         groups: Sequence[Hashable],
         recommended: Callable[[Final], int] | None,
+        reference: Callable[[Final], int | None],
         free_nbytes: Callable[[], int | None],
         *,
         computed: bool,
@@ -717,7 +721,8 @@ class _Runner:
         self._filter, self._watched, self._progress, self._computed = runs, watched, progress, computed
         self._repeats = computed or counted
         self._clock = time.process_time if computed else time.monotonic
-        self._groups, self._recommended, self._free_nbytes = groups, recommended, free_nbytes
+        self._groups, self._free_nbytes = groups, free_nbytes
+        self._recommended, self._reference = recommended, reference
         self._racing = set(range(len(loads)))  # may still be the fastest
         self._running = list(range(len(loads)))  # measured in the next round
         self._leaders: set[int] = set()  # the fastest, the recommended plan and close rivals
@@ -1059,8 +1064,8 @@ class _Runner:
             ahead = ahead[: max(_FOCUS, math.ceil(self._met * _KEPT_SHARE ** len(self._levels)))]
         elif len(self._levels) < 2:  # one round took all the time: the best two get another
             ahead = ahead[:2]
-        elif claims := self._claims(known):
-            ahead, watched = [chosen, *claims], set()
+        elif self._is_claimed(known):
+            ahead, watched = [chosen], {i for i in [self._reference(known)] if i is not None}
         else:  # in the time added for disturbances: the least certain ones
             rivals = [i for i in ahead if i in known.measured]
             ahead = [chosen, *sorted(rivals, key=lambda i: -known.expected_loss(chosen, i))[:_RIVALS]]
@@ -1083,20 +1088,21 @@ class _Runner:
         share = min(1.0, 2.0 * self._disturbed / max(1, self._turns_made))
         best = table.fastest(racing)
         if self._spent_s >= policy.max_s + share * policy.disturbed_s:
-            if self._claims(self._final()):
+            if self._is_claimed(self._final()):
                 return False
             return self._spent_s >= policy.max_s + policy.disturbed_s or not self._open(racing)
         seen = (i for i in self._running if self._seen(i) and i != best)
         return done >= policy.min_rounds and all(self._settled(table, i, best) for i in seen)
 
-    def _claims(self, known: Final) -> list[int]:
-        """Return the watched plans, in the time for them, that the recommended one may or may not be faster than."""
-        policy = self._policy
+    def _is_claimed(self, known: Final) -> bool:
+        """Return whether the recommended plan may be faster than the reference, and there is time to find out."""
+        policy, reference = self._policy, self._reference(known)
         if self._recommended is None or not policy.max_s <= self._spent_s < policy.max_s + policy.claim_s:
-            return []
-        chosen = self._recommended(known)
-        ratios = {i: known.ratio(i, chosen) for i in self._watched(known) if i != chosen}
-        return [i for i, ratio in ratios.items() if ratio.value > 1.0 + policy.tie and not ratio.significant]
+            return False
+        if reference is None or (chosen := self._recommended(known)) == reference:
+            return False
+        ratio = known.ratio(reference, chosen)
+        return ratio.value > 1.0 + policy.tie and not ratio.significant
 
     def _open(self, racing: Iterable[int]) -> bool:
         """Return whether the final would end undecided."""

@@ -296,14 +296,18 @@ def decide(
             return choose(final, among)
         return final.choose(stages, how.policy.tie, among, ended=ended)
 
+    def fastest(final: Final, group: Sequence[int]) -> int | None:
+        return min(group, key=lambda i: final.effect(i, final.fastest), default=None)
+
+    def whole(final: Final) -> int | None:
+        return fastest(final, [i for i in final.measured if stages[i] == 1])
+
     def watched(final: Final) -> Iterator[int]:
         """Yield the plans that the verdict names, whose ratios must be known."""
         if len(final.measured) < 2:
             return
         yield chosen(final)
-        for group in ([i for i in final.measured if stages[i] == 1], _criteria(final, titles)):
-            if group:
-                yield min(group, key=lambda i: final.effect(i, final.fastest))
+        yield from (i for i in (whole(final), fastest(final, _criteria(final, titles))) if i is not None)
 
     def shared(plan: Plan) -> Callable[[], Candidate]:
         return lambda: checked(session.load(how.graph, plan), plan)
@@ -333,6 +337,7 @@ def decide(
         progress=how.progress,
         groups=[how.loaded_by(p) for p in plans],
         recommended=chosen,
+        reference=whole,
         free_nbytes=available_nbytes if counters_of(session) is not None else lambda: None,
     )
     _ = final.fastest  # raises with the reasons where all plans have failed

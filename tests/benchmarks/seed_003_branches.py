@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ import numpy as np
 from evaluators.litert.processors import usable_cores
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.measurement.final import Comparison, FinalPolicy, compare
+from optimizer import optimize
 from optimizer.model.branch_profile import branch_profile
 from optimizer.model.profile import profile
 from optimizer.model.segments import segment_baselines, segment_estimate, segment_price
@@ -34,6 +37,7 @@ from search_spaces.spaces.segment_space import SegmentSpace
 
 Row = dict[str, Any]
 JOINT = "joint"
+SEED_MODEL, SEED_GROUPS = "squeezenet1_0", "the seed's four groups"
 PRECISION = 0.003
 
 
@@ -63,6 +67,15 @@ def against(session: LitertSession, graph: Graph, whole: Plan, plan: Plan, secon
     )
 
 
+def seed_plan(platform: Platform) -> Plan:
+    """Return the plan of the seed's board, whose groups of branches the seed chose, on two cores in place of it."""
+    with TemporaryDirectory() as folder:
+        known = {"evaluator": "cost-model", "platform": "zcu102", "allow": "cuts,branches", "out": folder + "/run"}
+        found = optimize(SEED_MODEL, budget=60, **known).plan  # type: ignore[arg-type]
+    cores = dict(zip(("npu", "cpu"), (p.name for p in platform.processors), strict=True))
+    return replace(found, stages=tuple(replace(s, processor=cores[s.processor]) for s in found.stages))
+
+
 def measured(session: LitertSession, graph: Graph, platform: Platform, threads: str, seconds: float) -> Row:
     """Return what one model gains from its branches on two cores."""
     space = SegmentSpace(graph, platform, splits=False)
@@ -73,6 +86,8 @@ def measured(session: LitertSession, graph: Graph, platform: Platform, threads: 
     home = known.fastest(platform)
     plans = {b.name: b.plan for b in segment_baselines(graph, platform, space, estimate.costs, home)}
     plans[JOINT] = estimate.optima[0]
+    if graph.name == SEED_MODEL:
+        plans[SEED_GROUPS] = seed_plan(platform)
     whole = chain_plan(graph, (), [platform.processors[0].name])
     price = segment_price(space, estimate.costs)
     like = platform.processors[0].like

@@ -703,7 +703,13 @@ def test_a_final_goes_on_with_two_plans_where_one_looks_faster_but_not_significa
         seconds = [0.01, *[0.0105] * 12]
         loads = [loader(s, Noise(run=0.03, instance=0.02), rng) for s in seconds]
         found = run_final(
-            loads, policy, rng, counters=lambda: Counters(0.0), recommended=lambda f: f.fastest, watched=watched
+            loads,
+            policy,
+            rng,
+            counters=lambda: Counters(0.0),
+            recommended=lambda f: f.fastest,
+            reference=lambda _: 1,
+            watched=watched,
         )
         return found, found.fastest
 
