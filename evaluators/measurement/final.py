@@ -363,16 +363,17 @@ class Final:
             if i == best:
                 return True
             to_best = self.ratio(i, best)
-            near = to_best.value <= 1.0 + tie or self.model_sigma(i, best) > 0.0 or (ended and self._is_noise(i, best))
+            near = to_best.value <= 1.0 + tie or self.model_sigma(i, best) > 0.0
+            near = near or (ended and self._is_noise(i, best, among))
             return near and to_best.low <= 1.0 and not any(self.ratio(i, j).low > 1.0 for j in among if j != i)
 
         return min((i for i in among if eligible(i)), key=lambda i: (stages[i], self._table.effect(i, best), i))
 
-    def _is_noise(self, plan: int, best: int) -> bool:
-        """Return whether the lead of the fastest plan is what noise alone would give it."""
+    def _is_noise(self, plan: int, best: int, among: Iterable[int]) -> bool:
+        """Return whether noise alone would give the fastest plan its lead, and no plan may be faster by much."""
         to_best = self.ratio(plan, best)
         half = math.log(to_best.high / to_best.low) / 2.0
-        return math.log(to_best.value) <= _NOISE_SHARE * half and self.expected_loss(plan, best) <= UNDECIDED
+        return math.log(to_best.value) <= _NOISE_SHARE * half and not any(self.may_lose(plan, i) for i in among)
 
     def expected_loss(self, chosen: int, rival: int) -> float:
         """Return the expected relative gain of a rival over the chosen plan, counted as 0 where the rival is slower.

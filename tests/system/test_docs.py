@@ -87,7 +87,10 @@ NOT_RUN = {
         f"optimize run experiments/{name}.yaml": "builds gigabytes of models; test_campaign_file.py plans it"
         for name in ("machine", "runtimes", "seed_000_criteria", "seed_002_coexecution", "seed_004_memory_access")
     },
-    **{f"optimize run experiments/{name}.yaml": "needs a GPU" for name in ("seed_003_branches_gpu", "seed_004_gpu")},
+    **{
+        f"optimize run experiments/{name}.yaml": "needs a GPU"
+        for name in ("seed_002_sharing_gpu", "seed_003_branches_gpu", "seed_004_gpu", "seed_004_gpu_litert")
+    },
     **{
         f"optimize {arguments}": "takes minutes; test_cost_model_calibrate.py calibrates, and predicts by what came out"
         for arguments in (
@@ -120,7 +123,12 @@ NOT_RUN = {
     "optimize storage URL": "serves until it is interrupted; test_shared.py shares by one",
     "optimize calibrate": "a mention",
     "python -m tests.benchmarks.main_job vgg16 200 --plain-trials 20": "measures for 5 minutes",
-    "python -m tests.benchmarks.seed_001_gpu OUT.json": "needs an NVIDIA GPU",
+    **{
+        f"python -m tests.benchmarks.{name} OUT.json": "needs an NVIDIA GPU"
+        for name in ("seed_000_pool", "seed_001_gpu", "gpu_traffic")
+    },
+    "python -m tests.benchmarks.seed_000_memory OUT.json": "makes control groups, as root",
+    "python -m tests.benchmarks.exact placement REFERENCE OUT": "test_placement.py solves the same files",
     "python -m tests.benchmarks.verdicts OUT.json --part gpu --gpu-budget 15": "needs an NVIDIA GPU",
     "python -m tests.benchmarks.fit_published ../shared/reference experiments": "test_published.py tests what it wrote",
     "python -m tests.benchmarks.busy_tests OUT.json --at-once 3": "runs tests for an hour",

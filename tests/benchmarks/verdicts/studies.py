@@ -150,7 +150,7 @@ def plans_to_compare(rows: Sequence[Row], more: Sequence[Plan] = ()) -> list[Pla
         for name in ("best", "reference"):
             plan = Plan.from_json(row[name])
             found[plan.digest] = plan
-        for entry in row["table"]:
+        for entry in row.get("table", ()):  # left out of results that are kept
             plan = Plan.from_json(entry["plan"])
             others[plan.digest] = plan
             looks.setdefault(plan.digest, []).append(float(entry["to_best"]))
