@@ -327,6 +327,7 @@ def test_options_are_understood(option: str, here: Path, capsys: pytest.CaptureF
     option = option.replace("detector=", f"{here / 'path' / 'to' / 'model.tflite'}=")
     model = str(here / "path" / "to" / "model.tflite") if "input-shape" not in option else SMALL
     option = option.replace("1,224,224,3", "1,64,64,3")
+    option = f"{option} --study one" if "--storage" in option else option
     code = main(["--model", model, "--dry-run", *shlex.split(option)])
     out, err = capsys.readouterr()
     if "input-shape" in option:
