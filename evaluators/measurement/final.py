@@ -364,16 +364,16 @@ class Final:
                 return True
             to_best = self.ratio(i, best)
             near = to_best.value <= 1.0 + tie or self.model_sigma(i, best) > 0.0
-            near = near or (ended and self._is_noise(i, best, among))
+            near = near or (ended and self._is_noise(i, best) and not any(self.may_lose(i, j) for j in among))
             return near and to_best.low <= 1.0 and not any(self.ratio(i, j).low > 1.0 for j in among if j != i)
 
         return min((i for i in among if eligible(i)), key=lambda i: (stages[i], self._table.effect(i, best), i))
 
-    def _is_noise(self, plan: int, best: int, among: Iterable[int]) -> bool:
-        """Return whether noise alone would give the fastest plan its lead, and no plan may be faster by much."""
+    def _is_noise(self, plan: int, best: int) -> bool:
+        """Return whether noise alone would give a plan that leads another one its lead."""
         to_best = self.ratio(plan, best)
         half = math.log(to_best.high / to_best.low) / 2.0
-        return math.log(to_best.value) <= _NOISE_SHARE * half and not any(self.may_lose(plan, i) for i in among)
+        return math.log(to_best.value) <= _NOISE_SHARE * half
 
     def expected_loss(self, chosen: int, rival: int) -> float:
         """Return the expected relative gain of a rival over the chosen plan, counted as 0 where the rival is slower.
@@ -382,7 +382,9 @@ class Final:
         degrees of freedom of the difference: 40 % of the error where the two look equal after many rounds, 55 % after
         three, about 0 where the rival looks clearly slower.
         """
-        mean = self._table.effect(chosen, rival)
+        return self._loss(self._table.effect(chosen, rival), chosen, rival)
+
+    def _loss(self, mean: float, chosen: int, rival: int) -> float:
         kept = self._kept_share(chosen, rival)
         instances = kept * self._instance_noise[0] if kept else 0.0
         error, freedom = self._table.error(chosen, rival)
@@ -392,8 +394,13 @@ class Final:
         return sigma * _positive_part(mean / sigma, min(max(2.0, freedom), _NEARLY_NORMAL))
 
     def may_lose(self, chosen: int, rival: int) -> bool:
-        """Return whether a rival may be much faster than the chosen plan, and their order is not significant."""
+        """Return whether a rival may be much faster than the chosen plan, and their order is not significant.
+
+        A lead that noise alone would give the rival counts as none.
+        """
         if rival == chosen or self.expected_loss(chosen, rival) <= UNDECIDED:
+            return False
+        if self._is_noise(chosen, rival) and self._loss(0.0, chosen, rival) <= UNDECIDED:
             return False
         return not self.ratio(chosen, rival).significant
 

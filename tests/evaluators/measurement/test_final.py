@@ -79,6 +79,15 @@ def test_a_lead_that_noise_alone_would_give_is_a_tie_once_no_rounds_follow(lead:
     assert found.choose([3, 1], 0.01, ended=False) == 0
 
 
+def test_a_lead_within_the_noise_leaves_nothing_open() -> None:
+    noise = 0.04 * np.random.default_rng(1).standard_normal((5, 2))
+    levels = noise - noise.mean(axis=0) + (0.0, 0.02)
+    found = Final(tuple(Standing(Samples((1.0,)), tuple(map(float, row))) for row in levels.T), (0, 1))
+    assert found.expected_loss(1, 0) > 0.02
+    assert not found.may_lose(1, 0)
+    assert found.choose([3, 1], 0.01) == 1
+
+
 def test_exchanging_two_plans_inverts_the_ratio() -> None:
     rng = np.random.default_rng(0)
     slow, fast = loader(0.03, STILL, rng), loader(0.02, STILL, rng)
