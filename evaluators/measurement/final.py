@@ -351,8 +351,8 @@ class Final:
             stages: number of stages of each plan.
             tie: how much slower than the fastest the plan may be; for predictions, their error decides instead.
             allowed: the plans to choose from; all by default.
-            ended: whether no more rounds follow, so that a lead within the noise is a tie: of forty equal plans the
-                fastest leads by two standard errors, which is half of an interval's half width.
+            ended: whether no more rounds follow, so that a lead within the noise is a tie, if both raced to the end: of
+                forty equal plans the fastest leads by two standard errors, which is half of an interval's half width.
         """
         among = [i for i in self.measured if allowed is None or i in set(allowed)]
         if not among:
@@ -364,7 +364,7 @@ class Final:
                 return True
             to_best = self.ratio(i, best)
             near = to_best.value <= 1.0 + tie or self.model_sigma(i, best) > 0.0
-            near = near or (ended and self._is_noise(i, best) and not any(self.may_lose(i, j) for j in among))
+            near = near or (ended and i in self.racing and self._is_noise(i, best))
             return near and to_best.low <= 1.0 and not any(self.ratio(i, j).low > 1.0 for j in among if j != i)
 
         return min((i for i in among if eligible(i)), key=lambda i: (stages[i], self._table.effect(i, best), i))
@@ -665,7 +665,7 @@ def run_final(
     computed: bool = True,
     counted: bool = False,
     groups: Sequence[Hashable] = (),
-    recommended: Callable[[Final], int] | None = None,
+    recommended: Callable[[Final, bool], int] | None = None,
     reference: Callable[[Final], int | None] = lambda _: None,
     free_nbytes: Callable[[], int | None] = lambda: None,
 ) -> Final:
@@ -686,8 +686,8 @@ def run_final(
         groups: of each plan; plans of one group take turns with each other, those of another group before or after
             them. An H100 that was idle in the CPU's turns for half of the time lowered its clock from 1,980 to
             345 MHz, and an inference of 1.2 ms took 1.6 ms. By default all plans are one group.
-        recommended: returns the plan to be recommended, by default the fastest; a final goes on while another plan may
-            be faster than that.
+        recommended: returns the plan to be recommended, by default the fastest, given whether no more rounds follow; a
+            final goes on while another plan may be faster than that.
         reference: returns the plan that the recommended one is said to be faster than; a final goes on for a while
             where that is likely but not significant.
         free_nbytes: returns the free memory where plans are loaded; None where it is not known.
@@ -718,7 +718,7 @@ class _Runner:
         watched: Callable[[Final], Iterable[int]],
         progress: Callable[[str], None],
         groups: Sequence[Hashable],
-        recommended: Callable[[Final], int] | None,
+        recommended: Callable[[Final, bool], int] | None,
         reference: Callable[[Final], int | None],
         free_nbytes: Callable[[], int | None],
         *,
@@ -1066,7 +1066,7 @@ class _Runner:
         watched = {i for i in self._watched(known) if i in alive and not self._settled(table, i, best)}
         again = {i for i in self._running if not self._seen(i) and len(self._failures[i]) == 1}
         ahead = sorted(self._racing & set(seen), key=lambda i: table.effect(i, best))
-        chosen = self._recommended(known) if self._recommended is not None else best
+        chosen = self._recommended(known, False) if self._recommended is not None else best
         self._leaders = {best, chosen, *ahead[:_LEADERS]}
         if self._spent_s < self._policy.max_s:
             ahead = ahead[: max(_FOCUS, math.ceil(self._met * _KEPT_SHARE ** len(self._levels)))]
@@ -1107,7 +1107,7 @@ class _Runner:
         policy, reference = self._policy, self._reference(known)
         if self._recommended is None or not policy.max_s <= self._spent_s < policy.max_s + policy.claim_s:
             return False
-        if reference is None or (chosen := self._recommended(known)) == reference:
+        if reference is None or (chosen := self._recommended(known, False)) == reference:
             return False
         ratio = known.ratio(reference, chosen)
         return ratio.value > 1.0 + policy.tie and not ratio.significant
@@ -1115,7 +1115,7 @@ class _Runner:
     def _open(self, racing: Iterable[int]) -> bool:
         """Return whether the final would end undecided."""
         known = self._final()
-        chosen = self._recommended(known) if self._recommended is not None else known.fastest
+        chosen = self._recommended(known, True) if self._recommended is not None else known.fastest
         return any(known.may_lose(chosen, i) for i in racing if i in known.measured)
 
     def _final(self, under: dict[str, Any] | None = None) -> Final:

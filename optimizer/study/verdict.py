@@ -290,7 +290,7 @@ def decide(
     def load(plan: Plan) -> Callable[[], Candidate]:
         return lambda: checked(session.load(how.graph, plan, fresh=True), plan)
 
-    def chosen(final: Final, *, ended: bool = False) -> int:
+    def chosen(final: Final, ended: bool) -> int:
         among = [i for i in eligible if i in final.measured] or list(final.measured)
         if choose is not None:
             return choose(final, among)
@@ -306,7 +306,7 @@ def decide(
         """Yield the plans that the verdict names, whose ratios must be known."""
         if len(final.measured) < 2:
             return
-        yield chosen(final)
+        yield chosen(final, False)
         yield from (i for i in (whole(final), fastest(final, _criteria(final, titles))) if i is not None)
 
     def shared(plan: Plan) -> Callable[[], Candidate]:
@@ -341,7 +341,7 @@ def decide(
         free_nbytes=available_nbytes if counters_of(session) is not None else lambda: None,
     )
     _ = final.fastest  # raises with the reasons where all plans have failed
-    best = chosen(final, ended=True)
+    best = chosen(final, True)
     scale, sigma = _scale(final, trials)
     left_out = beyond + sum(s.samples is None and not s.failure for s in final.standings)
     reference = _reference(final, plans, titles, baselines)

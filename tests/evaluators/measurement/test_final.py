@@ -79,13 +79,29 @@ def test_a_lead_that_noise_alone_would_give_is_a_tie_once_no_rounds_follow(lead:
     assert found.choose([3, 1], 0.01, ended=False) == 0
 
 
-def test_a_lead_within_the_noise_leaves_nothing_open() -> None:
+def test_a_lead_within_the_noise_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evaluators.measurement.final.UNDECIDED", 0.02)
     noise = 0.04 * np.random.default_rng(1).standard_normal((5, 2))
     levels = noise - noise.mean(axis=0) + (0.0, 0.02)
     found = Final(tuple(Standing(Samples((1.0,)), tuple(map(float, row))) for row in levels.T), (0, 1))
     assert found.expected_loss(1, 0) > 0.02
     assert not found.may_lose(1, 0)
     assert found.choose([3, 1], 0.01) == 1
+
+
+@pytest.mark.parametrize(("racing", "chosen", "is_open"), [((0, 1), 1, True), ((0,), 0, False)])
+def test_a_lead_within_heavy_noise_is_a_tie_and_open_and_plans_that_left_are_not_asked(
+    racing: tuple[int, ...], chosen: int, is_open: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evaluators.measurement.final.UNDECIDED", 0.02)
+    noise = 0.15 * np.random.default_rng(1).standard_normal((5, 3))
+    levels = noise - noise.mean(axis=0) + (0.0, 0.03, 0.3)
+    levels[1:, 2] = np.nan  # left after its first round
+    rows = [tuple(None if np.isnan(v) else float(v) for v in row) for row in levels.T]
+    found = Final(tuple(Standing(Samples((1.0,)), row) for row in rows), racing)
+    assert not found.ratio(1, 0).significant
+    assert found.choose([3, 1, 2], 0.01) == chosen
+    assert any(found.may_lose(chosen, i) for i in racing if i != chosen) == is_open
 
 
 def test_exchanging_two_plans_inverts_the_ratio() -> None:
@@ -685,8 +701,8 @@ def test_a_final_goes_on_while_it_is_open_which_plan_is_the_fastest(
     """Here counters tell of no disturbance, though instances differ by 15 %."""
     monkeypatch.setattr("evaluators.measurement.final.UNDECIDED", 0.02)
 
-    def chosen(found: Final) -> int:
-        return found.choose([3, 3, 1, 3], tie)
+    def chosen(found: Final, ended: bool = True) -> int:
+        return found.choose([3, 3, 1, 3], tie, ended=ended)
 
     def final_of(disturbed_s: float) -> Final:
         rng = np.random.default_rng(4)
@@ -716,7 +732,7 @@ def test_a_final_goes_on_with_two_plans_where_one_looks_faster_but_not_significa
             policy,
             rng,
             counters=lambda: Counters(0.0),
-            recommended=lambda f: f.fastest,
+            recommended=lambda f, _: f.fastest,
             reference=lambda _: 1,
             watched=watched,
         )
