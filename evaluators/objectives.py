@@ -5,7 +5,7 @@ return this number instead of the latency, and each stage's share of it. Samplin
 the same for all objectives.
 
 A new objective is one entry of :data:`OBJECTIVES` if it is a weighted sum of the processors' times. Any other law also
-needs a measurement in :meth:`Pricing.batch`.
+needs a measurement in :meth:`Pricing._batch`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ FIGURE_RUNS = 3
 
 
 PerSecond = Callable[[Platform, Mapping[str, float]], Mapping[str, float]]
-"""Returns the weight of a second of each processor, given the platform and the watts of its processors."""
+"""Returns the weight of a second of each processor, given the platform and, with ``of_powers``, their watts."""
 
 
 def _time(platform: Platform, _: Mapping[str, float]) -> Mapping[str, float]:
@@ -98,6 +98,7 @@ class Objective:
         of_blocks: whether an observation takes many runs, so that few observations are made.
         amount: what plans need more or less of; "" for times, by which plans are slower or faster.
         per_second: weight of a second of each processor, for a sum.
+        of_powers: whether these weights depend on the watts of the processors.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Objective:
     of_blocks: bool = False
     amount: str = ""
     per_second: PerSecond = _time
+    of_powers: bool = False
 
     @property
     def is_time(self) -> bool:
@@ -148,6 +150,7 @@ OBJECTIVES = {
             of_blocks=True,
             amount="energy",
             per_second=_energy,
+            of_powers=True,
         ),
         Objective("memory", "memory for weights and activations", "GB", "MB", "memory", "memory_mb", amount="memory"),
         Objective(
@@ -243,17 +246,34 @@ def pricing(objective: Objective, platform: Platform, session: Session) -> Prici
 
     Raises:
         UnavailableError: the objective is throughput, and the session runs no streams.
-        UsageError: the objective is energy, and there are neither powers nor a meter.
+        UsageError: the objective depends on powers, and there are neither these nor a meter of the energy.
     """
     if objective.name == "throughput" and not session.capabilities.stream:
         raise UnavailableError(
             "throughput is not supported: this evaluator runs one inference at a time",
             "use --evaluator litert or cost-model",
         )
-    if objective.name != "energy":
-        return Pricing(objective, platform, {})
+    return Pricing(objective, platform, *powers_or_meter(objective, platform, session))
+
+
+def powers_or_meter(
+    objective: Objective, platform: Platform, session: Session
+) -> tuple[Mapping[str, float], Meter | None]:
+    """Return the watts that an objective depends on, or a meter of the energy; neither where none is needed.
+
+    Raises:
+        UsageError: they are not known.
+    """
+    if not objective.of_powers:
+        return {}, None
     powers, meter = powers_w(platform, session)
-    return Pricing(objective, platform, powers, meter)
+    if meter is not None and objective.name != "energy":
+        first = platform.processors[0].name
+        raise UsageError(
+            f"--objective {objective.name} needs the watts of each processor; a meter tells only their sum",
+            f"such as --power {first}=2.5",
+        )
+    return powers, meter
 
 
 class Priced(Protocol):

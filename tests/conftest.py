@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,6 +62,15 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _no_turns() -> Iterator[None]:
+    """Studies of tests that run at once, in processes of pytest, do not wait for each other's measurements."""
+    with tempfile.TemporaryDirectory(prefix="t") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _decided() -> Iterator[None]:
     """Studies of this process end decided: whether this machine is too busy for that is not what they test.
 
@@ -69,8 +79,11 @@ def _decided() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(final, "UNDECIDED", math.inf)
         patch.setattr(course, "_DISTURBED_S", 0.0)
-        patch.setattr(course, "_FINAL_S", 8.0)
-        patch.setattr(compare, "_POLICY", FinalPolicy(max_s=6.0, disturbed_s=0.0))
+        patch.setattr(course, "_FINAL_S", 5.0)
+        patch.setattr(course, "_LEAST_FINAL_S", 4.0)
+        patch.setattr(course, "_PAUSES", 1)
+        patch.setattr(course, "_CLAIM_SHARE", 0.0)
+        patch.setattr(compare, "_POLICY", FinalPolicy(max_s=3.0, disturbed_s=0.0))
         yield
 
 

@@ -40,7 +40,8 @@ LEVELS = (QUIET, CALM, 0.10, math.inf)
 that every plan has figures on a machine that is always busy."""
 
 _ALPHA = 0.025  # of the t interval of one pair: half, since it is looked at after each round
-_EARLY_ROUNDS, _EARLY_ALPHA = 5, 0.005  # a few rounds may agree by chance
+_EARLY_ALPHAS = (5, 0.005), (9, 0.01)  # below so many rounds: few may agree by chance, and a final ends when they do
+_EARLY_ROUNDS = 5
 _OUTLIER = 5.0  # rounds farther from the median than this many robust standard deviations are pulled in to that
 ROUND_NOISE = 0.005
 """Relative standard deviation of a difference between rounds, assumed before there are enough rounds."""
@@ -516,7 +517,8 @@ class _Levels:
             return 0.0
         error, freedom = self.error(plan, other)
         pairs = max(1, int(np.isfinite(self.table).any(axis=0).sum()) - 1)
-        alpha = _ALPHA if self._rounds(plan, other) >= _EARLY_ROUNDS - 0.5 else _EARLY_ALPHA
+        rounds = self._rounds(plan, other)
+        alpha = next((early for below, early in _EARLY_ALPHAS if rounds < below - 0.5), _ALPHA)
         return _student(1.0 - alpha / pairs, freedom) * error
 
     def _rounds(self, plan: int, other: int) -> float:

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.base import Batch, Candidate
-from evaluators.energy import powers_w
-from evaluators.objectives import TAIL, Objective, Pricing, find_objective, peak_nbytes
+from evaluators.objectives import TAIL, Objective, Pricing, find_objective, peak_nbytes, powers_or_meter
 from evaluators.workload.host import WorkloadSession, came_of
 from evaluators.workload.outcome import OBJECTIVES as OF_OUTCOMES
 from evaluators.workload.outcome import Objective as OfOutcome
@@ -128,10 +127,10 @@ def workload_pricing(
         platform: processors and pools of the space.
 
     Raises:
-        UsageError: the objective is energy, and there are neither powers nor a meter.
+        UsageError: the objective depends on powers, and there are neither these nor a meter of the energy.
     """
     processors = Platform(platform.name, single_processors(platform))
-    powers, meter = powers_w(processors, session) if objective.name == "energy" else ({}, None)
+    powers, meter = powers_or_meter(objective, processors, session)
 
     def nbytes(plan: Plan) -> int:
         return memory_nbytes(workload, session.simulator.setting(plan, known=True))

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evaluators.registry import make_evaluator
-from optimizer.campaign.table import Tables, named, verdict_of
+from optimizer.campaign.table import Tables, named, ratio_heading, verdict_of
 from optimizer.report.console import make_console, progress_bar
 from optimizer.report.terminal import table
 from optimizer.study.course import foreseen
@@ -182,7 +182,7 @@ def render_summary(run: CampaignRun, tables: Tables) -> Group:
             ratio = f"{row['ratio']:.4f} [{row['ratio_low']:.4f}, {row['ratio_high']:.4f}]"
             verdict = verdict_of(row)
         rows.append((*(named(row[a]) for a in axes), str(row["studies"]), best, ratio or "–", verdict))
-    heads = (">studies", f">best, {one}" if one else ">best", ">best other plan: speed over that of the best known", "")
+    heads = (">studies", f">best, {one}" if one else ">best", f">{ratio_heading(tables.summary)}", "")
     parts: list[Table | Text] = [table((*axes, *heads), rows)]
     if tables.expected:
         parts += [Text(), table(("published", ">paper", ">ours", ">ours / paper", ""), map(_expected, tables.expected))]

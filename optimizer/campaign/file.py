@@ -142,9 +142,9 @@ class Expectation(_Strict):
     Attributes:
         name: as the table shows it.
         where: the studies that it is about.
-        metric: ``latency_ms`` of ``plan``; ``ratio`` of its latency to that of ``over``; ``speedup`` of the best plan.
+        metric: ``latency_ms`` of ``plan``; ``ratio`` of its value to that of ``over``; ``speedup`` of the best plan.
         plan: ``best``, or the name of a baseline.
-        over: the plan whose latency divides a ratio: ``best``, or the name of a baseline.
+        over: the plan whose value divides a ratio: ``best``, or the name of a baseline.
         paper: the published value.
         tolerance: relative difference up to which ours counts as equal.
         source: where it was published.

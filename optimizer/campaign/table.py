@@ -7,7 +7,7 @@ import io
 import json
 import math
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from evaluators.cost_model.indicators import LEAST_MODELS, Indicators, indicators, left_out_errors
 from evaluators.cost_model.indicators import explained as explained_by
 from evaluators.cost_model.profile import find_profile
-from evaluators.objectives import LATENCY, Objective
+from evaluators.objectives import LATENCY, OBJECTIVES, Objective
 from optimizer.campaign.file import AXES, Campaign, Expectation
 from optimizer.files import read_document, write_atomic
 from optimizer.report.data import Study, objective_of, points, read_study
@@ -128,11 +128,27 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
 
 
 def verdict_of(row: Row) -> str:
-    """Return in words whether the best other plan of a row of the summary is faster than the best known one."""
+    """Return in words whether the best other plan of a row of the summary is better than the best known one."""
     if row["ratio"] is None:
         return ""
-    how = "faster" if row["ratio"] > 1.0 else "slower"
+    objective = _objective(row)
+    how = objective.smaller if row["ratio"] > 1.0 else objective.larger
     return f"significantly {how}" if row["significant"] else "not significant"
+
+
+def ratio_heading(rows: Iterable[Row]) -> str:
+    """Return the heading of the ratios of a summary."""
+    what = "speed over that" if all(_objective(row).is_time for row in rows) else "advantage over that"
+    return f"best other plan: {what} of the best known"
+
+
+def better_word(rows: Iterable[Row]) -> str:
+    """Return what a better plan of a summary is: faster, or better where amounts are minimised."""
+    return "faster" if all(_objective(row).is_time for row in rows) else "better"
+
+
+def _objective(row: Row) -> Objective:
+    return OBJECTIVES.get(str(row.get("objective") or "").split(",")[0], LATENCY)
 
 
 def write_tables(tables: Tables, folder: Path) -> str:

@@ -47,7 +47,7 @@ class Bounds:
         return model_error(latency_s, self.space_s)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the bounds as plain values, in milliseconds."""
+        """Return the bounds as plain values, in milliseconds (thousandths of the objective's unit)."""
         return {
             "space_ms": self.space_s * 1e3,
             "proven": self.proven,

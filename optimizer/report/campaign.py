@@ -10,7 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.campaign.file import AXES
-from optimizer.campaign.table import GROUP, Row, Tables, gather, mean_excess, named, read_state, verdict_of
+from optimizer.campaign.table import (
+    GROUP,
+    Row,
+    Tables,
+    better_word,
+    gather,
+    mean_excess,
+    named,
+    ratio_heading,
+    read_state,
+    verdict_of,
+)
 from optimizer.report.document import Block, Cell, Code, Column, Document, Figure, Section, Table, Text, headed, listed
 from optimizer.report.plots import forest
 from optimizer.report.svg import Plot, Scale, around, text_width
@@ -62,7 +73,8 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
     compared = [r for r in tables.summary if r["ratio"] is not None]
     faster = sum(bool(r["significant"]) and r["ratio"] > 1.0 for r in compared)
     count = f"{faster or 'none'} of {plural(len(compared), 'row')}"
-    text = f"A plan is significantly faster than the best known one in {count}."
+    better = better_word(tables.summary)
+    text = f"A plan is significantly {better} than the best known one in {count}."
     if compared or not tables.summary:
         yield Text(text if tables.summary else "No study is finished yet.", "answer")
     by = ", ".join(dict.fromkeys(named(r["evaluator"]) for r in tables.summary))
@@ -73,7 +85,7 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
     axes = _shown_axes(tables.summary)
     names = [" · ".join(named(row[a]) for a in axes) for row in tables.summary]
     head = headed(*(Column(a.replace("_", " ")) for a in axes), "studies|d; best|.4g; unit")
-    ratio = headed("best other plan: speed over that of the best known|.4f; 95 % from|.4f; to|.4f; verdict")
+    ratio = headed(f"{ratio_heading(tables.summary)}|.4f; 95 % from|.4f; to|.4f; verdict")
     rows = tuple(
         (*(named(r[a]) for a in axes), r["studies"], r["best"], r["unit"], *(_ratio(r) if compared else ()))
         for r in tables.summary
@@ -85,11 +97,12 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
         if r["ratio"] is not None
     ]
     if drawn:
+        as_good = "fast" if better == "faster" else "good"
         yield Figure(
             "ratios",
-            forest(drawn, "times as fast as the best known plan"),
-            "How many times as fast as the best known plan the best other plan is, with the 95 % interval: over seeds "
-            "and repetitions where there are several, else that of the study's final comparison.",
+            forest(drawn, f"times as {as_good} as the best known plan"),
+            f"How many times as {as_good} as the best known plan the best other plan is, with the 95 % interval: over "
+            "seeds and repetitions where there are several, else that of the study's final comparison.",
         )
 
 

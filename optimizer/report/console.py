@@ -30,13 +30,14 @@ from rich.text import Text
 from evaluators.machine import problems
 from evaluators.objectives import LATENCY, OBJECTIVES, Objective
 from optimizer.model.ranks_text import describe_ranks
-from optimizer.report.terminal import table
+from optimizer.report.terminal import table, tried_text
 from optimizer.report.workload_console import jobs_table, outcomes_table, tucker_lines, workload_head
+from optimizer.study.loop import INFEASIBLE
 from optimizer.study.result import PROPOSED, Result
 from optimizer.study.verdict import REACH
 from optimizer.workload.result import WorkloadResult
 from search_spaces.core.errors import printable
-from search_spaces.core.wording import human_bytes, many, percent, plural, seconds
+from search_spaces.core.wording import human_bytes, many, percent, plural
 
 if TYPE_CHECKING:
     from evaluators.measurement.final import Ratio
@@ -54,6 +55,7 @@ _TIMES = 2.0  # larger ratios are shown as factors, not in per cent
 UNDECIDED = "not decided"
 _VAGUE = (UNDECIDED, "about ")
 _TELLING = 25.0  # per cent: a wider interval decides nothing
+_TIE = 1.0  # per cent: plans that differ by no more, and not significantly, are called equal
 _NOISE = 0.01  # smaller relative differences are noise of the machine
 _CHANGE = 0.05  # a difference between two blocks of runs that is more than noise
 _PIPE_WIDTH = 110
@@ -93,11 +95,12 @@ class ProgressWatcher:
 
     def __init__(self, budget: int, *, quiet: bool, verbose: bool) -> None:
         self._console = make_console(stderr=True)
+        self._budget = budget
         self._quiet = quiet
         self._verbose = verbose
         self._history: History | None = None
         self._unit = "ms"
-        self._step, self._written_s = "", 0.0
+        self._step, self._written_s, self._failed = "", 0.0, False
         clock = TimeRemainingColumn(compact=True)
         self._progress = progress_bar(self._console, "plans {task.fields[best]}", clock, SpinnerColumn(), quiet=quiet)
         self._task = self._progress.add_task("starting", total=budget, best="")
@@ -112,6 +115,8 @@ class ProgressWatcher:
     def message(self, text: str) -> None:
         """Show the current step; into a pipe, a step that differs in numbers only is written every few seconds."""
         self._progress.update(self._task, description=text)
+        if self._history is not None and self._history.measured >= self._budget:  # room for the rounds of the final
+            self._progress.update(self._task, best="")
         step, now_s = _NUMBER.sub("", text), time.monotonic()
         new = step != self._step or now_s >= self._written_s + _EVERY_S
         if self._verbose or (new and not self._console.is_terminal and not self._quiet):
@@ -120,7 +125,7 @@ class ProgressWatcher:
 
     def warn(self, text: str) -> None:
         """Print a warning above the bar."""
-        self._console.print(f"optimize: {text}", markup=False, soft_wrap=True)
+        self._console.print(f"optimize: warning: {text}", markup=False, soft_wrap=True)
 
     def opened(self, run: RunFolder, history: History, space_size: int) -> None:
         """Show the state of the run folder, and that a study is resumed."""
@@ -128,7 +133,9 @@ class ProgressWatcher:
         self._unit = OBJECTIVES.get(run.config.objective[0], LATENCY).shown
         self._progress.update(self._task, completed=history.measured)
         if run.resumed:
-            self.message(f"resuming study {run.study}: {plural(history.measured, 'plan')} measured so far")
+            failed = sum(t.repeat_of is None and bool(t.failure) for t in history.trials)
+            also = f", {many(failed)} failed" if failed else ""
+            self.message(f"resuming study {run.study}: {plural(history.measured, 'plan')} tried so far{also}")
         if self._verbose:
             self._console.print(
                 f"run folder {run.path}, {plural(space_size, 'plan')} in the space", style="dim", markup=False
@@ -143,6 +150,9 @@ class ProgressWatcher:
         if ranking and ranking[0].measurement:
             best = f"best {interval_ms(ranking[0].measurement.latency_s, self._unit)}, {self._history.repeats} repeats"
         self._progress.update(self._task, completed=self._history.measured, best=best, description=trial.origin)
+        if trial.failure and not trial.failure.startswith(INFEASIBLE) and not self._failed:
+            self._failed = True  # the answer counts the others
+            self.warn(f"plan {trial.number} failed: {trial.failure.splitlines()[0].rstrip('.')}; the study goes on")
         if self._verbose:
             samples = trial.measurement.latency_s if trial.measurement else None
             found = trial.failure or (interval_ms(samples, self._unit) if samples else "known")
@@ -176,19 +186,15 @@ def render(result: Result) -> Group:
 
 def _head(result: Result) -> Text:
     names = ", ".join(p.name for p in result.platform.processors)
-    history = result.history
-    explored = "all" if result.exhausted else many(history.measured)
-    beyond = sum(trial.measurement is not None for trial in history.outside)
-    explored += f" and {beyond} outside of it" if beyond else ""
     return Text(
-        f"{result.graph.name}: {plural(len(result.graph.operators), 'operator')} on {names}; "
-        f"{plural(result.cardinality, 'plan')} in the space, {explored} tried in {seconds(result.wall_s)}"
+        f"{result.graph.name}: {plural(len(result.graph.operators), 'operator')} on {names}; {tried_text(result)}"
     )
 
 
 def _baselines(result: Result) -> Table:
-    sure = result.predicted or (result.verdict is not None and result.verdict.final.exact)
-    what = f"{'predicted ' if result.predicted else ''}{result.objective.title}{'' if sure else ' [95 %]'}"
+    intervals = (result.interval(plan) for _, plan in result.rows())
+    wide = any(interval is not None and interval[0] < interval[1] for interval in intervals)
+    what = f"{'predicted ' if result.predicted else ''}{result.objective.title}{' [95 %]' if wide else ''}"
     against = "" if result.verdict is None else "difference"
     made = table(("plan", what, against, ">stages"))
     for name, plan in result.rows():
@@ -231,7 +237,7 @@ def _against(result: Result, plan: Plan) -> str:
         return "recommended"
     ratio = result.against_best(plan)
     if ratio is None:
-        return ""
+        return "not in the final" if result.predicted and result.samples(plan) is not None else ""
     return against_text(ratio, result.objective, racing=result.verdict.still_racing(plan))
 
 
@@ -255,10 +261,13 @@ def slower_text(ratio: Ratio, objective: Objective = LATENCY) -> str:
     Of other objectives than times, how much more or less energy or memory it takes.
     """
     low, value, high = ((x - 1.0) * 100 for x in (ratio.low, ratio.value, ratio.high))
-    ends = f"[{_brief(min(abs(low), abs(high)))}, {_brief(max(abs(low), abs(high)))}]"
+    ends = f"[{_brief(low if value > 0 else -high)}, {_brief(high if value > 0 else -low)}]"
     if not ratio.significant:
         far = max(-low, high)
-        return "equal" if low == high else f"equal within {_brief(far)} %" if far <= _TELLING else UNDECIDED
+        if low == high or far > _TELLING:
+            return "equal" if low == high else UNDECIDED
+        if abs(value) <= _TIE:
+            return f"equal within {_brief(far)} %"
     if low == high:
         return f"{_brief(abs(value))} % {objective.larger if value > 0 else objective.smaller}"
     if ratio.low > _TIMES:
@@ -268,7 +277,7 @@ def slower_text(ratio: Ratio, objective: Objective = LATENCY) -> str:
 
 
 def _brief(number: float) -> str:
-    return f"{number:.0f}" if number >= 9.95 else f"{number:.1f}"
+    return f"{number:.0f}" if abs(number) >= 9.95 else f"{number:.1f}".replace("-", "−")
 
 
 def _front(front: Front) -> Table:
@@ -330,6 +339,9 @@ def _conclusions(result: Result) -> list[_Line]:
     if bound := _bound(result):
         lines.append(_Line("bound", bound))
     notes = [*_evidence(result), *_disturbances(result)]
+    compared = result.deployed or (result.agreement(result.best) if result.best is not None else None)
+    if compared is None and not result.predicted:
+        notes.append(f"outputs were not compared with the whole model's: {result.evaluator} returns none")
     if result.deployed is not None:
         notes.append(f"outputs of the written stage files: {result.deployed}")
     if result.tolerances:
@@ -402,7 +414,7 @@ def _gain(result: Result) -> str:
     else:
         named = verdict.named(verdict.challenger)
         other = f"the next best plan, {f'“{named}”' if named else _description(verdict.challenger)}"
-        text = f"{other}, is {slower}" if result.objective.is_time else f"{other}: {slower}"
+        text = f"none: {other}, is {slower}" if result.objective.is_time else f"none: {other}: {slower}"
     criterion = verdict.criterion
     if criterion is not None and criterion[0] not in {verdict.named(verdict.best), verdict.named(verdict.challenger)}:
         text += f"; best cut criterion, “{criterion[0]}”: {_slower(criterion[1], result.objective)}"
@@ -434,6 +446,10 @@ def _evidence(result: Result) -> list[str]:
             found.append(f"{name}: {_slower(beyond, result.objective)}, but it has too many stages or breaks a limit")
     if verdict.undecided:
         found.append(f"undecided: {verdict.undecided}")
+    failed = [t for t in result.history.known.values() if t.failure and not t.failure.startswith(INFEASIBLE)]
+    if failed:
+        why = failed[0].failure.splitlines()[0].rstrip(".")
+        found.append(f"{plural(len(failed), 'plan')} of {many(len(result.history.known))} failed; the first: {why}")
     after = verdict.after_pause_s.get(verdict.best.digest)
     if after is not None:
         text = f"an inference after a pause of 1 s takes {after * 1e3:.3g} ms"
@@ -457,7 +473,8 @@ def _bound(result: Result) -> str:
     least = f"{bounds.space_s * 1e3:.4g} {result.objective.shown}"
     model = "this cost model" if bounds.own else "the operators' profiled times"
     if gap < -_NOISE:
-        text = f"the optimum of this space by {model}, {least}, is at least {percent(-gap / (1.0 + gap), 1)} too large"
+        wrong = percent(-gap / (1.0 + gap), 1)
+        text = f"none: the optimum of this space by {model}, {least}, is at least {wrong} above what was found"
     elif gap >= _NOISE:
         most, at_least = ("", "") if bounds.proven else ("at most ", " at least")
         than = f"{most}{percent(gap, 1)} {result.objective.larger} than the optimum of this space"
@@ -497,11 +514,12 @@ def _next(result: Result) -> list[Text]:
         return [folder, Text("run it      ").append(again, style="cyan")]
     plan = str(result.run_dir / "best" / "plan.json")
     runner = "WorkloadRunner" if isinstance(result, WorkloadResult) else "PlanRunner"
-    quoted = json.dumps(plan, ensure_ascii=False)
+    made = f"runner = {runner}({json.dumps(plan, ensure_ascii=False)})"
+    run = "runner.run()" if runner == "WorkloadRunner" else "outputs = runner.run(inputs)"
     return [
         folder,
         Text("run it      ").append(f"optimize execute {shlex.quote(plan)}", style="cyan"),
-        Text("in Python   ").append(f"from evaluators.litert import {runner}; {runner}({quoted})", style="cyan"),
+        Text("in Python   ").append(f"from evaluators.litert import {runner}; {made}; {run}", style="cyan"),
     ]
 
 

@@ -88,7 +88,8 @@ def verdict_text(result: dict[str, Any]) -> str:
     if best:
         low, high = best["ci95"]
         took = f"{best['median']:.4g} {unit}" + ("" if low == high else f" [{low:.4g}, {high:.4g}]")
-    verb = "is predicted to take" if predicted else "takes"
+    verb = "take" if objective.is_time else "need"
+    verb = f"is predicted to {verb}" if predicted else f"{verb}s"
     if speedup is None:
         return f"The recommended plan {verb} {took}; no other plan was compared with it."
     ratio = Ratio(speedup["ratio"], *speedup["ci95"])
@@ -108,6 +109,9 @@ def verdict_text(result: dict[str, Any]) -> str:
 def _answer(study: Study) -> Iterator[Block]:
     result = dict(study.result)
     yield Text(verdict_text(result), "answer")
+    held, tried = sum(trial.number >= 0 for trial in study.trials), result["unique_plans"]
+    if held < tried:
+        yield Text(f"trials.jsonl is incomplete: it holds {many(held)} of {plural(tried, 'plan')}.", "note")
     if not result["complete"]:
         yield Text("The study was interrupted before its final comparison: these are the results so far.")
     if (final := result.get("final")) and final["undecided"]:
@@ -178,7 +182,9 @@ def _bound(result: dict[str, Any]) -> Iterator[Block]:
     unit = objective_of(result).shown
     text = f"Lower bound for plans of this space by {whose}: {bound:.4g} {unit}; "
     if gap < -1e-3:
-        text += f"the plan is below it, so it is at least {percent(-gap / (1.0 + gap), 1)} too large."
+        wrong = percent(-gap / (1.0 + gap), 1)
+        text = f"There is no bound: the optimum of this space by {whose}, {bound:.4g} {unit}, is at least {wrong} "
+        text += "above what was found."
     elif gap < 1e-3:
         text += "the plan reaches it." if more.get("proven") is not False else "the plan reaches it, within 0.1 %."
     else:
@@ -336,7 +342,8 @@ def _stages(study: Study, found: tuple[Point, ...]) -> Iterator[Block]:
     yield Figure(
         "stages",
         plots.by_stages(found, best, _how(study)),
-        "Each plan by its number of stages; the line joins the best of each that is on the scale. "
+        "Each plan by its number of stages, points of one number side by side; the line joins the best of each that is "
+        "on the scale. "
         + ("" if study.predicted else "Medians of the search; the answer comes from the final comparison."),
         Table("By number of stages", columns, rows),
     )
@@ -358,6 +365,7 @@ def _history(study: Study, found: tuple[Point, ...]) -> Iterator[Block]:
         "history",
         plots.optimisation(found, bound / 1e3 if bound else None, _how(study)),
         "Plans in the order in which they were tried."
+        + ("" if study.predicted else " Medians of the search; the answer comes from the final comparison.")
         + (" The dashed line is the lower bound of the model that guided the search." if bound else ""),
         Table("The search", columns, tuple(rows)),
     )
@@ -372,8 +380,8 @@ def _predicted(found: tuple[Point, ...]) -> Iterator[Block]:
         return
     within = sum(e <= 0.1 for e in errors)
     yield Text(
-        f"The profiled operators predict {within} of {plural(len(errors), 'fully measured plan')} within 10 %; the "
-        f"median error is {percent(errors[len(errors) // 2], 1)}."
+        f"The profiled operators predict {within} of {plural(len(errors), 'fully measured plan')} within 10 % of their "
+        f"medians in the search; the median error is {percent(errors[len(errors) // 2], 1)}."
     )
     yield Figure(
         "predicted",

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
 from optimizer.report.document import Block, Table, Text
+from search_spaces.core.wording import many, plural, seconds
+
+if TYPE_CHECKING:
+    from optimizer.study.result import Result
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str | RichText]] = (), title: str = "") -> RichTable:
@@ -34,3 +38,14 @@ def render(title: str, blocks: Iterable[Block]) -> Group:
             names = [f"{'>' if block.columns[i].form else ''}{block.columns[i].name}" for i in block.used]
             parts.append(table(names, ([row[i] for i in block.used] for row in block.cells()), block.caption))
     return Group(*parts)
+
+
+def tried_text(result: Result) -> str:
+    """Return ``1,234 plans in the space, 20 of them tried in 54 s``."""
+    history = result.history
+    explored = f"{'all' if result.exhausted else many(history.measured)} of them"
+    if beyond := sum(trial.measurement is not None for trial in history.outside):
+        explored += f" and {plural(beyond, 'plan')} outside of it"
+    new, took = len(history.known) - result.earlier, seconds(result.wall_s)
+    when = f" in {took}" if not result.earlier else f", {many(new)} now in {took}" if new else " earlier"
+    return f"{plural(result.cardinality, 'plan')} in the space, {explored} tried{when}"

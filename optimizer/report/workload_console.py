@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from optimizer.report.terminal import table
+from optimizer.report.terminal import table, tried_text
 from search_spaces.core.decoded_plan import jobs_of
 from search_spaces.core.plan import runs_of
-from search_spaces.core.wording import many, plural, seconds
 
 if TYPE_CHECKING:
     from optimizer.workload.result import WorkloadResult
@@ -26,10 +25,9 @@ def workload_head(result: WorkloadResult) -> Text:
     """Return what was searched, and for what."""
     count = len(result.workload.instances)
     names = ", ".join(p.name for p in result.platform.processors if p.resources)
-    explored = "all" if result.exhausted else many(result.history.measured)
     return Text(
         f"{result.workload.name}: {count} models at once on {names}, for the {result.objective.title}; "
-        f"{plural(result.cardinality, 'plan')} in the space, {explored} tried in {seconds(result.wall_s)}"
+        f"{tried_text(result)}"
     )
 
 

@@ -159,7 +159,7 @@ def _find(name: str) -> SamplerKind:
         if "." in name:
             module, _, last = name.rpartition(".")
             raise UsageError(f"unknown sampler {name!r}", f"a class is named {module}:{last}")
-        near = difflib.get_close_matches(name.lower(), SAMPLERS, n=3)
+        near = difflib.get_close_matches(name.lower(), SAMPLERS, n=3, cutoff=0.7)
         hint = f"did you mean {' or '.join(near)}?" if near else f"give one of {', '.join(SAMPLERS)}, or module:Class"
         raise UsageError(f"unknown sampler {name!r}", hint)
     kind = SAMPLERS[name]

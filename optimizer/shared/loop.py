@@ -116,7 +116,7 @@ class SharedLoop(Loop):
             else:
                 self.history.tell(trial)
                 self.history.add(trial)
-                self._give_up_if_all_fail()
+                self._give_up_if_none_works()
             if sampler is not None:
                 sampler.update(trial)
             self.notify(trial)

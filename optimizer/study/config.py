@@ -267,8 +267,9 @@ def check_effects(values: Mapping[str, Any]) -> None:
     """
     objective = values.get("objective") or ()
     objectives = objective.split(",") if isinstance(objective, str) else objective
+    of_powers = any(OBJECTIVES[name].of_powers for name in objectives if name in OBJECTIVES)
     for name, needed, what in (
-        ("power", "energy" in objectives or values.get("max_energy"), "--objective energy or --max-energy"),
+        ("power", of_powers or values.get("max_energy"), "--objective energy or --max-energy"),
         ("robust", values.get("state"), "--state"),
         ("heartbeat", values.get("storage"), "--storage"),
     ):

@@ -33,6 +33,7 @@ from optimizer.study.subjects import Search, Subject
 from optimizer.study.verdict import PAUSE_S, FinalSettings, Verdict, decide
 from optimizer.study.warm import fingerprint_of
 from search_spaces.core.plan import Plan
+from search_spaces.core.wording import plural
 from search_spaces.spaces.space import in_space
 
 _PRECISION = 0.005
@@ -103,6 +104,7 @@ class Study:
             "objective": self.subject.objectives[0],
             "front": self.front,
             "disturbance": self.runs.total,
+            "earlier": self.restored,
         }
         return self.subject.result(known, verdict)
 
@@ -210,6 +212,9 @@ def _search(study: Study, session: Session) -> Result:
     )
     monitor = DriftMonitor(search.session, subject.graph, history, run.log, study.runs, study.watcher.warn)
     monitor.restore(run.contents.records)
+    if history.measured > config.budget:
+        tried = f"{plural(history.measured, 'plan')} had been tried already"
+        study.watcher.warn(f"{tried}, so --budget {config.budget} adds none")
     loop.run_outside(b for b in search.baselines if not study.holds(b.plan))
     study.exhausted = loop.run()
     verdict = kept_verdict(study)  # a finished study has nothing new to measure

@@ -12,7 +12,7 @@ TRUST = 1.1
 """Plans are not run if the model predicts more than this multiple of the deadline: models are no more exact."""
 
 _NONE = "no plan meets --deadline {bound}: the best one "
-_LEVER = "allow a longer --deadline, more --max-stages or more --processors"
+_LEVER = "allow a longer --deadline, more stages or more --processors"
 
 
 def too_late(deadline_s: float, predict: Callable[[Plan], float], plan: Plan) -> tuple[Violation, ...]:

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 _PREDICTED_SLOW = 1.3
 _SLOW_LOAD_S = 0.05  # shorter loading times are not logged
 _LOOK_EVERY = 8  # one proposal in so many always runs twice: an unbiased sample of first runs
-_FAILURES_AT_FIRST, _FAILURES_IN_A_ROW = 5, 12
+_FAILURES_AT_FIRST = 5
+_RESUME = "measurements are saved; resume with the same --study when the device works"
 _LOGGER = logging.getLogger("partition_optimizer")
 
 Origin = tuple[str, Plan]
@@ -58,6 +59,7 @@ class Loop:
         asks_all: whether outputs of plans that lost their race are compared too, since the error is limited.
         notify: called after every trial.
         runs: makes runs, and repeats those that waited for a core.
+        held: trials that are not in the log yet: failures before any plan has worked.
     """
 
     graph: Graph
@@ -80,13 +82,14 @@ class Loop:
     asks_all: bool = False
     end_s: float = math.inf
     runs: RunFilter = field(default_factory=RunFilter)
+    held: list[tuple[str, Trial]] = field(default_factory=list)
 
     def run_outside(self, plans: Iterable[Baseline]) -> None:
         """Measure baselines outside of the space; they cost no budget."""
         for baseline in plans:
             if baseline.plan.digest not in self.history.known:
                 trial = self._try(Trial(-1, baseline.plan, baseline.name, {}), race=False)
-                self.log.append("baseline", trial.to_json())
+                self._write("baseline", trial)
                 self.history.add_outside(trial)
                 self.notify(trial)
 
@@ -94,7 +97,7 @@ class Loop:
         """Run trials until the budget is spent; return whether the space is exhausted.
 
         Raises:
-            UnavailableError: the first plans all failed, so the device itself does not work.
+            UnavailableError: the device does not work: the first plans all failed, or one that worked fails now.
         """
         cardinality = self.space.cardinality()
         sampler = self._sampler(self.problem, self.seed)
@@ -102,12 +105,24 @@ class Loop:
             if self.history.measured + self.known >= cardinality:
                 return True
             trial = self._next(sampler)
-            self.log.append("trial", trial.to_json())
+            self._write("trial", trial)
             self.history.add(trial)
             sampler.update(trial)
             self.notify(trial)
-            self._give_up_if_all_fail()
+            self._give_up_if_none_works()
+        self._write_held()
         return self.history.measured + self.known >= cardinality
+
+    def _write(self, kind: str, trial: Trial) -> None:
+        """Write a trial to the log; failures only once a plan has worked, since the device may be at fault."""
+        self.held.append((kind, trial))
+        if not trial.failure or trial.failure.startswith(INFEASIBLE) or self.history.ranking():
+            self._write_held()
+
+    def _write_held(self) -> None:
+        for kind, trial in self.held:
+            self.log.append(kind, trial.to_json())
+        self.held.clear()
 
     def _sampler(self, problem: Problem | None, seed: int) -> StudySampler:
         """Return the sampler, after all known trials."""
@@ -197,7 +212,24 @@ class Loop:
             found = self._measured(trial.plan, race=race, single_run=single_run)
             return replace(trial, measurement=found, speed=self.history.speed)
         except UnavailableError as error:
+            self._check_device()
             return replace(trial, failure=str(error))
+
+    def _check_device(self) -> None:
+        """Run the fastest plan once, after another one has failed.
+
+        Raises:
+            UnavailableError: it fails, too, so that the device is at fault and not the plan.
+        """
+        good = next(iter(self.history.ranking()), None)
+        if good is None:
+            return
+        try:
+            with closing(self.session.load(self.graph, good.plan)) as candidate:
+                candidate.run(1)
+        except UnavailableError as error:
+            what = error.what.rstrip(".")
+            raise UnavailableError(f"the device no longer runs plans that it ran before: {what}", _RESUME) from error
 
     def _measured(self, plan: Plan, *, race: bool, single_run: bool) -> Measurement:
         """Measure a plan; once more, on the next free device, where the device is lost meanwhile."""
@@ -207,26 +239,15 @@ class Loop:
             _LOGGER.warning("%s; the plan is measured again", error)
         return measure_plan(self, plan, race=race, single_run=single_run)
 
-    def _give_up_if_all_fail(self) -> None:
-        """Raise where the device fails, not the plans: no plan has worked, or one that worked fails now."""
-        if self.history.trials[-1].repeat_of is not None or not self.history.trials[-1].failure:
+    def _give_up_if_none_works(self) -> None:
+        """Raise where no plan has worked so far."""
+        if self.history.ranking():
             return
-        tried = [t for t in self.history.trials if t.repeat_of is None and not t.failure.startswith(INFEASIBLE)]
-        failures = len(tried) - next((i for i in range(len(tried), 0, -1) if not tried[i - 1].failure), 0)
-        if not failures:
-            return
-        hint = "measurements are saved; resume with the same --study when the device works"
-        good = next(iter(self.history.ranking()), None)
-        if good is None and failures >= min(_FAILURES_AT_FIRST, self.budget):
-            raise UnavailableError(f"no plan could be measured; the first one failed with: {tried[0].failure}", hint)
-        if good is not None and failures % _FAILURES_IN_A_ROW == 0:
-            try:
-                with closing(self.session.load(self.graph, good.plan)) as candidate:
-                    candidate.run(1)
-            except UnavailableError as error:
-                raise UnavailableError(
-                    f"the device no longer runs plans that it ran before: {error.what}", hint
-                ) from error
+        failures = [t.failure for t in self.history.trials if t.repeat_of is None and t.failure]
+        failures = [failure for failure in failures if not failure.startswith(INFEASIBLE)]
+        if len(failures) >= min(_FAILURES_AT_FIRST, self.budget):
+            what = failures[0].rstrip(".")
+            raise UnavailableError(f"no plan could be measured; the first one failed with: {what}", _RESUME)
 
 
 def measure_plan(loop: Loop, plan: Plan, *, race: bool, single_run: bool = False) -> Measurement:

@@ -146,7 +146,7 @@ class OneModel:
             "plans": self.space.cardinality(),
             "budget": self.config.budget,
             "baselines": [b.name for b in self._usual(processors[0].name)],
-            "later": "further baselines, once the operators are timed",
+            "later": "further baselines, once the operators are timed; at most half of the budget is for baselines",
         }
 
     def learn(self, study: Study, session: Session) -> Search:
@@ -175,7 +175,7 @@ class OneModel:
         return Search(
             objective.session,
             objective.predict,
-            (*self._named(profiled, objective.estimate, breaks), *objective.more),
+            (*self._named(profiled, objective.estimate, study.history, breaks), *objective.more),
             breaks,
             named,
             proposed,
@@ -219,14 +219,20 @@ class OneModel:
         return math.inf if self.config.deadline is None else self.config.deadline / 1e3
 
     def _named(
-        self, profiled: Profile, estimate: ModelEstimate, breaks: Callable[[Plan], tuple[Violation, ...]]
+        self,
+        profiled: Profile,
+        estimate: ModelEstimate,
+        history: History,
+        breaks: Callable[[Plan], tuple[Violation, ...]],
     ) -> tuple[Baseline, ...]:
         """Return the baselines; if no processor can hold the model alone, the cost model's optimum is one."""
         fastest, inner = profiled.fastest(self.platform), self._inner
         if isinstance(inner, SegmentSpace):
             named = segment_baselines(self.graph, self.platform, inner, estimate.costs, fastest)
             wholes = sum(len(b.plan.stages) == 1 for b in named)
-            named = named[: max(wholes, self.config.budget // 2)]  # the other half is for proposals
+            most = max(wholes, self.config.budget // 2)  # the other half is for proposals
+            origins = {digest: trial.origin for digest, trial in history.known.items()}
+            named = tuple(b for i, b in enumerate(named) if i < most or origins.get(b.plan.digest) == b.name)
         else:
             named = self._usual(fastest)
         for processor in self.own:

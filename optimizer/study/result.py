@@ -76,6 +76,7 @@ class Result:
         placements: processor on which the runtime itself places a network → how it placed this one.
         tolerances: which processors an error limit would allow, as a sentence; "" if unknown.
         wall_s: seconds of this session, without earlier ones.
+        earlier: plans that had been tried before this session.
     """
 
     graph: Graph
@@ -96,6 +97,7 @@ class Result:
     disturbance: Disturbance = field(default=Disturbance(), kw_only=True)
     placements: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     tolerances: str = field(default="", kw_only=True)
+    earlier: int = field(default=0, kw_only=True)
 
     @property
     def best(self) -> Plan | None:
@@ -364,6 +366,7 @@ class Result:
         interval, ratio = self.interval(plan), self.against_best(plan)
         outputs = agreement.to_json() if agreement is not None else None
         failure = self.history.known[plan.digest].failure if plan.digest in self.history.known else "not tried"
+        unit = "ms" if self.objective.law == "memory" else self.objective.shown.lower()
         return {
             "plan": plan.to_json(),
             self.objective.key: {
@@ -381,9 +384,7 @@ class Result:
             if ratio
             else None,
             "after_pause_ms": after * 1e3 if (after := self._after_pause_s(plan)) is not None else None,
-            f"stage_{self.objective.shown.lower()}": [s * 1e3 for s in stage_s]
-            if (stage_s := self.stage_s(plan))
-            else None,
+            f"stage_{unit}": [s * 1e3 for s in stage_s] if (stage_s := self.stage_s(plan)) else None,
             **({"figures": dict(measured.figures)} if measured and measured.figures else {}),
             **{name: outputs[name] if outputs else None for name in _OF_OUTPUTS},
             "stopped": measured.stopped if measured else None,

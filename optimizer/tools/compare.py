@@ -142,13 +142,14 @@ def compare_runs(
     lines = [f"{first}: {interval_ms(found.baseline)}", f"{second}: {interval_ms(found.candidate)}"]
     ratio = Ratio(found.speedup, *found.ci95)  # how many times as long the first one takes
     how = f"in {plural(found.rounds, 'pair')} of freshly loaded plans"
-    if ratio.significant:
-        faster, slower, by = (second, first, ratio) if ratio.value > 1.0 else (first, second, ratio.inverse)
-        lines.append(f"significant: the plan of {slower} is {slower_text(by)} than that of {faster}, {how}")
-    else:
-        equal = slower_text(ratio)
-        which = "which plan is faster is not decided" if equal == UNDECIDED else f"the two plans are {equal}"
-        lines.append(f"not significant: {which}, {how}")
+    faster, slower, by = (second, first, ratio) if ratio.value > 1.0 else (first, second, ratio.inverse)
+    text = slower_text(by)
+    found_out = f"the plan of {slower} is {text} than that of {faster}"
+    if text == UNDECIDED:
+        found_out = "which plan is faster is not decided"
+    elif text.startswith("equal"):
+        found_out = f"the two plans are {text}"
+    lines.append(f"{'significant' if ratio.significant else 'not significant'}: {found_out}, {how}")
     lines += in_words(found.disturbance, found.repeated, os.cpu_count() or 1)
     if one.predicted:
         lines.append("both are predicted; nothing was run")

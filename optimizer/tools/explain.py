@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.energy import OPTION, powers_w
+from evaluators.energy import OPTION
 from evaluators.measurement.final import Ratio
-from evaluators.objectives import LATENCY, Objective, Pricing, find_objective, peak_nbytes
+from evaluators.objectives import LATENCY, Objective, Pricing, find_objective, peak_nbytes, powers_or_meter
 from evaluators.registry import make_evaluator
 from evaluators.workload.outcome import Objective as OfOutcome
 from evaluators.workload.outcome import Outcome
@@ -183,7 +183,7 @@ def _model_of(study: Study) -> Iterator[Model]:
                 return None
             return found.plan, found.cost_s
 
-        powers = powers_w(platform, session)[0] if study.objective.name == "energy" else {}
+        powers, _ = powers_or_meter(study.objective, platform, session)
         own = Model("this cost model", graph, chain_costs(platform, tables), price, best, own=True)
         yield own.by(study.objective, powers)
 
@@ -313,6 +313,7 @@ class _Work:
         stage_ms = self._study.result["best"].get("stage_ms")
         for index, stage in enumerate(self._plan.stages):
             elsewhere: dict[str, Document] = {}
+            alike: dict[str, list[str]] = {}
             others = [p.name for p in self._study.platform.processors if p.name != stage.processor]
             if stage.share is not None:
                 elsewhere, others = {"–": self._impossible("one share of a split")}, []
@@ -320,7 +321,10 @@ class _Work:
                 stages = list(self._plan.stages)
                 stages[index] = Stage(stage.operators, name)
                 moved = canonical(replace(self._plan, stages=tuple(stages)), self._graph, self._study.platform)
-                elsewhere[name] = self.known(moved)
+                alike.setdefault(moved.digest, []).append(name)
+                elsewhere[moved.digest] = self.known(moved)
+            if alike:  # interchangeable processors make one plan
+                elsewhere = {", ".join(names): elsewhere[digest] for digest, names in alike.items()}
             yield {
                 "operators": describe_operators(self._graph, stage.operators),
                 "processor": stage.processor,
@@ -437,6 +441,8 @@ def blocks(found: Document) -> Iterator[Block]:
     yield _baselines(found)
     shared = least["work_ms"] > least["critical_path_ms"]
     why = "all work shared evenly" if shared else "the longest path of operators"
+    if find_objective(found["objective"]).law == "sum":
+        why = "each operator where it needs least"
     wrong = model_error(best["measured_ms"], least["predicted_ms"]) if best["measured_ms"] is not None else 0.0
     below = f" This one was measured {percent(wrong, 1)} below that, so the model is wrong by at least as much."
     yield Text(

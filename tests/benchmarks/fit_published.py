@@ -11,8 +11,8 @@ profile tells which of two plans is better where they differ much; its stated er
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import pairwise
@@ -407,4 +407,10 @@ def main(reference: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("reference", type=Path, help="the folder with published.yaml")
+    parser.add_argument("out", type=Path, help="the folder of platforms, profiles and results")
+    given = parser.parse_args()
+    if not (given.reference / "published.yaml").is_file():
+        parser.error(f"{given.reference}: no published.yaml there")
+    main(given.reference, given.out)

@@ -59,6 +59,7 @@ SMALL = "squeezenet1_1@0.25/64"
 CHEAPER = {
     "optimize path/to/model.tflite --budget 100 --study mine": f"optimize {SMALL} --budget 3 --study mine",
     "optimize MODEL": f"optimize {SMALL} --dry-run",
+    "optimize --model squeezenet1_1 --budget 40": f"optimize --model {SMALL} --budget 10",
     "optimize --model vgg16 --budget 200": "optimize --model vgg16@0.125 --budget 200 --dry-run",
     "optimize --model vgg16 --platform exynos2200 --evaluator cost-model --budget 50": f"optimize --model {SMALL} "
     "--platform exynos2200 --evaluator cost-model --budget 50",
@@ -130,7 +131,7 @@ NOT_RUN = {
     "python -m tests.benchmarks.seed_000_memory OUT.json": "makes control groups, as root",
     "python -m tests.benchmarks.exact placement REFERENCE OUT": "test_placement.py solves the same files",
     "python -m tests.benchmarks.verdicts OUT.json --part gpu --gpu-budget 15": "needs an NVIDIA GPU",
-    "python -m tests.benchmarks.fit_published ../shared/reference experiments": "test_published.py tests what it wrote",
+    "python -m tests.benchmarks.fit_published REFERENCE experiments": "test_published.py tests what it wrote",
     "python -m tests.benchmarks.busy_tests OUT.json --at-once 3": "runs tests for an hour",
     "python -m tests.benchmarks.auto_instances OUT.json": "takes two minutes; test_auto.py has some of its instances",
     "python -m tests.benchmarks.placements OUT.json": "needs a GPU; test_placements.py makes its networks",

@@ -256,7 +256,20 @@ def test_a_device_that_stops_working_ends_the_study_and_keeps_what_it_measured(t
         doomed = replace(loop, notify=lambda trial: gone.append(trial.plan) if trial.number == 9 else None)
         with fails(UnavailableError):
             doomed.run()
-        assert loop.history.measured == 22  # ten that worked, and a dozen failures before the device was asked
+        assert loop.history.measured == 10
+    with a_loop(tmp_path, SyntheticEvaluator(), budget=40) as (loop, _):
+        assert loop.run() is False
+        assert not [trial for trial in loop.history.trials if trial.failure], "what the device failed at is tried again"
+
+
+def test_plans_that_fail_before_any_works_are_tried_again_once_the_device_does(tmp_path: Path) -> None:
+    with a_loop(tmp_path, SyntheticEvaluator(fails=lambda plan: bool(plan.stages)), budget=30) as (loop, _):
+        loop.run_outside([Baseline("every layer", chain_plan(GRAPH, range(1, 6), ["cpu"] * 6))])
+        with fails(UnavailableError):
+            loop.run()
+    with a_loop(tmp_path, budget=30) as (loop, _):
+        assert not loop.history.trials
+        assert not loop.history.outside
 
 
 def test_a_baseline_outside_the_space_that_fails_is_kept_as_failed(tmp_path: Path) -> None:
