@@ -31,6 +31,10 @@ settings.load_profile("shared machine")
 # Whoever starts tests in the background may have Ctrl-C ignored, which programs started by them would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+SHORT = {"_DISTURBED_S": 0.0, "_FINAL_S": 5.0, "_LEAST_FINAL_S": 4.0, "_PAUSES": 1, "_CLAIM_SHARE": 0.0}
+"""Settings of a study's final in the process of the tests."""
+USUAL = {name: getattr(course, name) for name in SHORT}
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Say how the golden file is written."""
@@ -65,6 +69,7 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def _no_turns() -> Iterator[None]:
     """Studies of tests that run at once, in processes of pytest, do not wait for each other's measurements."""
     with tempfile.TemporaryDirectory(prefix="t") as folder, pytest.MonkeyPatch.context() as patch:
+        Path(folder).chmod(0o755)  # a server of a test may run as another user
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", folder)
         yield
@@ -78,13 +83,17 @@ def _decided() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(final, "UNDECIDED", math.inf)
-        patch.setattr(course, "_DISTURBED_S", 0.0)
-        patch.setattr(course, "_FINAL_S", 5.0)
-        patch.setattr(course, "_LEAST_FINAL_S", 4.0)
-        patch.setattr(course, "_PAUSES", 1)
-        patch.setattr(course, "_CLAIM_SHARE", 0.0)
+        for name, value in SHORT.items():
+            patch.setattr(course, name, value)
         patch.setattr(compare, "_POLICY", FinalPolicy(max_s=3.0, disturbed_s=0.0))
         yield
+
+
+@pytest.fixture
+def as_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finals of this process last as long as those of the processes that it starts."""
+    for name, value in USUAL.items():
+        monkeypatch.setattr(course, name, value)
 
 
 @pytest.fixture(scope="session")

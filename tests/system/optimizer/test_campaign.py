@@ -64,6 +64,7 @@ def test_an_interrupt_ends_it_and_tells_how_to_go_on(tmp_path: Path, jobs: int) 
     assert "failed" not in {s["status"] for s in state["studies"]}
 
 
+@pytest.mark.usefixtures("as_elsewhere")
 def test_studies_run_beside_each_other_where_nothing_is_measured(tmp_path: Path) -> None:
     path, one, two = written(tmp_path, BASIC), tmp_path / "one", tmp_path / "two"
     assert main(["run", str(path), "--out", str(one), "-q"]) == 0

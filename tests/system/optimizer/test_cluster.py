@@ -63,6 +63,7 @@ def _reported(process: subprocess.Popen[str], what: str) -> str:
     raise AssertionError(f"it ended without {what!r}")
 
 
+@pytest.mark.usefixtures("as_elsewhere")
 def test_a_cluster_finds_what_this_machine_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, here, there = written(tmp_path, CAMPAIGN), tmp_path / "here", tmp_path / "there"
     assert main(["run", str(path), "--out", str(here), "-q"]) == 0
