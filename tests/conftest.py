@@ -66,8 +66,9 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_turns() -> Iterator[None]:
+def _no_turns(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Studies of tests that run at once, in processes of pytest, do not wait for each other's measurements."""
+    tmp_path_factory.getbasetemp()  # stays where it is
     with tempfile.TemporaryDirectory(prefix="t") as folder, pytest.MonkeyPatch.context() as patch:
         Path(folder).chmod(0o755)  # a server of a test may run as another user
         patch.setenv("TMPDIR", folder)

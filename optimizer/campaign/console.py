@@ -94,7 +94,7 @@ class _StudyWatcher:
         self._campaign.measured(self._history.measured if self._history else 0, f"{self._name}: {text}")
 
     def warn(self, text: str) -> None:
-        self._campaign.note(f"optimize: {self._name}: {text}")
+        self._campaign.note(f"optimize: warning: {self._name}: {text}")
 
     def opened(self, run: RunFolder, history: History, space_size: int) -> None:  # noqa: ARG002 - the protocol's
         self._history = history

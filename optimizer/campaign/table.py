@@ -138,8 +138,12 @@ def verdict_of(row: Row) -> str:
 
 def ratio_heading(rows: Iterable[Row]) -> str:
     """Return the heading of the ratios of a summary."""
-    what = "speed over that" if all(_objective(row).is_time for row in rows) else "advantage over that"
-    return f"best other plan: {what} of the best known"
+    times = all(_objective(row).is_time for row in rows)
+    return (
+        "best other plan: speed over that of the best known"
+        if times
+        else "best known plan's value over the best other's"
+    )
 
 
 def better_word(rows: Iterable[Row]) -> str:

@@ -97,11 +97,11 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
         if r["ratio"] is not None
     ]
     if drawn:
-        as_good = "fast" if better == "faster" else "good"
+        heading = ratio_heading(tables.summary)
         yield Figure(
             "ratios",
-            forest(drawn, f"times as {as_good} as the best known plan"),
-            f"How many times as {as_good} as the best known plan the best other plan is, with the 95 % interval: over "
+            forest(drawn, heading),
+            f"{heading[0].upper()}{heading[1:]}, with the 95 % interval: over "
             "seeds and repetitions where there are several, else that of the study's final comparison.",
         )
 

@@ -133,7 +133,7 @@ class ProgressWatcher:
         self._unit = OBJECTIVES.get(run.config.objective[0], LATENCY).shown
         self._progress.update(self._task, completed=history.measured)
         if run.resumed:
-            failed = sum(t.repeat_of is None and bool(t.failure) for t in history.trials)
+            failed = sum(bool(t.failure) and not t.failure.startswith(INFEASIBLE) for t in history.known.values())
             also = f", {many(failed)} failed" if failed else ""
             self.message(f"resuming study {run.study}: {plural(history.measured, 'plan')} tried so far{also}")
         if self._verbose:
@@ -152,7 +152,8 @@ class ProgressWatcher:
         self._progress.update(self._task, completed=self._history.measured, best=best, description=trial.origin)
         if trial.failure and not trial.failure.startswith(INFEASIBLE) and not self._failed:
             self._failed = True  # the answer counts the others
-            self.warn(f"plan {trial.number} failed: {trial.failure.splitlines()[0].rstrip('.')}; the study goes on")
+            which = f"plan {trial.number}" if trial.number >= 0 else f"“{trial.origin}”"
+            self.warn(f"{which} failed: {trial.failure.splitlines()[0].rstrip('.')}")
         if self._verbose:
             samples = trial.measurement.latency_s if trial.measurement else None
             found = trial.failure or (interval_ms(samples, self._unit) if samples else "known")
@@ -277,7 +278,8 @@ def slower_text(ratio: Ratio, objective: Objective = LATENCY) -> str:
 
 
 def _brief(number: float) -> str:
-    return f"{number:.0f}" if abs(number) >= 9.95 else f"{number:.1f}".replace("-", "−")
+    text = f"{number:.0f}" if abs(number) >= 9.95 else f"{number:.1f}"
+    return "0.0" if text == "-0.0" else text.replace("-", "−")
 
 
 def _front(front: Front) -> Table:
@@ -339,8 +341,8 @@ def _conclusions(result: Result) -> list[_Line]:
     if bound := _bound(result):
         lines.append(_Line("bound", bound))
     notes = [*_evidence(result), *_disturbances(result)]
-    compared = result.deployed or (result.agreement(result.best) if result.best is not None else None)
-    if compared is None and not result.predicted:
+    compared = result.deployed or any(result.agreement(trial.plan) for trial in result.history.known.values())
+    if verdict is not None and not compared and not result.predicted:
         notes.append(f"outputs were not compared with the whole model's: {result.evaluator} returns none")
     if result.deployed is not None:
         notes.append(f"outputs of the written stage files: {result.deployed}")
@@ -407,25 +409,28 @@ def _gain(result: Result) -> str:
             low_high = "" if ratio.low == ratio.high else f" (95 %: {ratio.low:.3f} to {ratio.high:.3f})"
             text = f"{ratio.value:.3f} times as fast as {than}{low_high}"
         else:
-            text = _slower(ratio.inverse, result.objective, than)
+            text = slower_than(ratio.inverse, result.objective, than)
         text += "" if ratio.significant else "; not significant"
-    elif (slower := _slower(ratio.inverse, result.objective)) == UNDECIDED:
+    elif (slower := slower_than(ratio.inverse, result.objective)) == UNDECIDED:
         text = "not decided against the next best plan"
     else:
         named = verdict.named(verdict.challenger)
         other = f"the next best plan, {f'“{named}”' if named else _description(verdict.challenger)}"
         text = f"none: {other}, is {slower}" if result.objective.is_time else f"none: {other}: {slower}"
+        text += "" if ratio.significant or slower.startswith("equal") else "; not significant"
     criterion = verdict.criterion
     if criterion is not None and criterion[0] not in {verdict.named(verdict.best), verdict.named(verdict.challenger)}:
-        text += f"; best cut criterion, “{criterion[0]}”: {_slower(criterion[1], result.objective)}"
+        text += f"; best cut criterion, “{criterion[0]}”: {slower_than(criterion[1], result.objective)}"
     return text
 
 
-def _slower(ratio: Ratio, objective: Objective, than: str = "") -> str:
-    """Return :func:`slower_text` for a sentence: ``4.7 % slower (95 %: 1.7 to 7.9 %)``."""
+def slower_than(ratio: Ratio, objective: Objective, than: str = "") -> str:
+    """Return :func:`slower_text` for a sentence: ``4.7 % slower than “whole on cpu” (95 %: 1.7 to 7.9 %)``."""
     figure, bracket, interval = slower_text(ratio, objective).partition(" [")
     if than:
-        figure += f" {'to' if figure.startswith('equal') else 'than'} {than}"
+        equal, times = figure.startswith("equal"), "times as" in figure
+        word = "against" if figure == UNDECIDED else "to" if equal else "as" if times else "than"
+        figure += f" {word} {than}"
     if not bracket:
         return figure
     low, high = interval.removesuffix("]").split(", ")
@@ -443,7 +448,9 @@ def _evidence(result: Result) -> list[str]:
         beyond = verdict.ratio(verdict.plans[index], verdict.best)
         if index not in verdict.eligible and beyond is not None and beyond.high < 1.0:
             name = f"“{verdict.names[index]}”" if verdict.names[index] else _description(verdict.plans[index])
-            found.append(f"{name}: {_slower(beyond, result.objective)}, but it has too many stages or breaks a limit")
+            found.append(
+                f"{name}: {slower_than(beyond, result.objective)}, but it has too many stages or breaks a limit"
+            )
     if verdict.undecided:
         found.append(f"undecided: {verdict.undecided}")
     failed = [t for t in result.history.known.values() if t.failure and not t.failure.startswith(INFEASIBLE)]

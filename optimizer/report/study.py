@@ -10,7 +10,7 @@ from typing import Any
 from evaluators.measurement.final import Ratio
 from optimizer.model.ranks_text import describe_ranks
 from optimizer.report import plots
-from optimizer.report.console import against_text, crossing, describe_operators, slower_text
+from optimizer.report.console import against_text, crossing, describe_operators, slower_text, slower_than
 from optimizer.report.data import STREAMED, Bar, Point, Study, bars, best_by_stages, objective_of, points, spreads
 from optimizer.report.document import Block, Code, Column, Document, Figure, Section, Table, Text, headed, listed, plain
 from optimizer.report.graph import render_svg
@@ -98,7 +98,7 @@ def verdict_text(result: dict[str, Any]) -> str:
         sure = "" if ratio.significant else "; the difference is not significant"
         how = f"{ratio.value:.3f} times as fast as “{speedup['baseline']}”{low_high}{sure}"
         if not objective.is_time:
-            how = f"{slower_text(ratio.inverse, objective)} than “{speedup['baseline']}”{sure}"
+            how = slower_than(ratio.inverse, objective, f"“{speedup['baseline']}”") + sure
         return f"The recommended plan {verb} {took}: {how}."
     other = slower_text(ratio.inverse, objective)
     better = objective.better

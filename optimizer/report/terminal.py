@@ -10,6 +10,7 @@ from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
 from optimizer.report.document import Block, Table, Text
+from optimizer.study.history import WARM
 from search_spaces.core.wording import many, plural, seconds
 
 if TYPE_CHECKING:
@@ -44,8 +45,10 @@ def tried_text(result: Result) -> str:
     """Return ``1,234 plans in the space, 20 of them tried in 54 s``."""
     history = result.history
     explored = f"{'all' if result.exhausted else many(history.measured)} of them"
-    if beyond := sum(trial.measurement is not None for trial in history.outside):
+    taken = sum(trial.origin == WARM for trial in history.outside)
+    if beyond := sum(trial.origin != WARM and trial.measurement is not None for trial in history.outside):
         explored += f" and {plural(beyond, 'plan')} outside of it"
-    new, took = len(history.known) - result.earlier, seconds(result.wall_s)
-    when = f" in {took}" if not result.earlier else f", {many(new)} now in {took}" if new else " earlier"
-    return f"{plural(result.cardinality, 'plan')} in the space, {explored} tried{when}"
+    new, took = len(history.known) - taken - result.earlier, seconds(result.wall_s)
+    when = f" in {took}" if not result.earlier else f", {many(new)} now in {took}" if new > 0 else " earlier"
+    over = f", {many(taken)} taken over" if taken else ""
+    return f"{plural(result.cardinality, 'plan')} in the space, {explored} tried{when}{over}"

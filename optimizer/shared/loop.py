@@ -53,7 +53,8 @@ class SharedLoop(Loop):
         """Run trials until all workers together have spent the budget; return whether the space is exhausted.
 
         Raises:
-            UnavailableError: the first plans all failed, so the device itself does not work.
+            UnavailableError: the device does not work: this worker's first plans all failed and no other worker has
+                measured any, or a plan that worked fails now.
         """
         cardinality, known, problem = self.space.cardinality(), 0, self.problem
         if problem is not None:
@@ -102,6 +103,8 @@ class SharedLoop(Loop):
         if kind == "trial":
             found = replace(found, attributes=constraint_attributes(self.violations(trial.plan)))
         self.shared.finish(claim, {**found.to_json(), "values": self.history.value_of(found)})
+        self.held.append((kind, found))
+        self._give_up_if_none_works()
 
     def _take_up(self, sampler: StudySampler | None) -> bool:
         """Add all trials that finished since the last call, own ones included; return whether there were any."""
@@ -116,7 +119,6 @@ class SharedLoop(Loop):
             else:
                 self.history.tell(trial)
                 self.history.add(trial)
-                self._give_up_if_none_works()
             if sampler is not None:
                 sampler.update(trial)
             self.notify(trial)

@@ -27,7 +27,7 @@ from optimizer.study.ends import Watcher, kept_at_the_end, kept_front, kept_verd
 from optimizer.study.folder import RESULT, Identity, RunFolder, write_json
 from optimizer.study.front import Front
 from optimizer.study.history import WARM, History, Trial
-from optimizer.study.loop import Loop, Origin
+from optimizer.study.loop import LOST, Loop, Origin
 from optimizer.study.result import Result
 from optimizer.study.subjects import Search, Subject
 from optimizer.study.verdict import PAUSE_S, FinalSettings, Verdict, decide
@@ -209,6 +209,7 @@ def _search(study: Study, session: Session) -> Result:
         known=sum(t.origin == WARM and study.holds(t.plan) for t in history.outside),
         runs=study.runs,
         end_s=end_of_search(config),
+        lost={str(record.data.get("plan")) for record in run.contents.records if record.kind == LOST},
     )
     monitor = DriftMonitor(search.session, subject.graph, history, run.log, study.runs, study.watcher.warn)
     monitor.restore(run.contents.records)

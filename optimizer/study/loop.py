@@ -34,7 +34,9 @@ _PREDICTED_SLOW = 1.3
 _SLOW_LOAD_S = 0.05  # shorter loading times are not logged
 _LOOK_EVERY = 8  # one proposal in so many always runs twice: an unbiased sample of first runs
 _FAILURES_AT_FIRST = 5
-_RESUME = "measurements are saved; resume with the same --study when the device works"
+_RESUME = "resume with the same --study when the device works"
+LOST = "lost"
+"""Kind of the records of plans at which the device stopped working."""
 _LOGGER = logging.getLogger("partition_optimizer")
 
 Origin = tuple[str, Plan]
@@ -59,7 +61,8 @@ class Loop:
         asks_all: whether outputs of plans that lost their race are compared too, since the error is limited.
         notify: called after every trial.
         runs: makes runs, and repeats those that waited for a core.
-        held: trials that are not in the log yet: failures before any plan has worked.
+        held: trials that are not in the log yet, since no plan has worked.
+        lost: digests of plans at which the device stopped working in an earlier session; again, they count as failed.
     """
 
     graph: Graph
@@ -83,6 +86,7 @@ class Loop:
     end_s: float = math.inf
     runs: RunFilter = field(default_factory=RunFilter)
     held: list[tuple[str, Trial]] = field(default_factory=list)
+    lost: set[str] = field(default_factory=set)
 
     def run_outside(self, plans: Iterable[Baseline]) -> None:
         """Measure baselines outside of the space; they cost no budget."""
@@ -103,21 +107,27 @@ class Loop:
         sampler = self._sampler(self.problem, self.seed)
         while self.history.measured < self.budget and not self.proven and time.monotonic() < self.end_s:
             if self.history.measured + self.known >= cardinality:
-                return True
+                break
             trial = self._next(sampler)
             self._write("trial", trial)
             self.history.add(trial)
             sampler.update(trial)
             self.notify(trial)
             self._give_up_if_none_works()
+        self._give_up_if_none_works(most=1)
         self._write_held()
         return self.history.measured + self.known >= cardinality
 
     def _write(self, kind: str, trial: Trial) -> None:
-        """Write a trial to the log; failures only once a plan has worked, since the device may be at fault."""
+        """Write a trial to the log; those before the first plan that works only then: the device may be at fault."""
         self.held.append((kind, trial))
-        if not trial.failure or trial.failure.startswith(INFEASIBLE) or self.history.ranking():
+        if trial.measurement or self._works:
             self._write_held()
+
+    @property
+    def _works(self) -> bool:
+        """Whether a plan has been measured."""
+        return any(trial.measurement for trial in self.history.known.values())
 
     def _write_held(self) -> None:
         for kind, trial in self.held:
@@ -212,14 +222,14 @@ class Loop:
             found = self._measured(trial.plan, race=race, single_run=single_run)
             return replace(trial, measurement=found, speed=self.history.speed)
         except UnavailableError as error:
-            self._check_device()
+            self._check_device(trial.plan)
             return replace(trial, failure=str(error))
 
-    def _check_device(self) -> None:
+    def _check_device(self, failed: Plan) -> None:
         """Run the fastest plan once, after another one has failed.
 
         Raises:
-            UnavailableError: it fails, too, so that the device is at fault and not the plan.
+            UnavailableError: it fails, too, so that the device is at fault and not the plan, the first time.
         """
         good = next(iter(self.history.ranking()), None)
         if good is None:
@@ -228,8 +238,12 @@ class Loop:
             with closing(self.session.load(self.graph, good.plan)) as candidate:
                 candidate.run(1)
         except UnavailableError as error:
-            what = error.what.rstrip(".")
-            raise UnavailableError(f"the device no longer runs plans that it ran before: {what}", _RESUME) from error
+            if failed.digest in self.lost:
+                return  # this plan takes the device down
+            self.lost.add(failed.digest)
+            self.log.append(LOST, {"plan": failed.digest})
+            what = f"the device no longer runs plans that it ran before: {error.what.rstrip('.')}"
+            raise UnavailableError(what, f"measurements are saved; {_RESUME}") from error
 
     def _measured(self, plan: Plan, *, race: bool, single_run: bool) -> Measurement:
         """Measure a plan; once more, on the next free device, where the device is lost meanwhile."""
@@ -239,15 +253,16 @@ class Loop:
             _LOGGER.warning("%s; the plan is measured again", error)
         return measure_plan(self, plan, race=race, single_run=single_run)
 
-    def _give_up_if_none_works(self) -> None:
-        """Raise where no plan has worked so far."""
-        if self.history.ranking():
-            return
-        failures = [t.failure for t in self.history.trials if t.repeat_of is None and t.failure]
-        failures = [failure for failure in failures if not failure.startswith(INFEASIBLE)]
-        if len(failures) >= min(_FAILURES_AT_FIRST, self.budget):
+    def _give_up_if_none_works(self, most: int = _FAILURES_AT_FIRST) -> None:
+        """Raise where no plan has worked so far, after a few failures of the device."""
+        failures = [trial.failure for _, trial in self.held if trial.failure and not _never_run(trial)]
+        if not self._works and len(failures) >= most:
             what = failures[0].rstrip(".")
             raise UnavailableError(f"no plan could be measured; the first one failed with: {what}", _RESUME)
+
+
+def _never_run(trial: Trial) -> bool:
+    return trial.failure.startswith(INFEASIBLE)
 
 
 def measure_plan(loop: Loop, plan: Plan, *, race: bool, single_run: bool = False) -> Measurement:

@@ -146,7 +146,7 @@ class OneModel:
             "plans": self.space.cardinality(),
             "budget": self.config.budget,
             "baselines": [b.name for b in self._usual(processors[0].name)],
-            "later": "further baselines, once the operators are timed; at most half of the budget is for baselines",
+            "later": "further baselines, once the operators are timed",
         }
 
     def learn(self, study: Study, session: Session) -> Search:

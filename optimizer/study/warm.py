@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluators.base import Session
-from evaluators.objectives import find_objective
+from evaluators.objectives import OBJECTIVES
 from evaluators.registry import make_evaluator
 from optimizer.model.goals import needed
 from optimizer.model.profile import Profile
@@ -298,7 +298,8 @@ def _other_numbers(study: Study, config: StudyConfig) -> str:
     states = (list(then.get("state") or ()), then.get("robust", "worst"))
     if states[0] != list(config.state) or (config.state and states[1] != config.robust):
         return "other states of the platform"
-    of_powers = any(find_objective(name).of_powers for name in (*config.objective, *needed(config)))
+    names = {*config.objective, *needed(config)}
+    of_powers = any(OBJECTIVES[name].of_powers for name in names if name in OBJECTIVES)
     if of_powers and list(then.get("power") or ()) != list(config.power):
         return "other powers"
     return ""

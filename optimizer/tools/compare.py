@@ -19,7 +19,8 @@ from evaluators.litert.deployment import is_workload_plan, read_deployment, read
 from evaluators.litert.runner import PlanRunner, WorkloadRunner
 from evaluators.measurement.disturbance import TaskCounters, in_words
 from evaluators.measurement.final import FinalPolicy, Ratio, compare
-from optimizer.report.console import UNDECIDED, interval_ms, slower_text
+from evaluators.objectives import LATENCY
+from optimizer.report.console import UNDECIDED, interval_ms, slower_text, slower_than
 from optimizer.tools.execute import has_several, is_predicted, plan_of, reloaded, reloaded_workload, study_of
 from search_spaces.core.errors import RunFolderError, UnavailableError
 from search_spaces.core.graph import Graph
@@ -144,7 +145,8 @@ def compare_runs(
     how = f"in {plural(found.rounds, 'pair')} of freshly loaded plans"
     faster, slower, by = (second, first, ratio) if ratio.value > 1.0 else (first, second, ratio.inverse)
     text = slower_text(by)
-    found_out = f"the plan of {slower} is {text} than that of {faster}"
+    took = "takes" if "times as" in text else "is"
+    found_out = f"the plan of {slower} {took} {slower_than(by, LATENCY, f'that of {faster}')}"
     if text == UNDECIDED:
         found_out = "which plan is faster is not decided"
     elif text.startswith("equal"):

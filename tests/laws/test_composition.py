@@ -64,6 +64,8 @@ def test_a_study_of_several_models_takes_over_an_earlier_one() -> None:
     code, other = several("--out", "c", "--warm-start", "a", "--objective", "makespan")
     assert code == 0
     assert other["objective"] == "makespan"
+    code, _ = several("--out", "d", "--warm-start", "c", "--objective", "makespan")
+    assert code == 0
 
 
 def test_energy_of_several_models_is_limited(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,8 +29,8 @@ from optimizer.samplers.auto import Problem
 from optimizer.samplers.study import MOST_REPEATS
 from optimizer.study.feasibility import violations
 from optimizer.study.history import UNSEEN, History, Trial
-from optimizer.study.log import TrialLog
-from optimizer.study.loop import INFEASIBLE, Loop
+from optimizer.study.log import TrialLog, read_log
+from optimizer.study.loop import INFEASIBLE, LOST, Loop
 from search_spaces.core.allowed_code import allow
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
@@ -268,8 +268,43 @@ def test_plans_that_fail_before_any_works_are_tried_again_once_the_device_does(t
         with fails(UnavailableError):
             loop.run()
     with a_loop(tmp_path, budget=30) as (loop, _):
-        assert not loop.history.trials
-        assert not loop.history.outside
+        loop.run_outside([Baseline("every layer", chain_plan(GRAPH, range(1, 6), ["cpu"] * 6))])
+        loop.run()
+        assert not [t for t in (*loop.history.outside, *loop.history.trials) if t.failure]
+
+
+def test_few_plans_that_all_fail_are_an_error_and_tried_again(tmp_path: Path) -> None:
+    broken = SyntheticEvaluator(fails=lambda plan: bool(plan.stages))
+    with a_loop(tmp_path, broken, budget=2) as (loop, _), fails(UnavailableError):
+        loop.run()
+    with a_loop(tmp_path, budget=2) as (loop, _):
+        loop.run()
+        assert len(loop.history.ranking()) == 2
+
+
+def test_a_plan_at_which_the_device_stops_twice_is_a_failed_plan(tmp_path: Path) -> None:
+    seen: list[Plan] = []
+    worst: list[Plan] = []
+    down: list[bool] = []
+
+    def stops(plan: Plan) -> bool:
+        """Return whether the device fails: at the ninth plan, always, and at what is run right after it."""
+        if down:
+            return down.pop()
+        seen.append(plan)
+        if plan in worst or len(seen) == 9:
+            worst[:] = [plan]
+            down.append(True)
+        return bool(down)
+
+    with a_loop(tmp_path, SyntheticEvaluator(fails=stops), budget=20) as (loop, _), fails(UnavailableError):
+        loop.run()
+    lost = {r.data["plan"] for r in read_log(tmp_path / "trials.jsonl").records if r.kind == LOST}
+    assert lost == {worst[0].digest}
+    with a_loop(tmp_path, SyntheticEvaluator(fails=stops), budget=20) as (loop, _):
+        loop.lost.update(lost)
+        loop.run()
+        assert [t.plan for t in loop.history.trials if t.failure] == worst
 
 
 def test_a_baseline_outside_the_space_that_fails_is_kept_as_failed(tmp_path: Path) -> None:
