@@ -270,7 +270,7 @@ def check_effects(values: Mapping[str, Any]) -> None:
     need_powers = [name for name, known in OBJECTIVES.items() if known.of_powers]
     of_powers = not set(need_powers).isdisjoint(objectives)
     for name, needed, what in (
-        ("power", of_powers or values.get("max_energy"), f"--objective {' or '.join(need_powers)}, or --max-energy"),
+        ("power", of_powers or values.get("max_energy"), f"--objective {' or '.join(need_powers)} or --max-energy"),
         ("robust", values.get("state"), "--state"),
         ("heartbeat", values.get("storage"), "--storage"),
     ):
