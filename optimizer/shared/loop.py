@@ -103,8 +103,9 @@ class SharedLoop(Loop):
         if kind == "trial":
             found = replace(found, attributes=constraint_attributes(self.violations(trial.plan)))
         self.shared.finish(claim, {**found.to_json(), "values": self.history.value_of(found)})
-        self.held.append((kind, found))
-        self._give_up_if_none_works()
+        if found.failure:
+            self.held.append((kind, found))
+            self._give_up_if_none_works()
 
     def _take_up(self, sampler: StudySampler | None) -> bool:
         """Add all trials that finished since the last call, own ones included; return whether there were any."""

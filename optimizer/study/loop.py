@@ -255,14 +255,12 @@ class Loop:
 
     def _give_up_if_none_works(self, most: int = _FAILURES_AT_FIRST) -> None:
         """Raise where no plan has worked so far, after a few failures of the device."""
-        failures = [trial.failure for _, trial in self.held if trial.failure and not _never_run(trial)]
-        if not self._works and len(failures) >= most:
+        if self._works:
+            return
+        failures = [t.failure for _, t in self.held if t.failure and not t.failure.startswith(INFEASIBLE)]
+        if len(failures) >= most:
             what = failures[0].rstrip(".")
             raise UnavailableError(f"no plan could be measured; the first one failed with: {what}", _RESUME)
-
-
-def _never_run(trial: Trial) -> bool:
-    return trial.failure.startswith(INFEASIBLE)
 
 
 def measure_plan(loop: Loop, plan: Plan, *, race: bool, single_run: bool = False) -> Measurement:

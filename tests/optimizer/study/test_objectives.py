@@ -67,6 +67,22 @@ def test_a_new_objective_is_one_entry(capsys: pytest.CaptureFixture[str], monkey
     assert "m$" in capsys.readouterr().out
 
 
+def test_a_new_objective_of_watts_gets_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def twice(_: Platform, powers: Mapping[str, float]) -> dict[str, float]:
+        return {name: 2.0 * watts for name, watts in powers.items()}
+
+    new = Objective("heat", "heat", "J", "mJ", "sum", "heat_mj", amount="heat", per_second=twice, of_powers=True)
+    monkeypatch.setitem(OBJECTIVES, "heat", new)
+    heat = study(capsys, "--objective", "heat", *POWERS, "--out", "heat")["best"]["heat_mj"]["median"]
+    energy = study(capsys, "--objective", "energy", *POWERS, "--out", "energy")["best"]["energy_mj"]["median"]
+    assert heat == pytest.approx(2.0 * energy)
+    assert main(["explain", "heat"]) == 0
+    assert main([*STUDY, "--objective", "heat"]) == 2
+    says(capsys.readouterr().err)
+
+
 def test_a_pipeline_beats_one_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     one = study(capsys, "--out", "one")["best"]["latency_ms"]["median"]
     stream = study(capsys, "--objective", "throughput", "--out", "stream")["best"]["period_ms"]["median"]
