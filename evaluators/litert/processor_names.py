@@ -17,11 +17,12 @@
     gpu                  the first hardware adapter, computing in float16
     gpu:f32              in float32
     gpu:WORD             the adapter with this word in its name; software adapters (swiftshader, lavapipe) need it
+    gpu4-15:swiftshader  a software adapter on these cores, so that others are left to the CPU
     npu                  the neural processor whose dispatch library the vendor's SDK brought
     npu:NAME             the one whose library lies in a folder that the user named (:mod:`.processors`)
     npu:FOLDER           the one whose library lies in this folder; only on the command line
     gpu+cpu              LiteRT's own placement: operators that the adapter does not support run on all usable cores,
-                         which are part of this processor; also gpu+cpu:f32, npu+cpu
+                         which are part of this processor; also gpu+cpu:f32, npu+cpu, gpu4-15+cpu:swiftshader
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ RUNTIMES = {TFLITE: (TFLITE, ""), OPENVINO: (OPENVINO, "f32")} | {
 """Word in a processor's name → the runtime, and its precision."""
 BOTH = "+cpu"
 MAX_CORE = 1 << 16
-_HEAD = re.compile(r"(cpu|i?gpu|npu)([0-9]+(?:[-+][0-9]+)*|\+cpu)?")
+_HEAD = re.compile(r"(cpu|i?gpu|npu)([0-9]+(?:[-+][0-9]+)*)?(\+cpu)?")
 _DEVICE = re.compile(r"(?:GPU|NPU)(?:\.[0-9]{1,3})?")
 _HINT = "use names like cpu, cpu0, cpu0-3:threads=2, cpu:openvino, gpu, gpu:f32, gpu:swiftshader, npu"
 
@@ -56,7 +57,7 @@ class ProcessorName:
     """What a processor's name requests.
 
     Attributes:
-        cores: for a CPU; empty for all that the process may use.
+        cores: for a CPU or a software adapter; empty for all that the process may use.
         threads: for a CPU; 0 for one per core.
         kernels: for a CPU.
         runtime: the library that runs its stages.
@@ -89,11 +90,15 @@ def parse_processor(text: str) -> ProcessorName:
     match = _HEAD.fullmatch(head)
     if match is None:
         raise UsageError(f"there is no processor {text!r}", _HINT)
-    device, fallback = match[1], match[2] == BOTH
+    device, numbers, fallback = match[1], match[2] or "", match[3] == BOTH
     if device == "cpu" and not fallback:
-        return _cpu(text, match[2] or "", words)
-    if device == "cpu" or (match[2] and not fallback):
-        raise UsageError(f"processor {text!r}: adapters have no numbers", "name it by a word: gpu:nvidia")
+        return _cpu(text, numbers, words)
+    named = any(word not in GPU_PRECISIONS and word not in RUNTIMES for word in words)
+    if device == "cpu" or (numbers and not (device == "gpu" and named)):
+        raise UsageError(
+            f"processor {text!r}: numbers are cores, of a CPU or a software adapter",
+            "name an adapter by a word: gpu:nvidia",
+        )
     kind: Literal["gpu", "npu"] = "npu" if device == "npu" else "gpu"
     runtime, precision = RUNTIMES.get(words[0], (LITERT, "")) if len(words) == 1 else (LITERT, "")
     if runtime == OPENVINO:
@@ -113,7 +118,10 @@ def parse_processor(text: str) -> ProcessorName:
     adapters = [word for word in words if word not in GPU_PRECISIONS]
     if len(precisions) > 1 or len(adapters) > 1 or not all(words):
         raise UsageError(f"processor {text!r}: takes at most one precision and one word of an adapter's name", _HINT)
-    return ProcessorName("gpu", precision="".join(precisions) or "f16", adapter="".join(adapters), fallback=fallback)
+    cores = parse_cores(numbers) if numbers else ()
+    return ProcessorName(
+        "gpu", cores, 0, precision="".join(precisions) or "f16", adapter="".join(adapters), fallback=fallback
+    )
 
 
 def processor_options(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -277,12 +277,20 @@ def _accelerator(text: str, name: ProcessorName, resources: dict[str, float], li
 
 
 def _gpu(text: str, name: ProcessorName, adapter: Adapter) -> Processor:
-    options = {"adapter": adapter.name, "driver_version": adapter.driver_version, "precision": name.precision}
-    resources = {f"adapter {adapter.name}": 1.0}
-    if adapter.kind == "software":  # it computes on the cores, so it excludes processors that use them
-        resources |= {f"core{core}": 1.0 for core in usable_cores()}
-        return _accelerator(text, name, resources, f"{adapter.name}:{name.precision}", **options, software=True)
-    return _accelerator(text, name, resources, f"{adapter.name}:{name.precision}", **options)
+    options: dict[str, Any] = {
+        "adapter": adapter.name,
+        "driver_version": adapter.driver_version,
+        "precision": name.precision,
+    }
+    resources, like = {f"adapter {adapter.name}": 1.0}, f"{adapter.name}:{name.precision}"
+    if adapter.kind == "software":  # it computes on cores, so it excludes processors that use them
+        check_cores(text, name.cores)
+        options |= {"software": True, "cores": name.cores or tuple(usable_cores())}
+        resources |= {f"core{core}": 1.0 for core in options["cores"]}
+        like += f":{len(name.cores)} cores" if name.cores else ""
+    elif name.cores:
+        raise UsageError(f"processor {text!r}: {adapter.name} does not compute on cores", f"name it gpu:{name.adapter}")
+    return _accelerator(text, name, resources, like, **options)
 
 
 def _check_precision(text: str, precision: str) -> None:

@@ -45,8 +45,8 @@ def with_cpu(processor: Processor) -> Processor:
     """Return an accelerator with CPU fallback: LiteRT runs unsupported operators on CPU cores, which it occupies."""
     if processor.kind == "cpu" or processor.options.get("fallback"):
         return processor
-    kind, _, rest = processor.name.partition(processor.kind)
-    name = f"{kind}{processor.kind}+cpu{rest}" if rest or processor.kind in processor.name else f"{processor.name}+cpu"
+    head, colon, words = processor.name.partition(":")
+    name = f"{head}+cpu{colon}{words}"
     resources = {**processor.resources, **{f"core{core}": 1.0 for core in processor.cores}}
     options = {**processor.options, "fallback": True, "threads": max(1, len(processor.cores))}
     return replace(processor, name=name, resources=resources, like=f"{processor.like}+cpu", options=options)

@@ -90,7 +90,13 @@ NOT_RUN = {
     },
     **{
         f"optimize run experiments/{name}.yaml": "needs a GPU"
-        for name in ("seed_002_sharing_gpu", "seed_003_branches_gpu", "seed_004_gpu", "seed_004_gpu_litert")
+        for name in (
+            "seed_002_sharing_gpu",
+            "seed_002_sharing_software",
+            "seed_003_branches_gpu",
+            "seed_004_gpu",
+            "seed_004_gpu_litert",
+        )
     },
     **{
         f"optimize {arguments}": "takes minutes; test_cost_model_calibrate.py calibrates, and predicts by what came out"
@@ -126,7 +132,7 @@ NOT_RUN = {
     "python -m tests.benchmarks.main_job vgg16 200 --plain-trials 20": "measures for 5 minutes",
     **{
         f"python -m tests.benchmarks.{name} OUT.json": "needs an NVIDIA GPU"
-        for name in ("seed_000_pool", "seed_001_gpu", "gpu_traffic")
+        for name in ("seed_000_pool", "seed_001_gpu", "seed_002_terms", "gpu_traffic")
     },
     "python -m tests.benchmarks.seed_000_memory OUT.json": "makes control groups, as root",
     "python -m tests.benchmarks.exact placement REFERENCE OUT": "test_placement.py solves the same files",

@@ -33,8 +33,11 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage
 from search_spaces.core.platform import Limits, Platform, tell_apart
 from search_spaces.models import load
+from search_spaces.models.zoo.builder import Builder
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.cuts import every_layer
+from search_spaces.spaces.segment_space import SegmentSpace
+from search_spaces.spaces.shared_parts import Part
 from tests.search_spaces.models.test_flattened import dense
 from tests.support import strategies
 from tests.support.models.litert_loading import pid_of, signalled
@@ -171,6 +174,27 @@ def test_what_is_queued_does_not_run_into_what_excludes_it(
             timeline = candidate.run(1).timeline
             assert timeline is not None
             check_timeline(timeline, small, plan, three)
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="one core alone: none is left beside the adapter")
+def test_a_software_adapter_on_some_cores_shares_operators_with_the_others(
+    three: Platform, tmp_path: Path, cache_folder: Path
+) -> None:
+    gpu = f"gpu{CORES[-1]}:swiftshader:f32"
+    two = platform(gpu, XNNPACK)
+    assert not two[gpu].excludes(two[XNNPACK])
+    assert two[gpu].excludes(three[GPU])
+    assert two[gpu].like != three[GPU].like
+    layers = Builder("shared")
+    layers.finish(layers.conv(layers.input((1, 16, 16, 4)), 8, 3, "conv")).write(tmp_path / "shared.tflite")
+    graph = load(str(tmp_path / "shared.tflite"))
+    plan = SegmentSpace(graph, two).plan((Part(0, 1, (gpu, XNNPACK), "height", 8),))
+    with LitertEvaluator().prepare(two) as pair, closing(pair.load(graph, plan)) as candidate:
+        candidate.run(1)
+        agreement = candidate.verify()
+        assert agreement is not None
+        assert agreement.accepted
+        assert os.sched_getaffinity(pid_of(pair, gpu)) == {CORES[-1]}
 
 
 def test_refused_operators_are_named_and_known_the_next_time(session: LitertSession, odd: Graph) -> None:
