@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evaluators.registry import make_evaluator
-from optimizer.campaign.table import Tables, named, ratio_heading, verdict_of
+from optimizer.campaign.table import Tables, gain_text, named, ratio_heading, verdict_of
 from optimizer.report.console import make_console, progress_bar
 from optimizer.report.terminal import table
 from optimizer.study.course import foreseen
@@ -170,7 +170,18 @@ def render_dry_run(document: Mapping[str, Any]) -> Group:
 
 def render_summary(run: CampaignRun, tables: Tables) -> Group:
     """Return the tables of a campaign's results."""
-    columns = ("model", "platform", "evaluator", "allow", "sampler", "objective", "max_stages", "max_error", "budget")
+    columns = (
+        "model",
+        "platform",
+        "processors",
+        "evaluator",
+        "allow",
+        "sampler",
+        "objective",
+        "max_stages",
+        "max_error",
+        "budget",
+    )
     axes = [a for a in columns if a == "model" or len({json.dumps(row[a]) for row in tables.summary}) > 1]
     units = {row["unit"] for row in tables.summary} or {"ms"}
     one = next(iter(units)) if len(units) == 1 else ""
@@ -184,6 +195,9 @@ def render_summary(run: CampaignRun, tables: Tables) -> Group:
         rows.append((*(named(row[a]) for a in axes), str(row["studies"]), best, ratio or "–", verdict))
     heads = (">studies", f">best, {one}" if one else ">best", f">{ratio_heading(tables.summary)}", "")
     parts: list[Table | Text] = [table((*axes, *heads), rows)]
+    for row in tables.gains:
+        which = ", ".join(named(row[axis]) for axis in axes if axis != "model")
+        parts.append(Text(f"{which}: {gain_text(row)}" if which else gain_text(row)))
     if tables.expected:
         parts += [Text(), table(("published", ">paper", ">ours", ">ours / paper", ""), map(_expected, tables.expected))]
     done, failed = (sum(s.status == status for s in run.states) for status in ("done", "failed"))

@@ -39,6 +39,7 @@ class Tables:
         results: tidy: a row for each named plan of each finished study; the best plan is called ``best``.
         curves: best latency so far after each plan.
         summary: a row for each cell of the matrix, over its seeds and repetitions.
+        gains: the mean gain over the models of the matrix, for each cell of its other axes.
         expected: published figures beside ours.
         indicators: work, weights and memory traffic of each model, with the latency of its best plan.
         explained: R² of each indicator, and relative errors of models that were left out.
@@ -50,6 +51,7 @@ class Tables:
     results: Sequence[Row]
     curves: Sequence[Row]
     summary: Sequence[Row]
+    gains: Sequence[Row]
     expected: Sequence[Row]
     indicators: Sequence[Row]
     explained: Sequence[Row]
@@ -103,8 +105,8 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
         except OptimizeError as error:
             unreadable[study["name"]] = str(error)
             continue
-        ran_on = None if read.predicted else read.manifest["fixed"].get("measured_on")
-        processors |= set(map(str, ran_on if isinstance(ran_on, list) else []))
+        on = None if read.predicted else read.manifest["fixed"].get("measured_on")
+        processors |= set(map(str, on if isinstance(on, list) else []))
         if campaign.indicators and (row := _indicator_row(head, read)):
             measured.append(row)
         results += [row for row in _plans(head, read.result) if not shown or row["plan"] in {"best", *shown}]
@@ -122,9 +124,9 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
     expected = [_expected(e, results) for e in campaign.expect]
     explained = list(_explained_rows(measured))
     missing = sorted(shown - {row["plan"] for row in results}) if results else []
-    return Tables(
-        results, curves, list(_summary(results)), expected, measured, explained, missing, unreadable, sorted(processors)
-    )
+    summary, gains = _summary(results), mean_gains(results)
+    ran_on = sorted(processors)
+    return Tables(results, curves, summary, gains, expected, measured, explained, missing, unreadable, ran_on)
 
 
 def verdict_of(row: Row) -> str:
@@ -161,7 +163,7 @@ def write_tables(tables: Tables, folder: Path) -> str:
     Raises:
         RunFolderError: a file cannot be written.
     """
-    for name in ("results", "curves", "summary", "expected", "indicators", "explained"):
+    for name in ("results", "curves", "summary", "gains", "expected", "indicators", "explained"):
         rows: Sequence[Row] = getattr(tables, name)
         if rows:
             write_atomic(folder / f"{name}.csv", to_csv(rows).encode())
@@ -212,6 +214,7 @@ def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
         mine = result if name == "best" else {}
         speedup = mine.get("speedup") or {}
         ratio_low, ratio_high = speedup.get("ci95", (None, None))
+        is_baseline = speedup.get("plan") != entry["plan"]
         rows.append(
             {
                 **head,
@@ -222,6 +225,7 @@ def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
                 "ratio_to_best_known": speedup.get("ratio"),
                 "ratio_low": ratio_low,
                 "ratio_high": ratio_high,
+                "gain": None if not speedup else 1.0 if is_baseline else speedup["ratio"],
                 "significant": speedup.get("significant"),
                 "compared_with": speedup.get("baseline"),
                 **_in_ms(objective, model_bound_ms=result["model_bound_ms"]),
@@ -268,6 +272,40 @@ def _summary(results: Sequence[Row]) -> list[Row]:
             }
         )
     return found
+
+
+def mean_gains(results: Sequence[Row]) -> list[Row]:
+    """Return how many times as fast as the best baseline plans are, in the mean over the models of each cell."""
+    axes = [axis for axis in AXES if axis not in {"model", *_POOLED}]
+    cells: dict[str, list[Row]] = {}
+    for row in results:
+        if row["gain"] is not None:
+            cells.setdefault(json.dumps([row[axis] for axis in axes]), []).append(row)
+    found = []
+    for rows in cells.values():
+        if len(models := {row["model"] for row in rows}) > 1:
+            equal = {"ratio_low": 1.0, "ratio_high": 1.0}
+            pooled = [
+                row | {"ratio_to_best_known": row["gain"]} | (equal if row["gain"] == 1.0 else {}) for row in rows
+            ]
+            names = ("gain", "gain_low", "gain_high")
+            found.append(
+                {axis: rows[0][axis] for axis in axes}
+                | {"models": len(models), "studies": len(rows), "of_baselines": sum(row["gain"] == 1.0 for row in rows)}
+                | dict(zip(names, _pooled(pooled), strict=True))
+            )
+    return found
+
+
+def gain_text(row: Row) -> str:
+    """Return a row of the gains in a sentence."""
+    objective = _objective(row)
+    how = "as fast as" if objective.is_time else f"as good by {objective.name} as"
+    return (
+        f"geometric mean over {row['models']} models: {row['gain']:.3f} times {how} the best baseline "
+        f"(95 %: {row['gain_low']:.3f} to {row['gain_high']:.3f}); in {row['of_baselines']} of "
+        f"{row['studies']} studies a baseline is recommended, which counts as 1"
+    )
 
 
 def _pooled(rows: Sequence[Row]) -> tuple[float | None, float | None, float | None]:

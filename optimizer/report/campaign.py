@@ -15,6 +15,7 @@ from optimizer.campaign.table import (
     Row,
     Tables,
     better_word,
+    gain_text,
     gather,
     mean_excess,
     named,
@@ -83,6 +84,10 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
     if not tables.summary:
         return
     axes = _shown_axes(tables.summary)
+    for row in tables.gains:
+        which = " · ".join(named(row[axis]) for axis in axes if axis != "model")
+        said = gain_text(row)
+        yield Text(f"{which}: {said}." if which else f"{said[0].upper()}{said[1:]}.")
     names = [" · ".join(named(row[a]) for a in axes) for row in tables.summary]
     head = headed(*(Column(a.replace("_", " ")) for a in axes), "studies|d; best|.4g; unit")
     ratio = headed(f"{ratio_heading(tables.summary)}|.4f; 95 % from|.4f; to|.4f; verdict")

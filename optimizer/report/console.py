@@ -32,7 +32,6 @@ from evaluators.objectives import LATENCY, OBJECTIVES, Objective
 from optimizer.model.ranks_text import describe_ranks
 from optimizer.report.terminal import table, tried_text
 from optimizer.report.workload_console import jobs_table, outcomes_table, tucker_lines, workload_head
-from optimizer.study.loop import INFEASIBLE
 from optimizer.study.result import PROPOSED, Result
 from optimizer.study.verdict import REACH
 from optimizer.workload.result import WorkloadResult
@@ -133,7 +132,7 @@ class ProgressWatcher:
         self._unit = OBJECTIVES.get(run.config.objective[0], LATENCY).shown
         self._progress.update(self._task, completed=history.measured)
         if run.resumed:
-            failed = sum(bool(t.failure) and not t.failure.startswith(INFEASIBLE) for t in history.known.values())
+            failed = sum(bool(t.broke) for t in history.known.values())
             also = f", {many(failed)} failed" if failed else ""
             self.message(f"resuming study {run.study}: {plural(history.measured, 'plan')} tried so far{also}")
         if self._verbose:
@@ -150,10 +149,10 @@ class ProgressWatcher:
         if ranking and ranking[0].measurement:
             best = f"best {interval_ms(ranking[0].measurement.latency_s, self._unit)}, {self._history.repeats} repeats"
         self._progress.update(self._task, completed=self._history.measured, best=best, description=trial.origin)
-        if trial.failure and not trial.failure.startswith(INFEASIBLE) and not self._failed:
+        if trial.broke and not self._failed:
             self._failed = True  # the answer counts the others
             which = f"plan {trial.number}" if trial.number >= 0 else f"“{trial.origin}”"
-            self.warn(f"{which} failed: {trial.failure.splitlines()[0].rstrip('.')}")
+            self.warn(f"{which} failed: {trial.broke.splitlines()[0].rstrip('.')}")
         if self._verbose:
             samples = trial.measurement.latency_s if trial.measurement else None
             found = trial.failure or (interval_ms(samples, self._unit) if samples else "known")
@@ -453,9 +452,9 @@ def _evidence(result: Result) -> list[str]:
             )
     if verdict.undecided:
         found.append(f"undecided: {verdict.undecided}")
-    failed = [t for t in result.history.known.values() if t.failure and not t.failure.startswith(INFEASIBLE)]
+    failed = [t.broke for t in result.history.known.values() if t.broke]
     if failed:
-        why = failed[0].failure.splitlines()[0].rstrip(".")
+        why = failed[0].splitlines()[0].rstrip(".")
         found.append(f"{plural(len(failed), 'plan')} of {many(len(result.history.known))} failed; the first: {why}")
     after = verdict.after_pause_s.get(verdict.best.digest)
     if after is not None:

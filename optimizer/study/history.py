@@ -34,6 +34,10 @@ _SURE_RUNS, _SURE_PLANS = 2, 8
 OPTIMUM, UNSEEN, WARM = "model optimum", "unseen", "warm start"
 
 
+INFEASIBLE = "infeasible"
+"""Start of the failure text of a plan that was not run because it violates a constraint."""
+
+
 @dataclass(frozen=True, slots=True)
 class Trial:
     """One proposal and its result.
@@ -65,6 +69,11 @@ class Trial:
     def median_s(self) -> float:
         """The median latency in seconds, scaled to the speed at the start; infinite where there is none."""
         return self.measurement.median_s / self.speed if self.measurement else float("inf")
+
+    @property
+    def broke(self) -> str:
+        """Why the device could not run the plan; "" where it did, or where the plan violates a constraint."""
+        return "" if self.failure.startswith(INFEASIBLE) else self.failure
 
     @property
     def raced(self) -> bool:

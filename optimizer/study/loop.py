@@ -17,7 +17,7 @@ from evaluators.sampling import SamplingPolicy, measure
 from optimizer.model.baselines import Baseline
 from optimizer.samplers import resumes, study_sampler
 from optimizer.samplers.auto import AutoProposer, Problem
-from optimizer.study.history import OPTIMUM, UNSEEN, History, Trial, constraint_attributes
+from optimizer.study.history import INFEASIBLE, OPTIMUM, UNSEEN, History, Trial, constraint_attributes
 from optimizer.study.log import TrialLog
 from search_spaces.core.constraints import Violation
 from search_spaces.core.errors import DeviceLostError, UnavailableError
@@ -40,8 +40,6 @@ LOST = "lost"
 _LOGGER = logging.getLogger("partition_optimizer")
 
 Origin = tuple[str, Plan]
-INFEASIBLE = "infeasible"
-"""Start of the failure text of a plan that was not run because it violates a constraint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +255,7 @@ class Loop:
         """Raise where no plan has worked so far, after a few failures of the device."""
         if self._works:
             return
-        failures = [t.failure for _, t in self.held if t.failure and not t.failure.startswith(INFEASIBLE)]
+        failures = [t.broke for _, t in self.held if t.broke]
         if len(failures) >= most:
             what = failures[0].rstrip(".")
             raise UnavailableError(f"no plan could be measured; the first one failed with: {what}", _RESUME)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from optimizer.campaign.table import mean_excess, to_csv
+from optimizer.campaign.file import AXES
+from optimizer.campaign.table import gain_text, mean_excess, mean_gains, to_csv
 from optimizer.cli import main
 from optimizer.provenance import provenance
 from tests.support.campaign_files import MODEL, rows_of, written
@@ -233,3 +235,21 @@ def test_a_campaign_is_no_study(tmp_path: Path, capsys: pytest.CaptureFixture[st
     capsys.readouterr()
     assert main(["explain", str(out)]) == 2
     says(capsys.readouterr().err)
+
+
+def test_the_mean_gain_over_models_counts_baselines_as_one() -> None:
+    def row(model: str, ratio: float, gain: float, sampler: str = "tpe") -> dict[str, Any]:
+        axes = dict.fromkeys(AXES) | {"model": model, "sampler": sampler, "objective": "latency", "seed": 0}
+        return axes | {
+            "ratio_to_best_known": ratio,
+            "ratio_low": ratio - 0.01,
+            "ratio_high": ratio + 0.01,
+            "gain": gain,
+        }
+
+    rows = [row("a", 2.0, 2.0), row("b", 0.5, 1.0), row("c", 4.0, 4.0), row("a", 3.0, 3.0, "random")]
+    (found,) = mean_gains([*rows, row("d", 1.0, 1.0) | {"gain": None}])
+    assert found["sampler"] == "tpe"
+    assert found["gain"] == pytest.approx(2.0)
+    assert found["gain_low"] < 1.0 < found["gain_high"]  # three models alone
+    says(gain_text(found))

@@ -63,7 +63,7 @@ def test_limits_tell_what_binds(explained: dict[str, Any]) -> None:
     memory = limits["memory of the processors"]
     assert memory["binds"] == (memory["saves_ms"] > 0.0)
     assert limits["transfers take time"]["binds"]
-    assert not limits["use of cpu"]["binds"]
+    assert not limits["no stage on cpu"]["binds"]
     assert any(what.startswith("1 operator not supported on npu") for what in limits)
     refused = [m["why_not"] for p in explained["parts"] for m in p["elsewhere"].values() if m["why_not"]]
     assert all("not supported" in why or "does not fit" in why for why in refused)
