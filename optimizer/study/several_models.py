@@ -31,7 +31,7 @@ from optimizer.study.result import Result
 from optimizer.study.subjects import Search
 from optimizer.study.verdict import Verdict
 from optimizer.study.warm import PRICES, Warm, begin_warm, fingerprint_of, warm_several
-from optimizer.workload.baselines import first_plans
+from optimizer.workload.baselines import first_plans, mapped
 from optimizer.workload.critic import workload_costs, workload_critic
 from optimizer.workload.limits import Least, bound_of, check
 from optimizer.workload.memory import Memory
@@ -260,7 +260,10 @@ class SeveralModels:
             InfeasibleError: no plan keeps the memory limit, whatever its ranks.
         """
         problem, config = self.problem, self.config
-        plans = [b.plan for b in first_plans(problem.space)]
+        whole = mapped(problem.space, predict)
+        if whole.plan.digest not in {b.plan.digest for b in problem.baselines} and not memory.violations(whole.plan):
+            problem.baselines += (whole,)
+        plans = [*(b.plan for b in first_plans(problem.space)), whole.plan]
         variants = problem.variants
         steps = STEPS
         if isinstance(problem.space, SharedWorkloadSpace) and self.simulator is not None:

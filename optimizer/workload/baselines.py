@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from evaluators.workload.setting import HOST, SLICED
 from optimizer.model.baselines import Baseline
 from search_spaces.core.decoded_plan import DecodedPlan, in_runs
+from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.core.pools import members, single_processors
 from search_spaces.spaces.workload_space import WorkloadSpace
 
 PROCESSES, THREADS = "one process per model", "one thread per model"
 SEQUENTIAL, STATIC = "one after another", "one processor per model"
+MAPPED = "whole models, each on the best processor"
+_MOST_MAPPINGS = 256
 _THREADS_HOST = "threads"
 
 
@@ -61,6 +65,36 @@ def workload_baselines(space: WorkloadSpace, *, threads: bool, processes: bool =
         else:
             found.append(Baseline(f"{SEQUENTIAL} on {first.name}", space.plan(_whole(space, [first.name] * count))))
     return tuple(found)
+
+
+def mapped(space: WorkloadSpace, predict: Callable[[Plan], float]) -> Baseline:
+    """Return the best way to give each instance, whole, a processor of its own choice, by prediction.
+
+    All ways are tried where there are few; otherwise instances move one by one, from each way to have all on one
+    processor, while that is better.
+
+    Args:
+        predict: the objective of a plan.
+    """
+    names, count = [p.name for p in space.platform.processors], len(space.joined.components)
+    known: dict[tuple[str, ...], float] = {}
+
+    def value(way: tuple[str, ...]) -> float:
+        if way not in known:
+            known[way] = predict(space.plan(_whole(space, way)))
+        return known[way]
+
+    def improved(way: tuple[str, ...]) -> tuple[str, ...]:
+        while True:
+            moves = ((*way[:k], name, *way[k + 1 :]) for k in range(count) for name in names)
+            best = min(moves, key=value)
+            if value(best) >= value(way):
+                return way
+            way = best
+
+    few = len(names) ** count <= _MOST_MAPPINGS
+    ways = product(names, repeat=count) if few else (improved((name,) * count) for name in names)
+    return Baseline(MAPPED, space.plan(_whole(space, min(ways, key=value))))
 
 
 def first_plans(space: WorkloadSpace) -> list[Baseline]:

@@ -13,6 +13,7 @@ from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.objectives import OBJECTIVES
 from optimizer.cli import main
 from optimizer.study.config import parse_config
+from optimizer.workload.baselines import mapped
 from optimizer.workload.problem import read_problem
 from optimizer.workload.search import WorkloadProposer
 from tests.support.commands import printed, studied, tried
@@ -72,6 +73,26 @@ def test_auto_finds_the_best_of_all_plans() -> None:
         least = min(map(value_s, range(space.cardinality())))
         best = WorkloadProposer(space, predict, [space.plan_at(0)], 0).ranking(1)[0]
         assert predict(best) == pytest.approx(least)
+
+
+@pytest.mark.parametrize("models", ["squeezenet1_1,mobilenet_v1@0.5", "squeezenet1_1x8,mobilenet_v1@0.5"])
+def test_each_whole_model_on_its_best_processor_is_a_baseline(models: str) -> None:
+    values = {"model": models, "budget": "1", "evaluator": "cost-model", "platform": "snapdragon855"}
+    problem = read_problem(parse_config(values), CostModelEvaluator())
+    last = len(problem.joined.components) - 1
+
+    def predict(plan: Any) -> float:
+        """Let the last model be faster on the CPU, the others on the GPU, if not more than four of them share it."""
+        on = {problem.joined.component_of[s.operators[0]]: s.processor for s in plan.stages}
+        wanted = sum(on[k] != ("cpu" if k == last else "gpu") for k in on)
+        return wanted + 3 * max(0, sum(name == "gpu" for name in on.values()) - 4)
+
+    found = mapped(problem.space, predict)
+    assert len(found.plan.stages) == last + 1
+    on = [s.processor for s in sorted(found.plan.stages, key=lambda s: s.operators)]
+    assert on[-1] == "cpu"
+    assert on.count("gpu") == min(4, last)
+    assert predict(found.plan) == max(0, last - 4)
 
 
 def test_a_workload_is_a_file_and_tells_what_would_be_searched(capsys: pytest.CaptureFixture[str]) -> None:
