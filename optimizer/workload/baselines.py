@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -92,8 +92,9 @@ def mapped(space: WorkloadSpace, predict: Callable[[Plan], float]) -> Baseline:
                 return way
             way = best
 
-    few = len(names) ** count <= _MOST_MAPPINGS
-    ways = product(names, repeat=count) if few else (improved((name,) * count) for name in names)
+    ways: Iterable[tuple[str, ...]] = product(names, repeat=count)
+    if len(names) ** count > _MOST_MAPPINGS:
+        ways = (improved((name,) * count) for name in names)
     return Baseline(MAPPED, space.plan(_whole(space, min(ways, key=value))))
 
 

@@ -85,7 +85,7 @@ def test_each_whole_model_on_its_best_processor_is_a_baseline(models: str) -> No
         """Let the last model be faster on the CPU, the others on the GPU, if not more than four of them share it."""
         on = {problem.joined.component_of[s.operators[0]]: s.processor for s in plan.stages}
         wanted = sum(on[k] != ("cpu" if k == last else "gpu") for k in on)
-        return wanted + 3 * max(0, sum(name == "gpu" for name in on.values()) - 4)
+        return float(wanted + 3 * max(0, sum(name == "gpu" for name in on.values()) - 4))
 
     found = mapped(problem.space, predict)
     assert len(found.plan.stages) == last + 1
