@@ -95,7 +95,8 @@ def mapped(space: WorkloadSpace, predict: Callable[[Plan], float]) -> Baseline:
     ways: Iterable[tuple[str, ...]] = product(names, repeat=count)
     if len(names) ** count > _MOST_MAPPINGS:
         ways = (improved((name,) * count) for name in names)
-    return Baseline(MAPPED, space.plan(_whole(space, min(ways, key=value))))
+    best = min(ways, key=value)
+    return Baseline(MAPPED, space.plan(_whole(space, best)))
 
 
 def first_plans(space: WorkloadSpace) -> list[Baseline]:
