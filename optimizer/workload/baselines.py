@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 
 from evaluators.workload.setting import HOST, SLICED
@@ -18,7 +19,7 @@ from search_spaces.spaces.workload_space import WorkloadSpace
 PROCESSES, THREADS = "one process per model", "one thread per model"
 SEQUENTIAL, STATIC = "one after another", "one processor per model"
 MAPPED = "whole models, each on the best processor"
-_MOST_MAPPINGS = 256
+_MOST_MAPPINGS = 64
 _THREADS_HOST = "threads"
 
 
@@ -70,31 +71,31 @@ def workload_baselines(space: WorkloadSpace, *, threads: bool, processes: bool =
 def mapped(space: WorkloadSpace, predict: Callable[[Plan], float]) -> Baseline:
     """Return the best way to give each instance, whole, a processor of its own choice, by prediction.
 
-    All ways are tried where there are few; otherwise instances move one by one, from each way to have all on one
-    processor, while that is better.
+    All ways are tried where there are few; otherwise instances move one after another while that is better, from the
+    two best ways to have all on one processor.
 
     Args:
         predict: the objective of a plan.
     """
     names, count = [p.name for p in space.platform.processors], len(space.joined.components)
-    known: dict[tuple[str, ...], float] = {}
 
+    @cache
     def value(way: tuple[str, ...]) -> float:
-        if way not in known:
-            known[way] = predict(space.plan(_whole(space, way)))
-        return known[way]
+        return predict(space.plan(_whole(space, way)))
 
     def improved(way: tuple[str, ...]) -> tuple[str, ...]:
-        while True:
-            moves = ((*way[:k], name, *way[k + 1 :]) for k in range(count) for name in names)
-            best = min(moves, key=value)
-            if value(best) >= value(way):
-                return way
-            way = best
+        before = None
+        while way != before:
+            before = way
+            for k in range(count):
+                way = min((way, *((*way[:k], name, *way[k + 1 :]) for name in names)), key=value)
+        return way
 
-    ways: Iterable[tuple[str, ...]] = product(names, repeat=count)
-    if len(names) ** count > _MOST_MAPPINGS:
-        ways = (improved((name,) * count) for name in names)
+    ways: list[tuple[str, ...]]
+    if len(names) ** count <= _MOST_MAPPINGS:
+        ways = list(product(names, repeat=count))
+    else:
+        ways = [improved(way) for way in sorted(((name,) * count for name in names), key=value)[:2]]
     best = min(ways, key=value)
     return Baseline(MAPPED, space.plan(_whole(space, best)))
 
