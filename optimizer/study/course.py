@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from evaluators.base import Agreement, Session, counters_of
-from evaluators.measurement.disturbance import RunFilter
+from evaluators.measurement.disturbance import Disturbance, RunFilter
 from evaluators.measurement.final import FinalPolicy
 from evaluators.registry import make_evaluator
 from optimizer.devices import asks_for_several
@@ -32,6 +32,7 @@ from optimizer.study.result import Result
 from optimizer.study.subjects import Search, Subject
 from optimizer.study.verdict import PAUSE_S, FinalSettings, Verdict, decide
 from optimizer.study.warm import fingerprint_of
+from search_spaces.core.errors import RunFolderError, damage
 from search_spaces.core.plan import Plan
 from search_spaces.core.wording import plural
 from search_spaces.spaces.space import in_space
@@ -39,6 +40,7 @@ from search_spaces.spaces.space import in_space
 _PRECISION = 0.005
 _FINAL_S, _FINAL_SHARE, _LEAST_FINAL_S, _DISTURBED_S = 20.0, 0.2, 5.0, 60.0
 _CLAIM_SHARE = 0.3
+_DISTURBED = "disturbed"  # kind of the records of what disturbed a session's search
 _FINAL_OF_TRIAL_S = 0.5  # seconds of the final for each trial of the budget: 40 allow all 20 s
 _PAUSES = 3  # inferences after a pause, of each of two plans
 
@@ -50,6 +52,7 @@ class Study:
     Attributes:
         front: of several objectives.
         restored: how many plans the log held.
+        disturbed: what kept measurements of earlier sessions off their cores.
         undecided: whether an earlier final of this study was undecided.
     """
 
@@ -65,6 +68,7 @@ class Study:
     exhausted: bool = False
     front: Front | None = None
     restored: int = 0
+    disturbed: Disturbance = field(default=Disturbance(), init=False)
     runs: RunFilter = field(default_factory=RunFilter)
     undecided: bool = False
 
@@ -77,6 +81,11 @@ class Study:
         self.history = History(subject.space.distributions(), [o.name for o in subject.objectives[1:]])
         subject.restore(self.history, self.run.contents.records)
         self.restored = len(self.history.known)
+        records = [r.data for r in self.run.contents.records if r.kind == _DISTURBED]
+        try:
+            self.disturbed = sum(map(Disturbance.from_json, records), Disturbance())
+        except (TypeError, ValueError) as error:
+            raise RunFolderError(f"what disturbed the search is damaged: {damage(error)}") from error
 
     def opened(self) -> None:
         """Report that the space is known, and what the log held of it."""
@@ -103,7 +112,7 @@ class Study:
             "run_dir": self.run.path,
             "objective": self.subject.objectives[0],
             "front": self.front,
-            "disturbance": self.runs.total,
+            "disturbance": self.disturbed + self.runs.total,
             "earlier": self.restored,
         }
         return self.subject.result(known, verdict)
@@ -216,8 +225,12 @@ def _search(study: Study, session: Session) -> Result:
     if history.measured > config.budget:
         tried = f"{plural(history.measured, 'plan')} had been tried already"
         study.watcher.warn(f"{tried}, so --budget {config.budget} adds none")
-    loop.run_outside(b for b in search.baselines if not study.holds(b.plan))
-    study.exhausted = loop.run()
+    try:
+        loop.run_outside(b for b in search.baselines if not study.holds(b.plan))
+        study.exhausted = loop.run()
+    finally:
+        if disturbed := study.runs.total.to_json():
+            run.log.append(_DISTURBED, disturbed)
     verdict = kept_verdict(study)  # a finished study has nothing new to measure
     if verdict is None:
         study.undecided = any(record.kind == "verdict" for record in run.contents.records)

@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from evaluators.base import Agreement
+from evaluators.measurement.disturbance import Disturbance, RunFilter
 from evaluators.testing import Noise, SyntheticEvaluator, SyntheticSession, example_graph
 from optimizer.report.console import render
 from optimizer.study import course
 from optimizer.study.history import History, Trial
-from optimizer.study.records import Record, header
-from search_spaces.core.errors import UsageError
+from optimizer.study.log import read_log
+from optimizer.study.records import Record, encode, header
+from search_spaces.core.errors import RunFolderError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
@@ -178,6 +180,24 @@ def test_a_budget_may_grow_and_shrink(tmp_path: Path, monkeypatch: pytest.Monkey
     loads = Loads(monkeypatch)
     assert go(tmp_path / "run", budget=5).history.measured == 30
     assert loads.count == 0
+
+
+def test_what_disturbed_earlier_sessions_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Disturbed(RunFilter):
+        """A filter on a machine whose cores others use 30 % of the time."""
+
+        def __init__(self, counters: Any = None) -> None:
+            super().__init__(counters)
+            self.total = Disturbance(lasted_s=10.0, waited_s=3.0)
+
+    monkeypatch.setattr(course, "RunFilter", Disturbed)
+    go(tmp_path / "run", budget=6)
+    assert go(tmp_path / "run", budget=9).disturbance == Disturbance(lasted_s=20.0, waited_s=6.0)
+    log = tmp_path / "run" / "trials.jsonl"
+    broken = [Record(r.n, r.kind, {"waited_s": "x"}) if r.kind == "disturbed" else r for r in read_log(log).records]
+    log.write_bytes(header() + b"".join(encode(n, r.kind, r.data) for n, r in enumerate(broken, 1)))
+    with fails(RunFolderError):
+        go(tmp_path / "run", budget=9)
 
 
 @pytest.mark.parametrize(
