@@ -85,7 +85,7 @@ class Study:
         try:
             self.disturbed = sum(map(Disturbance.from_json, records), Disturbance())
         except (TypeError, ValueError) as error:
-            raise RunFolderError(f"what disturbed the search is damaged: {damage(error)}") from error
+            raise RunFolderError(f"the record of disturbances is damaged: {damage(error)}") from error
 
     def opened(self) -> None:
         """Report that the space is known, and what the log held of it."""
