@@ -191,7 +191,7 @@ def test_ranks_are_searched_with_processors_and_the_result_tells_them(capsys: py
     assert main(["explain", "run"]) == 0
     assert "What each stage would cost on another processor" in capsys.readouterr().out
     assert main(["export", "run"]) == 0
-    assert "model_1/stage_0.tflite" in capsys.readouterr().out
+    assert "model_0/stage_0.tflite" in capsys.readouterr().out
     table = run(capsys, "--model", MODELS, *ALLOWED, "--budget", "25", "--out", "run")
     assert "convolutions run as Tucker-2 triples" in table
     assert "optimize execute run" in table
