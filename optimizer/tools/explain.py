@@ -376,9 +376,8 @@ class _Work:
             names = {p.name for p in members}
             without = costs.operator_s.copy()
             without[[p.name in names for p in costs.platform.processors]] = np.inf
-            what = (
-                f"no stage on {', '.join(sorted(names))}" if len(names) < 4 else f"{len(names)} processors like {like}"
-            )
+            which = ", ".join(sorted(names)) if len(names) < 4 else f"{len(names)} processors like {like}"
+            what = f"no stage on {which}"
             yield self._limit(what, replace(costs, operator_s=without))
 
     def _limit(self, what: str, costs: ChainCosts, most: int | None = None) -> Document:
