@@ -39,7 +39,7 @@ CHAINS = "chains split"
 EVERY = "every operator shared"
 BRANCHES = "branches side by side"
 CUTS = "best cuts by the model"
-_RUNS, _LEAST_RUNS, _MOST_S = 12, 3, 2.5
+_RUNS, _LEAST_RUNS, _MOST_S = 12, 3, 1.0
 
 
 def split_profile(
@@ -52,8 +52,9 @@ def split_profile(
 ) -> Profile:
     """Return a profile with directly measured times of starting a part and of joining another core.
 
-    As differences of two latencies they would drown in noise on large models. Joins are measured in a plan that splits
-    every operator, since a core that waits for half a model would go idle.
+    As differences of two latencies they would drown in noise on large models. Processors that run beside no other one
+    keep their times. Joins are measured in a plan that splits every operator, since a core that waits for half a model
+    would go idle.
 
     Args:
         known: the operators' times; those of processors with memory of their own stay as they are.
@@ -64,14 +65,15 @@ def split_profile(
     operator_s, overhead_s, transfer_s = dict(known.operator_s), dict(known.overhead_s), dict(known.transfer_s)
     count = len(graph.operators)
     cores = [p for p in platform.processors if p.kind == "cpu" and np.isfinite(known.whole_s[p.like])]
-    for like, name in {p.like: p.name for p in reversed(cores)}.items() if count > 1 else ():
+    together = [(a, b) for a, b in combinations(cores, 2) if not a.excludes(b)]
+    sharing = {p.like: p.name for pair in reversed(together) for p in reversed(pair)}
+    for like, name in sharing.items() if count > 1 else ():
         progress(f"timing stages on {name}")
         batches = _runs(session, graph, chain_plan(graph, every_layer(graph), [name] * count))
         took_s = np.median([batch.stage_s[0] for batch in batches], axis=0)
         overhead_s[like] = float(np.median([gap for batch in batches for gap in _gaps_s(batch)]))
         rest_s = max(0.0, known.whole_s[like] - overhead_s[like])
         operator_s[like] = tuple(float(s) for s in took_s * (rest_s / max(float(took_s.sum()), 1e-12)))
-    together = [(a, b) for a, b in combinations(cores, 2) if not a.excludes(b)]
     for a, b in reversed(together) if count > 1 else ():
         progress(f"timing joins of {a.name} and {b.name}")
         plan = space.plan(_shared_by(space, (a.name, b.name), (known.whole_s[a.like], known.whole_s[b.like])))

@@ -4,7 +4,7 @@ The ratio of a stage's measured to its predicted time corrects its part; parts w
 correction. Once the corrected optimum is measured, neighbours of the best measured plans follow, the cheapest by the
 model first: a cut moved, two blocks merged or one split, another share, another axis, nothing shared. Every other
 proposal is that of ``auto`` for cuts alone, which learns from plans of cuts alone, so that cuts are searched as well as
-without sharing. Where no plan that shares work has been the fastest, three of four proposals are cuts alone.
+without sharing. Where no plan that shares work has been the fastest, seven of eight proposals are cuts alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from search_spaces.spaces.space import in_space
 
 _BEST = 3
 _STAGES = 4  # at most, in plans of cuts alone
-_ENOUGH, _GAIN, _SELDOM = 16, 0.99, 4  # after 16 shared plans that gained less than 1 %, every fourth proposal shares
+_ENOUGH, _GAIN, _SELDOM = 16, 0.99, 8  # after 16 shared plans that gained less than 1 %, every eighth proposal shares
 _NEAR = 1.3  # the other axis is tried if the model's time grows by less than this factor
 _LEAST, _MOST = 0.1, 10.0  # limits of a correction; beyond them something else went wrong
 _CODES = 64  # placements of a segment's runs that are all tried as neighbours
