@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _PREDICTED_SLOW = 1.3
 _SLOW_LOAD_S = 0.05  # shorter loading times are not logged
-_LOOK_EVERY = 8  # one proposal in so many always runs twice: an unbiased sample of first runs
+_LOOK_EVERY = 16  # one proposal in so many always runs twice: an unbiased sample of first runs
 _FAILURES_AT_FIRST = 5
 _RESUME = "resume with the same --study when the device works"
 LOST = "lost"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluators.base import Agreement, Batch, Candidate
+from evaluators.measurement.disturbance import Counters, RunFilter
 from evaluators.samples import Samples
 from evaluators.sampling import MARGIN, WARM_S, ColdStart, SamplingPolicy, measure, noise, prune_limit_s, slower
 from search_spaces.core.errors import UnavailableError, UsageError
@@ -127,6 +129,31 @@ def test_a_first_run_that_does_not_promise_a_new_best_is_enough_where_there_is_n
         measure(Scripted([0.106, 0.1]), replace(short, max_s=0.3), incumbent, cold=cold, single_run=True),
     ):
         assert least.stopped != "glimpsed"
+
+
+@pytest.mark.parametrize(
+    ("lost", "first_s", "runs"),
+    [
+        pytest.param(0.05, 0.111, 1, id="less than first runs differ by themselves"),
+        pytest.param(0.05, 0.106, 2, id="without the loss it may be the new best"),
+        pytest.param(0.2, 0.16, 2, id="more than first runs differ by themselves"),
+    ],
+)
+def test_a_first_run_that_lost_a_little_time_is_enough_unless_it_may_be_the_best(
+    lost: float, first_s: float, runs: int
+) -> None:
+    incumbent, cold, short = Samples((0.1,) * 9), ColdStart(1.05, 1.1), SamplingPolicy(max_s=0.15, min_runs=1)
+    reading = count()
+
+    def counters() -> Counters:
+        """The first run lasts 1 s; later ones lose nothing."""
+        number = next(reading)
+        return Counters(at_s=float(number), waited_ns={1: int(1e9 * lost) if number else 0})
+
+    runs_of = RunFilter(counters)
+    found = measure(Scripted([first_s, 0.105]), short, incumbent, cold=cold, single_run=True, runs=runs_of)
+    assert len((*found.warmup_s, *found.latency_s.values_s)) == runs
+    assert (found.stopped == "glimpsed") == (runs == 1)
 
 
 def test_a_run_that_was_broken_off_tells_nothing_of_its_stages() -> None:

@@ -65,7 +65,8 @@ def judge(rows: Sequence[Row]) -> dict[str, Any]:
             differences = np.array([row["after_s"] - row["before_s"] for row in pairs])
             before_s = float(np.median([row["before_s"] for row in pairs]))
             mean, half = float(differences.mean()), _half(differences)
-            reported |= {"before_median_s": before_s, "difference_s": [mean, mean - half, mean + half]}
+            interval_s = [mean - half, mean + half] if math.isfinite(half) else [None, None]  # of one pair
+            reported |= {"before_median_s": before_s, "difference_s": [mean, *interval_s]}
             if name != "small":
                 allowed_s = max(_FINAL_S, _FINAL_SHARE * before_s)
                 reported["limits"]["difference_s"] = judged(mean, allowed_s, most=True)
