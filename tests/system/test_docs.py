@@ -91,6 +91,7 @@ NOT_RUN = {
     **{
         f"optimize run experiments/{name}.yaml": "needs a GPU"
         for name in (
+            "seed_001_pairs_gpu",
             "seed_002_sharing_gpu",
             "seed_002_sharing_software",
             "seed_003_branches_gpu",
