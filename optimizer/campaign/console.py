@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evaluators.registry import make_evaluator
-from optimizer.campaign.table import Tables, gain_text, named, ratio_heading, verdict_of
+from optimizer.campaign.table import Tables, front_text, fronts_of, gain_text, named, ratio_heading, verdict_of
 from optimizer.report.console import make_console, progress_bar
 from optimizer.report.terminal import table
 from optimizer.study.course import foreseen
@@ -195,6 +195,7 @@ def render_summary(run: CampaignRun, tables: Tables) -> Group:
         rows.append((*(named(row[a]) for a in axes), str(row["studies"]), best, ratio or "–", verdict))
     heads = (">studies", f">best, {one}" if one else ">best", f">{ratio_heading(tables.summary)}", "")
     parts: list[Table | Text] = [table((*axes, *heads), rows)]
+    parts += [Text(f"{study}: {front_text(rows)}") for study, rows in fronts_of(tables)]
     for row in tables.gains:
         which = ", ".join(named(row[axis]) for axis in axes if axis != "model")
         parts.append(Text(f"{which}: {gain_text(row)}" if which else gain_text(row)))

@@ -296,6 +296,7 @@ def _summary_json(saved: Mapping[str, Any], tables: Tables, path: Path) -> dict[
         "measured_on": tables.measured_on,
         "failed": {s["name"]: s["error"] for s in saved["studies"] if s["status"] == "failed"},
         "summary": tables.summary,
+        "fronts": tables.fronts,
         "gains": tables.gains,
         "expected": tables.expected,
         "explained": tables.explained,

@@ -20,6 +20,7 @@ from optimizer.campaign.file import AXES, Campaign, Expectation
 from optimizer.files import read_document, write_atomic
 from optimizer.report.data import Study, objective_of, points, read_study
 from search_spaces.core.errors import OptimizeError, RunFolderError, printable
+from search_spaces.core.wording import plural
 
 SCHEMA_VERSION = 1
 STATE = "campaign.json"
@@ -39,6 +40,7 @@ class Tables:
         results: tidy: a row for each named plan of each finished study; the best plan is called ``best``.
         curves: best latency so far after each plan.
         summary: a row for each cell of the matrix, over its seeds and repetitions.
+        fronts: of each study with several objectives, the values of each plan of its front.
         gains: the mean gain over the models of the matrix, for each cell of its other axes.
         expected: published figures beside ours.
         indicators: work, weights and memory traffic of each model, with the latency of its best plan.
@@ -51,6 +53,7 @@ class Tables:
     results: Sequence[Row]
     curves: Sequence[Row]
     summary: Sequence[Row]
+    fronts: Sequence[Row]
     gains: Sequence[Row]
     expected: Sequence[Row]
     indicators: Sequence[Row]
@@ -86,6 +89,7 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
     """
     results: list[Row] = []
     curves: list[Row] = []
+    fronts: list[Row] = []
     unreadable: dict[str, str] = {}
     measured: list[Row] = []
     processors: set[str] = set()
@@ -110,6 +114,7 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
         if campaign.indicators and (row := _indicator_row(head, read)):
             measured.append(row)
         results += [row for row in _plans(head, read.result) if not shown or row["plan"] in {"best", *shown}]
+        fronts += _front(head, read.result)
         curves += [
             {
                 **head,
@@ -126,7 +131,7 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
     missing = sorted(shown - {row["plan"] for row in results}) if results else []
     summary, gains = _summary(results), mean_gains(results)
     ran_on = sorted(processors)
-    return Tables(results, curves, summary, gains, expected, measured, explained, missing, unreadable, ran_on)
+    return Tables(results, curves, summary, fronts, gains, expected, measured, explained, missing, unreadable, ran_on)
 
 
 def verdict_of(row: Row) -> str:
@@ -163,7 +168,7 @@ def write_tables(tables: Tables, folder: Path) -> str:
     Raises:
         RunFolderError: a file cannot be written.
     """
-    for name in ("results", "curves", "summary", "gains", "expected", "indicators", "explained"):
+    for name in ("results", "curves", "summary", "fronts", "gains", "expected", "indicators", "explained"):
         rows: Sequence[Row] = getattr(tables, name)
         if rows:
             write_atomic(folder / f"{name}.csv", to_csv(rows).encode())
@@ -222,7 +227,7 @@ def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
                 "stages": len(entry["plan"]["stages"]),
                 **_in_ms(objective, latency_ms=found.get("median"), ci_low_ms=low, ci_high_ms=high),
                 "samples": None if found.get("source") == "predicted" else found.get("samples"),
-                "ratio_to_best_known": speedup.get("ratio"),
+                "ratio": speedup.get("ratio"),
                 "ratio_low": ratio_low,
                 "ratio_high": ratio_high,
                 "gain": None if not speedup else 1.0 if is_baseline else speedup["ratio"],
@@ -242,6 +247,36 @@ def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
             }
         )
     return rows
+
+
+def _front(head: Row, result: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield a row for each plan of a study's front and each objective."""
+    front = result.get("front") or {"plans": (), "objectives": ()}
+    objectives = [objective_of({**result, "objective": name}) for name in front["objectives"]]
+    for number, each in enumerate(front["plans"], 1):
+        about = {"number": number, "plan": each["name"], "stages": len(each["plan"]["stages"]), "knee": each["knee"]}
+        for objective in objectives:
+            value = {"of": objective.name, "value": each["values"][objective.key], "unit": objective.shown}
+            yield head | about | value
+
+
+def fronts_of(tables: Tables) -> Iterator[tuple[str, Sequence[Row]]]:
+    """Yield the name of each study with several objectives, and the rows of its front."""
+    for study in dict.fromkeys(row["study"] for row in tables.fronts):
+        yield study, [row for row in tables.fronts if row["study"] == study]
+
+
+def front_text(rows: Sequence[Row]) -> str:
+    """Return the front of one study in a sentence."""
+    ranges, knee = [], []
+    for of in dict.fromkeys(row["of"] for row in rows):
+        values = [row["value"] for row in rows if row["of"] == of]
+        low, high = min(values), max(values)
+        unit = next(row["unit"] for row in rows if row["of"] == of)
+        ranges.append(f"{of} {low:.4g} {unit}" if low == high else f"{of} {low:.4g} to {high:.4g} {unit}")
+        knee += [f"{row['value']:.4g} {unit}" for row in rows if row["of"] == of and row["knee"]]
+    count = plural(max(row["number"] for row in rows), "plan")
+    return f"front of {count}: {', '.join(ranges)}; its knee, which is recommended: {', '.join(knee)}"
 
 
 def _summary(results: Sequence[Row]) -> list[Row]:
@@ -286,7 +321,7 @@ def mean_gains(results: Sequence[Row]) -> list[Row]:
         if len(models := {row["model"] for row in rows}) > 1:
             equal = {"ratio_low": 1.0, "ratio_high": 1.0}
             pooled = [
-                row | {"ratio_to_best_known": row["gain"]} | (equal if row["gain"] == 1.0 else {}) for row in rows
+                row | {"ratio": row["gain"]} | (equal if row["gain"] == 1.0 else {}) for row in rows
             ]
             names = ("gain", "gain_low", "gain_high")
             found.append(
@@ -310,14 +345,14 @@ def gain_text(row: Row) -> str:
 
 def _pooled(rows: Sequence[Row]) -> tuple[float | None, float | None, float | None]:
     """Return the geometric mean of the ratios and its 95 % interval; of a single study, its own ratio and interval."""
-    known = [r for r in rows if r["ratio_to_best_known"]]
+    known = [r for r in rows if r["ratio"]]
     if not known:
         return None, None, None
     if len(known) == 1:
-        return known[0]["ratio_to_best_known"], known[0]["ratio_low"], known[0]["ratio_high"]
+        return known[0]["ratio"], known[0]["ratio_low"], known[0]["ratio_high"]
     from scipy.stats import t
 
-    logs = [math.log(r["ratio_to_best_known"]) for r in known]
+    logs = [math.log(r["ratio"]) for r in known]
     mean = statistics.mean(logs)
     # Few studies may agree by chance, so the interval is at least as wide as their own intervals imply.
     within = statistics.median(math.log(r["ratio_high"] / r["ratio_low"]) / 2 for r in known) / math.sqrt(len(logs))
@@ -340,8 +375,8 @@ def _expected(expected: Expectation, results: Sequence[Row]) -> Row:
             continue
         if expected.metric == "latency_ms" and plan["latency_ms"]:
             values.append(plan["latency_ms"])
-        elif expected.metric == "speedup" and plans["best"]["ratio_to_best_known"]:
-            values.append(plans["best"]["ratio_to_best_known"])
+        elif expected.metric == "speedup" and plans["best"]["ratio"]:
+            values.append(plans["best"]["ratio"])
         elif expected.metric == "ratio" and over is not None and over["value"]:
             values.append(plan["value"] / over["value"])
     ours = statistics.median(values) if values else None

@@ -62,6 +62,7 @@ XNNPACK_FLOAT16 = 0xF
 
 SLOWER = 1.2
 """A stage that takes this many times as long as expected has drifted."""
+UNPREFERRED = ", here without priority over other processes, which measurements have"
 
 SURE_RUNS = 20
 """Number of last runs whose medians decide about drift."""
@@ -609,7 +610,7 @@ class Plan:
         text = f"{took_ms:.2f} ms an inference"
         if "latency_ms" in self.expected:
             text += f", expected were {self.expected['latency_ms']:.2f} ms"
-        text += f"; {', '.join(slow)} as expected" if slow else "; no stage has drifted"
+        text += f"; {', '.join(slow)} as expected{UNPREFERRED}" if slow else "; no stage has drifted"
         return text
 
     def close(self) -> None:

@@ -15,6 +15,8 @@ from optimizer.campaign.table import (
     Row,
     Tables,
     better_word,
+    front_text,
+    fronts_of,
     gain_text,
     gather,
     mean_excess,
@@ -84,6 +86,8 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
     if not tables.summary:
         return
     axes = _shown_axes(tables.summary)
+    for study, front in fronts_of(tables):
+        yield Text(f"{study}: {front_text(front)}.")
     for row in tables.gains:
         which = " · ".join(named(row[axis]) for axis in axes if axis != "model")
         said = gain_text(row)

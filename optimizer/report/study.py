@@ -40,12 +40,12 @@ def study_document(study: Study) -> Document:
     drawn = bars(study)
     model = study.result["model"]
     processors = ", ".join(p.name for p in study.platform.processors if p.resources)
-    files = {"best/trace.json": json.dumps(trace(drawn, [p.name for p in study.platform.processors]))}
+    files = {"viewers/trace.json": json.dumps(trace(drawn, [p.name for p in study.platform.processors]))}
     if study.graph is not None:
         layers = node_data(
             study.graph, study.best, study.costs, [s * 1e-3 for s in study.result["best"]["stage_ms"] or ()]
         )
-        files |= {f"best/{name}.json": json.dumps(layer, indent=1) for name, layer in layers.items()}
+        files |= {f"viewers/{name}.json": json.dumps(layer, indent=1) for name, layer in layers.items()}
     sections = [
         Section("answer", "Answer", tuple(_answer(study))),
         Section("front", "Front", tuple(_front(study))),
@@ -326,7 +326,7 @@ def _timeline(study: Study, drawn: tuple[Bar, ...]) -> Iterator[Block]:
     yield Figure(
         "timeline",
         plots.timelines(drawn, kinds),
-        f"{what}; {source}; on one scale. best/trace.json holds the same for ui.perfetto.dev.{unseen}"
+        f"{what}; {source}; on one scale. viewers/trace.json holds the same for ui.perfetto.dev.{unseen}"
         + ("" if study.predicted else " Measured is one run of each; the answer is that of all runs in the final."),
         Table("Timelines", columns, tuple(rows), group=2),
     )
@@ -411,7 +411,7 @@ def _graph(study: Study) -> Iterator[Block]:
         "graph",
         svg,
         f"The model, coloured by stage of the best plan ({legend}{more}). The bars on the left are bytes that cross "
-        "a cut. best/partition*.json colour it in Model Explorer: by stage, and for each processor by ms per operator.",
+        "a cut. viewers/partition*.json colour it in Model Explorer: by stage, and for each processor by ms per operator.",
         _plan_table(study, study.best),
         wide=True,
     )

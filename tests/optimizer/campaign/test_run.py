@@ -241,7 +241,7 @@ def test_the_mean_gain_over_models_counts_baselines_as_one() -> None:
     def row(model: str, ratio: float, gain: float, sampler: str = "tpe") -> dict[str, Any]:
         axes = dict.fromkeys(AXES) | {"model": model, "sampler": sampler, "objective": "latency", "seed": 0}
         return axes | {
-            "ratio_to_best_known": ratio,
+            "ratio": ratio,
             "ratio_low": ratio - 0.01,
             "ratio_high": ratio + 0.01,
             "gain": gain,
@@ -253,3 +253,25 @@ def test_the_mean_gain_over_models_counts_baselines_as_one() -> None:
     assert found["gain"] == pytest.approx(2.0)
     assert found["gain_low"] < 1.0 < found["gain_high"]  # three models alone
     says(gain_text(found))
+
+
+def test_a_front_is_told_in_all_its_objectives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = f"""
+name: fronts
+matrix:
+  model: {MODEL}
+  evaluator: cost-model
+  platform: kirin990
+  objective: "latency,memory"
+  budget: 12
+"""
+    path, out = written(tmp_path, text), tmp_path / "out"
+    assert main(["run", str(path), "--out", str(out), "-q"]) == 0
+    rows = rows_of(out / "fronts.csv")
+    assert [r["of"] for r in rows[:2]] == ["latency", "memory"]
+    assert {r["unit"] for r in rows} == {"ms", "MB"}
+    assert sum(r["knee"] == "True" for r in rows) == 2
+    said = " ".join(capsys.readouterr().out.split())
+    knee = [r for r in rows if r["knee"] == "True"]
+    assert ", ".join(f"{float(r['value']):.4g} {r['unit']}" for r in knee) in said
+    assert knee[1]["unit"] in (out / "report.html").read_text()

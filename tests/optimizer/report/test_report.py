@@ -193,7 +193,7 @@ def keeps_the_trace_event_format(text: str) -> list[dict[str, Any]]:
 
 
 def test_traces_open_in_perfetto(page: str, run: Path, study: Study) -> None:
-    spans = keeps_the_trace_event_format((run / "best" / "trace.json").read_text())
+    spans = keeps_the_trace_event_format((run / "viewers" / "trace.json").read_text())
     assert len(spans) == sum(len(b.timeline.events) for b in bars(study))
 
 

@@ -148,7 +148,7 @@ def test_the_report_tells_model_by_model(capsys: pytest.CaptureFixture[str]) -> 
     assert "Each model&#x27;s mean latency, ms" in page or "Each model's mean latency, ms" in page
     assert "squeezenet1_1 2" in page
     assert "timeline" in page
-    events = json.loads(Path("told/best/trace.json").read_text())["traceEvents"]
+    events = json.loads(Path("told/viewers/trace.json").read_text())["traceEvents"]
     assert {e["args"]["name"] for e in events if e["name"] == "thread_name"} <= {"cpu", "gpu"}
 
 
