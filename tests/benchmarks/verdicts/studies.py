@@ -229,6 +229,13 @@ def with_regret(row: Row, long: Row) -> Row:
     return row | {"regret": best["slower"], "half": best["half"], "true_speedup": speedup, "false_claim": false}
 
 
+def holds_truth(row: Row) -> bool:
+    """Return whether the interval of a gain that a study told holds the gain by the long comparison."""
+    _, low, high = row["speedup"]
+    known_to: float = 1.0 + row["half"]
+    return bool(low / known_to <= row["true_speedup"] <= high * known_to)
+
+
 def judge(condition: str, rows: Sequence[Row]) -> Row:
     """Return the summary of a condition's studies, each with its regret, against the limits."""
     known = [row for row in rows if "regret" in row]
@@ -241,6 +248,9 @@ def judge(condition: str, rows: Sequence[Row]) -> Row:
         near = sum(r <= REGRET for r in regrets) / len(rows)
         limits["within_2_percent"] = judged(near, 0.95, most=False)
         limits["false_claims"] = judged(sum(r["false_claim"] for r in known) / len(known), 0.05, most=True)
+        told = [r for r in known if r["says_faster"]]
+        found["gains_told"] = len(told)
+        found["of_them_with_the_truth_outside"] = sum(not holds_truth(r) for r in told)
     if gains:
         hits = sum(bool(r.get("says_faster")) and not r.get("false_claim", False) for r in gains) / len(gains)
         limits["gains_found"] = judged(hits, 0.90 if condition == "quiet" else 0.60, most=False)
