@@ -219,6 +219,8 @@ def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
         mine = result if name == "best" else {}
         speedup = mine.get("speedup") or {}
         ratio_low, ratio_high = speedup.get("ci95", (None, None))
+        slower = entry.get("slower_than_best") or {}
+        over_low, over_high = slower.get("ci95", (None, None))
         is_baseline = speedup.get("plan") != entry["plan"]
         rows.append(
             {
@@ -227,6 +229,9 @@ def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
                 "stages": len(entry["plan"]["stages"]),
                 **_in_ms(objective, latency_ms=found.get("median"), ci_low_ms=low, ci_high_ms=high),
                 "samples": None if found.get("source") == "predicted" else found.get("samples"),
+                "over_best": slower.get("ratio"),
+                "over_best_low": over_low,
+                "over_best_high": over_high,
                 "ratio": speedup.get("ratio"),
                 "ratio_low": ratio_low,
                 "ratio_high": ratio_high,

@@ -180,8 +180,12 @@ def _studies(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
 def _plans(tables: Tables) -> Iterator[Block]:
     if not tables.results:
         return
-    columns = headed("study; plan; stages|d; median|.4g; 95 % from|.4g; to|.4g; unit; samples|d")
-    keys = ("study", "plan", "stages", "value", "value_low", "value_high", "unit", "samples")
+    columns = headed(
+        "study; plan; stages|d; median|.4g; 95 % from|.4g; to|.4g; unit; samples|d; "
+        "times the best plan's|.3f; 95 % from|.3f; to|.3f"
+    )
+    measured = ("value", "value_low", "value_high", "unit", "samples")
+    keys = ("study", "plan", "stages", *measured, "over_best", "over_best_low", "over_best_high")
     yield Table("All plans", columns, tuple(map(itemgetter(*keys), tables.results)), group=1)
     yield Text(
         "results.csv (and results.parquet) hold the same with every axis; curves.csv the course of each study.", "note"

@@ -44,6 +44,8 @@ def test_a_campaign_ends_with_tables_and_a_report(tmp_path: Path, capsys: pytest
     }
     for row in results:
         assert float(row["ci_low_ms"]) <= float(row["latency_ms"]) <= float(row["ci_high_ms"])
+        if row["plan"] == "best":
+            assert float(row["over_best"]) == 1.0
     assert [r["studies"] for r in rows_of(out / "summary.csv")] == ["2", "2"]
     curves = rows_of(out / "curves.csv")
     assert len(curves) >= 4 * 12
