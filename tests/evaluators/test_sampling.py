@@ -120,8 +120,10 @@ def test_a_first_run_that_does_not_promise_a_new_best_is_enough_where_there_is_n
     assert (tie.stopped, tie.latency_s.values_s, tie.warmup_s) == ("glimpsed", (0.106,), ())
     assert tie.median_s == pytest.approx(0.106 / 1.05)
     assert not tie.promised
-    fast = measure(Scripted([0.1, 0.095]), short, incumbent, cold=cold, single_run=True)
-    assert (fast.stopped, fast.latency_s.values_s, fast.cold, fast.promised) == ("limit", (0.095,), 1.0, True)
+    fast = measure(Scripted([0.1, 0.1]), short, incumbent, cold=cold, single_run=True)
+    assert (fast.stopped, fast.latency_s.values_s, fast.cold, fast.promised) == ("limit", (0.1,), 1.0, True)
+    best = measure(Scripted([0.1, 0.09, 0.091]), short, incumbent, cold=cold, single_run=True)
+    assert best.latency_s.values_s == (0.09, 0.091)  # fast twice: enough samples to be the one to beat
     for least in (
         measure(Scripted([0.106, 0.1]), short, incumbent, cold=cold),
         measure(Scripted([0.106, 0.1]), short, incumbent, single_run=True),
