@@ -235,9 +235,9 @@ def measure(
         stopped = _verdict(record, policy, incumbent)
         if stopped is None:
             record.run(_next_runs(record, policy))
-    if promised and stopped == "limit" and incumbent is not None and record.runs == 1:
-        if record.values_s[-1] < incumbent.median * (1.0 - noise(incumbent)):
-            record.run(1)  # fast twice: with another sample it is the one to beat, so that equals promise no more
+    once = stopped == "limit" and record.runs == 1
+    if promised and once and incumbent and record.values_s[-1] < incumbent.median * (1.0 - noise(incumbent)):
+        record.run(1)  # fast twice: with another sample it is the one to beat, so that equals promise no more
     samples = Samples(tuple(record.values_s[record.warm :]), dict(conditions()))
     return Measurement(
         latency_s=samples,

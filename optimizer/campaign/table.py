@@ -325,9 +325,7 @@ def mean_gains(results: Sequence[Row]) -> list[Row]:
     for rows in cells.values():
         if len(models := {row["model"] for row in rows}) > 1:
             equal = {"ratio_low": 1.0, "ratio_high": 1.0}
-            pooled = [
-                row | {"ratio": row["gain"]} | (equal if row["gain"] == 1.0 else {}) for row in rows
-            ]
+            pooled = [row | {"ratio": row["gain"]} | (equal if row["gain"] == 1.0 else {}) for row in rows]
             names = ("gain", "gain_low", "gain_high")
             found.append(
                 {axis: rows[0][axis] for axis in axes}
