@@ -411,7 +411,7 @@ def _graph(study: Study) -> Iterator[Block]:
         "graph",
         svg,
         f"The model, coloured by stage of the best plan ({legend}{more}). The bars on the left are bytes that cross "
-        "a cut. viewers/partition*.json colour it in Model Explorer, by stage or, for each processor, by ms of an operator.",
+        "a cut. viewers/partition*.json colour it in Model Explorer, by stage or by ms of each operator.",
         _plan_table(study, study.best),
         wide=True,
     )

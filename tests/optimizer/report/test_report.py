@@ -231,7 +231,7 @@ def test_a_study_of_the_throughput_draws_inferences_that_overlap(
 
 
 def test_model_explorer_gets_every_operator(page: str, run: Path, squeezenet: Graph) -> None:
-    data = json.loads((run / "best" / "partition.json").read_text())
+    data = json.loads((run / "viewers" / "partition.json").read_text())
     assert len(data["results"]) == len(squeezenet.operators)
     pattern = r".+ · stage \d+ · [\d.e-]+ ms · operator [\d.e-]+ ms"
     assert all(re.fullmatch(pattern, v["value"]) for v in data["results"].values())
