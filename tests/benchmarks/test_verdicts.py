@@ -10,6 +10,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,7 +135,9 @@ def test_studies_are_judged() -> None:
 
 
 def test_cost_is_judged_by_pairs() -> None:
-    rows = [{"study": "vgg16", "seed": i, "before_s": 70.0 + i, "after_s": 85.0 + i} for i in range(3)]
+    rows: list[dict[str, Any]] = [
+        {"study": "vgg16", "seed": i, "before_s": 70.0 + i, "after_s": 85.0 + i} for i in range(3)
+    ]
     found = judge_cost([*rows, {"study": "small", "seed": 0, "after_s": 41.0}])
     assert found["vgg16"]["difference_s"] == [15.0, 15.0, 15.0]
     assert found["vgg16"]["limits"]["difference_s"]["kept"]

@@ -235,7 +235,7 @@ def test_model_explorer_gets_every_operator(page: str, run: Path, squeezenet: Gr
     assert len(data["results"]) == len(squeezenet.operators)
     pattern = r".+ · stage \d+ · [\d.e-]+ ms · operator [\d.e-]+ ms"
     assert all(re.fullmatch(pattern, v["value"]) for v in data["results"].values())
-    layers = [json.loads(file.read_text()) for file in (run / "best").glob("partition_*.json")]
+    layers = [json.loads(file.read_text()) for file in (run / "viewers").glob("partition_*.json")]
     assert len(layers) == len(read_study(run).platform.processors)
     for layer in layers:
         assert all(entry["value"] >= 0.0 for entry in layer["results"].values())
