@@ -4,11 +4,13 @@
 
     python -m tests.benchmarks.runtimes OUT.json --runs FOLDER
     python -m tests.benchmarks.runtimes OUT.json --runs FOLDER --only vgg16 --processors cpu,cpu:openvino
+    python -m tests.benchmarks.runtimes OUT.json --runs FOLDER --cores 4,6
 
 The studies are those of ``experiments/runtimes.yaml``, in the folders that ``optimize run`` gives them; what is
 finished there is not searched again. Then LiteRT whole, OpenVINO whole, OpenVINO's own placements (``AUTO``,
 ``HETERO``), the plan and the best plan on more than one processor are measured in one final: interleaved, on instances
 that are rebuilt.
+``--cores A,B`` takes two cores of a machine with more: A in place of core 0, both in place of all.
 ``--calibrated FILE`` adds the plan that the cost model of ``optimize calibrate`` chooses, without measuring any.
 
 OUT.json holds for each study by how much each takes longer than the plan, with its 95 % interval; the plan's error; and
@@ -220,6 +222,13 @@ def write(out: Path, rows: Mapping[str, Any]) -> None:
     write_atomic(out, (json.dumps(document, indent=1) + "\n").encode())
 
 
+def on_cores(config: StudyConfig, cores: Sequence[int]) -> StudyConfig:
+    """Return a study on two cores of a machine with more: the first in place of core 0, both in place of all."""
+    heads = {"cpu0": f"cpu{cores[0]}", "cpu": f"cpu{cores[0]}+{cores[1]}"}
+    names = [name.partition(":") for name in config.processors or ()]
+    return config.model_copy(update={"processors": tuple("".join((heads[h], *rest)) for h, *rest in names)})
+
+
 def chosen(options: argparse.Namespace) -> list[Planned]:
     """Return the studies that the words ask for, in the campaign's order."""
     studies = plan_studies(read_campaign(CAMPAIGN))
@@ -241,14 +250,17 @@ def main() -> None:
     parser.add_argument("--processors")
     parser.add_argument("--error", type=float)
     parser.add_argument("--calibrated", type=Path)
+    parser.add_argument("--cores", type=lambda text: [int(core) for core in text.split(",")])
     options = parser.parse_args()
     rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else {}
     for study in chosen(options):
         if study.name in rows:
             continue
         config = study.config.model_copy(update={"out": options.runs / study.folder, "study": study.folder})
+        if options.cores is not None:
+            config = on_cores(config, options.cores)
         result = searched(config)
-        plan = by_cost_model(study.config, options.calibrated) if options.calibrated is not None else None
+        plan = by_cost_model(config, options.calibrated) if options.calibrated is not None else None
         threads = 2 if study.axes["processors"].startswith("cpu,") else 1
         about = {"model": study.axes["model"], "threads": threads, "max_error": study.axes["max_error"]}
         rows[study.name] = about | measured(config, result, plan)
