@@ -8,6 +8,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command line has it
 
 from evaluators.measurement import final
 from evaluators.measurement.final import FinalPolicy
-from optimizer.study import course
-from optimizer.tools import compare
+from optimizer.study import course, verdict
+from optimizer.tools import compare, execute
 from search_spaces.core.graph import Graph
 from search_spaces.models import load
 from search_spaces.models.cache import ENVIRONMENT
@@ -31,7 +32,7 @@ settings.load_profile("shared machine")
 # Whoever starts tests in the background may have Ctrl-C ignored, which programs started by them would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-SHORT = {"_DISTURBED_S": 0.0, "_FINAL_S": 5.0, "_LEAST_FINAL_S": 4.0, "_PAUSES": 1, "_CLAIM_SHARE": 0.0}
+SHORT = {"_DISTURBED_S": 0.0, "_FINAL_S": 2.0, "_LEAST_FINAL_S": 1.7, "PAUSE_S": 0.1, "_PAUSES": 1, "_CLAIM_SHARE": 0.0}
 """Settings of a study's final in the process of the tests."""
 USUAL = {name: getattr(course, name) for name in SHORT}
 
@@ -86,7 +87,11 @@ def _decided() -> Iterator[None]:
         patch.setattr(final, "UNDECIDED", math.inf)
         for name, value in SHORT.items():
             patch.setattr(course, name, value)
-        patch.setattr(compare, "_POLICY", FinalPolicy(max_s=3.0, disturbed_s=0.0))
+        patch.setattr(verdict, "PAUSE_S", SHORT["PAUSE_S"])
+        patch.setattr(compare, "_POLICY", FinalPolicy(max_s=1.5, disturbed_s=0.0))
+        for name in ("_POLICY", "_STREAM_POLICY"):
+            patch.setattr(execute, name, replace(getattr(execute, name), max_s=0.5))
+        patch.setattr(execute, "_LIMIT_S", 0.5)
         yield
 
 

@@ -35,8 +35,9 @@ def test_a_freedom_that_is_none_is_one_line(capsys: pytest.CaptureFixture[str]) 
 
 
 def several(*more: str) -> tuple[int, dict[str, Any]]:
-    """Run a study of two models; return its exit code and document."""
-    words = ["--model", "squeezenet1_1@0.25/64", "--model", "mobilenet_v1@0.25/128", *STUDY, "--json"]
+    """Run a study of the cuts of two models; return its exit code and document."""
+    models = ["--model", "squeezenet1_1@0.25/64", "--model", "mobilenet_v1@0.25/128"]
+    words = [*models, *STUDY, "--allow", "cuts", "--json"]
     out = io.StringIO()
     with redirect_stdout(out):
         code = main([*words, *more])

@@ -68,6 +68,9 @@ CHEAPER = {
     ),
     "optimize squeezenet1_1*2 mobilenet_v1 --evaluator cost-model --platform xavier --budget 30": "optimize"
     f" {SMALL}*2 mobilenet_v1@0.25/128 --evaluator cost-model --platform xavier --budget 5",
+    "optimize --workload experiments/workloads/robot.yaml --evaluator cost-model --platform xavier --budget 30": (
+        "optimize --workload experiments/workloads/robot.yaml --evaluator cost-model --platform xavier --budget 5"
+    ),
     "optimize rewrite --help": "optimize models",
     "optimize run FILE.yaml": "optimize run small.yaml",
     "optimize run FILE --allow-code": "optimize run small.yaml --dry-run --allow-code",

@@ -145,7 +145,7 @@ def test_plans_compute_what_the_whole_model_computes(
 @runs
 @pytest.mark.parametrize("precision", dict.fromkeys(("", REDUCED)))
 def test_weights_that_stay_in_the_models_file_give_the_same_bits(
-    precision: str, squeezenet: Graph, mobilenet: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    precision: str, squeezenet: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net = Net()
     image = net.input()
@@ -164,7 +164,7 @@ def test_weights_that_stay_in_the_models_file_give_the_same_bits(
         return found
 
     monkeypatch.setattr(stages, "weights_as_inputs", counted)
-    for graph in (squeezenet, mobilenet, dense, int8, named):
+    for graph in (squeezenet, dense, int8, named):
         found = []
         for large in (1 << 60, 0):
             monkeypatch.setattr(stages, "_LARGE_NBYTES", large)

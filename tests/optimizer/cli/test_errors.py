@@ -127,7 +127,8 @@ def test_words_are_checked_before_the_model_is_built(
 def test_a_model_needs_no_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["squeezenet1_1@0.25/64", "--evaluator", "synthetic", "--budget", "2", "-q", "--out", str(tmp_path / "run")]
     assert answered(capsys, words)["model"]["name"] == "squeezenet1_1@0.25/64"
-    several = ["--evaluator", "cost-model", "--platform", "pixel4", "squeezenet1_1@0.25/64*2", "posenet/64x96"]
+    where = ["--evaluator", "cost-model", "--platform", "pixel4", "--allow", "cuts"]
+    several = [*where, "squeezenet1_1@0.25/64*2", "posenet/64x96"]
     found = answered(capsys, [*several, "--budget", "2", "-q", "--out", str(tmp_path / "several")])
     assert found["workload"]["instances"] == ["squeezenet1_1@0.25/64 1", "squeezenet1_1@0.25/64 2", "posenet/64x96"]
 
