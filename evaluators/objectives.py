@@ -113,6 +113,11 @@ class Objective:
     of_powers: bool = False
 
     @property
+    def value_key(self) -> str:
+        """Its key beside other objectives, in a front: kinds of latency, whose figures share a key, have one each."""
+        return f"{self.name}_ms" if self.key == "latency_ms" else self.key
+
+    @property
     def is_time(self) -> bool:
         """Whether plans are faster or slower by it."""
         return not self.amount

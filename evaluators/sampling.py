@@ -198,7 +198,8 @@ def measure(
 
     The candidate is warm when it ran for :data:`WARM_S` and the last run was not clearly faster than the one before;
     these two are the first samples, but never the very first run. If the time is up before, the last
-    ``policy.min_runs`` runs are the samples. Outputs are not compared; :meth:`~evaluators.base.Candidate.verify` does.
+    ``policy.min_runs`` runs are the samples. A candidate that was fast twice runs once more even then. Outputs are not
+    compared; :meth:`~evaluators.base.Candidate.verify` does.
 
     Args:
         candidate: a loaded plan.
@@ -235,9 +236,9 @@ def measure(
         stopped = _verdict(record, policy, incumbent)
         if stopped is None:
             record.run(_next_runs(record, policy))
-    once = stopped == "limit" and record.runs == 1
+    once = stopped == "limit" and len(record.values_s) == record.warm + 1
     if promised and once and incumbent and record.values_s[-1] < incumbent.median * (1.0 - noise(incumbent)):
-        record.run(1)  # fast twice: with another sample it is the one to beat, so that equals promise no more
+        record.run(1)  # the best so far must have two samples to be the incumbent, else every equal plan runs twice
     samples = Samples(tuple(record.values_s[record.warm :]), dict(conditions()))
     return Measurement(
         latency_s=samples,
@@ -265,11 +266,6 @@ class _Record:
     outcomes: list[Mapping[str, Any]] = field(default_factory=list)
     warm: int = 0
     first_lost: float = 0.0  # share of the first run without a core
-
-    @property
-    def runs(self) -> int:
-        """How many runs are samples."""
-        return len(self.values_s) - self.warm
 
     @property
     def disturbed(self) -> bool:

@@ -100,6 +100,7 @@ def as_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Finals of this process last as long as those of the processes that it starts."""
     for name, value in USUAL.items():
         monkeypatch.setattr(course, name, value)
+    monkeypatch.setattr(verdict, "PAUSE_S", USUAL["PAUSE_S"])
 
 
 @pytest.fixture(scope="session")

@@ -160,7 +160,8 @@ def render_dry_run(document: Mapping[str, Any]) -> Group:
         column.overflow = "fold"
     took = document["expected_s"]
     about = seconds(took) if took < _LONG_S else f"{took / 60:.0f} minutes"
-    ends = f"{len(rows)} {'study' if len(rows) == 1 else 'studies'}, about {about}, into {document['folder']}"
+    count = f"{len(rows)} {'study' if len(rows) == 1 else 'studies'}"
+    ends = f"{count}, about {about} where nothing else runs, into {document['folder']}"
     parts: list[Table | Text] = [listed, Text(), Text(ends)]
     if unknown := document["unknown_baselines"]:
         there = ", ".join(document["baselines"])

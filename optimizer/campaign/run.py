@@ -7,6 +7,7 @@
     ├── campaign.json   each study: digest, state, error; provenance
     ├── results.csv     a row for each plan of each study (results.parquet where the extra "parquet" is installed)
     ├── curves.csv      best latency so far against plans tried
+    ├── fronts.csv      of each study with several objectives, each plan of its front
     ├── summary.csv     a row for each cell of the matrix, seeds and repetitions together
     ├── summary.json    the same with provenance, and published figures beside ours: the file to keep
     └── STUDY-DIGEST/   run folders
@@ -346,7 +347,10 @@ def run_file(options: argparse.Namespace, command: Sequence[str]) -> int:
         left_out.append(written.without_png)
         notes.append("; ".join(filter(None, left_out)))
     if options.json:
-        rows = {name: getattr(tables, name) for name in ("results", "summary", "expected", "indicators", "explained")}
+        rows = {
+            name: getattr(tables, name)
+            for name in ("results", "summary", "fronts", "gains", "expected", "indicators", "explained")
+        }
         print(json.dumps({**saved, **rows}, indent=2))
     else:
         make_console().print(render_summary(run, tables), crop=False)

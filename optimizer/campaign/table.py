@@ -17,8 +17,10 @@ from evaluators.cost_model.indicators import explained as explained_by
 from evaluators.cost_model.profile import find_profile
 from evaluators.objectives import LATENCY, OBJECTIVES, Objective
 from optimizer.campaign.file import AXES, Campaign, Expectation
-from optimizer.files import read_document, write_atomic
+from optimizer.files import damage_of, read_document, write_atomic
 from optimizer.report.data import Study, objective_of, points, read_study
+from optimizer.study.folder import RESULT
+from optimizer.study.front import Front
 from search_spaces.core.errors import OptimizeError, RunFolderError, printable
 from search_spaces.core.wording import plural
 
@@ -104,8 +106,11 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
             **{axis: study["axes"][axis] for axis in AXES},
             "repetition": study["repetition"],
         }
+        path = folder / study["folder"]
         try:
-            read = read_study(folder / study["folder"])
+            read = read_study(path)
+            with damage_of(path / RESULT, "run the study again"):
+                plans, front, curve = _plans(head, read.result), list(_front(head, read.result)), points(read)
         except OptimizeError as error:
             unreadable[study["name"]] = str(error)
             continue
@@ -113,8 +118,8 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
         processors |= set(map(str, on if isinstance(on, list) else []))
         if campaign.indicators and (row := _indicator_row(head, read)):
             measured.append(row)
-        results += [row for row in _plans(head, read.result) if not shown or row["plan"] in {"best", *shown}]
-        fronts += _front(head, read.result)
+        results += [row for row in plans if not shown or row["plan"] in {"best", *shown}]
+        fronts += front
         curves += [
             {
                 **head,
@@ -124,7 +129,7 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
                 "best": p.best_s * 1e3,
                 "unit": read.objective.shown,
             }
-            for p in points(read)
+            for p in curve
         ]
     expected = [_expected(e, results) for e in campaign.expect]
     explained = list(_explained_rows(measured))
@@ -172,6 +177,8 @@ def write_tables(tables: Tables, folder: Path) -> str:
         rows: Sequence[Row] = getattr(tables, name)
         if rows:
             write_atomic(folder / f"{name}.csv", to_csv(rows).encode())
+        else:  # of a run with other settings
+            (folder / f"{name}.csv").unlink(missing_ok=True)
     if not tables.results:
         return ""
     try:
@@ -256,13 +263,13 @@ def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
 
 def _front(head: Row, result: Mapping[str, Any]) -> Iterator[Row]:
     """Yield a row for each plan of a study's front and each objective."""
-    front = result.get("front") or {"plans": (), "objectives": ()}
-    objectives = [objective_of({**result, "objective": name}) for name in front["objectives"]]
-    for number, each in enumerate(front["plans"], 1):
-        about = {"number": number, "plan": each["name"], "stages": len(each["plan"]["stages"]), "knee": each["knee"]}
-        for objective in objectives:
-            value = {"of": objective.name, "value": each["values"][objective.key], "unit": objective.shown}
-            yield head | about | value
+    if not result.get("front"):
+        return
+    front = Front.from_json(result["front"])
+    for number, each in enumerate(front.plans):
+        about = {"number": number + 1, "plan": each.name, "stages": len(each.plan.stages), "knee": number == front.knee}
+        for objective, value in zip(front.objectives, each.values, strict=True):
+            yield head | about | {"of": objective.name, "value": value * 1e3, "unit": objective.shown}
 
 
 def fronts_of(tables: Tables) -> Iterator[tuple[str, Sequence[Row]]]:
@@ -274,14 +281,13 @@ def fronts_of(tables: Tables) -> Iterator[tuple[str, Sequence[Row]]]:
 def front_text(rows: Sequence[Row]) -> str:
     """Return the front of one study in a sentence."""
     ranges, knee = [], []
-    for of in dict.fromkeys(row["of"] for row in rows):
+    for of, unit in dict.fromkeys((row["of"], row["unit"]) for row in rows):
         values = [row["value"] for row in rows if row["of"] == of]
-        low, high = min(values), max(values)
-        unit = next(row["unit"] for row in rows if row["of"] == of)
-        ranges.append(f"{of} {low:.4g} {unit}" if low == high else f"{of} {low:.4g} to {high:.4g} {unit}")
-        knee += [f"{row['value']:.4g} {unit}" for row in rows if row["of"] == of and row["knee"]]
-    count = plural(max(row["number"] for row in rows), "plan")
-    return f"front of {count}: {', '.join(ranges)}; its knee, which is recommended: {', '.join(knee)}"
+        ranges.append(f"{of} {min(values):.4g} to {max(values):.4g} {unit}")
+        knee += [f"{of} {row['value']:.4g} {unit}" for row in rows if row["of"] == of and row["knee"]]
+    if (count := rows[-1]["number"]) == 1:
+        return f"front of 1 plan: {', '.join(knee)}"
+    return f"front of {plural(count, 'plan')}: {', '.join(ranges)}; its knee, which is recommended: {', '.join(knee)}"
 
 
 def _summary(results: Sequence[Row]) -> list[Row]:

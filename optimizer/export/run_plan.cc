@@ -1073,7 +1073,7 @@ void RunOne(litert::Environment& environment, const PlanText& plan, Tensors& ten
     const double ms = Median(took[i]), expected = stages[i]->line().expected_ms;
     std::cout << "stage " << i << " " << stages[i]->processor().kind << ": " << ms << " ms";
     if (expected > 0.0) std::cout << ", " << ms / expected << " times as long as expected";
-    if (expected > 0.0 && ms > kSlower * expected) std::cout << ": drifted (here without priority over other processes)";
+    if (expected > 0.0 && ms > kSlower * expected) std::cout << ": drifted (without priority)";
     std::cout << "\n";
   }
 }

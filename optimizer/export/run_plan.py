@@ -62,7 +62,8 @@ XNNPACK_FLOAT16 = 0xF
 
 SLOWER = 1.2
 """A stage that takes this many times as long as expected has drifted."""
-UNPREFERRED = ", here without priority over other processes, which measurements have"
+UNPREFERRED = " (the study may have measured with priority over other processes; this run has none)"
+"""What is said of stages that have drifted."""
 
 SURE_RUNS = 20
 """Number of last runs whose medians decide about drift."""

@@ -182,7 +182,7 @@ def _plans(tables: Tables) -> Iterator[Block]:
         return
     columns = headed(
         "study; plan; stages|d; median|.4g; 95 % from|.4g; to|.4g; unit; samples|d; "
-        "times the best plan's|.3f; 95 % from|.3f; to|.3f"
+        "relative to the best plan|.3f; 95 % from|.3f; to|.3f"
     )
     measured = ("value", "value_low", "value_high", "unit", "samples")
     keys = ("study", "plan", "stages", *measured, "over_best", "over_best_low", "over_best_high")

@@ -79,7 +79,7 @@ def verdict_text(result: dict[str, Any]) -> str:
         each = [objective_of({**result, "objective": name}) for name in front["objectives"]]
         knee = next(plan for plan in front["plans"] if plan["knee"])
         name = f"“{knee['name']}”" if knee["name"] else f"a plan of {plural(len(knee['plan']['stages']), 'stage')}"
-        values = ", ".join(f"{o.name} {knee['values'][o.key]:.4g} {o.shown}" for o in each)
+        values = ", ".join(f"{o.name} {knee['values'][o.value_key]:.4g} {o.shown}" for o in each)
         how = "predicted" if result.get("predicted") else "measured"
         return f"The recommended plan is {name}, the knee of the front: the best compromise, {how}: {values}."
     unit = objective.shown
@@ -149,7 +149,7 @@ def _front(study: Study) -> Iterator[Block]:
     objectives = [objective_of({**study.result, "objective": name}) for name in front["objectives"]]
     rows = []
     for each in front["plans"]:
-        values = [each["values"][o.key] for o in objectives]
+        values = [each["values"][o.value_key] for o in objectives]
         stages = each["plan"]["stages"]
         placed = ", ".join(s["processor"] for s in stages)
         rows.append((*values, len(stages), each["name"] or placed, "knee" if each["knee"] else ""))

@@ -6,7 +6,7 @@
     ├── report.html     everything, for a browser, without a network
     ├── report.md       the same, for a repository
     ├── report/         the plots: *.svg, and *.png where the extra "report" is installed
-    └── viewers/        trace.json for ui.perfetto.dev, partition.json for Model Explorer
+    └── viewers/        trace.json for ui.perfetto.dev, partition*.json for Model Explorer
 """
 
 from __future__ import annotations

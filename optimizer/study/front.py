@@ -68,7 +68,7 @@ class Front:
                 FrontPlan(
                     Plan.from_json(each["plan"]),
                     str(each["name"] or ""),
-                    tuple(float(each["values"][o.key]) / 1e3 for o in objectives),
+                    tuple(float(each["values"][o.value_key]) / 1e3 for o in objectives),
                 )
                 for each in data["plans"]
             )
@@ -79,7 +79,7 @@ class Front:
 
     def to_json(self) -> dict[str, Any]:
         """Return the front as plain values, in thousandths of the objectives' units."""
-        keys = [o.key for o in self.objectives]
+        keys = [o.value_key for o in self.objectives]
         return {
             "objectives": [o.name for o in self.objectives],
             "plans": [

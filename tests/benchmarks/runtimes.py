@@ -4,13 +4,13 @@
 
     python -m tests.benchmarks.runtimes OUT.json --runs FOLDER
     python -m tests.benchmarks.runtimes OUT.json --runs FOLDER --only vgg16 --processors cpu,cpu:openvino
-    python -m tests.benchmarks.runtimes OUT.json --runs FOLDER --cores 4,6
+    python -m tests.benchmarks.runtimes OUT.json --runs FOLDER --cores 4 6
 
 The studies are those of ``experiments/runtimes.yaml``, in the folders that ``optimize run`` gives them; what is
 finished there is not searched again. Then LiteRT whole, OpenVINO whole, OpenVINO's own placements (``AUTO``,
 ``HETERO``), the plan and the best plan on more than one processor are measured in one final: interleaved, on instances
 that are rebuilt.
-``--cores A,B`` takes two cores of a machine with more: A in place of core 0, both in place of all.
+``--cores A B`` takes two cores of a machine with more: A in place of core 0, both in place of all.
 ``--calibrated FILE`` adds the plan that the cost model of ``optimize calibrate`` chooses, without measuring any.
 
 OUT.json holds for each study by how much each takes longer than the plan, with its 95 % interval; the plan's error; and
@@ -22,6 +22,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shlex
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -214,7 +216,7 @@ def write(out: Path, rows: Mapping[str, Any]) -> None:
         groups.setdefault(group_of(row), []).append(row)
     document = {
         "schema_version": 1,
-        "made_by": "python -m tests.benchmarks.runtimes experiments/results/runtimes.json --runs runs/runtimes",
+        "made_by": shlex.join(["python", "-m", "tests.benchmarks.runtimes", *sys.argv[1:]]),
         **provenance(),
         "summary": {name: summary(members) for name, members in groups.items()},
         "rows": rows,
@@ -250,7 +252,7 @@ def main() -> None:
     parser.add_argument("--processors")
     parser.add_argument("--error", type=float)
     parser.add_argument("--calibrated", type=Path)
-    parser.add_argument("--cores", type=lambda text: [int(core) for core in text.split(",")])
+    parser.add_argument("--cores", type=int, nargs=2, metavar="CORE")
     options = parser.parse_args()
     rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else {}
     for study in chosen(options):

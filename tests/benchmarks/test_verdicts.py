@@ -124,12 +124,12 @@ def test_studies_are_judged() -> None:
         "false_claims": True,
         "undecided": True,
     }
-    told = {"speedup": [1.03, 1.02, 1.04], "true_speedup": 1.05, "half": 0.005}
+    told = {"speedup": [1.03, 1.02, 1.04], "true_speedup": 1.05, "known_to": 0.005}
     hit, missed = ({**right, **told, "case": "gain3", "says_faster": says} for says in (True, False))
     assert studies.judge("quiet", [hit] * 8 + [missed] * 2)["limits"]["gains_found"]["kept"] is False
     assert studies.judge("bursts", [hit] * 6 + [missed] * 4)["limits"]["gains_found"]["kept"] is True
     assert studies.judge("quiet", [hit] * 8)["of_them_with_the_truth_outside"] == 8
-    assert studies.holds_truth({**hit, "half": 0.01}), "the truth is known to 1 %"
+    assert studies.holds_truth(hit, 0.01), "the truth is known to 1 %"
     lost = {"case": "small", "exit": 4}
     assert studies.judge("quiet", [right, lost])["limits"]["within_2_percent"]["value"] == 0.5, "no plan is no success"
 
@@ -142,7 +142,7 @@ def test_cost_is_judged_by_pairs() -> None:
     assert found["vgg16"]["difference_s"] == [15.0, 15.0, 15.0]
     assert found["vgg16"]["limits"]["difference_s"]["kept"]
     late = judge_cost([{**row, "after_s": row["after_s"] + 30.0, "after_final_s": 50.0} for row in rows])["vgg16"]
-    assert (late["disturbed_s"], late["limits"]["difference_s"]["limit"]) == (30.0, 50.0)
+    assert (late["final_s"], late["limits"]["difference_s"]["kept"]) == (50.0, False)
     assert not found["small"]["limits"]["most_s"]["kept"]
 
 

@@ -27,7 +27,6 @@ STUDIES = {
 
 SMALL_S = 40.0
 _FINAL_S, _FINAL_SHARE = 20.0, 0.2  # what a final may take: seconds, or a share of the study
-_DISTURBED_S = 60.0  # and how much more where runs were disturbed
 
 Row = dict[str, Any]
 
@@ -83,9 +82,9 @@ def judge(rows: Sequence[Row]) -> dict[str, Any]:
             reported |= {"before_median_s": before_s, "difference_s": [mean, *interval_s]}
             if name != "small":
                 usual_s = max(_FINAL_S, _FINAL_SHARE * before_s)
-                late_s = [min(_DISTURBED_S, max(0.0, row.get("after_final_s", 0.0) - usual_s)) for row in pairs]
-                reported["disturbed_s"] = float(np.mean(late_s))
-                reported["limits"]["difference_s"] = judged(mean, usual_s + reported["disturbed_s"], most=True)
+                finals_s = [row["after_final_s"] for row in pairs if row.get("after_final_s")]
+                reported["final_s"] = float(np.median(finals_s)) if finals_s else None
+                reported["limits"]["difference_s"] = judged(mean, usual_s, most=True)
         if name == "small":
             reported["limits"]["most_s"] = judged(max(after), SMALL_S, most=True)
         found[name] = reported

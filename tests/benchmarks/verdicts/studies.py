@@ -226,14 +226,15 @@ def with_regret(row: Row, long: Row) -> Row:
         return row
     speedup = (1.0 + reference["slower"]) / (1.0 + best["slower"])
     false = bool(row["says_faster"]) and speedup <= 1.0
-    return row | {"regret": best["slower"], "half": best["half"], "true_speedup": speedup, "false_claim": false}
+    known_to = math.hypot(best["half"], reference["half"])
+    figures = {"true_speedup": speedup, "known_to": known_to, "false_claim": false}
+    return row | {"regret": best["slower"], "half": best["half"]} | figures
 
 
-def holds_truth(row: Row) -> bool:
-    """Return whether the interval of a gain that a study told holds the gain by the long comparison."""
+def holds_truth(row: Row, known_to: float) -> bool:
+    """Return whether the interval of a gain that a study told holds that of the long comparison, known to a share."""
     _, low, high = row["speedup"]
-    known_to: float = 1.0 + row["half"]
-    return bool(low / known_to <= row["true_speedup"] <= high * known_to)
+    return bool(low / (1.0 + known_to) <= row["true_speedup"] <= high * (1.0 + known_to))
 
 
 def judge(condition: str, rows: Sequence[Row]) -> Row:
@@ -250,7 +251,8 @@ def judge(condition: str, rows: Sequence[Row]) -> Row:
         limits["false_claims"] = judged(sum(r["false_claim"] for r in known) / len(known), 0.05, most=True)
         told = [r for r in known if r["says_faster"]]
         found["gains_told"] = len(told)
-        found["of_them_with_the_truth_outside"] = sum(not holds_truth(r) for r in told)
+        found["of_them_with_the_truth_outside"] = sum(not holds_truth(r, r["known_to"]) for r in told)
+        found["or_taken_as_exact"] = sum(not holds_truth(r, 0.0) for r in told)
     if gains:
         hits = sum(bool(r.get("says_faster")) and not r.get("false_claim", False) for r in gains) / len(gains)
         limits["gains_found"] = judged(hits, 0.90 if condition == "quiet" else 0.60, most=False)

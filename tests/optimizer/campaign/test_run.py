@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from optimizer.campaign.file import AXES
-from optimizer.campaign.table import gain_text, mean_excess, mean_gains, to_csv
+from optimizer.campaign.table import gain_text, gather, mean_excess, mean_gains, read_state, to_csv
 from optimizer.cli import main
 from optimizer.provenance import provenance
 from tests.support.campaign_files import MODEL, rows_of, written
@@ -275,5 +275,34 @@ matrix:
     assert sum(r["knee"] == "True" for r in rows) == 2
     said = " ".join(capsys.readouterr().out.split())
     knee = [r for r in rows if r["knee"] == "True"]
-    assert ", ".join(f"{float(r['value']):.4g} {r['unit']}" for r in knee) in said
+    assert ", ".join(f"{r['of']} {float(r['value']):.4g} {r['unit']}" for r in knee) in said
     assert knee[1]["unit"] in (out / "report.html").read_text()
+
+
+def test_the_front_of_several_models_has_each_objective_of_its_own(tmp_path: Path) -> None:
+    text = f"""
+name: fronts
+matrix:
+  model: "{MODEL},mobilenet_v1@0.25/128"
+  evaluator: cost-model
+  platform: kirin990
+  objective: "mean,makespan"
+  allow: cuts
+  budget: 4
+"""
+    path, out = written(tmp_path, text), tmp_path / "out"
+    assert main(["run", str(path), "--out", str(out), "-q"]) == 0
+    rows = rows_of(out / "fronts.csv")
+    mean, makespan = (float(next(r["value"] for r in rows if r["of"] == of)) for of in ("mean", "makespan"))
+    assert mean < makespan
+
+
+@pytest.mark.parametrize("front", [{"a": 1}, {"objectives": ["latency"], "plans": []}, 7])
+def test_a_damaged_front_is_one_line_about_its_study(tmp_path: Path, front: object) -> None:
+    path, out = written(tmp_path, BASIC), tmp_path / "out"
+    assert main(["run", str(path), "--out", str(out), "-q"]) == 0
+    result = next(out.glob("*/result.json"))
+    result.write_text(json.dumps(json.loads(result.read_text()) | {"front": front}))
+    tables = gather(out, read_state(out))
+    assert len(tables.unreadable) == 1
+    assert len({row["study"] for row in tables.results}) == 3
