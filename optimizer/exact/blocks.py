@@ -185,7 +185,7 @@ class Search:
             at = int(behind_s.argmin())
             if begin_s + behind_s[at] < best.cost_s:
                 on, last = self._processors[at], int(self._whole_last[segment.joint, at])
-                code = self._space.code(segment, (name,) * len(segment.runs), on, name)
+                code = self._space.code((name,) * len(segment.runs), on, name)
                 best = _Best(begin_s + float(behind_s[at]), Block(segment.first, last, "branches", on, name, code))
         return best
 
@@ -200,6 +200,4 @@ class Search:
         if other is None:
             return _Best(np.inf, Block(segment.first, segment.last, "whole", on))
         last = segment.last if ends else int(self._whole_last[segment.joint, at])
-        return _Best(
-            cost_s, Block(segment.first, last, "branches", on, other, self._space.code(segment, where, on, other))
-        )
+        return _Best(cost_s, Block(segment.first, last, "branches", on, other, self._space.code(where, on, other)))

@@ -23,7 +23,7 @@ from optimizer.exact.blocks import NEVER_S, Search, block_of
 from optimizer.exact.chain_costs import ChainCosts, Seconds
 from optimizer.exact.shared_costs import TILES, SharedTables
 from optimizer.exact.shared_ways import PartEstimates, by_first, pairs_of
-from optimizer.exact.side_by_side import SideBySide, Timed, words_of
+from optimizer.exact.side_by_side import SideBySide, Timed, placed_s, side_by_side
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.rewrites.locality import axis_of
@@ -62,7 +62,7 @@ class SegmentModel:
     copy_s_per_byte: float = COPY_S_PER_BYTE
     join_s_per_byte: float | None = None
     _known: dict[tuple[int, int, Axis, int], tuple[tuple[tuple[int, float], ...], ...]] = field(default_factory=dict)
-    _side_by_side: dict[int, SideBySide] = field(default_factory=dict)
+    _run_s: dict[int, Seconds] = field(default_factory=dict)  # of the runs of a segment, before corrections
 
     def __post_init__(self) -> None:
         self._processor = {p.name: i for i, p in enumerate(self.space.platform.processors)}
@@ -164,17 +164,17 @@ class SegmentModel:
 
     def _branches_s(self, part: Part, before: str | None, after: str | None) -> float:
         segment = self.space.segment(part.first)
-        processors = list(dict.fromkeys(part.on))
-        words = words_of(segment, [tuple(processors.index(name) for name in part.on)], len(processors))
-        behind_s = np.zeros(1 if after is None else len(self._rows))
-        on = np.array([[self._processor[name] for name in processors]])
-        timed = self.timed(segment, self.transfers_s, behind_s)
-        total = self.apart(segment).all_s(words, on, timed, None if before is None else self._processor[before])
-        return float(total[0, 0, 0 if after is None else self._processor[after]])
+        timed = self.timed(segment, self.transfers_s, np.zeros(1 if after is None else len(self._rows)))
+        entered = None if before is None else self._processor[before]
+        left = None if after is None else self._processor[after]
+        return placed_s(segment, [self._processor[name] for name in part.on], timed, entered, left)
 
     def timed(self, segment: Segment, transfer_s: Seconds, behind_s: Seconds) -> Timed:
         """Return the seconds of a segment's runs, corrected by measurements."""
-        own = np.array([self.costs.operator_s[:, list(run)].sum(axis=1) for run in segment.runs]).T
+        if segment.first not in self._run_s:
+            runs = [self.costs.operator_s[:, list(run)].sum(axis=1) for run in segment.runs]
+            self._run_s[segment.first] = np.array(runs).T
+        own = self._run_s[segment.first].copy()
         for processor, i in self._processor.items():
             whole_s = float(own[i].sum()) + float(self.costs.overhead_s[i])
             own[i] *= self._factor(segment.first, segment.joint, "branches", processor, whole_s)
@@ -194,9 +194,7 @@ class SegmentModel:
 
     def apart(self, segment: Segment) -> SideBySide:
         """Return the ways to place the runs of a segment."""
-        if segment.first not in self._side_by_side:
-            self._side_by_side[segment.first] = SideBySide(self.space, segment, self.costs)
-        return self._side_by_side[segment.first]
+        return side_by_side(segment, self.costs)
 
     @cached_property
     def transfers_s(self) -> Seconds:

@@ -1,28 +1,36 @@
 """Times of a segment's runs on several processors at once: many placements, priced together.
 
 A placement is a word (for each run the block of runs that it belongs to, numbered by first use) and a processor for
-each block. With few runs all words are tried; with many, those of greedy schedules and their neighbours.
+each block. With few runs all words are tried; with many, those that annealing finds from greedy schedules.
 """
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
+from optimizer.exact.blocks import NEVER_S
 from optimizer.exact.chain_costs import ChainCosts, Seconds
 from search_spaces.core.platform import Platform
-from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.segments import Segment
 
 Word = tuple[int, ...]
 Ints = NDArray[np.int64]
 
 _MOST_WAYS = 50_000  # placements of a segment's runs up to which all are priced
-_PAIRS = 6  # fastest pairs of processors whose words are searched if there are more placements
-_STEPS = 12  # of the local search from a greedy schedule, if there are more placements
+_MOST_SETS = 1000  # ordered choices of processors
+_SETS = 6  # of processors, the fastest ones, whose words are searched if there are more placements
+_MOST_LOOKS = 300_000  # runs of all words that annealing prices
+_WARM, _COLD = 0.005, 0.0001  # temperatures of annealing, relative to the time
+_TOGETHER = 0.4  # share of the moves in which a run goes with those that it reads from
+_FEW_RUNS = 24  # up to so many runs, all neighbours of the best word are priced after each processor, too
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,53 +116,124 @@ class Timed:
     behind_s: Seconds
 
 
+def placed_s(segment: Segment, on: Sequence[int], timed: Timed, before: int | None, after: int | None) -> float:
+    """Return the seconds of a segment's runs and the rest, as :meth:`SideBySide.all_s` for one placement.
+
+    Args:
+        on: the processor of each run.
+        before: the processor on which the part before the segment ended.
+        after: that on which the runs are joined; None if nothing reads them.
+    """
+    run_s, overhead_s = timed.run_s.tolist(), timed.overhead_s.tolist()
+    transfer_s = timed.transfer_s[[run[0] for run in segment.runs]].tolist()
+    where: dict[int, int] = {}  # run → its stage
+    ends: list[float] = []
+    free: dict[int, float] = {}
+    for number, members in enumerate(segment.stages(on)):
+        processor, own_s = on[members[0]], transfer_s[members[0]]
+        took = overhead_s[processor]
+        reads: set[int] = set()
+        for run in members:
+            where[run] = number
+            took += run_s[processor][run]
+            reads |= segment.reads[run]
+        if before is not None and not all(segment.reads[run] for run in members):
+            took += own_s[before][processor]
+        took += sum(own_s[p][processor] for p in {on[b] for b in reads} if p != processor)
+        ready = max([ends[where[b]] for b in reads if where[b] != number], default=0.0)
+        ends.append(max(ready, free.get(processor, 0.0)) + took)
+        free[processor] = ends[-1]
+    if after is None:
+        return max(ends) + float(timed.behind_s[0])
+    back = (end_s + float(timed.transfer_s[segment.joint, p, after]) for p, end_s in free.items())
+    return max(back) + float(timed.behind_s[after])
+
+
 class SideBySide:
     """The ways to place the runs of a segment on two processors or more that run at once.
 
     Args:
         costs: choose the words if there are too many.
+
+    Attributes:
+        exact: whether all words are priced.
     """
 
-    def __init__(self, space: SegmentSpace, segment: Segment, costs: ChainCosts) -> None:
-        self.segment, self._base = segment, space.base(segment)
+    def __init__(self, segment: Segment, costs: ChainCosts) -> None:
+        self.segment, self.exact = segment, True
         runs, processors = len(segment.runs), len(costs.platform.processors)
         self._ways: list[tuple[Words, Ints]] = []  # by the number of blocks, and on which processors these are
-        for blocks in range(2, max(2, min(processors, runs, self._base)) + 1):
-            on = np.array(list(_apart(costs.platform, blocks)), dtype=np.int64).reshape(-1, blocks)
-            few = count_words(runs, blocks) * len(on) <= _MOST_WAYS
-            if not len(on) or (blocks > 2 and not few):
+        many = np.zeros((0, 0), dtype=np.int64)
+        for blocks in range(2, max(2, min(processors, runs)) + 1):
+            on = np.array(list(islice(_apart(costs.platform, blocks), _MOST_SETS + 1)), dtype=np.int64)
+            if not 0 < len(on) <= _MOST_SETS:
                 break
-            found = [w for w in all_words(runs, blocks) if max(w) == blocks - 1] if few else None
-            self._ways.append((words_of(segment, found or self._near(costs, on), blocks), on))
+            if count_words(runs, blocks) * len(on) <= _MOST_WAYS:
+                words = [word for word in all_words(runs, blocks) if max(word) == blocks - 1]
+                self._ways.append((words_of(segment, words, blocks), on))
+            else:
+                many, self.exact = on, False
+        if many.size:
+            self._ways.append(self._near(costs, many))
 
-    def _near(self, costs: ChainCosts, pairs: Ints) -> list[Word]:
-        """Return the words of greedy schedules on each pair of processors, and their neighbours."""
-        runs = range(len(self.segment.runs))
-        run_s = np.array([costs.operator_s[:, list(run)].sum(axis=1) for run in self.segment.runs]).T
-        found: dict[Word, None] = {}
-        whole_s = costs.operator_s.sum(axis=1)
-        quickest = np.argsort(
-            [sum(1.0 / max(whole_s[processor], 1e-12) for processor in on) for on in pairs], kind="stable"
+    def _near(self, costs: ChainCosts, choices: Ints) -> tuple[Words, Ints]:
+        """Return words of annealing from greedy schedules on the fastest sets of processors, and these sets.
+
+        Args:
+            choices: shape ``(J, K)``: processors that run at once, in all orders.
+        """
+        runs, blocks = len(self.segment.runs), choices.shape[1]
+        run_s = np.minimum(
+            np.array([costs.operator_s[:, list(run)].sum(axis=1) for run in self.segment.runs]).T, NEVER_S
         )
-        for on in pairs[quickest[::-1][:_PAIRS]]:
-            ends, free, word = [0.0] * len(runs), [0.0, 0.0], []
-            for run in runs:
-                ready = max((ends[b] for b in self.segment.reads[run]), default=0.0)
-                over = [max(ready, free[b]) + float(run_s[on[b], run]) for b in (0, 1)]
-                word.append(int(over[1] < over[0]))
-                ends[run] = free[word[-1]] = over[word[-1]]
-            best = tuple(word)
-            behind_s = np.zeros(1 if self.segment.joint == self.segment.last else len(run_s))
-            timed = Timed(run_s, costs.overhead_s, costs.transfer_s, behind_s)
-            for _ in range(_STEPS):
-                beside = [tuple(b ^ (r == moved) for r, b in enumerate(best)) for moved in runs]
-                found |= dict.fromkeys((best, *beside))
-                total = self.all_s(words_of(self.segment, (best, *beside), 2), on[None], timed, int(on[0]))
-                least = int(total.min(axis=(1, 2)).argmin())
-                if least == 0:
-                    break
-                best = beside[least - 1]
-        return [word for word in dict.fromkeys(_renamed(word) for word in found) if max(word)]
+        timed = Timed(run_s, costs.overhead_s, costs.transfer_s, np.zeros(1))
+        whole_s = np.minimum(costs.operator_s, NEVER_S).sum(axis=1)
+        sets = {tuple(sorted(on)): tuple(on) for on in choices[::-1].tolist()}
+        fastest = sorted(sets.values(), key=lambda on: -sum(1.0 / max(float(whole_s[p]), 1e-12) for p in on))[:_SETS]
+        reads = self.segment.reads
+        rng = random.Random(0)  # noqa: S311
+        found: dict[Word, None] = {}
+        for on in fastest:
+
+            def seconds(word: Word, on: tuple[int, ...] = on) -> float:
+                return placed_s(self.segment, [on[block] for block in word], timed, None, None)
+
+            now = best = self._greedy(timed, on)
+            now_s = best_s = seconds(best)
+            found[best] = None
+            looks = _MOST_LOOKS // runs
+            for look in range(looks):
+                run, block = rng.randrange(runs), rng.randrange(blocks)
+                moved = {run, *reads[run]} if rng.random() < _TOGETHER else {run}
+                tried = tuple(block if r in moved else b for r, b in enumerate(now))
+                if tried == now:
+                    continue
+                tried_s = seconds(tried)
+                heat_s = best_s * _WARM * (_COLD / _WARM) ** (look / looks)
+                if tried_s <= now_s or rng.random() < math.exp((now_s - tried_s) / heat_s):
+                    now, now_s = tried, tried_s
+                    if now_s < best_s:
+                        best, best_s = now, now_s
+            beside = range(runs) if runs <= _FEW_RUNS else ()
+            found |= {(*best[:r], b, *best[r + 1 :]): None for r in beside for b in range(blocks)} | {best: None}
+        return words_of(self.segment, list(found), blocks), np.array(fastest, dtype=np.int64)
+
+    def _greedy(self, timed: Timed, on: Sequence[int]) -> Word:
+        """Return the word in which each run, in order, is where it ends first."""
+        ends, free, word = list[float](), [0.0] * len(on), list[int]()
+        for run, reads in enumerate(self.segment.reads):
+            first, over = self.segment.runs[run][0], list[float]()
+            for block, processor in enumerate(on):
+                ready = max((ends[b] for b in reads), default=0.0)
+                moved = sum(
+                    float(timed.transfer_s[first, on[b], processor]) for b in {word[b] for b in reads} - {block}
+                )
+                begun = 0.0 if any(word[b] == block for b in reads) else float(timed.overhead_s[processor])
+                over.append(max(ready, free[block]) + moved + begun + float(timed.run_s[processor, run]))
+            word.append(over.index(min(over)))
+            ends.append(over[word[-1]])
+            free[word[-1]] = ends[-1]
+        return tuple(word)
 
     def least(self, timed: Timed, before: int | None) -> tuple[float, tuple[int, ...], int]:
         """Return the least seconds of runs and the rest, the processor of each run, and that of the join.
@@ -162,13 +241,11 @@ class SideBySide:
         Args:
             before: the processor on which the part before the segment ended.
         """
-        return min((self._least(*ways, timed, before) for ways in self._ways), key=lambda found: found[0])
+        none = math.inf, (0,) * len(self.segment.runs), 0
+        return min((self._least(*ways, timed, before) for ways in self._ways), key=lambda found: found[0], default=none)
 
     def _least(self, words: Words, on: Ints, timed: Timed, before: int | None) -> tuple[float, tuple[int, ...], int]:
         total = self.all_s(words, on, timed, before)
-        if total.shape[2] > 1 and self._base < len(timed.overhead_s):  # a block's code has two processors
-            own = (on[..., None] == np.arange(total.shape[2])).any(axis=1)
-            total = np.where(own[None], total, np.inf)
         word, which, meet = np.unravel_index(int(total.argmin()), total.shape)
         placed = tuple(int(on[which][b]) for b in words.words[int(word)])
         return float(total[word, which, meet]), placed, int(meet) if len(timed.behind_s) > 1 else placed[0]
@@ -216,6 +293,12 @@ class SideBySide:
         return found
 
 
+@lru_cache(maxsize=256)
+def side_by_side(segment: Segment, costs: ChainCosts) -> SideBySide:
+    """Return the ways to place a segment's runs, made once for each segment and costs."""
+    return SideBySide(segment, costs)
+
+
 def _apart(platform: Platform, count: int) -> Iterator[tuple[int, ...]]:
     """Yield ordered choices of ``count`` processors that can run at once; of alike ones only the first ``count``."""
     names = {p.name for group in platform.classes().values() for p in group[:count]}
@@ -230,9 +313,3 @@ def _apart(platform: Platform, count: int) -> Iterator[tuple[int, ...]]:
                 yield from longer((*found, i))
 
     yield from longer(())
-
-
-def _renamed(word: Word) -> Word:
-    """Return a word whose blocks are numbered by first use."""
-    names: dict[int, int] = {}
-    return tuple(names.setdefault(block, len(names)) for block in word)

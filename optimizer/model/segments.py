@@ -12,9 +12,12 @@ import numpy as np
 
 from evaluators.base import Batch, Session
 from evaluators.schedule import Timeline
+from optimizer.exact.blocks import NEVER_S
 from optimizer.exact.bound import relax
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts, chain_cost
+from optimizer.exact.graphs.dag import list_scheduled
+from optimizer.exact.graphs.graph_costs import GraphCosts
 from optimizer.exact.segment_model import SegmentModel
 from optimizer.model.baselines import MOST_PARTS, Baseline, baselines
 from optimizer.model.bounds import Bounds, ModelEstimate
@@ -39,6 +42,7 @@ CHAINS = "chains split"
 EVERY = "every operator shared"
 BRANCHES = "branches side by side"
 CUTS = "best cuts by the model"
+LIST = "list scheduling (HEFT)"
 _RUNS, _LEAST_RUNS, _MOST_S = 12, 3, 1.0
 
 
@@ -145,15 +149,17 @@ def _gaps_s(batch: Batch) -> list[float]:
 
 
 def segment_estimate(graph: Graph, costs: ChainCosts, space: SegmentSpace, *, own: bool = False) -> ModelEstimate:
-    """Return the model estimate: the optimum, which is also the lower bound of the space.
+    """Return the model estimate: the optimum, which is also the lower bound of the space if it is exact.
 
     Args:
         own: whether the costs are the evaluator's own, whose prices of plans may include more.
     """
-    best = SegmentModel(space, costs).best()
+    model = SegmentModel(space, costs)
+    best = model.best()
+    exact = not own and _tried(model)
     # Relaxation: every operator can be split. Where one cannot, the bound is a little low.
     relaxed = relax(graph, costs, range(len(graph.operators)) if space.axes else ())
-    bounds = Bounds(relaxed.latency_s if own else best.cost_s, not own, relaxed, own=own)
+    bounds = Bounds(best.cost_s if exact else relaxed.latency_s, exact, relaxed, own=own)
     return ModelEstimate(costs, (space.plan(best.parts),), bounds)
 
 
@@ -165,7 +171,8 @@ def segment_baselines(
     Of branches the procedure of NEST-C (seed 003), and all of them side by side. Of splits CoDL's procedure (seed 002),
     the best splits of one operator each, and each operator split in proportion, as a pool of threads would, by the two
     cores that are the quickest together. Also the best plan of cuts alone by the model, which is outside the space if a
-    module is cut twice, and, if there are both, those of branches and of splits alone.
+    module is cut twice, and, if there are both, those of branches and of splits alone. Where runs are too many for all
+    their placements to be tried, also the plan of list scheduling, whose stages the space need not have.
     """
     model = SegmentModel(space, costs)
     usual = baselines(graph, platform, fastest)
@@ -183,6 +190,9 @@ def segment_baselines(
         cut = best_chains(costs, min(MOST_PARTS, len(graph.operators)), stop_s=time.monotonic() + _MOST_S)[0]
         best = canonical(chain_plan(graph, cut.cuts, cut.processors), graph, platform)
         found.setdefault(best.digest, Baseline(CUTS, best))
+    scheduled = None if _tried(model) else list_scheduled(graph, _between(graph, costs))
+    if scheduled is not None:
+        found.setdefault(scheduled.digest, Baseline(LIST, scheduled))
     cores = [p.name for p in platform.processors if p.kind == "cpu"]
     whole_s = {core: chain_cost(costs, chain_plan(graph, (), [core])) for core in cores}
     able = [pair for pair in space.pairs if all(np.isfinite(whole_s.get(processor, np.inf)) for processor in pair)]
@@ -193,6 +203,20 @@ def segment_baselines(
         plan = space.plan(parts)
         found.setdefault(plan.digest, Baseline(name, plan))
     return tuple({b.plan.digest: b for b in (*found.values(), *usual)}.values())
+
+
+def _tried(model: SegmentModel) -> bool:
+    """Return whether all placements of all runs are tried."""
+    return all(model.apart(segment).exact for segment in model.space.branching)
+
+
+def _between(graph: Graph, costs: ChainCosts) -> GraphCosts:
+    """Return the costs of a chain's operators with a transfer for each tensor, from its writer."""
+    processors = len(costs.platform.processors)
+    between = np.zeros((len(graph.tensors), processors, processors))
+    for operator in range(1, len(graph.operators)):
+        between[list(graph.operators[operator - 1].outputs)] = np.minimum(costs.transfer_s[operator], NEVER_S)
+    return GraphCosts(costs.platform, costs.operator_s, costs.overhead_s, between)
 
 
 def _greedy(space: SegmentSpace, costs: ChainCosts, main: int) -> tuple[Part, ...]:

@@ -36,6 +36,7 @@ _ENOUGH, _GAIN, _SELDOM = 16, 0.99, 8  # after 16 shared plans that gained less 
 _NEAR = 1.3  # the other axis is tried if the model's time grows by less than this factor
 _LEAST, _MOST = 0.1, 10.0  # limits of a correction; beyond them something else went wrong
 _CODES = 64  # placements of a segment's runs that are all tried as neighbours
+_RUNS = 48  # of a segment that are moved at a time
 
 Key = tuple[int, int, str, str]
 
@@ -221,15 +222,17 @@ class SegmentProposer:
                 for on, other in self._space.pairs:
                     yield from (Block(first, last, way, on, other, share) for share in range(1, GRID))
         if segment.runs and first == segment.first:
-            base = self._space.base(segment)
-            codes = range(1, base ** len(segment.runs))
-            if len(codes) > _CODES and block.way == "branches":  # one run elsewhere
+            base = self._space.base
+            count = base ** len(segment.runs)
+            if count > _CODES and block.way == "branches":  # one run elsewhere
                 digits = [block.share // base**r % base for r in range(len(segment.runs))]
-                beside = [block.share + (d - digits[r]) * base**r for r in range(len(digits)) for d in range(base)]
-                yield from (replace(block, share=code) for code in beside if code)
-            elif len(codes) <= _CODES:
+                each = -(-len(digits) // _RUNS)
+                for r in range(self._seen % each, len(digits), each):
+                    codes = (block.share + (d - digits[r]) * base**r for d in range(base) if d != digits[r])
+                    yield from (replace(block, share=code) for code in codes if code)
+            elif count <= _CODES:
                 for on, other in self._space.pairs_for("branches"):
-                    yield from (Block(first, last, "branches", on, other, code) for code in codes)
+                    yield from (Block(first, last, "branches", on, other, code) for code in range(1, count))
 
     def _nearest(self, block: Block, first: int) -> Block:
         """Return the operators of a block from ``first`` on, with the nearest share that is possible."""

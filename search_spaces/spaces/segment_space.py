@@ -8,6 +8,7 @@ sides of a block run at the same time and join at its end.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -42,6 +43,7 @@ EACH: Mapping[Way, tuple[Axis, Axis]] = {
 """The ways that split each operator by itself: the axis that is tried first, and the other one."""
 
 _MOVES = 50
+_MOST_CODES = 1 << 53  # up to here whole numbers are exact as floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,8 @@ class SegmentSpace(SharedParts):
     Parameters (fixed for the study), by the segment's first operator S: ``cut_S``, whether a block begins in it (of
     several operators: at which, from 1, or 0 for none); ``way_S``, ``on_S``, ``with_S`` (``Block.other``) and
     ``share_S``, the fields of that :class:`Block`. A choice with one option has no parameter. A block that cannot be
-    split as its parameters say runs whole.
+    split as its parameters say runs whole. The processors of many runs are several numbers, ``share_S`` (the first
+    runs), ``share_S_1``, …, each of which is exact as a float, as storages and samplers keep it.
 
     Args:
         splits: whether operators may be split.
@@ -147,14 +150,20 @@ class SegmentSpace(SharedParts):
         """Return whether one block may begin at ``first`` and the next one at ``last``, or the model end there."""
         return last == len(self._segment_of) or self._segment_of[first] < self._segment_of[last]
 
-    def base(self, segment: Segment) -> int:
-        """Return the base of the number that encodes the processors of a segment's runs."""
-        return segment.base(len(self._place))
+    @property
+    def base(self) -> int:
+        """The base of the number that encodes the processors of a segment's runs."""
+        return len(self._place)
 
-    def code(self, segment: Segment, where: Sequence[str], on: str, other: str) -> int:
+    def _numbers(self, segment: Segment) -> list[int]:
+        """Return of how many codes each parameter is that together encode the processors of a segment's runs."""
+        runs, most = len(segment.runs), int(math.log(_MOST_CODES, self.base))
+        return [self.base ** min(most, runs - begin) for begin in range(0, runs, most)]
+
+    def code(self, where: Sequence[str], on: str, other: str) -> int:
         """Return the number that encodes the processors of a segment's runs, as in :class:`Block`."""
-        order, base = self._others[on, other], self.base(segment)
-        return sum(order.index(name) * base**i for i, name in enumerate(where))
+        order = self._others[on, other]
+        return sum(order.index(name) * self.base**i for i, name in enumerate(where))
 
     # Blocks and parts
 
@@ -185,12 +194,12 @@ class SegmentSpace(SharedParts):
         segment = self.segment(block.first)
         if not segment.runs or block.first != segment.first or block.last < segment.last:
             return None
-        order, base, rest = self._others[block.on, block.other], self.base(segment), block.share
-        if rest >= base ** len(segment.runs):
+        order, rest = self._others[block.on, block.other], block.share
+        if rest >= self.base ** len(segment.runs):
             return None
         where = []
         for _ in segment.runs:
-            rest, digit = divmod(rest, base)
+            rest, digit = divmod(rest, self.base)
             where.append(order[digit])
         used = [self.platform[name] for name in set(where)]
         if set(where) == {block.on} or any(a.excludes(b) for a, b in combinations(used, 2)):
@@ -355,7 +364,7 @@ class SegmentSpace(SharedParts):
         segment = self.segment(block.first)
         where = parts[0].on if parts[0].axis == "branches" else parts[0].on * len(segment.runs)
         for on, other in self._others:
-            found = replace(block, on=on, other=other, share=self.code(segment, where, on, other))
+            found = replace(block, on=on, other=other, share=self.code(where, on, other))
             if self.parts_of(found) == parts:
                 yield found
 
@@ -374,7 +383,7 @@ class SegmentSpace(SharedParts):
             where = part.on * len(segment.runs) if whole else part.on
             other = next((name for name in where if name != on), None)
             if other is not None:
-                yield Block(first, last, "branches", on, other, self.code(segment, where, on, other))
+                yield Block(first, last, "branches", on, other, self.code(where, on, other))
         split = next((p for p in parts if p.axis is not None and p.axis != "branches"), None)
         if split is not None:
             for way in EACH:
@@ -396,7 +405,7 @@ class SegmentSpace(SharedParts):
         inside = range(segment.first, segment.last)
         if len(segment) > 1 and any(self.cuts(o, o + 1, axis) for o in inside for axis in self.axes):
             yield from EACH
-        if segment.runs and self.base(segment) > 1:
+        if segment.runs:
             yield "branches"
 
     def _can_begin(self, operator: int, axis: Axis) -> bool:
@@ -417,10 +426,11 @@ class SegmentSpace(SharedParts):
                 found[f"cut_{at}"] = CategoricalDistribution([False, True]) if one else IntDistribution(0, len(segment))
             found[f"on_{at}"] = CategoricalDistribution(names)
             if len(ways) > 1:
-                codes = self.base(segment) ** len(segment.runs) - 1 if "branches" in ways else 0
+                codes, *more = self._numbers(segment) if "branches" in ways else [2]
                 found[f"way_{at}"] = CategoricalDistribution(ways)
                 found[f"with_{at}"] = CategoricalDistribution(names)
-                found[f"share_{at}"] = IntDistribution(1, max(codes, GRID - 1 if self.axes else 1))
+                found[f"share_{at}"] = IntDistribution(0 if more else 1, max(codes - 1, GRID - 1 if self.axes else 1))
+                found |= {f"share_{at}_{i}": IntDistribution(0, each - 1) for i, each in enumerate(more, 1)}
         return found
 
     def decode(self, params: Mapping[str, Any]) -> Plan:
@@ -436,6 +446,11 @@ class SegmentSpace(SharedParts):
             if cut:
                 way, other = params.get(f"way_{at}", "whole"), str(params.get(f"with_{at}", ""))
                 share = int(params.get(f"share_{at}", 1))
+                if way == "branches":
+                    codes, *more = self._numbers(segment)
+                    for i, each in enumerate(more, 1):
+                        share += codes * int(params[f"share_{at}_{i}"])
+                        codes *= each
                 found.append(Block(at + cut - 1, 0, way, str(params[f"on_{at}"]), other, share))
         ends = [*(block.first for block in found[1:]), len(self.graph.operators)]
         return tuple(replace(block, last=last) for block, last in zip(found, ends, strict=True))
@@ -464,7 +479,20 @@ class SegmentSpace(SharedParts):
             if len(ways) > 1:
                 shared = block if block is not None and block.way != "whole" else Block(0, 0, "whole", main, main)
                 params |= {f"way_{at}": shared.way, f"with_{at}": shared.other, f"share_{at}": shared.share}
+                if "branches" in ways:
+                    params |= self._encoded(at, self._numbers(segment), shared)
         return params
+
+    def _encoded(self, at: int, codes: Sequence[int], block: Block) -> dict[str, int]:
+        """Return the parameters that encode the processors of many runs; none of one number."""
+        if len(codes) == 1:
+            return {}
+        rest, found = block.share if block.way == "branches" else 0, []
+        for each in codes:
+            rest, digits = divmod(rest, each)
+            found.append(digits)
+        first = {f"share_{at}": found[0]} if block.way == "branches" else {}
+        return first | {f"share_{at}_{i}": digits for i, digits in enumerate(found[1:], 1)}
 
     # All plans, by number, and those near one
 
@@ -474,7 +502,7 @@ class SegmentSpace(SharedParts):
         found: list[tuple[Way, int]] = [(axis, len(self.cuts(first, last, axis))) for axis in self.axes]
         found += [(way, GRID - 1) for way in EACH if way in ways]
         if "branches" in ways and first == segment.first:
-            found.append(("branches", self.base(segment) ** len(segment.runs) - 1))
+            found.append(("branches", self.base ** len(segment.runs) - 1))
         return [(way, count) for way, count in found if count]
 
     def share_at(self, first: int, last: int, way: Way, index: int) -> int:
@@ -558,8 +586,9 @@ class SegmentSpace(SharedParts):
         """Return blocks after one random move, which may leave them as they are."""
         i, move = int(rng.integers(len(blocks))), int(rng.integers(4))
         block = blocks[i]
-        if move == 0:
-            return [*blocks[:i], self.otherwise(block.first, block.last, rng), *blocks[i + 1 :]]
+        if move == 0 or (block.way == "branches" and rng.random() < 0.5):
+            other = self._one_elsewhere(block, rng) if block.way == "branches" and rng.random() < 0.75 else None
+            return [*blocks[:i], other or self.otherwise(block.first, block.last, rng), *blocks[i + 1 :]]
         if move <= 2 and i + 1 < len(blocks):
             after = blocks[i + 1]
             cut = self._between(block.first, after.last, rng) if move == 1 else None
@@ -597,6 +626,12 @@ class SegmentSpace(SharedParts):
         pairs = self.pairs_for(way)
         pair = pairs[int(rng.integers(len(pairs)))]
         return Block(first, last, way, *pair, self.share_at(first, last, way, int(rng.integers(count))))
+
+    def _one_elsewhere(self, block: Block, rng: np.random.Generator) -> Block:
+        """Return a block of branches with one run on another processor."""
+        place = self.base ** int(rng.integers(len(self.segment(block.first).runs)))
+        digit = block.share // place % self.base
+        return replace(block, share=block.share + (int(rng.integers(self.base)) - digit) * place)
 
     def kept(self, first: int, last: int, like: Block, rng: np.random.Generator) -> Block:
         """Return a block of other operators that runs as nearly as possible like a given one."""

@@ -4,18 +4,20 @@ A *gate* is an operator that depends on all operators before it, on which all op
 outputs are all that crosses to them. No operator after a gate can begin before the gate has ended, so each segment is
 an independent problem once the processors of the gates are chosen. In a network of modules (GoogLeNet, Inception,
 ResNet, SqueezeNet) a segment is a module; in a chain of operators it is one operator.
+
+The runs of a segment are those of its branches. Where it has none because its edges cross (U-shaped networks, feature
+pyramids, graphs of a table), each longest sequence of operators is a run in which one reads only the one before it and
+that one has no other reader.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from search_spaces.core.graph import Graph
 from search_spaces.spaces.branch_runs import BranchRuns
-
-_MOST_CODES = 1 << 53  # up to here numbers are exact in samplers that use floats
 
 
 @dataclass(frozen=True)
@@ -77,16 +79,6 @@ class Segment:
             known.append(self.before[run] | 1 << run)
         return [tuple(stage) for stage in made]
 
-    def base(self, processors: int) -> int:
-        """Return the base of the number that encodes the processors of the runs with one digit per run.
-
-        It is the number of processors, or less where the code would exceed 2^53; 1 where even base 2 is too large.
-        """
-        base = processors if self.runs else 1
-        while base > 1 and base ** len(self.runs) > _MOST_CODES:
-            base -= 1
-        return base
-
 
 def gates(graph: Graph) -> list[int]:
     """Return the gates, ascending."""
@@ -124,13 +116,31 @@ def segments_of(graph: Graph) -> tuple[Segment, ...]:
 
 def _segment(graph: Graph, runs: Sequence[tuple[int, ...]], first: int, last: int, joint: int) -> Segment:
     inside = [own for run in runs if (own := tuple(o for o in run if first <= o < joint))]
-    run_of = {operator: number for number, run in enumerate(inside) for operator in run}
-    reads = [
+    empty = Segment(first, last, joint)
+    return _side_by_side(graph, empty, inside) or _side_by_side(graph, empty, _sequences(graph, first, joint)) or empty
+
+
+def _side_by_side(graph: Graph, empty: Segment, runs: Sequence[tuple[int, ...]]) -> Segment | None:
+    """Return a segment with runs; None if none of them can be placed by itself, or no two can run at the same time."""
+    run_of = {operator: number for number, run in enumerate(runs) for operator in run}
+    reads = tuple(
         frozenset(run_of[p] for o in run for p in graph.predecessors(o) if p in run_of) - {number}
-        for number, run in enumerate(inside)
-    ]
+        for number, run in enumerate(runs)
+    )
     if any(read > number for number, each in enumerate(reads) for read in each):
-        return Segment(first, last, joint)  # interleaved runs: none can be placed by itself
-    found = Segment(first, last, joint, tuple(inside), tuple(reads))
-    apart = any(bits != (1 << number) - 1 for number, bits in enumerate(found.before))
-    return found if apart else Segment(first, last, joint)
+        return None
+    found = replace(empty, runs=tuple(runs), reads=reads)
+    return found if any(bits != (1 << number) - 1 for number, bits in enumerate(found.before)) else None
+
+
+def _sequences(graph: Graph, first: int, last: int) -> list[tuple[int, ...]]:
+    """Return the longest sequences of operators in which one reads only the one before it, its only reader."""
+    found: dict[int, tuple[int, ...]] = {}  # by the last operator
+    for operator in range(first, last):
+        before = next(iter(graph.predecessors(operator)), None) if len(graph.predecessors(operator)) == 1 else None
+        readers = (
+            {c for t in graph.operators[before].outputs for c in graph.consumers.get(t, ())} if before in found else ()
+        )
+        begun = found.pop(before) if before is not None and len(readers) == 1 else ()
+        found[operator] = (*begun, operator)
+    return sorted(found.values())

@@ -105,13 +105,23 @@ def best_plan(graph: Graph, costs: GraphCosts, time_limit_s: float = 30.0) -> Gr
     if spent == float("inf"):
         raise UnavailableError(f"no plan was found within {time_limit_s:g} s", "give a longer --time-limit")
     steps = [part.plan(ends) for part, ends in zip(parts, path, strict=True)]
-    whole = list_schedule(graph, costs, Segment(None, tuple(range(len(graph.operators))), None), None, None)
+    whole = _list_scheduled(graph, costs)
     if whole is not None and whole.cost_s < spent:  # its stages may span gates
         steps = [whole]
     plan = as_plan(graph, costs, _stages(costs, steps))
     took_s = makespan_s(graph, costs, plan)
     bound_s = min(took_s, max(least, lower_bound(graph, costs)))
     return GraphSolution(plan, float(took_s), float(bound_s), time.monotonic() - begin_s)
+
+
+def list_scheduled(graph: Graph, costs: GraphCosts) -> Plan | None:
+    """Return the plan of list scheduling (HEFT); None if some operator runs on no processor."""
+    whole = _list_scheduled(graph, costs)
+    return None if whole is None else as_plan(graph, costs, _stages(costs, [whole]))
+
+
+def _list_scheduled(graph: Graph, costs: GraphCosts) -> SegmentPlan | None:
+    return list_schedule(graph, costs, Segment(None, tuple(range(len(graph.operators))), None), None, None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -332,7 +332,7 @@ def test_instances_have_one_word_for_branches_that_they_place_alike() -> None:
     space = shared("squeezenet1_1@0.25/64", 2, cores=4)
     alone = space.models[0]
     segment = next(s for s in alone.segments if len(s.runs) == 2)
-    base, at = alone.base(segment), segment.first
+    base, at = alone.base, segment.first
     for code in range(1, base**2):
         params = space.encode(space.plan_at(0)) | {f"cut_1_{at}": 1, f"way_1_{at}": "branches", f"share_1_{at}": code}
         for instance, (on, other) in enumerate((("cpu0", "cpu1"), ("cpu1", "cpu3")), 1):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from optuna.distributions import IntDistribution
 
 from evaluators.schedule import Law, Task, run_tasks
 from search_spaces.core.errors import PlanError, UsageError
@@ -175,6 +176,44 @@ def test_runs_go_to_any_three_processors_by_one_number() -> None:
         1 + 2 * 3,
     )
     assert space.decode(params) == plan
+
+
+def test_where_edges_cross_each_sequence_of_operators_is_a_run() -> None:
+    edges = (
+        ("x", "a"),
+        ("a", "b"),
+        ("x", "c"),
+        ("b", "d"),
+        ("c", "d"),
+        ("c", "e"),
+        ("d", "y"),
+        ("e", "y"),
+        ("y", "out"),
+    )
+    graph = network(*edges)
+    space = SegmentSpace(graph, CORES, splits=False)
+    (segment,) = space.branching
+    assert sorted(len(run) for run in segment.runs) == [1, 1, 1, 2]  # a and b; c, d and e
+    for code in range(space.cardinality()):
+        plan = space.plan_at(code)
+        assert space.decode(space.encode(plan)) == plan
+
+
+def test_the_processors_of_many_runs_are_several_numbers_that_floats_hold() -> None:
+    edges = [e for i in range(45) for e in ((f"a{i}", f"a{i + 1}"), (f"a{i}", f"b{i + 1}"), (f"b{i}", f"a{i + 1}"))]
+    graph = network(("x", "a0"), ("x", "b0"), *edges, *((f"b{i}", "y") for i in range(46)), ("a45", "y"))
+    space = SegmentSpace(graph, MIXED, splits=False)
+    found = space.distributions()
+    (segment,) = space.branching
+    numbers = [d for name, d in found.items() if name.startswith(f"share_{segment.first}")]
+    assert len(numbers) == -(-len(segment.runs) // 33)
+    assert all(isinstance(d, IntDistribution) and d.high < 2**53 for d in numbers)
+    rng = np.random.default_rng(0)
+    plan = space.plan_at(space.cardinality() - 1)
+    for _ in range(50):
+        plan = space.neighbour(plan, rng)
+        params = {name: float(v) if isinstance(v, int) else v for name, v in space.encode(plan).items()}
+        assert space.decode(params) == plan
 
 
 def test_what_is_no_plan_of_the_space() -> None:
