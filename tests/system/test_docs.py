@@ -89,7 +89,14 @@ NOT_RUN = {
     "optimize dashboard RUN": "serves until it is interrupted; test_report.py opens the study that it shows",
     **{
         f"optimize run experiments/{name}.yaml": "builds gigabytes of models; test_campaign_file.py plans it"
-        for name in ("machine", "runtimes", "seed_000_criteria", "seed_002_coexecution", "seed_004_memory_access")
+        for name in (
+            "machine",
+            "runtimes",
+            "seed_000_criteria",
+            "seed_001_pairs",
+            "seed_002_coexecution",
+            "seed_004_memory_access",
+        )
     },
     **{
         f"optimize run experiments/{name}.yaml": "needs a GPU"
