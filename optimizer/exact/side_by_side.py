@@ -27,7 +27,7 @@ Ints = NDArray[np.int64]
 _MOST_WAYS = 50_000  # placements of a segment's runs up to which all are priced
 _MOST_SETS = 1000  # ordered choices of processors
 _SETS = 6  # of processors, the fastest ones, whose words are searched if there are more placements
-_MOST_LOOKS = 300_000  # runs of all words that annealing prices
+_LOOKS, _MOST_LOOKS = 200, 300_000  # words for each run, and runs of all words, that annealing prices
 _WARM, _COLD = 0.005, 0.0001  # temperatures of annealing, relative to the time
 _TOGETHER = 0.4  # share of the moves in which a run goes with those that it reads from
 _FEW_RUNS = 24  # up to so many runs, all neighbours of the best word are priced after each processor, too
@@ -201,7 +201,7 @@ class SideBySide:
             now = best = self._greedy(timed, on)
             now_s = best_s = seconds(best)
             found[best] = None
-            looks = _MOST_LOOKS // runs
+            looks = min(_MOST_LOOKS // runs, _LOOKS * runs)
             for look in range(looks):
                 run, block = rng.randrange(runs), rng.randrange(blocks)
                 moved = {run, *reads[run]} if rng.random() < _TOGETHER else {run}

@@ -446,7 +446,7 @@ class SegmentSpace(SharedParts):
             if cut:
                 way, other = params.get(f"way_{at}", "whole"), str(params.get(f"with_{at}", ""))
                 share = int(params.get(f"share_{at}", 1))
-                if way == "branches":
+                if way == "branches" and segment.runs:
                     codes, *more = self._numbers(segment)
                     for i, each in enumerate(more, 1):
                         share += codes * int(params[f"share_{at}_{i}"])

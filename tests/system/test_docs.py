@@ -11,7 +11,7 @@ import shlex
 import shutil
 import tomllib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -416,10 +416,15 @@ def test_figures_of_the_pages_are_those_of_the_results() -> None:
     results = ROOT / "experiments" / "results"
     text = (results / "README.md").read_text()
     kept = json.loads((results / "seed_004_memory_access.json").read_text())
-    here, board = (r for r in kept["explained"] if r["family"] == "all")
-    assert f"R² over {here['models']} networks" in text
-    assert f"| one core, measured | {here['flops']:.3f} | {here['flops_and_memory']:.3f} |" in text
-    assert f"own law | {board['flops']:.3f} | {board['flops_and_memory']:.3f} |" in text
+    for row in (r for r in kept["explained"] if r["evaluator"] == "litert"):
+        laws = ("flops", "flops_and_memory")
+        squares = "; ".join(f"{row[law]:.3f}" for law in laws)
+        errors = " | ".join(
+            "; ".join(_percent(row, f"{law}_error_{which}") for which in ("median", "p90")) for law in laws
+        )
+        assert f"| {squares} | {errors} |" in text, row["family"]
+    board = next(r for r in kept["explained"] if r["family"] == "all" and r["platform"] == "odroid-xu4")
+    assert f"({board['flops']:.3f} with work alone, {board['flops_and_memory']:.3f} with memory accesses too)" in text
     kept = json.loads((results / "machine.json").read_text())
     faster = sum(bool(r["significant"]) and r["ratio"] > 1 for r in kept["summary"])
     assert faster == 0
@@ -430,6 +435,11 @@ def test_figures_of_the_pages_are_those_of_the_results() -> None:
     assert f"| the Xeon | {min(r['ours'] for r in measured):.2f} to {max(r['ours'] for r in measured):.2f} |" in text
     assert f"{min(r['ours'] for r in profile):.2f} to {max(r['ours'] for r in profile):.2f}; 7 of 8 within" in text
     assert sum(r["within"] for r in profile) == 7
+
+
+def _percent(row: Mapping[str, float], name: str) -> str:
+    value, low, high = (round(100 * row[name + end]) for end in ("", "_low", "_high"))
+    return f"{value} % [{low}, {high}]"
 
 
 def test_the_picture_of_the_first_page_is_that_of_the_results() -> None:
