@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.exact.blocks import NEVER_S
-from optimizer.exact.chain_costs import ChainCosts, Seconds
+from optimizer.exact.chain_costs import ChainCosts, Seconds, concurrent_sets
 from search_spaces.core.platform import Platform
 from search_spaces.spaces.segments import Segment
 
@@ -25,8 +25,8 @@ Word = tuple[int, ...]
 Ints = NDArray[np.int64]
 
 _MOST_WAYS = 50_000  # placements of a segment's runs up to which all are priced
-_MOST_SETS = 1000  # ordered choices of processors
-_SETS = 6  # of processors, the fastest ones, whose words are searched if there are more placements
+_MOST_SETS = 1000  # ordered choices of processors up to which all words may be priced
+_SETS = 6  # largest sets of processors that run at once, by their speed alone, that annealing searches
 _LOOKS, _MOST_LOOKS = 200, 300_000  # words for each run, and runs of all words, that annealing prices
 _WARM, _COLD = 0.005, 0.0001  # temperatures of annealing, relative to the time
 _TOGETHER = 0.4  # share of the moves in which a run goes with those that it reads from
@@ -163,7 +163,6 @@ class SideBySide:
         self.segment, self.exact = segment, True
         runs, processors = len(segment.runs), len(costs.platform.processors)
         self._ways: list[tuple[Words, Ints]] = []  # by the number of blocks, and on which processors these are
-        many = np.zeros((0, 0), dtype=np.int64)
         for blocks in range(2, max(2, min(processors, runs)) + 1):
             on = np.array(list(islice(_apart(costs.platform, blocks), _MOST_SETS + 1)), dtype=np.int64)
             if not 0 < len(on) <= _MOST_SETS:
@@ -172,35 +171,30 @@ class SideBySide:
                 words = [word for word in all_words(runs, blocks) if max(word) == blocks - 1]
                 self._ways.append((words_of(segment, words, blocks), on))
             else:
-                many, self.exact = on, False
-        if many.size:
-            self._ways.append(self._near(costs, many))
+                self.exact = False
+        self._ways += [] if self.exact else self._near(costs)
 
-    def _near(self, costs: ChainCosts, choices: Ints) -> tuple[Words, Ints]:
-        """Return words of annealing from greedy schedules on the fastest sets of processors, and these sets.
-
-        Args:
-            choices: shape ``(J, K)``: processors that run at once, in all orders.
-        """
-        runs, blocks = len(self.segment.runs), choices.shape[1]
+    def _near(self, costs: ChainCosts) -> Iterator[tuple[Words, Ints]]:
+        """Yield words of annealing from a greedy schedule on each of the fastest sets of processors, and the set."""
+        runs = len(self.segment.runs)
         run_s = np.minimum(
             np.array([costs.operator_s[:, list(run)].sum(axis=1) for run in self.segment.runs]).T, NEVER_S
         )
         timed = Timed(run_s, costs.overhead_s, costs.transfer_s, np.zeros(1))
         whole_s = np.minimum(costs.operator_s, NEVER_S).sum(axis=1)
-        sets = {tuple(sorted(on)): tuple(on) for on in choices[::-1].tolist()}
+        likes = [processor.like for processor in costs.platform.processors]
+        sets = {tuple(sorted(likes[p] for p in on)): on for on in concurrent_sets(costs.platform)[::-1] if len(on) > 1}
         fastest = sorted(sets.values(), key=lambda on: -sum(1.0 / max(float(whole_s[p]), 1e-12) for p in on))[:_SETS]
         reads = self.segment.reads
         rng = random.Random(0)  # noqa: S311
-        found: dict[Word, None] = {}
         for on in fastest:
+            blocks = len(on)
 
             def seconds(word: Word, on: tuple[int, ...] = on) -> float:
                 return placed_s(self.segment, [on[block] for block in word], timed, None, None)
 
             now = best = self._greedy(timed, on)
             now_s = best_s = seconds(best)
-            found[best] = None
             looks = min(_MOST_LOOKS // runs, _LOOKS * runs)
             for look in range(looks):
                 run, block = rng.randrange(runs), rng.randrange(blocks)
@@ -209,14 +203,14 @@ class SideBySide:
                 if tried == now:
                     continue
                 tried_s = seconds(tried)
-                heat_s = best_s * _WARM * (_COLD / _WARM) ** (look / looks)
+                heat_s = max(best_s, 1e-12) * _WARM * (_COLD / _WARM) ** (look / looks)
                 if tried_s <= now_s or rng.random() < math.exp((now_s - tried_s) / heat_s):
                     now, now_s = tried, tried_s
                     if now_s < best_s:
                         best, best_s = now, now_s
             beside = range(runs) if runs <= _FEW_RUNS else ()
-            found |= {(*best[:r], b, *best[r + 1 :]): None for r in beside for b in range(blocks)} | {best: None}
-        return words_of(self.segment, list(found), blocks), np.array(fastest, dtype=np.int64)
+            words = {best, *((*best[:r], b, *best[r + 1 :]) for r in beside for b in range(blocks))}
+            yield words_of(self.segment, sorted(words), blocks), np.array([on], dtype=np.int64)
 
     def _greedy(self, timed: Timed, on: Sequence[int]) -> Word:
         """Return the word in which each run, in order, is where it ends first."""

@@ -625,7 +625,11 @@ class SegmentSpace(SharedParts):
         way, count = shares[int(rng.integers(len(shares)))]
         pairs = self.pairs_for(way)
         pair = pairs[int(rng.integers(len(pairs)))]
-        return Block(first, last, way, *pair, self.share_at(first, last, way, int(rng.integers(count))))
+        # Generators draw whole numbers up to 2^63 only; there may be many more placements of runs.
+        which = (
+            int(rng.integers(count)) if count < _MOST_CODES else int.from_bytes(rng.bytes(count.bit_length())) % count
+        )
+        return Block(first, last, way, *pair, self.share_at(first, last, way, which))
 
     def _one_elsewhere(self, block: Block, rng: np.random.Generator) -> Block:
         """Return a block of branches with one run on another processor."""

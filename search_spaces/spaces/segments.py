@@ -5,9 +5,9 @@ outputs are all that crosses to them. No operator after a gate can begin before 
 an independent problem once the processors of the gates are chosen. In a network of modules (GoogLeNet, Inception,
 ResNet, SqueezeNet) a segment is a module; in a chain of operators it is one operator.
 
-The runs of a segment are those of its branches. Where it has none because its edges cross (U-shaped networks, feature
-pyramids, graphs of a table), each longest sequence of operators is a run in which one reads only the one before it and
-that one has no other reader.
+The runs of a segment are those of its branches. Where edges cross (feature pyramids, most graphs of a table), operators
+that could run at the same time are in one run; each of its longest sequences is a run of its own then: one operator
+reads only the one before it, which has no other reader.
 """
 
 from __future__ import annotations
@@ -115,9 +115,14 @@ def segments_of(graph: Graph) -> tuple[Segment, ...]:
 
 
 def _segment(graph: Graph, runs: Sequence[tuple[int, ...]], first: int, last: int, joint: int) -> Segment:
-    inside = [own for run in runs if (own := tuple(o for o in run if first <= o < joint))]
     empty = Segment(first, last, joint)
-    return _side_by_side(graph, empty, inside) or _side_by_side(graph, empty, _sequences(graph, first, joint)) or empty
+    inside: list[tuple[int, ...]] = []
+    for run in runs:
+        if own := tuple(o for o in run if first <= o < joint):
+            parts = _sequences(graph, own)
+            inside += parts if _side_by_side(graph, empty, parts) is not None else [own]
+    every = _sequences(graph, range(first, joint))
+    return _side_by_side(graph, empty, sorted(inside)) or _side_by_side(graph, empty, every) or empty
 
 
 def _side_by_side(graph: Graph, empty: Segment, runs: Sequence[tuple[int, ...]]) -> Segment | None:
@@ -133,10 +138,10 @@ def _side_by_side(graph: Graph, empty: Segment, runs: Sequence[tuple[int, ...]])
     return found if any(bits != (1 << number) - 1 for number, bits in enumerate(found.before)) else None
 
 
-def _sequences(graph: Graph, first: int, last: int) -> list[tuple[int, ...]]:
+def _sequences(graph: Graph, operators: Sequence[int]) -> list[tuple[int, ...]]:
     """Return the longest sequences of operators in which one reads only the one before it, its only reader."""
     found: dict[int, tuple[int, ...]] = {}  # by the last operator
-    for operator in range(first, last):
+    for operator in operators:
         before = next(iter(graph.predecessors(operator)), None) if len(graph.predecessors(operator)) == 1 else None
         readers = (
             {c for t in graph.operators[before].outputs for c in graph.consumers.get(t, ())} if before in found else ()

@@ -11,8 +11,9 @@ finished there is not searched again. Then LiteRT whole, OpenVINO whole, OpenVIN
 ``HETERO``), the plan and the best plan on more than one processor are measured in one final: interleaved, on instances
 that are rebuilt.
 ``--cores A B`` takes two cores of a machine with more: A in place of core 0, both in place of all.
-``--calibrated FILE`` adds the plan that the cost model of ``optimize calibrate`` chooses, without measuring any; rows
-that OUT.json holds already get it, too, measured beside the plan that was found then and beside whole models.
+``--calibrated FILE`` adds the plan that the cost model of ``optimize calibrate`` chooses, without measuring any, where
+no error is allowed; rows that OUT.json holds already get it, too, measured beside the plan that was found then and
+beside whole models.
 
 OUT.json holds for each study by how much each takes longer than the plan, with its 95 % interval; the plan's error; and
 what mixing could gain if transfers were free (each operator on the faster runtime), beside what stages cost.
@@ -298,14 +299,15 @@ def main() -> None:
     rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else {}
     for study in chosen(options):
         row = rows.get(study.name)
-        if row is not None and (options.calibrated is None or CALIBRATED in row):
+        choice = options.calibrated is not None and study.axes["max_error"] is None  # a cost model knows no errors
+        if row is not None and (not choice or CALIBRATED in row):
             continue
         config = study.config.model_copy(update={"out": options.runs / study.folder, "study": study.folder})
         if row is None:
             threads = 2 if study.axes["processors"].startswith("cpu,") else 1
             about = {"model": study.axes["model"], "threads": threads, "max_error": study.axes["max_error"]}
             row = rows[study.name] = about | study_row(on_cores(config, options.cores))
-        if options.calibrated is not None:
+        if choice:
             plan = by_cost_model(config, options.calibrated, options.cores)
             found = moved_plan(Plan.from_json(row["plan"]), options.cores)
             row[CALIBRATED] = calibrated_row(on_cores(config, options.cores), found, plan)

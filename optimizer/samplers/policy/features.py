@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
+from search_spaces.core.errors import UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.intensity import operator_costs
 from search_spaces.core.plan import Plan
@@ -50,6 +51,7 @@ NAMES = (
 _LITTLE, _MUCH = 0.03, 0.3
 _CHANGES = 2.0  # parameters per plan that an untrained policy draws different from the middle, on average
 _NEVER = 50.0
+_MOST_VALUES = 10_000  # of a parameter
 _MOVED = 9 + len(_OPERATORS)  # number of features from "stages more" to the kinds of operators
 _FLAT = 1e-6  # relative differences below this count as none
 _LEAST, _MOST = 1e-3, 1.0  # limits of Choices.width
@@ -241,6 +243,11 @@ def softmax(logits: _Array, first: NDArray[np.int64], of: NDArray[np.int64]) -> 
 
 def _values(distribution: BaseDistribution) -> list[Any]:
     if isinstance(distribution, IntDistribution):
+        if distribution.high - distribution.low > _MOST_VALUES:
+            raise UsageError(
+                f"reinforce weighs every value of a parameter, and one has {distribution.high:.3g} of them",
+                "use --sampler auto, or --allow cuts",
+            )
         return list(range(distribution.low, distribution.high + 1, distribution.step))
     if isinstance(distribution, CategoricalDistribution):
         return list(distribution.choices)

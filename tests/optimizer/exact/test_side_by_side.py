@@ -15,12 +15,17 @@ from hypothesis import strategies as st
 from evaluators.table.table import Table, read_table
 from optimizer import optimize
 from optimizer.exact.chain import best_chains
+from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.segment_model import SegmentModel
 from optimizer.exact.side_by_side import Timed, placed_s, side_by_side, words_of
 from optimizer.model.segments import LIST, segment_estimate
 from optimizer.tools.solve import table_costs
+from search_spaces.core.errors import UsageError
+from search_spaces.core.platform import Platform, Processor
 from search_spaces.spaces.segment_space import SegmentSpace
 from tests.search_spaces.spaces.test_segments import spaces
+from tests.support.sentences import fails
+from tests.support.strategies import one_core
 
 KINDS = ("cpu", "gpu", "npu")
 
@@ -79,8 +84,6 @@ def test_one_placement_takes_what_it_takes_among_many(drawn: tuple[SegmentSpace,
 
 def table_free_costs(space: SegmentSpace, timed: Timed) -> Any:
     """Return costs with the overheads and transfers of some times."""
-    from optimizer.exact.chain_costs import ChainCosts
-
     count, processors = len(space.graph.operators), len(space.platform.processors)
     return ChainCosts(space.platform, np.ones((processors, count)), timed.overhead_s, timed.transfer_s[:count])
 
@@ -97,6 +100,62 @@ def test_a_graph_whose_edges_cross_is_placed_run_by_run(tmp_path: Path, seed: in
     assert not segment_estimate(graph, costs, space).bounds.proven  # not all placements are tried
     plan = space.plan(found.parts)
     assert space.decode(space.encode(plan)) == plan
+
+
+def test_an_operator_that_nothing_reads_does_not_hide_crossing_edges(tmp_path: Path) -> None:
+    _, known = table(tmp_path, 30, 2)  # some operators have no readers, so the whole network reduces to a few runs
+    (segment,) = SegmentSpace(known.graph(), known.platform(), splits=False).branching
+    assert max(len(run) for run in segment.runs) < 8
+
+
+def test_neighbours_of_very_many_placements(tmp_path: Path) -> None:
+    _, known = table(tmp_path, 100, 1)
+    space = SegmentSpace(known.graph(), known.platform(), splits=False)
+    rng = np.random.default_rng(0)
+    assert max(len(segment.runs) for segment in space.branching) > 63
+    for _ in range(60):
+        plan = space.neighbour(space.plan_at(0), rng)
+        assert space.decode(space.encode(plan)) == plan
+
+
+def test_more_processors_are_never_worse_where_some_exclude_each_other(tmp_path: Path) -> None:
+    _, known = table(tmp_path, 30, 4)
+    graph, given = known.graph(), table_costs(known, known.platform())
+    wide = Processor("cpu", "cpu", {"core0": 1.0, "core1": 1.0}, "cpu")
+    gpu = Processor("gpu", "gpu", {"gpu": 1.0}, "gpu")
+    slow = [one_core(0), one_core(1)]
+    found = []
+    for processors, scale in (((wide, gpu), (1.0, 1.1)), ((wide, *slow, gpu), (1.0, 4.0, 4.0, 1.1))):
+        platform = Platform("p", processors)
+        operator_s = given.operator_s[0] * np.array(scale)[:, None]
+        count = len(processors)
+        costs = ChainCosts(platform, operator_s, np.zeros(count), np.zeros((len(operator_s[0]), count, count)))
+        found.append(SegmentModel(SegmentSpace(graph, platform, splits=False), costs).best().cost_s)
+    assert found[1] <= found[0] * (1 + 1e-9)
+
+
+def test_a_policy_refuses_parameters_of_very_many_values(tmp_path: Path) -> None:
+    path, _ = table(tmp_path, 30, 3)
+    with fails(UsageError):
+        optimize(path, evaluator="table", sampler="reinforce", budget=4, out=tmp_path / "run")
+
+
+def test_operators_that_take_no_time(tmp_path: Path) -> None:
+    data = crossing(30, 1)
+    for operator in data["networks"][0]["operators"]:
+        operator["times"]["gpu"] = 0.0
+    data["devices"] = [{"kind": kind} for kind in KINDS]
+    path = tmp_path / "free.yaml"
+    path.write_text(yaml.safe_dump(data))
+    known = read_table(path)
+    costs = table_costs(known, known.platform())
+    assert SegmentModel(SegmentSpace(known.graph(), known.platform(), splits=False), costs).best().cost_s == 0.0
+
+
+def test_two_models_whose_edges_cross(tmp_path: Path) -> None:
+    path, _ = table(tmp_path, 80, 1)
+    result = optimize(f"{path}*2", evaluator="table", budget=4, out=tmp_path / "run")
+    assert result.best is not None
 
 
 def test_a_study_of_a_table_is_never_worse_than_list_scheduling(tmp_path: Path) -> None:
