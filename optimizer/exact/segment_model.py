@@ -23,7 +23,7 @@ from optimizer.exact.blocks import NEVER_S, Search, block_of
 from optimizer.exact.chain_costs import ChainCosts, Seconds
 from optimizer.exact.shared_costs import TILES, SharedTables
 from optimizer.exact.shared_ways import PartEstimates, by_first, pairs_of
-from optimizer.exact.side_by_side import SideBySide, Timed, placed_s, side_by_side
+from optimizer.exact.side_by_side import SideBySide, Timed, placed_s, run_s, side_by_side
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.rewrites.locality import axis_of
@@ -172,8 +172,7 @@ class SegmentModel:
     def timed(self, segment: Segment, transfer_s: Seconds, behind_s: Seconds) -> Timed:
         """Return the seconds of a segment's runs, corrected by measurements."""
         if segment.first not in self._run_s:
-            runs = [self.costs.operator_s[:, list(run)].sum(axis=1) for run in segment.runs]
-            self._run_s[segment.first] = np.array(runs).T
+            self._run_s[segment.first] = run_s(segment, self.costs)
         own = self._run_s[segment.first].copy()
         for processor, i in self._processor.items():
             whole_s = float(own[i].sum()) + float(self.costs.overhead_s[i])

@@ -116,6 +116,11 @@ class Timed:
     behind_s: Seconds
 
 
+def run_s(segment: Segment, costs: ChainCosts) -> Seconds:
+    """Return the seconds of the operators of each run on each of L processors, shape ``(L, runs)``."""
+    return np.array([costs.operator_s[:, list(run)].sum(axis=1) for run in segment.runs]).T
+
+
 def placed_s(segment: Segment, on: Sequence[int], timed: Timed, before: int | None, after: int | None) -> float:
     """Return the seconds of a segment's runs and the rest, as :meth:`SideBySide.all_s` for one placement.
 
@@ -124,7 +129,7 @@ def placed_s(segment: Segment, on: Sequence[int], timed: Timed, before: int | No
         before: the processor on which the part before the segment ended.
         after: that on which the runs are joined; None if nothing reads them.
     """
-    run_s, overhead_s = timed.run_s.tolist(), timed.overhead_s.tolist()
+    own, overhead_s = timed.run_s.tolist(), timed.overhead_s.tolist()
     transfer_s = timed.transfer_s[[run[0] for run in segment.runs]].tolist()
     where: dict[int, int] = {}  # run → its stage
     ends: list[float] = []
@@ -135,7 +140,7 @@ def placed_s(segment: Segment, on: Sequence[int], timed: Timed, before: int | No
         reads: set[int] = set()
         for run in members:
             where[run] = number
-            took += run_s[processor][run]
+            took += own[processor][run]
             reads |= segment.reads[run]
         if before is not None and not all(segment.reads[run] for run in members):
             took += own_s[before][processor]
@@ -165,9 +170,9 @@ class SideBySide:
         self._ways: list[tuple[Words, Ints]] = []  # by the number of blocks, and on which processors these are
         for blocks in range(2, max(2, min(processors, runs)) + 1):
             on = np.array(list(islice(_apart(costs.platform, blocks), _MOST_SETS + 1)), dtype=np.int64)
-            if not 0 < len(on) <= _MOST_SETS:
+            if not len(on):
                 break
-            if count_words(runs, blocks) * len(on) <= _MOST_WAYS:
+            if len(on) <= _MOST_SETS and count_words(runs, blocks) * len(on) <= _MOST_WAYS:
                 words = [word for word in all_words(runs, blocks) if max(word) == blocks - 1]
                 self._ways.append((words_of(segment, words, blocks), on))
             else:
@@ -177,10 +182,7 @@ class SideBySide:
     def _near(self, costs: ChainCosts) -> Iterator[tuple[Words, Ints]]:
         """Yield words of annealing from a greedy schedule on each of the fastest sets of processors, and the set."""
         runs = len(self.segment.runs)
-        run_s = np.minimum(
-            np.array([costs.operator_s[:, list(run)].sum(axis=1) for run in self.segment.runs]).T, NEVER_S
-        )
-        timed = Timed(run_s, costs.overhead_s, costs.transfer_s, np.zeros(1))
+        timed = Timed(np.minimum(run_s(self.segment, costs), NEVER_S), costs.overhead_s, costs.transfer_s, np.zeros(1))
         whole_s = np.minimum(costs.operator_s, NEVER_S).sum(axis=1)
         likes = [processor.like for processor in costs.platform.processors]
         sets = {tuple(sorted(likes[p] for p in on)): on for on in concurrent_sets(costs.platform)[::-1] if len(on) > 1}
