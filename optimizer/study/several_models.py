@@ -214,7 +214,8 @@ class SeveralModels:
             return (*memory.violations(plan), *expected(limits, figures, plan))
 
         proposer = self._first(memory, predict)
-        known = self._known(proposer, predict, lambda plan: not breaks(plan), self.simulator, memory)
+        computed = session.capabilities.computed
+        known = self._known(proposer, predict, lambda plan: not breaks(plan), self.simulator, memory, computed=computed)
         bounds = None
         if not config.state:
             own = session.capabilities.states  # a session with states computes them
@@ -296,8 +297,16 @@ class SeveralModels:
         fits: Callable[[Plan], bool],
         simulator: WorkloadSimulator,
         memory: Memory,
+        *,
+        computed: bool,
     ) -> SamplerProblem:
-        """Return the search as samplers see it; they learn from times of jobs if the objective follows from these."""
+        """Return the search as samplers see it.
+
+        They learn from measured times of jobs if the objective follows from these.
+
+        Args:
+            computed: whether trials tell what was predicted, and nothing more.
+        """
         space, how = self.problem.space, self.asked[0]
         costs = workload_costs(simulator, space.platform)
 
@@ -309,7 +318,7 @@ class SeveralModels:
             except (RewriteError, UnavailableError):
                 return math.inf
 
-        learns = how.objective.law == "latency" and not self.config.state
+        learns = how.objective.law == "latency" and not self.config.state and not computed
         critic = partial(workload_critic, simulator, costs, value) if learns else None
         return SamplerProblem(
             self.graph,

@@ -56,6 +56,16 @@ def test_a_study_that_goes_on_tries_what_an_uninterrupted_one_tries(capsys: pyte
     assert len(set(tried("whole"))) == 14
 
 
+def test_nothing_is_learned_from_trials_that_only_repeat_predictions(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def learned(*_: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("optimizer.study.several_models.workload_critic", learned)
+    assert study(capsys, "--model", "squeezenet1_1x2", "--budget", "4", "--max-stages", "2")["best"]["plan"]
+
+
 def test_auto_finds_the_best_of_all_plans() -> None:
     values = {"model": "squeezenet1_1,mobilenet_v1@0.5", "budget": "1", "evaluator": "cost-model", "max_stages": "1"}
     evaluator = CostModelEvaluator()
