@@ -257,8 +257,15 @@ def _name(axes: dict[str, Any], varying: list[str]) -> str:
     for axis in varying:
         text = "default" if axes[axis] is None else str(axes[axis])
         text = Path(text).stem if axis == "platform" else text
-        words.append(short.get(axis, "") + re.sub(r"[^A-Za-z0-9._]+", "_", text).strip("_.")[:40])
-    return "-".join(words)[:90]
+        words.append(short.get(axis, "") + _cut(re.sub(r"[^A-Za-z0-9._]+", "_", text).strip("_."), 40))
+    return _cut("-".join(words), 90)
+
+
+def _cut(word: str, most: int) -> str:
+    """Return a word of limited length; one that is cut ends in a digest, so that two of them stay apart."""
+    if len(word) <= most:
+        return word
+    return f"{word[: most - 7]}-{hashlib.sha256(word.encode()).hexdigest()[:6]}"
 
 
 def _check_plans(file: CampaignFile) -> None:

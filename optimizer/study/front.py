@@ -137,7 +137,7 @@ def criteria(graph: Graph, session: PricedSession, costs: ChainCosts) -> list[Cr
 
 
 def front_finalists(history: History, objectives: Sequence[Objective], fits: Callable[[Trial], bool]) -> list[Trial]:
-    """Return the plans that may be on the front: undominated ones, thinned out evenly, and the best one-stage plan."""
+    """Return the plans that may be on the front: undominated ones, thinned out evenly, and the best of whole models."""
     measured = [t for t in history.ranking() if t.measurement is not None and fits(t)]
     measured = [t for t in measured if t.measurement and all(o.name in t.measurement.figures for o in objectives[1:])]
     if not measured:
@@ -148,8 +148,8 @@ def front_finalists(history: History, objectives: Sequence[Objective], fits: Cal
     if len(rows) > _MOST_FINALISTS:
         step = (len(rows) - 1) / (_MOST_FINALISTS - 1)
         rows = sorted({rows[round(i * step)] for i in range(_MOST_FINALISTS)})
-    whole = next((i for i, t in enumerate(measured) if len(t.plan.stages) == 1), None)
-    wanted = dict.fromkeys([*map(int, rows), *sorted(ends), *([] if whole is None else [whole])])
+    whole = min(range(len(measured)), key=lambda i: len(measured[i].plan.stages))
+    wanted = dict.fromkeys([*map(int, rows), *sorted(ends), whole])
     return [measured[i] for i in wanted]
 
 

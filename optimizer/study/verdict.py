@@ -33,7 +33,7 @@ _MEMORY_SHARE = 0.5  # of the free memory, for instances that stay loaded
 CRITERIA = ("layer length", "layer type", "parameter count")
 """Starts of the names of the cut criteria of Gaddam et al. (IJCNN 2024)."""
 
-_WHOLES = 2  # one-stage plans that are always finalists
+_WHOLES = 2  # plans that cut no model and are always finalists
 PAUSE_S = 1.0
 _SCALE_SIGMA = 0.01  # least relative uncertainty of the machine's state between search and final
 
@@ -392,8 +392,10 @@ def finalists(
     kept = [t for t in own if fits(t)] or own
     widest = {t.plan.digest: _interval_s(t, history) for t in kept}
     limit_s = (1.0 + REACH) * min(high for _, high in widest.values())
-    # The verdict names the best one-stage plan and the best criterion, so they always take part.
-    wholes = [t for t in kept if len(t.plan.stages) == 1][:_WHOLES]
+    # The verdict names the best plan that cuts no model and the best criterion, so they always take part: the machine
+    # may have been slower when the search measured them. Such a plan has a stage for each model.
+    fewest = min(len(t.plan.stages) for t in kept)
+    wholes = [t for t in kept if len(t.plan.stages) == fewest][:_WHOLES]
     criteria = [t for t in kept if names.get(t.plan.digest, "").startswith(CRITERIA)][:1]
     always = {t.plan.digest for t in (*kept[:LEAST_FINALISTS], *wholes, *criteria)}
     near = [t for t in kept if t.plan.digest in always or widest[t.plan.digest][0] <= limit_s]

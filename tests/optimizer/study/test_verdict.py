@@ -104,6 +104,15 @@ def test_every_processor_alone_takes_part_whatever_the_search_said_of_it() -> No
     assert found.reference[0] == found.named(found.best) == "whole on cpu0"
 
 
+def test_whole_models_side_by_side_take_part_whatever_the_search_said_of_them() -> None:
+    """As "one after another" of several models, with a stage for each, that was measured while the machine was slow."""
+    cut = [plan for plan in dict.fromkeys(SPACE.plan_at(i) for i in range(400)) if len(plan.stages) > 2]
+    wholes = [chain_plan(GRAPH, (3,), [name, name]) for name in ("cpu", "cpu0")]
+    measured = history_of(dict.fromkeys(cut[:LEAST_FINALISTS], 0.1) | dict.fromkeys(wholes, 10.0))
+    found, _ = finalists(measured, {}, [], lambda _: True)
+    assert {t.plan for t in found} >= set(wholes)
+
+
 def test_plans_with_too_many_stages_are_compared_and_not_recommended() -> None:
     every, whole = NAMED["every layer"], NAMED["whole on cpu"]
     how = replace(HOW, allowed=lambda plan: len(plan.stages) <= 4)
