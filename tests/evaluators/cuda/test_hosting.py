@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from evaluators.cuda.worker import Threads, attend
@@ -28,11 +28,12 @@ class Clocked:
 
     def __init__(self, fails: int = -1) -> None:
         self.now_ns, self.ends, self.fails = 1, dict[int, int](), fails
-        self.most = 0
+        self.most, self.ended_ns = 0, list[int]()
 
     def start(self, processor: int, work: Any) -> None:
         assert processor not in self.ends, "a processor was given two jobs"
         self.ends[processor] = self.now_ns + int(work)
+        self.ended_ns.append(self.ends[processor])
         self.most = max(self.most, len(self.ends))
 
     def finished(self, processor: int) -> bool:
@@ -60,7 +61,7 @@ class Slow(Clocked):
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[Setting, list[list[int]]]:
-    """A setting, and the nanoseconds of each job of each client; none two of which are likely to end together."""
+    """A setting, and the nanoseconds of each job of each client."""
     rng = np.random.default_rng(draw(st.integers(0, 10_000)))
     clients, work = [], []
     for _ in range(draw(st.integers(1, 5))):
@@ -97,6 +98,8 @@ def test_the_host_does_what_the_simulator_does(problem: tuple[Setting, list[list
     found, work = problem
     streams = Clocked()
     measured = outcome(run(found, dispatch, work, streams), found.stages, found.processors)
+    # Two processors that run the same jobs in another order end together: whichever is served first is right.
+    assume(len(set(streams.ended_ns)) == len(streams.ended_ns))
     costs = [
         [dict.fromkeys(processors, JobCost(ns * 1e-9)) for processors, ns in zip(client.processors, each, strict=True)]
         for client, each in zip(found.clients, work, strict=True)
