@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from evaluators.litert.deployment import (
     INPUTS,
@@ -40,17 +40,12 @@ from optimizer.tools.execute import open_workload
 from search_spaces.core.bounded import parsed_json, read_bounded
 from search_spaces.core.errors import RunFolderError, UsageError, printable
 from search_spaces.core.graph import Graph, Tensor
-from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.core.wording import plural
-from search_spaces.core.workload import Workload
 from search_spaces.models.inputs import read_inputs
 from search_spaces.models.stages import cut_stage
 from search_spaces.rewrites.lower import Lowering
-
-if TYPE_CHECKING:
-    from evaluators.litert.workload import LitertWorkload
 
 WHOLE = "whole.tflite"
 _HERE = Path(__file__).parent
@@ -102,22 +97,6 @@ class Exported:
         if self.fallback is not None:
             lines.append(f"compare it with the whole model on {self.fallback}: add --fallback")
         return "\n".join(lines)
-
-
-@dataclass(frozen=True, slots=True)
-class _Models:
-    """The attributes of a session that :func:`write_workload` reads, for a plan that LiteRT has not measured."""
-
-    workload: Workload
-    joined: JoinedGraph
-    platform: Platform
-    lowerings: Lowerings
-
-    def digest(self, graph: Graph) -> str:
-        """Return the digest of a model's file."""
-        if graph.source is None:
-            raise RunFolderError(f"model {graph.name!r} has no file", "stage files are cut from models that have one")
-        return graph.source.content_digest()
 
 
 def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "linux") -> Exported:
@@ -214,8 +193,9 @@ def _write_several(study: Study, out: Path) -> dict[str, Any]:
             joined, platform = read_study(run).joined, _usual(study.platform)
             if joined is None:
                 raise RunFolderError(f"{study.path}: {study.missing}", "stage files are cut from the study's models")
-            models = _Models(workload, joined, platform, Lowerings(joined, platform))
-            write_workload(cast("LitertWorkload", models), out, study.best)
+            if without := next((c.graph.name for c in joined.components if c.graph.source is None), None):
+                raise RunFolderError(f"model {without!r} has no file", "stage files are cut from models that have one")
+            write_workload(out, workload, joined, study.best, platform, Lowerings(joined, platform))
         document = parsed_json(read_bounded(out / "plan.json"))
     found = study.result["workload"]["outcomes"]["best"]
     names = ("instances_ms", "mean_ms", "makespan_ms")

@@ -24,6 +24,7 @@ from search_spaces.core.wording import plural
 from search_spaces.models.atoms import Traits, arrange
 from search_spaces.models.dtypes import DTYPES, element_bits, enumerators, has_fixed_size, tensor_nbytes
 from search_spaces.models.flatbuffer import unpack
+from search_spaces.models.operators import made_operator
 from search_spaces.models.source import Extent, ModelSource
 from search_spaces.models.subgraphs import called, check_calls, operator_states, select_signature
 
@@ -392,9 +393,7 @@ def with_computed_outputs(source: ModelSource) -> ModelSource:
     model, main = copy.copy(model), copy.copy(main)
     model.subgraphs = [main, *model.subgraphs[1:]]
     main.tensors, main.operators = list(main.tensors), list(main.operators or ())
-    squeeze = schema.BuiltinOperator.SQUEEZE
-    code = schema.OperatorCodeT(deprecatedBuiltinCode=squeeze, builtinCode=squeeze, version=1)
-    model.operatorCodes = [*(model.operatorCodes or ()), code]
+    model.operatorCodes = list(model.operatorCodes or ())
     for index in known:
         constant = main.tensors[index]
         value, main.tensors[index] = copy.copy(constant), copy.copy(constant)
@@ -404,15 +403,8 @@ def with_computed_outputs(source: ModelSource) -> ModelSource:
         main.operators = [_reading(o, index, len(main.tensors)) for o in main.operators]
         main.tensors.append(constant)
         options = schema.SqueezeOptionsT(squeezeDims=np.array([0], np.int32))
-        main.operators.append(
-            schema.OperatorT(
-                opcodeIndex=len(model.operatorCodes) - 1,
-                inputs=np.array([len(main.tensors) - 2], np.int32),
-                outputs=np.array([index], np.int32),
-                builtinOptionsType=schema.BuiltinOptions.SqueezeOptions,
-                builtinOptions=options,
-            )
-        )
+        read, written = np.array([len(main.tensors) - 2], np.int32), np.array([index], np.int32)
+        main.operators.append(made_operator(model.operatorCodes, "SQUEEZE", read, written, options))
     return replace(source, schema=model, fixed=True)
 
 

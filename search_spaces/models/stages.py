@@ -29,6 +29,7 @@ from search_spaces.core.graph import Boundary, Graph
 from search_spaces.models.files import file_digest
 from search_spaces.models.flatbuffer import MAX_NBYTES, pack_header, point_at, point_outside, write_into, write_model
 from search_spaces.models.litert import block_scales
+from search_spaces.models.operators import made_operator
 from search_spaces.models.source import Extent, ModelSource
 from search_spaces.models.subgraphs import reached, renumbered, stage_signatures
 
@@ -417,9 +418,6 @@ def join(stages: Sequence[StageModel]) -> JoinedModel:
     return JoinedModel(joined, sources, buffers)
 
 
-_DENSE, _RESHAPE = schema.BuiltinOperator.FULLY_CONNECTED, schema.BuiltinOperator.RESHAPE
-
-
 def flattened(model: Any) -> Any:
     """Return a model (``ModelT``) in which dense layers that flatten their input read the output of a RESHAPE.
 
@@ -444,7 +442,8 @@ def _spelled_out(model: Any, subgraph: Any) -> Any:
         if (source, shape) not in flat:
             flat[source, shape] = len(tensors)
             tensors.append(_row(tensors[source], shape))
-            operators.append(_reshape(model, source, flat[source, shape], shape))
+            options = schema.ReshapeOptionsT(newShape=list(shape))
+            operators.append(made_operator(model.operatorCodes, "RESHAPE", [source], [flat[source, shape]], options))
         moved = copy.copy(operator)
         moved.inputs = [flat[source, shape], *(int(t) for t in operator.inputs[1:])]
         operators.append(moved)
@@ -457,7 +456,7 @@ def _spelled_out(model: Any, subgraph: Any) -> Any:
 
 def _flat_shape(model: Any, subgraph: Any, operator: Any) -> tuple[int, int] | None:
     """Return the rows and columns of a dense layer's flattened input, or None where it needs no RESHAPE."""
-    if model.operatorCodes[operator.opcodeIndex].builtinCode != _DENSE:
+    if model.operatorCodes[operator.opcodeIndex].builtinCode != schema.BuiltinOperator.FULLY_CONNECTED:
         return None
     if operator.builtinOptions is not None and operator.builtinOptions.keepNumDims:
         return None
@@ -475,19 +474,3 @@ def _row(tensor: Any, shape: tuple[int, int]) -> Any:
     row = copy.copy(tensor)
     row.shape, row.shapeSignature, row.buffer, row.isVariable = list(shape), None, 0, False
     return row
-
-
-def _reshape(model: Any, source: int, target: int, shape: tuple[int, int]) -> Any:
-    numbers = [i for i, code in enumerate(model.operatorCodes) if code.builtinCode == _RESHAPE]
-    if not numbers:
-        numbers.append(len(model.operatorCodes))
-        model.operatorCodes.append(
-            schema.OperatorCodeT(deprecatedBuiltinCode=_RESHAPE, builtinCode=_RESHAPE, version=1)
-        )
-    return schema.OperatorT(
-        opcodeIndex=numbers[0],
-        inputs=[source],
-        outputs=[target],
-        builtinOptionsType=schema.BuiltinOptions.ReshapeOptions,
-        builtinOptions=schema.ReshapeOptionsT(newShape=list(shape)),
-    )

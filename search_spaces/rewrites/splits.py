@@ -444,7 +444,8 @@ class _Side:
             if operator.kind in locality.CONVOLUTIONS:
                 inputs[0], options = self._padded(operator, inputs[0], rows)
             elif operator.kind in locality.POOLS:
-                made, skip, options = self._pooled(operator, rows)
+                found, pads = locality.pool_slice(self._graph, operator, rows)
+                made, skip, options = found.rows, found.skip, {} if pads else {"padding": _VALID}
             elif operator.kind == "TRANSPOSE_CONV":
                 found = locality.transposed_slice(self._graph, operator, rows)
                 made, skip = found.rows, found.skip
@@ -504,16 +505,6 @@ class _Side:
         amounts = [0, 0, found.before, found.after, *sides, 0, 0]
         self._structure.operator("PAD", [read, self._structure.integers(amounts, (4, 2))], target)
         return target, {"padding": _VALID}
-
-    def _pooled(self, operator: Operator, rows: Range) -> tuple[int, int, dict[str, int]]:
-        """Return how many rows a pooling computes on this side, how many of them to skip, and its options."""
-        found = locality.pool_slice(self._graph, operator, rows)
-        high, wide = locality.window(self._graph, operator), locality.window(self._graph, operator, 2)
-        sideways = sum(padding(wide.size, wide.stride, wide.rows_in, wide.rows_out)) if wide.same else 0
-        needs = high.needs(rows)
-        if high.same and needs.before + needs.after + sideways == 0:
-            return found.rows, 0, {"padding": _VALID}
-        return found.rows, found.skip, {}
 
     def _paddings(self, operator: Operator, rows: Range) -> int:
         """Return the amounts that a PAD adds on this side."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from search_spaces.core.graph import Graph
 from search_spaces.models.dtypes import tensor_nbytes
+from search_spaces.models.operators import made_operator
 from search_spaces.models.source import DeferredBytes, Extent, ModelSource
 from search_spaces.rewrites.locality import Part
 
@@ -137,16 +138,10 @@ class Structure:
 
     def operator(self, kind: str, inputs: Sequence[int], output: int, **options: Any) -> None:
         """Add a builtin operator; options are named as in the schema."""
-        name = {"CONCATENATION": "Concatenation", "MUL": "Mul", "ADD": "Add", "SLICE": "Slice", "PAD": "Pad"}[kind]
-        self.operators.append(
-            schema.OperatorT(
-                opcodeIndex=self._code(getattr(schema.BuiltinOperator, kind), self.tensors[output].type),
-                inputs=np.array(inputs, np.int32),
-                outputs=np.array([output], np.int32),
-                builtinOptionsType=getattr(schema.BuiltinOptions, f"{name}Options"),
-                builtinOptions=getattr(schema, f"{name}OptionsT")(**options),
-            )
-        )
+        version = 1 if self.tensors[output].type == schema.TensorType.FLOAT32 else 2  # the first that supports int8
+        made = getattr(schema, f"{kind.capitalize()}OptionsT")(**options)
+        read, written = np.array(inputs, np.int32), np.array([output], np.int32)
+        self.operators.append(made_operator(self._codes, kind, read, written, made, version))
 
     def copied(self, operator: Any, inputs: Sequence[int], output: int, options: Mapping[str, Any]) -> None:
         """Add an operator of the file again, with other tensors, and with some of its options changed."""
@@ -157,16 +152,6 @@ class Structure:
             for name, value in options.items():
                 setattr(made.builtinOptions, name, value)
         self.operators.append(made)
-
-    def _code(self, number: int, dtype: int) -> int:
-        version = 1 if dtype == schema.TensorType.FLOAT32 else 2  # the first version that supports int8
-        for index, code in enumerate(self._codes):
-            if max(code.builtinCode, code.deprecatedBuiltinCode) == number and code.version >= version:
-                return index
-        self._codes.append(
-            schema.OperatorCodeT(deprecatedBuiltinCode=min(number, 127), builtinCode=number, version=version)
-        )
-        return len(self._codes) - 1
 
     def finished(self, how: str) -> ModelSource:
         """Return the model as it is now.

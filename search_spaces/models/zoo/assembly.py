@@ -22,6 +22,7 @@ from search_spaces.core.graph import Graph, Operator, Tensor
 from search_spaces.models.dtypes import DTYPES, enumerators, tensor_nbytes
 from search_spaces.models.flatbuffer import ALIGNMENT, pack_header, write_model
 from search_spaces.models.litert import VERSION, plain_options
+from search_spaces.models.operators import made_operator
 
 SPECTRUM_RATE = 8.0  # singular values fall as exp(-8 k / n): a quarter of the rank holds 98 % of the energy
 SPECTRUM_CHANNELS = 16  # axes with fewer channels keep full rank
@@ -140,7 +141,6 @@ class Assembly:
         self._model = schema.ModelT(
             version=VERSION, description=name, operatorCodes=[], subgraphs=[self._graph], buffers=[schema.BufferT()]
         )
-        self._codes: dict[int, int] = {}
         self._weights: dict[int, Weight] = {}
 
     def input(self, shape: Sequence[int], name: str = "input", dtype: str = "FLOAT32") -> Value:
@@ -173,21 +173,9 @@ class Assembly:
         dtype: str = "FLOAT32",
     ) -> Value:
         """Add an operator with one output, which gets the operator's name."""
-        code = getattr(schema.BuiltinOperator, kind)
-        if code not in self._codes:
-            self._codes[code] = len(self._model.operatorCodes)
-            # Older readers use the deprecated field, which holds codes up to 127.
-            self._model.operatorCodes.append(
-                schema.OperatorCodeT(deprecatedBuiltinCode=min(code, 127), builtinCode=code, version=1)
-            )
         output = self._tensor(name, shape, dtype)
-        operator = schema.OperatorT(
-            opcodeIndex=self._codes[code], inputs=[v.index for v in inputs], outputs=[output.index]
-        )
-        if options is not None:
-            operator.builtinOptionsType = getattr(schema.BuiltinOptions, type(options).__name__.removesuffix("T"))
-            operator.builtinOptions = options
-        self._graph.operators.append(operator)
+        read, codes = [v.index for v in inputs], self._model.operatorCodes
+        self._graph.operators.append(made_operator(codes, kind, read, [output.index], options))
         return output
 
     def finish(self, *outputs: Value) -> Draft:

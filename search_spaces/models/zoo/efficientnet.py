@@ -31,7 +31,7 @@ def build(net: Builder, spec: Spec) -> tuple[Value, ...]:
         for repetition in range(count):
             number += 1
             stride, width = 1 if repetition else first, eights(filters * spec.width)
-            x = inverted_residual(net, x, expansion, width, kernel, stride, f"block{number}", gain=0.3)
+            x = inverted_residual(net, x, expansion, width, kernel, stride, f"block{number}")
     x = net.conv(x, 1280, 1, "head", activation="RELU6")
     x = net.average_pool(x, (x.shape[1], x.shape[2]), 1, "pool")
     x = net.reshape(x, (1, 1280), "squeeze")

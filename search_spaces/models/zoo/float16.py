@@ -9,6 +9,7 @@ from typing import Any
 
 from ai_edge_litert import schema_py_generated as schema
 
+from search_spaces.models.operators import made_operator
 from search_spaces.models.zoo.assembly import Draft
 
 
@@ -22,14 +23,7 @@ def with_float16_weights(drafted: Draft) -> Draft:
     graph = copy.copy(model.subgraphs[0])
     model.subgraphs = [graph]
     graph.tensors = list(graph.tensors)
-    model.operatorCodes = [
-        *model.operatorCodes,
-        schema.OperatorCodeT(
-            deprecatedBuiltinCode=schema.BuiltinOperator.DEQUANTIZE,
-            builtinCode=schema.BuiltinOperator.DEQUANTIZE,
-            version=3,
-        ),
-    ]
+    codes = model.operatorCodes = list(model.operatorCodes)
     restored = _halve(graph, drafted.weights)
     operators = []
     ready: set[int] = set()
@@ -37,15 +31,8 @@ def with_float16_weights(drafted: Draft) -> Draft:
         for index in operator.inputs:
             if index in restored and index not in ready:
                 ready.add(index)
-                operators.append(
-                    schema.OperatorT(
-                        opcodeIndex=len(model.operatorCodes) - 1,
-                        inputs=[index],
-                        outputs=[restored[index]],
-                        builtinOptionsType=schema.BuiltinOptions.DequantizeOptions,
-                        builtinOptions=schema.DequantizeOptionsT(),
-                    )
-                )
+                options = schema.DequantizeOptionsT()
+                operators.append(made_operator(codes, "DEQUANTIZE", [index], [restored[index]], options, version=3))
         changed = copy.copy(operator)
         changed.inputs = [restored.get(index, index) for index in operator.inputs]
         operators.append(changed)

@@ -35,18 +35,8 @@ _WEIGHTED: Mapping[str, tuple[int, int, int, int]] = {
 }
 # Operators whose inputs and outputs must have one scale.
 _SAME_SCALE = frozenset(
-    {
-        "AVERAGE_POOL_2D",
-        "CONCATENATION",
-        "GATHER",
-        "MAX_POOL_2D",
-        "PAD",
-        "RESHAPE",
-        "RESIZE_NEAREST_NEIGHBOR",
-        "SLICE",
-        "SPACE_TO_DEPTH",
-        "TRANSPOSE",
-    }
+    """AVERAGE_POOL_2D CONCATENATION GATHER MAX_POOL_2D PAD RESHAPE RESIZE_NEAREST_NEIGHBOR SLICE SPACE_TO_DEPTH
+    TRANSPOSE""".split()  # noqa: SIM905 - a list that is read as words
 )
 # Operators whose output has a scale and zero point fixed by the specification.
 _FIXED: Mapping[str, tuple[float, int]] = {

@@ -8,11 +8,11 @@ def whole(channels: float) -> int:
     return max(1, int(channels + 0.5))
 
 
-def eights(channels: float, multiple: int = 8) -> int:
+def eights(channels: float) -> int:
     """Return the nearest multiple of 8, at least 8 and not more than 10 % below.
 
     The rule of MobileNet v2 and v3 and of EfficientNet. MobileNet v1 truncates instead, which is the same for
     multiples of 0.25.
     """
-    rounded = max(multiple, int(channels + multiple / 2) // multiple * multiple)
-    return rounded + multiple if rounded < 0.9 * channels else rounded
+    rounded = max(8, int(channels + 4) // 8 * 8)
+    return rounded + 8 if rounded < 0.9 * channels else rounded

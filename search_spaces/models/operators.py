@@ -1,0 +1,38 @@
+"""Operators that are added to a model: the schema's ``OperatorT``, and the model's list of operator codes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+from numpy.typing import NDArray
+
+Tensors = Sequence[int] | NDArray[np.int32]
+
+
+def made_operator(
+    codes: list[Any], kind: str, inputs: Tensors, outputs: Tensors, options: Any = None, version: int = 1
+) -> Any:
+    """Return a builtin operator.
+
+    Args:
+        codes: of the model; a code of this kind is added where there is none of at least this version.
+        options: an object of the schema, as ``AddOptionsT``.
+    """
+    found = schema.OperatorT(opcodeIndex=_code(codes, kind, version), inputs=inputs, outputs=outputs)
+    if options is not None:
+        found.builtinOptionsType = getattr(schema.BuiltinOptions, type(options).__name__.removesuffix("T"))
+        found.builtinOptions = options
+    return found
+
+
+def _code(codes: list[Any], kind: str, version: int) -> int:
+    number = getattr(schema.BuiltinOperator, kind)
+    for index, code in enumerate(codes):
+        if max(code.builtinCode, code.deprecatedBuiltinCode) == number and code.version >= version:
+            return index
+    # Older readers use the deprecated field, which holds codes up to 127.
+    codes.append(schema.OperatorCodeT(deprecatedBuiltinCode=min(number, 127), builtinCode=number, version=version))
+    return len(codes) - 1
