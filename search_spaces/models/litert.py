@@ -21,7 +21,7 @@ from ai_edge_litert import schema_py_generated as schema
 from search_spaces.core.errors import ModelError, shown
 from search_spaces.core.graph import Graph, Operator, Tensor
 from search_spaces.core.wording import plural
-from search_spaces.models.atoms import Traits, arrange
+from search_spaces.models.atoms import arrange
 from search_spaces.models.dtypes import DTYPES, element_bits, enumerators, has_fixed_size, tensor_nbytes
 from search_spaces.models.flatbuffer import unpack
 from search_spaces.models.operators import made_operator
@@ -372,9 +372,7 @@ def graph_of(source: ModelSource, name: str) -> Graph:
     raw = _part(source, name, 0, kinds, digests)
     if not raw.operators:
         raise ModelError("the model has no operators", "there is nothing to partition")
-    states = operator_states(model, order)
-    builtin = [o.kind in _NAMES for o in raw.operators]
-    return arrange(raw, [Traits(*pair) for pair in zip(states, builtin, strict=True)], source)
+    return arrange(raw, operator_states(model, order), _NAMES, source)
 
 
 def with_computed_outputs(source: ModelSource) -> ModelSource:

@@ -16,8 +16,10 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
+from search_spaces.core.errors import ModelError
 from search_spaces.core.graph import Graph
 from search_spaces.models.dtypes import tensor_nbytes
+from search_spaces.models.litert import graph_of
 from search_spaces.models.operators import made_operator
 from search_spaces.models.source import DeferredBytes, Extent, ModelSource
 from search_spaces.rewrites.locality import Part
@@ -29,7 +31,7 @@ class Structure:
     """The main subgraph of a model, to which tensors and operators are added.
 
     Attributes:
-        operators: those of the rewritten subgraph, in order.
+        operators: those of the rewritten subgraph, in order; the first ones compute constants.
     """
 
     def __init__(self, graph: Graph, source: ModelSource) -> None:
@@ -38,7 +40,9 @@ class Structure:
         self.model = copy.copy(source.schema)
         self.main = copy.copy(source.schema.subgraphs[0])
         self.tensors: list[Any] = list(self.main.tensors)
-        self.operators: list[Any] = []
+        self.operators: list[Any] = [self.main.operators[i] for i in sorted(set(source.recipes.values()))]
+        self._recipes = len(self.operators)
+        self._roles: list[Any] = []
         self.shapes = [t.shape for t in graph.tensors]
         self._buffers: list[Any] = list(self.model.buffers) or [schema.BufferT()]
         self._codes: list[Any] = list(self.model.operatorCodes)
@@ -153,18 +157,36 @@ class Structure:
                 setattr(made.builtinOptions, name, value)
         self.operators.append(made)
 
-    def finished(self, how: str) -> ModelSource:
-        """Return the model as it is now.
+    def keep(self, index: int, role: Any) -> None:
+        """Add an operator of the graph as it is."""
+        self.operators += [self.main.operators[place] for place in self.source.file_operators([index])]
+        self.mark(role)
+
+    def mark(self, role: Any) -> None:
+        """Give a role to the operators that were added since the last call."""
+        self._roles += [role] * (len(self.operators) - self._recipes - len(self._roles))
+
+    def finished(self, how: str, verb: str) -> tuple[Graph, tuple[Any, ...]]:
+        """Return the model as it is now, and the role of each of its operators.
 
         Args:
             how: a description of the rewrite, different for different rewrites.
+            verb: what was done, for errors.
+
+        Raises:
+            ModelError: the result is not a valid model.
         """
         how = "; ".join(filter(None, (self.source.rewritten, how)))
         self.main.tensors, self.main.operators = self.tensors, self.operators
         self.model.subgraphs = [self.main, *self.model.subgraphs[1:]]
         self.model.buffers, self.model.operatorCodes = self._buffers, self._codes
         made: dict[str, Any] = {"schema": self.model, "extents": self._extents, "operators": (), "recipes": {}}
-        return replace(self.source, **made, fixed=True, rewritten=how)
+        try:
+            graph = graph_of(replace(self.source, **made, fixed=True, rewritten=how), self.graph.name)
+        except ValueError as error:
+            raise ModelError(f"{self.graph.name!r} cannot be {verb} like that: {error}") from None
+        atoms = graph.source.operators if graph.source is not None else ()  # recipes are not among them
+        return graph, tuple(self._roles[atom[0] - self._recipes] for atom in atoms) if atoms else tuple(self._roles)
 
 
 def part_of_quantization(found: Any, part: Part) -> Any:
