@@ -91,10 +91,10 @@ def rewrite(parser: Parser, arguments: list[str]) -> int:
         for name in ("rank", "multiple_of", "at_most", "even_larger", "platform", "even_slower", "seed"):
             if getattr(options, name):
                 parser.error(f"--{name.replace('_', '-')} has no effect without --tucker")
-        from optimizer.tools.rewrite import rewrite_split
+        from optimizer.tools.rewrite import render_split, rewrite_split
 
         split = rewrite_split(model, options.split, options.out, shapes)
-        show(options, split.to_json, split.render)
+        show(options, lambda: split, lambda: render_split(split))
         return 0
     multiple = parser.whole("--multiple-of", options.multiple_of or "8", 1)
     most = parser.whole("--at-most", options.at_most, 1) if options.at_most else None

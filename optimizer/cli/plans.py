@@ -51,18 +51,14 @@ def explain(parser: Parser, arguments: list[str]) -> int:
     add_common(parser.add_argument)
     options = parser.read(arguments)
     from optimizer.files import damage_of
+    from optimizer.report.data import read_study
     from optimizer.report.terminal import render
     from optimizer.study.folder import RESULT
-    from optimizer.tools import explain
     from optimizer.tools.execute import has_several
+    from optimizer.tools.explain import blocks, explain, explain_workload, head
 
     with damage_of(options.run / RESULT, "explain another run"):
-        if has_several(options.run):
-            found = explain.explain_workload(options.run)
-            head, blocks = explain.workload_head, explain.workload_blocks
-        else:
-            found = explain.explain_run(options.run)
-            head, blocks = explain.head, explain.blocks
+        found = explain_workload(options.run) if has_several(options.run) else explain(read_study(options.run))
         show(options, lambda: found, lambda: render(head(found), blocks(found)))
     return 0
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from evaluators.base import Agreement, Evaluator, Session
+from evaluators.base import Agreement, Session
 from evaluators.litert.deployment import is_workload_plan, read_deployment, read_workload_plan, runs_here
 from evaluators.litert.runner import PlanRunner, WorkloadRunner
 from evaluators.objectives import OBJECTIVES, Objective, PricedCandidate, Pricing
@@ -30,7 +30,7 @@ from optimizer.study.folder import CONFIG, read_manifest
 from optimizer.workload.problem import Problem, read_problem
 from search_spaces.core.bounded import parsed_json, read_bounded
 from search_spaces.core.decoded_plan import jobs_of
-from search_spaces.core.errors import PlanError, RunFolderError, UsageError, shown
+from search_spaces.core.errors import PlanError, RunFolderError, UsageError, plain_name
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
@@ -177,7 +177,7 @@ def _lines(document: Mapping[str, Any], objective: Objective, found: Measurement
         flying = f", {document['in_flight']} in flight" if "in_flight" in document else ""
         latency = f"a result every {interval_ms(samples)}, {1.0 / samples.median:.4g} a second{flying}"
     stages = [f"stage {i} on {s['processor']}: {s['ms']:.2f} ms" for i, s in enumerate(document["stages"])]
-    return [f"{_named(document['model'])}: {latency}", *stages, *_output_lines(document)]
+    return [f"{plain_name(document['model'])}: {latency}", *stages, *_output_lines(document)]
 
 
 def _workload_files(path: Path, inputs: Sequence[str], custom_ops: Sequence[str], *, as_json: bool) -> Executed:
@@ -236,14 +236,10 @@ def _workload_text(
         f"{document['misses']:.0f} missed; {document['runs']} runs"
     )
     took = [
-        f"{_named(n)}: {document['failures'].get(n) or f'{ms:.4g} ms'}" for n, ms in document["instances_ms"].items()
+        f"{plain_name(n)}: {document['failures'].get(n) or f'{ms:.4g} ms'}"
+        for n, ms in document["instances_ms"].items()
     ]
-    return "\n".join([f"{_named(name)}: {latency}", *took, *_output_lines(document)])
-
-
-def _named(name: str) -> str:
-    """Return a name from a file, without control characters."""
-    return name if name.isprintable() else shown(name)
+    return "\n".join([f"{plain_name(name)}: {latency}", *took, *_output_lines(document)])
 
 
 def _outputs(run: Path, agreement: Agreement | None) -> Mapping[str, Any]:
@@ -297,19 +293,23 @@ def open_workload(run: Path, *names: str) -> Iterator[Workload]:
         RunFolderError: it cannot be read.
     """
     path = run.resolve() / "best" / _WORKLOAD
-    workload = _workload(path)
+    try:
+        workload = Workload.from_json(parsed_json(read_bounded(path)))
+    except (OSError, ValueError, RecursionError, UsageError) as error:
+        raise RunFolderError(f"{path}: cannot be read: {error}", "search again") from error
     files = [name for c in workload.clients for name in (c.model, c.input)]
     with _where(path, [*files, *names]):
         yield workload
 
 
 @contextmanager
-def open_problem(run: Path) -> Iterator[tuple[Evaluator, Problem, Plan]]:
-    """Reload the problem of a study of several models; yield its evaluator, the problem, and its best plan.
+def reloaded_workload(run: Path) -> Iterator[ReloadedWorkload]:
+    """Open a session of a study's evaluator for its best plan of several models.
 
     Raises:
         RunFolderError: the study's settings are damaged, or its models or their options have changed.
         PlanError: the plan is damaged.
+        UnavailableError: the device is not there.
     """
     run = run.resolve()
     config = _config(run)
@@ -322,21 +322,8 @@ def open_problem(run: Path) -> Iterator[tuple[Evaluator, Problem, Plan]]:
         digest = f"{problem.joined.graph.digest}+{workload.digest}"
         if digest != manifest["fixed"].get("model_digest") or plan.graph_digest != problem.joined.graph.digest:
             raise RunFolderError(f"{run}: its models or their options have changed", "search again")
-        yield evaluator, problem, plan
-
-
-@contextmanager
-def reloaded_workload(run: Path) -> Iterator[ReloadedWorkload]:
-    """Open a session of a study's evaluator for its best plan of several models; errors as :func:`open_problem`.
-
-    Raises:
-        UnavailableError: the device is not there.
-    """
-    with (
-        open_problem(run) as (evaluator, problem, plan),
-        evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective) as session,
-    ):
-        yield ReloadedWorkload(session, problem, plan)
+        with evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective) as session:
+            yield ReloadedWorkload(session, problem, plan)
 
 
 def _config(run: Path) -> StudyConfig:
@@ -356,14 +343,6 @@ def _where(path: Path, names: Sequence[str | None]) -> AbstractContextManager[No
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         elsewhere = False
     return chdir(folder) if elsewhere else nullcontext()
-
-
-def _workload(path: Path) -> Workload:
-    """Read what :meth:`~search_spaces.core.workload.Workload.to_json` returned."""
-    try:
-        return Workload.from_json(parsed_json(read_bounded(path)))
-    except (OSError, ValueError, RecursionError, UsageError) as error:
-        raise RunFolderError(f"{path}: cannot be read: {error}", "search again") from error
 
 
 def _plan(path: Path) -> Plan:

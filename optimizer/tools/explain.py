@@ -36,7 +36,7 @@ from optimizer.files import damage_of
 from optimizer.model.bounds import price_of
 from optimizer.model.objective import known_weights
 from optimizer.report.console import UNDECIDED, describe_operators, slower_text
-from optimizer.report.data import Study, read_result, read_study
+from optimizer.report.data import Study, read_result
 from optimizer.report.document import Block, Column, Table, Text, headed, shown
 from optimizer.study.config import StudyConfig, parse_config
 from optimizer.study.folder import LOG, RESULT
@@ -101,19 +101,13 @@ class Model:
         return Model(self.name, self.graph, costs, price, best, self.own, law)
 
 
-def explain_run(path: Path) -> Document:
-    """Explain a finished study of one model.
-
-    Raises:
-        RunFolderError: it is no finished study, or its model or profile is not available any more.
-    """
-    return explain(read_study(path))
-
-
 def explain(study: Study) -> Document:
-    """Explain a study that was read, by its first objective; errors are those of :func:`explain_run`.
+    """Explain a study of one model, by its first objective.
 
     Numbers are in thousandths of the objective's unit, whatever the keys of the document say.
+
+    Raises:
+        RunFolderError: its model or profile is not available any more.
     """
     with _model_of(study) as model:
         work, least = _Work(study, model), _least(study, model)
@@ -414,11 +408,16 @@ def _limit(what: str, without_s: float | None, saves_s: float | None) -> Documen
 
 def head(found: Document) -> str:
     """Return what is explained."""
-    return f"{found['run_dir']}: {Plan.from_json(found['plan'])}"
+    what = f"{found['objective']} of several models" if "jobs" in found else Plan.from_json(found["plan"])
+    return f"{found['run_dir']}: {what}"
 
 
 def blocks(found: Document) -> Iterator[Block]:
-    """Yield the explanation as blocks of a report."""
+    """Return the explanation as blocks of a report."""
+    return _workload_blocks(found) if "jobs" in found else _study_blocks(found)
+
+
+def _study_blocks(found: Document) -> Iterator[Block]:
     best, least, unit = found["best"], found["no_plan_below"], found["unit"]
     if found["front"] or found["objective"] != LATENCY.name:
         of = "the first of several objectives" if found["front"] else "the objective of the study"
@@ -620,13 +619,7 @@ def _predicted_ms(simulator: WorkloadSimulator, plan: Plan, objective: OfOutcome
         return None
 
 
-def workload_head(found: Document) -> str:
-    """Return what is explained."""
-    return f"{found['run_dir']}: {found['objective']} of several models"
-
-
-def workload_blocks(found: Document) -> Iterator[Block]:
-    """Yield the explanation as blocks of a report."""
+def _workload_blocks(found: Document) -> Iterator[Block]:
     busy, (predicted_ms, measured_ms) = found["busy"], found["best"].values()
     measured = "not measured" if measured_ms is None else f"measured: {measured_ms:.4g} ms"
     yield Text(
