@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from search_spaces.core.errors import ModelError
 from search_spaces.core.graph import Boundary, Graph
-from search_spaces.models.files import file_digest
-from search_spaces.models.flatbuffer import MAX_NBYTES, pack_header, point_at, point_outside, write_into, write_model
+from search_spaces.models.files import file_digest, replacing
+from search_spaces.models.flatbuffer import MAX_NBYTES, Blobs, pack_header, point_at, point_outside, write_into
 from search_spaces.models.litert import block_scales
 from search_spaces.models.operators import made_operator
 from search_spaces.models.source import Extent, ModelSource
@@ -73,7 +73,7 @@ class StageModel:
 
         The header is a whole number of pages long, so the file can be mapped behind it and no weight is copied.
         """
-        return _view(self.schema, (self.source,), dict.fromkeys(self.buffers, 0))
+        return self._alone.view()
 
     def write(self, path: Path) -> str:
         """Write the stage as a stand-alone file and return its SHA-256 (hex).
@@ -84,11 +84,13 @@ class StageModel:
             ModelError: the model's file is gone or has changed.
             UsageError: the folder cannot be written, or the disk is full.
         """
-        with mapped(self.source) as weights:
-            outside = self.weight_nbytes > MAX_INSIDE_NBYTES
-            blobs = _Blobs((self.source,), (weights,), dict.fromkeys(self.buffers, 0))
-            write_model(self.schema, blobs, path, outside=outside)
+        with replacing(path) as file:
+            self._alone.write_into(file, str(path))
         return file_digest(path)
+
+    @property
+    def _alone(self) -> JoinedModel:
+        return JoinedModel(self.schema, (self.source,), dict.fromkeys(self.buffers, 0))
 
 
 def cut_stage(graph: Graph, operators: Sequence[int]) -> StageModel:
@@ -249,26 +251,6 @@ def mapped(source: ModelSource) -> Iterator[memoryview]:
         yield view
 
 
-class _Blobs(Mapping[int, memoryview]):
-    """Buffer number → weights, sliced on access, so that no slice outlives its file's mapping."""
-
-    def __init__(
-        self, sources: Sequence[ModelSource], weights: Sequence[memoryview], buffers: Mapping[int, int]
-    ) -> None:
-        self._sources, self._weights, self._buffers = sources, weights, buffers
-
-    def __getitem__(self, buffer: int) -> memoryview:
-        which = self._buffers[buffer]
-        extent = self._sources[which].extents[buffer]
-        return self._weights[which][extent.offset : extent.offset + extent.nbytes]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._buffers)
-
-    def __len__(self) -> int:
-        return len(self._buffers)
-
-
 _FILTERED = (
     schema.BuiltinOperator.CONV_2D,
     schema.BuiltinOperator.DEPTHWISE_CONV_2D,
@@ -334,40 +316,43 @@ class JoinedModel:
         The header is a whole number of pages long and each file begins on a page, so that the files can be mapped
         and no weight is copied.
         """
-        return _view(self.schema, self.sources, self.buffers)
+        outside = {b for b, s in self.buffers.items() if not self.sources[s].extents[b].inline}
+        header, fields = pack_header(self.schema, self.buffers.keys(), outside)
+        begins = [in_pages(len(header))]
+        for source in self.sources:
+            begins.append(begins[-1] + in_pages(source.nbytes))
+        for buffer, field in fields.items():
+            extent, begin = self._extent(buffer), begins[self.buffers[buffer]]
+            if buffer in outside:
+                point_outside(header, field, begin + extent.offset, extent.nbytes)
+            else:
+                point_at(header, field, begin + extent.offset - 4)
+        return bytes(header).ljust(begins[0], b"\0")
 
-    def write_into(self, file: BinaryIO) -> None:
+    def _extent(self, buffer: int) -> Extent:
+        return self.sources[self.buffers[buffer]].extents[buffer]
+
+    def write_into(self, file: BinaryIO, name: str) -> None:
         """Write the model, the weights that it reads included, to an open, empty file.
+
+        Weights beyond what a flatbuffer can hold are written behind it.
+
+        Args:
+            name: of the file, for errors.
 
         Raises:
             ModelError: a file that holds weights is gone or has changed.
             OSError: the file cannot be written.
         """
-        nbytes = sum(self.sources[s].extents[b].nbytes for b, s in self.buffers.items())
+        nbytes = sum(self._extent(buffer).nbytes for buffer in self.buffers)
         with ExitStack() as stack:
             weights = [stack.enter_context(mapped(source)) for source in self.sources]
-            blobs = _Blobs(self.sources, weights, self.buffers)
-            write_into(file, self.schema, blobs, self.sources[0].path.name, outside=nbytes > MAX_INSIDE_NBYTES)
 
+            def blob(buffer: int) -> memoryview:
+                extent = self._extent(buffer)
+                return weights[self.buffers[buffer]][extent.offset : extent.offset + extent.nbytes]
 
-def _view(model: Any, sources: Sequence[ModelSource], buffers: Mapping[int, int]) -> bytes:
-    """Return the header of a model whose weights are in files behind it, each at the start of a page.
-
-    Args:
-        buffers: number of a buffer → the source that holds it, as a position in ``sources``.
-    """
-    outside = {b for b, s in buffers.items() if not sources[s].extents[b].inline}
-    header, fields = pack_header(model, buffers.keys(), outside)
-    begins = [in_pages(len(header))]
-    for source in sources:
-        begins.append(begins[-1] + in_pages(source.nbytes))
-    for buffer, field in fields.items():
-        extent, begin = sources[buffers[buffer]].extents[buffer], begins[buffers[buffer]]
-        if buffer in outside:
-            point_outside(header, field, begin + extent.offset, extent.nbytes)
-        else:
-            point_at(header, field, begin + extent.offset - 4)
-    return bytes(header).ljust(begins[0], b"\0")
+            write_into(file, self.schema, Blobs(self.buffers, blob), name, outside=nbytes > MAX_INSIDE_NBYTES)
 
 
 def join(stages: Sequence[StageModel]) -> JoinedModel:

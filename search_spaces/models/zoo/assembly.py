@@ -8,7 +8,7 @@ other tensors. It is made when it is written, so the peak memory of building is 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from search_spaces.core.graph import Graph, Operator, Tensor
 from search_spaces.models.dtypes import DTYPES, enumerators, tensor_nbytes
-from search_spaces.models.flatbuffer import ALIGNMENT, pack_header, write_model
+from search_spaces.models.flatbuffer import ALIGNMENT, Blobs, pack_header, write_model
 from search_spaces.models.litert import VERSION, plain_options
 from search_spaces.models.operators import made_operator
 
@@ -123,7 +123,7 @@ class Draft:
         Raises:
             UsageError: the folder cannot be written, or the disk is full.
         """
-        write_model(self.schema, _Weights(self.name, self.weights), path)
+        write_model(self.schema, Blobs(self.weights, lambda buffer: self.weights[buffer].make(self.name)), path)
 
 
 class Assembly:
@@ -194,23 +194,6 @@ class Assembly:
         kind = getattr(schema.TensorType, dtype)
         self._graph.tensors.append(schema.TensorT(name=name, shape=list(shape), type=kind, buffer=buffer, hasRank=True))
         return Value(len(self._graph.tensors) - 1, tuple(shape))
-
-
-class _Weights(Mapping[int, Array]):
-    """Buffer number → weights, made on access."""
-
-    def __init__(self, model: str, weights: Mapping[int, Weight]) -> None:
-        self._model = model
-        self._weights = weights
-
-    def __getitem__(self, buffer: int) -> Array:
-        return self._weights[buffer].make(self._model)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
 
 
 def _decaying(values: Array, axis: int, random: np.random.Generator) -> Array:
