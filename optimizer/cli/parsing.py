@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from typing import Any, NoReturn
 
 from optimizer.cli.completion import complete
 from search_spaces.core.errors import UsageError, printable, shown
+from search_spaces.core.wording import did_you_mean
 
 Add = Callable[..., object]
 Work = Callable[["Parser", list[str]], int]
@@ -30,8 +30,7 @@ class Parser(argparse.ArgumentParser):
         _, _, unknown = message.partition("unrecognized arguments: ")
         if unknown.startswith("--"):
             word = unknown.split()[0].partition("=")[0]
-            near = difflib.get_close_matches(word, self._option_string_actions, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"see {self.prog} --help"
+            hint = did_you_mean(word, self._option_string_actions, f"see {self.prog} --help")
             raise UsageError(f"there is no option {shown(word)}", hint)
         raise UsageError(message, f"see {self.prog} --help")
 

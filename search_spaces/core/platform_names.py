@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
 from search_spaces.core.errors import UsageError, shown
+from search_spaces.core.wording import did_you_mean
 
 SHIPPED = Path(__file__).parents[2] / "experiments" / "platforms"
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -31,8 +31,7 @@ def find_platform_file(source: Path) -> Path:
     known = platform_names()
     if name in known:
         return SHIPPED / f"{name}.yaml"
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"platforms are: {', '.join(known)}"
+    hint = did_you_mean(name, known, f"platforms are: {', '.join(known)}", most=3, cutoff=0.5)
     raise UsageError(f"no platform or file is called {shown(name)}", hint)
 
 

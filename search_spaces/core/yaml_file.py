@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any
 
 from search_spaces.core.bounded import read_bounded
 from search_spaces.core.errors import UsageError
+from search_spaces.core.wording import did_you_mean
 
 MAX_NBYTES = 256 << 10
 _MAX_DEPTH = 8
@@ -38,8 +38,7 @@ class Value:
         found = {}
         for key, value in self.items(what):
             if key.text("a key") not in known:
-                near = difflib.get_close_matches(key.text("a key"), known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"it may have: {', '.join(known)}"
+                hint = did_you_mean(key.text("a key"), known, f"it may have: {', '.join(known)}", quoted=True)
                 raise key.error(f"{what} has no {key.text('a key')!r}", hint)
             if key.text("a key") in found:
                 raise key.error(f"{what} has {key.text('a key')!r} twice")

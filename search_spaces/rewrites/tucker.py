@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cached_property, partial
 from math import prod
 from typing import Any, NamedTuple
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 from search_spaces.core.errors import ModelError, RewriteError, shown
 from search_spaces.core.graph import Graph, Operator, Tensor
 from search_spaces.core.plan import Plan
+from search_spaces.core.wording import did_you_mean
 from search_spaces.models.dtypes import tensor_nbytes
 from search_spaces.rewrites.structure import Structure
 
@@ -228,11 +228,9 @@ def find_layer(layers: tuple[Layer, ...], word: str) -> Layer:
     if named:
         numbers = ", ".join(str(x.operator) for x in named)
         raise RewriteError(f"several layers are called {shown(word)}", f"give one by its number: {numbers}")
-    near = get_close_matches(word, [x.name for x in layers], n=1)
-    raise RewriteError(
-        f"there is no convolution larger than 1x1 called {shown(word)}",
-        f"did you mean {near[0]}?" if near else f"the first is {shown(layers[0].name)}, operator {layers[0].operator}",
-    )
+    first = f"the first is {shown(layers[0].name)}, operator {layers[0].operator}"
+    hint = did_you_mean(word, [x.name for x in layers], first)
+    raise RewriteError(f"there is no convolution larger than 1x1 called {shown(word)}", hint)
 
 
 def read_filters(graph: Graph, layer: Layer) -> Filter:
