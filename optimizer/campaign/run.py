@@ -37,6 +37,7 @@ from optimizer.campaign.studies import Planned, State, code_of, plan_studies, ru
 from optimizer.campaign.table import (
     SCHEMA_VERSION,
     STATE,
+    SUMMARIES,
     DamagedStateError,
     Tables,
     gather,
@@ -347,10 +348,7 @@ def run_file(options: argparse.Namespace, command: Sequence[str]) -> int:
         left_out.append(written.without_png)
         notes.append("; ".join(filter(None, left_out)))
     if options.json:
-        rows = {
-            name: getattr(tables, name)
-            for name in ("results", "summary", "fronts", "gains", "expected", "indicators", "explained")
-        }
+        rows = {name: getattr(tables, name) for name in ("results", *SUMMARIES)}
         print(json.dumps({**saved, **rows}, indent=2))
     else:
         make_console().print(render_summary(run, tables), crop=False)

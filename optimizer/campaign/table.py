@@ -29,6 +29,9 @@ STATE = "campaign.json"
 GROUP = ("evaluator", "platform", "processors")
 """Axes that identify a device: R² is computed over the latencies of one device."""
 
+SUMMARIES = ("summary", "fronts", "gains", "expected", "indicators", "explained")
+"""The tables, fields of :class:`Tables`, that follow from ``results`` and the models."""
+
 Row = dict[str, Any]
 _POOLED = ("seed",)
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -178,7 +181,7 @@ def write_tables(tables: Tables, folder: Path) -> str:
     Raises:
         RunFolderError: a file cannot be written.
     """
-    for name in ("results", "curves", "summary", "fronts", "gains", "expected", "indicators", "explained"):
+    for name in ("results", "curves", *SUMMARIES):
         rows: Sequence[Row] = getattr(tables, name)
         if rows:
             write_atomic(folder / f"{name}.csv", to_csv(rows).encode())

@@ -150,7 +150,11 @@ def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "l
         if several:
             write_atomic(out / _SCHEDULER, _queue_law().encode())
         custom = _custom_operators(out)
-        more = "\n".join(filter(None, (*map(_kernels_wanted, custom), _add_target(target, study, document, out))))
+        more = [
+            f"- Put the library with the kernels of {escaped(', '.join(names))} beside the stage files, as `{file}`."
+            for file, names in custom
+        ]
+        more += _add_target(target, study, document, out)
         write_atomic(out / "README.md", printable(_readme(study, document, more)).encode())
     written = tuple(sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()))
     needed = (*(_BUILT if target == "android" else ()), *(file for file, _ in custom))
@@ -222,14 +226,6 @@ def _custom_operators(out: Path) -> list[tuple[str, list[str]]]:
         names = sorted({name for entry in entries for name, _ in entry.get("custom_operators", ())})
         found += [(str(path.with_name(CUSTOM_OPS).relative_to(out)), names)] if names else []
     return found
-
-
-def _kernels_wanted(custom: tuple[str, Sequence[str]]) -> str:
-    """Return the line of the folder's README about a library and its custom operators."""
-    file, names = custom
-    return (
-        f"- Put the library with the kernels of {', '.join(map(escaped, names))} beside the stage files, as `{file}`."
-    )
 
 
 def _usual(platform: Platform) -> Platform:
@@ -411,7 +407,7 @@ def _fallback_lines(document: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _readme(study: Study, document: Mapping[str, Any], more: str) -> str:
+def _readme(study: Study, document: Mapping[str, Any], more: Sequence[str]) -> str:
     needs = ", ".join(PACKAGES[runtime].distribution for runtime in _runtimes(document))
     several = "clients" in document
     rows = (
@@ -444,34 +440,37 @@ def _readme(study: Study, document: Mapping[str, Any], more: str) -> str:
             "- `run_plan.cc` with `CMakeLists.txt` is the same in C++: it needs the sources of LiteRT and Abseil, and",
             "  the libLiteRt.so of the package ai-edge-litert; the head of `CMakeLists.txt` has the command.",
         ]
-    lines += [more] if more else []
-    lines += ["- `delegates.json` holds the runtime's settings of each processor: device, threads, precision.", ""]
+    lines += [
+        *more,
+        "- `delegates.json` holds the runtime's settings of each processor: device, threads, precision.",
+        "",
+    ]
     return "\n".join(lines)
 
 
-def _add_target(target: str, study: Study, document: Mapping[str, Any], out: Path) -> str:
+def _add_target(target: str, study: Study, document: Mapping[str, Any], out: Path) -> list[str]:
     """Write the files of a target; return the lines of the folder's README about them.
 
     Raises:
         RunFolderError: that runtime cannot express the plan.
     """
     if target == "linux":
-        return ""
+        return []
     if target == "android":
         write_atomic(out / "run.sh", (_HERE / "run.sh").read_bytes())
         cpus = all(p["kind"] == "cpu" for p in document["platform"]["processors"])
         by = "Debian's g++-aarch64-linux-gnu, or Android's NDK" if cpus else "Android's NDK"
-        return (
-            f"- On a phone: `adb push FOLDER/. {_ON_PHONE} && adb shell sh {_ON_PHONE}/run.sh`, once `run_plan` and\n"
-            f"  `libLiteRt.so` for it lie here: the head of `CMakeLists.txt` has the command, which takes {by}."
-        )
+        return [
+            f"- On a phone: `adb push FOLDER/. {_ON_PHONE} && adb shell sh {_ON_PHONE}/run.sh`, once `run_plan` and",
+            f"  `libLiteRt.so` for it lie here: the head of `CMakeLists.txt` has the command, which takes {by}.",
+        ]
     if "clients" in document:
         raise RunFolderError(f"{study.path}: {target} cannot express several models in one plan", "leave --target out")
     if target == "openvino":
         if document.get("views"):
             raise RunFolderError(f"{study.path}: OpenVINO cannot express split operators", "leave --target out")
         write_atomic(out / "openvino_plan.py", (_HERE / "openvino_plan.py").read_bytes())
-        return "- `python openvino_plan.py` places it by OpenVINO's affinities, and reports where its nodes run."
+        return ["- `python openvino_plan.py` places it by OpenVINO's affinities, and reports where its nodes run."]
     if study.graph is None:
         raise RunFolderError(f"{study.path}: {study.missing}", "names of its tensors are needed")
     if target == "model-explorer":
@@ -480,7 +479,7 @@ def _add_target(target: str, study: Study, document: Mapping[str, Any], out: Pat
         for name, layer in layers.items():
             write_json(out / f"{name}.json", layer)
         paths = ",".join(f"{name}.json" for name in layers)
-        return f"- `model-explorer MODEL.tflite --node_data_paths={paths}` shows it on the model."
+        return [f"- `model-explorer MODEL.tflite --node_data_paths={paths}` shows it on the model."]
     if study.best.is_split or study.best.ranks:
         what = "ONNX Runtime places nodes as they are, neither split nor decomposed"
         raise RunFolderError(f"{study.path}: {what}", "search without --allow splits and ranks")
@@ -489,7 +488,7 @@ def _add_target(target: str, study: Study, document: Mapping[str, Any], out: Pat
     placement = {"schema_version": 1, "tensors": _tensors(study.graph, study.best), "stages": stages}
     write_json(out / "placement.json", placement)
     write_atomic(out / "onnx_plan.py", (_HERE / "onnx_plan.py").read_bytes())
-    return "- `python onnx_plan.py MODEL.onnx` writes it as ONNX Runtime's layer assignment into the model's nodes."
+    return ["- `python onnx_plan.py MODEL.onnx` writes it as ONNX Runtime's layer assignment into the model's nodes."]
 
 
 def _tensors(graph: Graph, plan: Plan) -> dict[str, int]:

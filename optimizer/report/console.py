@@ -33,7 +33,7 @@ from optimizer.model.ranks_text import describe_ranks
 from optimizer.report.terminal import table, tried_text
 from optimizer.report.workload_console import jobs_table, outcomes_table, tucker_lines, workload_head
 from optimizer.study.result import PROPOSED, Result
-from optimizer.study.verdict import REACH
+from optimizer.study.verdict import REACH, Verdict
 from optimizer.workload.result import WorkloadResult
 from search_spaces.core.errors import printable
 from search_spaces.core.wording import human_bytes, many, percent, plural
@@ -329,9 +329,9 @@ def _conclusions(result: Result) -> list[_Line]:
     if verdict is not None and result.front is not None:
         others = " and ".join(o.name for o in result.front.objectives)
         rest = "; --json has the whole front" if len(result.front.plans) > _MOST_FRONT else ""
-        name = verdict.named(verdict.best)
-        best = f"“{name}”" if name else _description(verdict.best)
-        lines.append(_Line("answer", f"{best}: the knee, the best compromise of {others}{rest}"))
+        lines.append(
+            _Line("answer", f"{_called(verdict, verdict.best)}: the knee, the best compromise of {others}{rest}")
+        )
     elif verdict is not None:
         good = verdict.challenger == verdict.best and verdict.speedup is not None and verdict.speedup.significant
         lines.append(_Line("answer", answer(result), "bold green" if good else "bold"))
@@ -375,20 +375,18 @@ def answer(result: Result) -> str:
         return ""
     predicted = ", predicted" if result.predicted else ""
     if verdict.challenger == verdict.best:
-        name = verdict.named(verdict.best)
-        return (f"“{name}”" if name else _description(verdict.best)) + predicted
-    faster = ""
+        return _called(verdict, verdict.best) + predicted
+    faster, better = "", result.objective.better
     if verdict.speedup is not None:
-        better = result.objective.better
-        faster = (
-            f": no plan is {better}"
-            if verdict.speedup.inverse.significant
-            else f": no significantly {better} plan was found"
-        )
+        sure = verdict.speedup.inverse.significant
+        faster = f": no plan is {better}" if sure else f": no significantly {better} plan was found"
     return f"“{verdict.reference[0]}”{faster}{predicted}"
 
 
-def _description(plan: Plan) -> str:
+def _called(verdict: Verdict, plan: Plan) -> str:
+    """Return the name of a plan, or what it is."""
+    if name := verdict.named(plan):
+        return f"“{name}”"
     processors = ", ".join(dict.fromkeys(s.processor for s in plan.stages))
     return f"a plan of {plural(len(plan.stages), 'stage')} on {processors}"
 
@@ -413,8 +411,7 @@ def _gain(result: Result) -> str:
     elif (slower := slower_than(ratio.inverse, result.objective)) == UNDECIDED:
         text = "not decided against the next best plan"
     else:
-        named = verdict.named(verdict.challenger)
-        other = f"the next best plan, {f'“{named}”' if named else _description(verdict.challenger)}"
+        other = f"the next best plan, {_called(verdict, verdict.challenger)}"
         text = f"none: {other}, is {slower}" if result.objective.is_time else f"none: {other}: {slower}"
         text += "" if ratio.significant or slower.startswith("equal") else "; not significant"
     criterion = verdict.criterion
@@ -446,10 +443,8 @@ def _evidence(result: Result) -> list[str]:
     for index in verdict.final.measured:
         beyond = verdict.ratio(verdict.plans[index], verdict.best)
         if index not in verdict.eligible and beyond is not None and beyond.high < 1.0:
-            name = f"“{verdict.names[index]}”" if verdict.names[index] else _description(verdict.plans[index])
-            found.append(
-                f"{name}: {slower_than(beyond, result.objective)}, but it has too many stages or breaks a limit"
-            )
+            name, how = _called(verdict, verdict.plans[index]), slower_than(beyond, result.objective)
+            found.append(f"{name}: {how}, but it has too many stages or breaks a limit")
     if verdict.undecided:
         found.append(f"undecided: {verdict.undecided}")
     failed = [t.broke for t in result.history.known.values() if t.broke]

@@ -191,15 +191,14 @@ def _source(path: Path, stack: ExitStack, custom_ops: Sequence[str]) -> _Source:
             running.append(runner)
             return _FromFiles(runner, running, runner.measure)
 
-        def processes() -> list[int]:
-            return [p for runner in running for p in runner.candidate.processes()]
-
-        def queued_s() -> float:
-            return float(sum(runner.candidate.queued_s for runner in running))
-
-        loaded = deployed.platform.accelerators(s.processor for s in deployed.plan.stages)
-        known = _interface(deployed.graph), deployed.content_digest
-        return _Source(*known, load, processes, queued_s, accelerators=loaded)
+        return _Source(
+            _interface(deployed.graph),
+            deployed.content_digest,
+            load,
+            lambda: [p for runner in running for p in runner.candidate.processes()],
+            lambda: sum(runner.candidate.queued_s for runner in running),
+            accelerators=deployed.platform.accelerators(s.processor for s in deployed.plan.stages),
+        )
     if has_several(run):
         hosted = stack.enter_context(reloaded_workload(run))
         joined = hosted.problem.joined

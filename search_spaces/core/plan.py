@@ -64,6 +64,11 @@ class Stage:
     processor: str
     share: Share | None = None
 
+    @property
+    def begin(self) -> int:
+        """The first index of its share; 0 of a whole stage."""
+        return self.share.first if self.share is not None else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -288,15 +293,11 @@ def _topological(stages: Sequence[Stage], graph: Graph) -> list[Stage]:
         ready = [i for i, needs in waiting.items() if needs <= done]
         if not ready:
             raise PlanError(f"stages {sorted(waiting)} of the plan form a cycle")
-        chosen = min(ready, key=lambda i: (min(stages[i].operators, default=-1), _begin(stages[i])))
+        chosen = min(ready, key=lambda i: (min(stages[i].operators, default=-1), stages[i].begin))
         ordered.append(stages[chosen])
         done.add(chosen)
         del waiting[chosen]
     return ordered
-
-
-def _begin(stage: Stage) -> int:
-    return stage.share.first if stage.share is not None else 0
 
 
 def runs_of(operators: Sequence[int]) -> list[list[int]]:
