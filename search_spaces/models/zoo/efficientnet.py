@@ -5,10 +5,9 @@ A width multiplier scales the blocks; the first and the last convolution are fix
 
 from __future__ import annotations
 
-from search_spaces.models.zoo.builder import Builder, Value
+from search_spaces.models.zoo.builder import Builder, Value, eights
 from search_spaces.models.zoo.mobilenet import inverted_residual
 from search_spaces.models.zoo.names import Spec
-from search_spaces.models.zoo.widths import eights
 
 # Expansion, filters, repetitions, first stride and kernel of each sequence of inverted residuals.
 _SEQUENCES = (

@@ -10,7 +10,7 @@ from typing import Any
 from ai_edge_litert import schema_py_generated as schema
 
 from search_spaces.models.operators import made_operator
-from search_spaces.models.zoo.assembly import Draft
+from search_spaces.models.zoo.builder import Draft
 
 
 def with_float16_weights(drafted: Draft) -> Draft:

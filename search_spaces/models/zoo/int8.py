@@ -21,7 +21,7 @@ from ai_edge_litert import schema_py_generated as schema
 
 from search_spaces.models.dtypes import enumerators
 from search_spaces.models.flatbuffer import write_model
-from search_spaces.models.zoo.assembly import Array, Draft
+from search_spaces.models.zoo.builder import Array, Draft
 from search_spaces.models.zoo.calibration import Range, calibrated
 
 _KINDS = enumerators(schema.BuiltinOperator)

@@ -10,9 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from search_spaces.models.zoo.builder import Builder, Value
+from search_spaces.models.zoo.builder import Builder, Value, eights
 from search_spaces.models.zoo.names import Spec
-from search_spaces.models.zoo.widths import eights
 
 # Of each pair of a depthwise and a pointwise convolution.
 _V1_FILTERS = (64, 128, 128, 256, 256, 512, 512, 512, 512, 512, 512, 1024, 1024)

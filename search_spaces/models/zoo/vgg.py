@@ -6,9 +6,8 @@ images determines the number of inputs of the first of them.
 
 from __future__ import annotations
 
-from search_spaces.models.zoo.builder import Builder, Value
+from search_spaces.models.zoo.builder import Builder, Value, whole
 from search_spaces.models.zoo.names import Spec
-from search_spaces.models.zoo.widths import whole
 
 # Convolutions in each of the five blocks.
 _BLOCKS = {"vgg11": (1, 1, 2, 2, 2), "vgg16": (2, 2, 3, 3, 3), "vgg19": (2, 2, 4, 4, 4)}

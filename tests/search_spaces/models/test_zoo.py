@@ -20,8 +20,8 @@ from search_spaces.core.intensity import operator_costs, parameter_total, unknow
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.models import load
 from search_spaces.models.zoo import VERSION, ZOO, draft
+from search_spaces.models.zoo.builder import eights, whole
 from search_spaces.models.zoo.names import parse_name
-from search_spaces.models.zoo.widths import eights, whole
 from search_spaces.spaces.chain import ChainSpace
 from tests.support.models.stage_models import pieces
 from tests.support.models.tflite_models import plain_interpreter, run_pieces, some_inputs, whole_model
