@@ -33,9 +33,13 @@ class Value:
         """Return the error for a problem here."""
         return UsageError(f"{self.path}:{self.node.start_mark.line + 1}: {problem}", hint)
 
-    def fields(self, what: str, known: Collection[str]) -> dict[str, Value]:
-        """Return the values of a mapping whose keys must be among ``known``."""
-        found = {}
+    def fields(self, what: str, known: Collection[str], **needed: str) -> dict[str, Value]:
+        """Return the values of a mapping whose keys must be among ``known``.
+
+        Args:
+            needed: key that must be there → the problem where it is not.
+        """
+        found: dict[str, Value] = {}
         for key, value in self.items(what):
             if key.text("a key") not in known:
                 hint = did_you_mean(key.text("a key"), known, f"it may have: {', '.join(known)}", quoted=True)
@@ -43,6 +47,8 @@ class Value:
             if key.text("a key") in found:
                 raise key.error(f"{what} has {key.text('a key')!r} twice")
             found[key.text("a key")] = value
+        if missing := next((problem for key, problem in needed.items() if key not in found), ""):
+            raise self.error(missing)
         return found
 
     def items(self, what: str) -> Iterator[tuple[Value, Value]]:

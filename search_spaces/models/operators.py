@@ -12,6 +12,11 @@ from numpy.typing import NDArray
 Tensors = Sequence[int] | NDArray[np.int32]
 
 
+def indices(vector: Any) -> tuple[int, ...]:
+    """Return the numbers of a vector of the schema, which may be missing, an array or a list."""
+    return () if vector is None else tuple(int(number) for number in vector)
+
+
 def made_operator(
     codes: list[Any], kind: str, inputs: Tensors, outputs: Tensors, options: Any = None, version: int = 1
 ) -> Any:

@@ -29,7 +29,7 @@ from search_spaces.core.graph import Boundary, Graph
 from search_spaces.models.files import file_digest, replacing
 from search_spaces.models.flatbuffer import MAX_NBYTES, Blobs, pack_header, point_at, point_outside, write_into
 from search_spaces.models.litert import block_scales
-from search_spaces.models.operators import made_operator
+from search_spaces.models.operators import indices, made_operator
 from search_spaces.models.source import Extent, ModelSource
 from search_spaces.models.subgraphs import reached, renumbered, stage_signatures
 
@@ -193,7 +193,7 @@ def _recipes(source: ModelSource, border: Boundary) -> list[int]:
         operator = source.recipes.get(waiting.pop())
         if operator is not None and operator not in found:
             found.add(operator)
-            waiting += _indices(source.schema.subgraphs[0].operators[operator].inputs)
+            waiting += indices(source.schema.subgraphs[0].operators[operator].inputs)
     return sorted(found)
 
 
@@ -201,7 +201,7 @@ def _tensor_order(main: Any, operators: Sequence[Any], border: Boundary) -> list
     order = dict.fromkeys(border.inputs)
     for operator in operators:
         for side in (operator.inputs, operator.outputs, operator.intermediates):
-            order |= dict.fromkeys(t for t in _indices(side) if t != -1)
+            order |= dict.fromkeys(t for t in indices(side) if t != -1)
     return list(order | dict.fromkeys(t for tensor in order for t in block_scales(main.tensors[tensor])))
 
 
@@ -218,19 +218,15 @@ def _with_scales(tensor: Any, place: Mapping[int, int]) -> Any:
 
 def _moved(operator: Any, place: Mapping[int, int]) -> Any:
     """Renumber the tensors of an operator, in place, as in the stage."""
-    operator.inputs = _placed(_indices(operator.inputs), place)
-    operator.outputs = _placed(_indices(operator.outputs), place)
+    operator.inputs = _placed(indices(operator.inputs), place)
+    operator.outputs = _placed(indices(operator.outputs), place)
     if operator.intermediates is not None:
-        operator.intermediates = _placed(_indices(operator.intermediates), place)
+        operator.intermediates = _placed(indices(operator.intermediates), place)
     return operator
 
 
 def _placed(tensors: Sequence[int], place: Mapping[int, int]) -> NDArray[np.int32]:
     return np.array([place.get(t, -1) for t in tensors], np.int32)
-
-
-def _indices(vector: Any) -> list[int]:
-    return [] if vector is None else [int(t) for t in vector]
 
 
 @contextmanager

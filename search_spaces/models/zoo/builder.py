@@ -99,11 +99,6 @@ class Draft:
     weights: Mapping[int, Weight]
 
     @property
-    def parameters(self) -> int:
-        """Number of weights, biases included."""
-        return sum(prod(w.shape) for w in self.weights.values())
-
-    @property
     def nbytes(self) -> int:
         """Size of the file that :meth:`write` makes."""
         size = {b: prod(w.shape) * (2 if w.half else 4) for b, w in self.weights.items()}

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
+from networkx.utils import UnionFind
 
 from search_spaces.models.dtypes import enumerators
 from search_spaces.models.flatbuffer import write_model
@@ -70,7 +71,7 @@ class _Quantiser:
     ranges: Mapping[int, Range]
     model: Any = None
     blobs: dict[int, Array] = field(default_factory=dict)
-    _leader: dict[int, int] = field(default_factory=dict)  # union-find: tensors of one scale have one leader
+    _tied: UnionFind[int] = field(default_factory=UnionFind)  # tensors of one scale have one leader
     _shared: dict[int, Range] = field(default_factory=dict)  # leader → range
 
     def run(self) -> None:
@@ -83,14 +84,14 @@ class _Quantiser:
         fixed = {operator.outputs[0]: _FIXED[kind] for kind, operator in operators if kind in _FIXED}
         for index, tensor in enumerate(graph.tensors):
             if tensor.type == schema.TensorType.FLOAT32 and not tensor.buffer:
-                _mark(tensor, *(fixed.get(index) or _scale(self._shared[self._find(index)])))
+                _mark(tensor, *(fixed.get(index) or _scale(self._shared[self._tied[index]])))
         for kind, operator in operators:
             if kind in _WEIGHTED:
                 self._quantise_weights(operator, *_WEIGHTED[kind])
         for index, tensor in enumerate(graph.tensors):
             if tensor.type == schema.TensorType.FLOAT32:
                 values = self._values(tensor.buffer)
-                scale, zero = _scale(self._shared.get(self._find(index), _range(values)))
+                scale, zero = _scale(self._shared.get(self._tied[index], _range(values)))
                 _mark(tensor, scale, zero)
                 quantised = np.clip(np.rint(values / scale) + zero, -128, 127).astype(np.int8)
                 self._keep(tensor.buffer, quantised)
@@ -114,20 +115,15 @@ class _Quantiser:
             if kind in _SAME_SCALE:
                 for index in operator.inputs:
                     if graph.tensors[index].type == schema.TensorType.FLOAT32:
-                        self._leader[self._find(index)] = self._find(operator.outputs[0])
+                        self._tied.union(operator.outputs[0], index)
         for index, tensor in enumerate(graph.tensors):
             if index in self.ranges:
                 self._widen(index, self.ranges[index])
-            elif index in self._leader and tensor.buffer:
+            elif index in self._tied.parents and tensor.buffer:
                 self._widen(index, _range(self._values(tensor.buffer)))
 
-    def _find(self, index: int) -> int:
-        while self._leader.get(index, index) != index:
-            index = self._leader[index]
-        return index
-
     def _widen(self, index: int, seen: Range) -> None:
-        leader = self._find(index)
+        leader = self._tied[index]
         low, high = self._shared.get(leader, (0.0, 0.0))
         self._shared[leader] = min(low, seen[0]), max(high, seen[1])
 
