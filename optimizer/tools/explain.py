@@ -20,7 +20,7 @@ import numpy as np
 
 from evaluators.energy import OPTION
 from evaluators.measurement.final import Ratio
-from evaluators.objectives import LATENCY, Objective, Pricing, find_objective, peak_nbytes, powers_or_meter
+from evaluators.objectives import LATENCY, Objective, Pricing, find_objective, powers_or_meter
 from evaluators.registry import make_evaluator
 from evaluators.workload.outcome import Objective as OfOutcome
 from evaluators.workload.outcome import Outcome
@@ -28,13 +28,13 @@ from evaluators.workload.predicted import WorkloadSimulator
 from optimizer.devices import choose_model_and_platform
 from optimizer.exact.bound import Relaxation, model_error, relax
 from optimizer.exact.chain import best_chains
-from optimizer.exact.chain_costs import ChainCosts, chain_cost
+from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.chain_costs import Objective as Law
 from optimizer.exact.least import chain_costs, least_chain
 from optimizer.exact.weighed import weighed
 from optimizer.files import damage_of
 from optimizer.model.bounds import price_of
-from optimizer.model.objective import known_weights
+from optimizer.model.objective import ObjectiveModel, known_weights
 from optimizer.report.console import UNDECIDED, describe_operators, slower_text
 from optimizer.report.data import Study, read_result
 from optimizer.report.document import Block, Column, Table, Text, headed, shown
@@ -87,18 +87,17 @@ class Model:
         """Return the model of another objective; a percentile of the latency is predicted as the latency."""
         if objective.law == "latency":
             return self
-        if objective.law == "memory":
-            return replace(self, price=lambda plan: sum(peak_nbytes(self.graph, plan).values()) / 1e9, best=_unknown)
         platform = self.costs.platform
         costs = weighed(self.costs, known_weights(Pricing(objective, platform, powers), platform))
-        law: Law = "period" if objective.law == "period" else "latency"
-        alone = replace(costs, beyond_s=None)  # stages need not be consecutive
+        alone = ObjectiveModel(objective, self.graph, replace(costs, beyond_s=None))  # stages need not be consecutive
+        if objective.law == "memory":
+            return replace(self, price=alone.predict, best=_unknown)
 
         def price(plan: Plan) -> float:
-            return chain_cost(alone, plan, law) if math.isfinite(self.price(plan)) else math.inf
+            return alone.predict(plan) if math.isfinite(self.price(plan)) else math.inf
 
-        best = partial(_best_by_costs, self.graph, costs, law=law)
-        return Model(self.name, self.graph, costs, price, best, self.own, law)
+        best = partial(_best_by_costs, self.graph, costs, law=alone.law)
+        return Model(self.name, self.graph, costs, price, best, self.own, alone.law)
 
 
 def explain(study: Study) -> Document:

@@ -24,7 +24,7 @@ from search_spaces.core.wording import plural
 from search_spaces.models.atoms import arrange
 from search_spaces.models.dtypes import DTYPES, element_bits, enumerators, has_fixed_size, tensor_nbytes
 from search_spaces.models.flatbuffer import unpack
-from search_spaces.models.operators import indices, made_operator
+from search_spaces.models.operators import BUILTIN, KINDS, indices, made_operator, number_of
 from search_spaces.models.source import Extent, ModelSource
 from search_spaces.models.subgraphs import called, check_calls, operator_states, select_signature
 
@@ -308,8 +308,6 @@ MAX_RANK = 64
 _KIND_CHARACTERS = 100
 MAX_TENSOR_NBYTES = 1 << 40
 
-_KINDS = enumerators(schema.BuiltinOperator)
-_NAMES = frozenset(_KINDS.values())
 _NEWER = "install a newer ai-edge-litert"
 
 
@@ -368,7 +366,7 @@ def graph_of(source: ModelSource, name: str) -> Graph:
     raw = _part(source, name, 0, kinds, digests)
     if not raw.operators:
         raise ModelError("the model has no operators", "there is nothing to partition")
-    return arrange(raw, operator_states(model, order), _NAMES, source)
+    return arrange(raw, operator_states(model, order), BUILTIN, source)
 
 
 def with_computed_outputs(source: ModelSource) -> ModelSource:
@@ -453,14 +451,14 @@ def _text(value: bytes | None) -> str:
 
 
 def _kind(code: Any) -> str:
-    """Return the name of an operator code; the deprecated field holds codes up to 127."""
-    number = max(code.builtinCode, code.deprecatedBuiltinCode)
+    """Return the name of an operator code."""
+    number = number_of(code)
     if number == schema.BuiltinOperator.CUSTOM:
         custom = "".join(c if c.isprintable() else "?" for c in _text(code.customCode)[:_KIND_CHARACTERS]) or "CUSTOM"
-        return f"CUSTOM {custom}" if custom in _NAMES else custom
-    if number not in _KINDS:
+        return f"CUSTOM {custom}" if custom in BUILTIN else custom
+    if number not in KINDS:
         raise ModelError(f"operator code {number} is not known to the installed schema", _NEWER)
-    return _KINDS[number]
+    return KINDS[number]
 
 
 def _operator(operator: Any, index: int, kinds: list[str], digests: Mapping[int, str]) -> Operator:

@@ -9,7 +9,18 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
+from search_spaces.models.dtypes import enumerators
+
+KINDS = enumerators(schema.BuiltinOperator)
+"""Number → name of each builtin operator."""
+BUILTIN = frozenset(KINDS.values())
+
 Tensors = Sequence[int] | NDArray[np.int32]
+
+
+def number_of(code: Any) -> int:
+    """Return the number of a schema ``OperatorCodeT``; the deprecated field holds numbers up to 127."""
+    return max(code.builtinCode, code.deprecatedBuiltinCode)
 
 
 def indices(vector: Any) -> tuple[int, ...]:
@@ -36,7 +47,7 @@ def made_operator(
 def _code(codes: list[Any], kind: str, version: int) -> int:
     number = getattr(schema.BuiltinOperator, kind)
     for index, code in enumerate(codes):
-        if max(code.builtinCode, code.deprecatedBuiltinCode) == number and code.version >= version:
+        if number_of(code) == number and code.version >= version:
             return index
     # Older readers use the deprecated field, which holds codes up to 127.
     codes.append(schema.OperatorCodeT(deprecatedBuiltinCode=min(number, 127), builtinCode=number, version=version))

@@ -28,9 +28,10 @@ from search_spaces.core.errors import ModelError, UsageError
 from search_spaces.core.graph import Graph, Operator
 from search_spaces.models import INPUT_SHAPE
 from search_spaces.models.atoms import IMPURE
-from search_spaces.models.dtypes import enumerators, has_fixed_size, tensor_nbytes
+from search_spaces.models.dtypes import has_fixed_size, tensor_nbytes
 from search_spaces.models.inputs import MAX_NBYTES, drawn, drawn_inputs
 from search_spaces.models.litert import MAX_TENSOR_NBYTES, graph_of
+from search_spaces.models.operators import BUILTIN, KINDS, number_of
 from search_spaces.models.source import ModelSource
 from search_spaces.models.stages import StageModel
 
@@ -39,8 +40,6 @@ Shapes = Mapping[str, tuple[int, ...]]
 _LOGGER = logging.getLogger("partition_optimizer")
 _LIMIT_S = 120.0
 _MAX_FOLDED_NBYTES = 1 << 24
-_NAMES = enumerators(schema.BuiltinOperator)
-_BUILTIN = frozenset(_NAMES.values())
 
 # Operators whose output shapes also depend on values of inputs → positions of these inputs.
 DECIDING_INPUTS: Mapping[str, tuple[int, ...]] = {
@@ -79,8 +78,7 @@ def _needs_interpreter(model: Any, subgraph: Any) -> bool:
     known = set(range(len(subgraph.tensors))) - computed
     unsized: set[int] = set()
     for operator in operators:
-        code = model.operatorCodes[operator.opcodeIndex]
-        kind = _NAMES.get(max(code.builtinCode, code.deprecatedBuiltinCode), "")
+        kind = KINDS.get(number_of(model.operatorCodes[operator.opcodeIndex]), "")
         reads = [int(t) for t in operator.inputs if t != -1]
         deciding = [int(t) for p in DECIDING_INPUTS.get(kind, ()) for t in operator.inputs[p : p + 1] if t != -1]
         if kind in {"SHAPE", "RANK"} or (reads and known.issuperset(reads) and kind not in IMPURE):
@@ -219,7 +217,7 @@ def _known(graph: Graph) -> _Known:
     for index, operator in _in_order(graph):
         reads = [t for t in operator.inputs if t != -1 and not graph.tensors[t].variable]
         deciding = [t for p in DECIDING_INPUTS.get(operator.kind, ()) for t in operator.inputs[p : p + 1] if t != -1]
-        pure = operator.kind in _BUILTIN and operator.kind not in IMPURE
+        pure = operator.kind in BUILTIN and operator.kind not in IMPURE
         declared = not any(-1 in t.shape for t in _tensors(graph, operator))
         if values.issuperset(reads) or (
             shapes.issuperset(reads)

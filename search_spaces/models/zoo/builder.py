@@ -22,10 +22,10 @@ from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
 from search_spaces.core.graph import Graph, Operator, Tensor
-from search_spaces.models.dtypes import DTYPES, enumerators, tensor_nbytes
+from search_spaces.models.dtypes import DTYPES, tensor_nbytes
 from search_spaces.models.flatbuffer import ALIGNMENT, Blobs, pack_header, write_model
 from search_spaces.models.litert import VERSION, plain_options
-from search_spaces.models.operators import made_operator
+from search_spaces.models.operators import KINDS, made_operator
 
 Activation = Literal["NONE", "RELU", "RELU6"]
 # A number pads both sides equally, as PyTorch does: by SAME where that is equivalent, else by an operator PAD.
@@ -38,8 +38,6 @@ SPECTRUM_RATE = 8.0  # singular values fall as exp(-8 k / n): a quarter of the r
 SPECTRUM_CHANNELS = 16  # axes with fewer channels keep full rank
 
 Array = NDArray[Any]
-
-_KINDS = enumerators(schema.BuiltinOperator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +109,7 @@ class Draft:
     def graph(self) -> Graph:
         """Return the graph of the written file, without writing it."""
         sub = self.schema.subgraphs[0]
-        kinds = [_KINDS[code.builtinCode] for code in self.schema.operatorCodes]
+        kinds = [KINDS[code.builtinCode] for code in self.schema.operatorCodes]
         operators = tuple(
             Operator(kinds[o.opcodeIndex], tuple(o.inputs), tuple(o.outputs), plain_options(o)) for o in sub.operators
         )

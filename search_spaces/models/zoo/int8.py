@@ -20,12 +20,10 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from networkx.utils import UnionFind
 
-from search_spaces.models.dtypes import enumerators
 from search_spaces.models.flatbuffer import write_model
+from search_spaces.models.operators import KINDS
 from search_spaces.models.zoo.builder import Array, Draft
 from search_spaces.models.zoo.calibration import Range, calibrated
-
-_KINDS = enumerators(schema.BuiltinOperator)
 
 # Operators with weights: positions of data, weights and bias among the inputs, and the weights' output axis.
 _WEIGHTED: Mapping[str, tuple[int, int, int, int]] = {
@@ -97,7 +95,7 @@ class _Quantiser:
                 self._keep(tensor.buffer, quantised)
 
     def _kind(self, operator: Any) -> str:
-        return _KINDS[self.drafted.schema.operatorCodes[operator.opcodeIndex].builtinCode]
+        return KINDS[self.drafted.schema.operatorCodes[operator.opcodeIndex].builtinCode]
 
     def _values(self, buffer: int) -> Array:
         weight = self.drafted.weights.get(buffer)
