@@ -148,7 +148,8 @@ def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "l
             raise RunFolderError(f"{run}: its plan uses {', '.join(_runtimes(document))}", "a phone runs LiteRT alone")
         write_atomic(out / "plan.txt", printable(_in_words(document, out)).encode())
         if several:
-            write_atomic(out / _SCHEDULER, _queue_law().encode())
+            only_for_types = b"from search_spaces.core.plan import Dispatch\n"
+            write_atomic(out / _SCHEDULER, Path(scheduler.__file__).read_bytes().replace(only_for_types, b""))
         custom = _custom_operators(out)
         more = [
             f"- Put the library with the kernels of {escaped(', '.join(names))} beside the stage files, as `{file}`."
@@ -254,12 +255,6 @@ def _link(file: Path, to: Path) -> None:
         os.link(file, to)
         return
     shutil.copyfile(file, to)
-
-
-def _queue_law() -> str:
-    """Return the source of the job scheduler, without the import that only a type checker needs."""
-    text = (Path(scheduler.__file__)).read_text(encoding="utf-8")
-    return text.replace("from search_spaces.core.plan import Dispatch\n", "")
 
 
 def _write_whole(study: Study, document: dict[str, Any], out: Path) -> None:

@@ -326,7 +326,8 @@ def read_inputs(path: Path, ports: Sequence[Tensor], model: str = "the model") -
         UsageError: the file is missing, damaged, too large, or does not fit the model.
     """
     names = [tensor.name for tensor in ports]
-    hint = f"{model} reads: {', '.join(f'{shown(t.name)} {_form_text(t)}' for t in ports)}"
+    forms = (f"{shown(t.name)} {'×'.join(map(str, t.shape)) or 'scalar'} {t.dtype}" for t in ports)
+    hint = f"{model} reads: {', '.join(forms)}"
     try:
         content = read_bounded(path, MAX_NBYTES)
         with warnings.catch_warnings():
@@ -356,10 +357,6 @@ def read_inputs(path: Path, ports: Sequence[Tensor], model: str = "the model") -
                 f"{OPTION} {path}: {shown(tensor.name)} has the shape {array.shape} and the type {array.dtype}", hint
             )
     return [np.asarray(arrays[name], order="C") for name in names]
-
-
-def _form_text(tensor: Tensor) -> str:
-    return f"{'×'.join(map(str, tensor.shape)) or 'scalar'} {tensor.dtype}"
 
 
 def _plain(content: bytes) -> Array:

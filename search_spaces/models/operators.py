@@ -20,7 +20,7 @@ Tensors = Sequence[int] | NDArray[np.int32]
 
 def number_of(code: Any) -> int:
     """Return the number of a schema ``OperatorCodeT``; the deprecated field holds numbers up to 127."""
-    return max(code.builtinCode, code.deprecatedBuiltinCode)
+    return int(max(code.builtinCode, code.deprecatedBuiltinCode))
 
 
 def indices(vector: Any) -> tuple[int, ...]:
