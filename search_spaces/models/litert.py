@@ -7,7 +7,6 @@ kernels of LiteRT require the same.
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -22,9 +21,9 @@ from search_spaces.core.errors import ModelError, shown
 from search_spaces.core.graph import Graph, Operator, Tensor
 from search_spaces.core.wording import plural
 from search_spaces.models.atoms import arrange
+from search_spaces.models.changes import BUILTIN, KINDS, changed, indices, made_operator, number_of, with_main
 from search_spaces.models.dtypes import DTYPES, element_bits, enumerators, has_fixed_size, tensor_nbytes
 from search_spaces.models.flatbuffer import unpack
-from search_spaces.models.operators import BUILTIN, KINDS, indices, made_operator, number_of
 from search_spaces.models.source import Extent, ModelSource
 from search_spaces.models.subgraphs import called, check_calls, operator_states, select_signature
 
@@ -382,31 +381,25 @@ def with_computed_outputs(source: ModelSource) -> ModelSource:
     ]
     if not known:
         return source
-    model, main = copy.copy(model), copy.copy(main)
-    model.subgraphs = [main, *model.subgraphs[1:]]
-    main.tensors, main.operators = list(main.tensors), list(main.operators or ())
-    model.operatorCodes = list(model.operatorCodes or ())
+    tensors, operators, codes = list(main.tensors), list(main.operators or ()), list(model.operatorCodes or ())
     for index in known:
-        constant = main.tensors[index]
-        value, main.tensors[index] = copy.copy(constant), copy.copy(constant)
-        value.shape, value.shapeSignature = np.array([1, *indices(value.shape)], np.int32), None
-        main.tensors[index].buffer = 0
-        main.tensors.append(value)
-        main.operators = [_reading(o, index, len(main.tensors)) for o in main.operators]
-        main.tensors.append(constant)
+        constant = tensors[index]
+        shape = np.array([1, *indices(constant.shape)], np.int32)
+        tensors[index] = changed(constant, buffer=0)
+        tensors.append(changed(constant, shape=shape, shapeSignature=None))
+        operators = [_reading(o, index, len(tensors)) for o in operators]
+        tensors.append(constant)
         options = schema.SqueezeOptionsT(squeezeDims=np.array([0], np.int32))
-        read, written = np.array([len(main.tensors) - 2], np.int32), np.array([index], np.int32)
-        main.operators.append(made_operator(model.operatorCodes, "SQUEEZE", read, written, options))
+        read, written = np.array([len(tensors) - 2], np.int32), np.array([index], np.int32)
+        operators.append(made_operator(codes, "SQUEEZE", read, written, options))
+    model = changed(with_main(model, tensors=tensors, operators=operators), operatorCodes=codes)
     return replace(source, schema=model, fixed=True)
 
 
 def _reading(operator: Any, tensor: int, instead: int) -> Any:
     """Return an operator that reads ``instead`` where it read ``tensor``."""
-    if tensor not in indices(operator.inputs):
-        return operator
-    moved = copy.copy(operator)
-    moved.inputs = np.array([instead if t == tensor else t for t in indices(operator.inputs)], np.int32)
-    return moved
+    read = [instead if t == tensor else t for t in indices(operator.inputs)]
+    return changed(operator, inputs=np.array(read, np.int32)) if instead in read else operator
 
 
 def _part(source: ModelSource, name: str, number: int, kinds: list[str], digests: Mapping[int, str]) -> Graph:

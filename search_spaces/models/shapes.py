@@ -9,7 +9,6 @@ no stage needs a shape from another one.
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 import subprocess
@@ -28,10 +27,10 @@ from search_spaces.core.errors import ModelError, UsageError
 from search_spaces.core.graph import Graph, Operator
 from search_spaces.models import INPUT_SHAPE
 from search_spaces.models.atoms import IMPURE
+from search_spaces.models.changes import BUILTIN, KINDS, changed, number_of, with_main
 from search_spaces.models.dtypes import has_fixed_size, tensor_nbytes
 from search_spaces.models.inputs import MAX_NBYTES, drawn, drawn_inputs
 from search_spaces.models.litert import MAX_TENSOR_NBYTES, graph_of
-from search_spaces.models.operators import BUILTIN, KINDS, number_of
 from search_spaces.models.source import ModelSource
 from search_spaces.models.stages import StageModel
 
@@ -123,14 +122,13 @@ def size_outputs(graph: Graph) -> Graph:
     inputs = list(graph.source.given) or drawn_inputs(graph, 0)
     shapes = {n: graph.tensors[t].shape for n, t in enumerate(graph.inputs)}
     answer = _ask(graph, graph.source, shapes, (), inputs)
-    model = copy.copy(graph.source.schema)
-    main = copy.copy(model.subgraphs[0])
-    model.subgraphs, main.tensors = [main, *model.subgraphs[1:]], list(main.tensors)
+    tensors = list(graph.source.schema.subgraphs[0].tensors)
     for index in unsized:
-        tensor = main.tensors[index] = copy.copy(main.tensors[index])
-        tensor.shape, tensor.shapeSignature = np.array(answer["shapes"][index], np.int32), None
-        shape = _shown(answer["shapes"][index])
-        _LOGGER.warning("output %r has a size that depends on the data: %s here", graph.tensors[index].name, shape)
+        shape = answer["shapes"][index]
+        tensors[index] = changed(tensors[index], shape=np.array(shape, np.int32), shapeSignature=None)
+        name = graph.tensors[index].name
+        _LOGGER.warning("output %r has a size that depends on the data: %s here", name, _shown(shape))
+    model = with_main(graph.source.schema, tensors=tensors)
     return graph_of(replace(graph.source, schema=model, operators=(), recipes={}, fixed=True), graph.name)
 
 
@@ -285,13 +283,9 @@ def _answer(question: Mapping[str, Any]) -> Any:
 
 def _resolved(graph: Graph, source: ModelSource, known: _Known, answer: Any) -> ModelSource:
     """Return the source with known shapes and values written into its structure."""
-    model = copy.copy(source.schema)
-    main = copy.copy(model.subgraphs[0])
-    model.subgraphs = [main, *model.subgraphs[1:]]
-    model.buffers = list(model.buffers)
-    main.tensors = [copy.copy(tensor) for tensor in main.tensors]
-    main.operators = [o for i, o in enumerate(main.operators) if i not in known.operators]
-    for index, tensor in enumerate(main.tensors):
+    main, buffers = source.schema.subgraphs[0], list(source.schema.buffers)
+    tensors = [changed(tensor) for tensor in main.tensors]
+    for index, tensor in enumerate(tensors):
         if graph.tensors[index].constant:
             continue
         shape = answer["shapes"][index]
@@ -301,8 +295,9 @@ def _resolved(graph: Graph, source: ModelSource, known: _Known, answer: Any) -> 
             rank = len(graph.tensors[index].shape)
             tensor.shape, tensor.shapeSignature = np.ones(rank, np.int32), np.full(rank, -1, np.int32)
     for index in known.values:
-        tensor = main.tensors[index]
-        tensor.buffer = len(model.buffers)
+        tensors[index].buffer = len(buffers)
         data = np.frombuffer(bytes.fromhex(answer["values"][str(index)]), np.uint8)
-        model.buffers.append(schema.BufferT(data=data if len(data) else None))
+        buffers.append(schema.BufferT(data=data if len(data) else None))
+    operators = [o for i, o in enumerate(main.operators) if i not in known.operators]
+    model = changed(with_main(source.schema, tensors=tensors, operators=operators), buffers=buffers)
     return replace(source, schema=model, operators=(), recipes={}, fixed=True)

@@ -11,7 +11,6 @@ which then reads (1, 7, 7, 512) as a row of 25,088 numbers. LiteRT's CPU kernels
 
 from __future__ import annotations
 
-import copy
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,10 +25,10 @@ from numpy.typing import NDArray
 
 from search_spaces.core.errors import ModelError
 from search_spaces.core.graph import Boundary, Graph
+from search_spaces.models.changes import changed, indices, made_operator, with_main
 from search_spaces.models.files import file_digest, replacing
 from search_spaces.models.flatbuffer import MAX_NBYTES, Blobs, pack_header, point_at, point_outside, write_into
 from search_spaces.models.litert import block_scales
-from search_spaces.models.operators import indices, made_operator
 from search_spaces.models.source import Extent, ModelSource
 from search_spaces.models.subgraphs import reached, renumbered, stage_signatures
 
@@ -117,17 +116,15 @@ def cut_stage(graph: Graph, operators: Sequence[int]) -> StageModel:
     order = _tensor_order(main, chosen, border)
     place = {tensor: i for i, tensor in enumerate(order)}
 
-    part = copy.copy(main)
-    part.tensors = [_with_scales(main.tensors[t], place) for t in order]
-    part.inputs, part.outputs = _placed(border.inputs, place), _placed(border.outputs, place)
-    part.operators = [_moved(renumbered(o, code_of, numbers), place) for o in chosen]
-    bodies = [copy.copy(subgraph) for subgraph in called]
-    for body in bodies:
-        body.operators = [renumbered(o, code_of, numbers) for o in body.operators or ()]
-
-    stage = copy.copy(whole)
-    stage.operatorCodes = [whole.operatorCodes[c] for c in codes]
-    stage.subgraphs = [part, *bodies]
+    part = changed(
+        main,
+        tensors=[_with_scales(main.tensors[t], place) for t in order],
+        inputs=_placed(border.inputs, place),
+        outputs=_placed(border.outputs, place),
+        operators=[_moved(renumbered(o, code_of, numbers), place) for o in chosen],
+    )
+    bodies = [changed(s, operators=[renumbered(o, code_of, numbers) for o in s.operators or ()]) for s in called]
+    stage = changed(whole, operatorCodes=[whole.operatorCodes[c] for c in codes], subgraphs=[part, *bodies])
     stage.signatureDefs = stage_signatures(whole, border, place)
     is_whole = len(operators) == len(graph.operators)
     stage.metadata = [m for m in whole.metadata or () if is_whole or m.name in _KEPT_METADATA] or None
@@ -151,13 +148,9 @@ def handing_out(stage: StageModel, inner: Sequence[int]) -> StageModel:
         inner: tensors of the model's graph, none of them an output yet.
     """
     place = {tensor: i for i, tensor in enumerate(stage.tensors)}
-    main, *called = stage.schema.subgraphs
-    opened = copy.copy(main)
-    opened.outputs = np.concatenate([main.outputs, _placed(inner, place)])
-    changed = copy.copy(stage.schema)
-    changed.subgraphs = [opened, *called]
-    changed.signatureDefs = None  # it no longer has the signature's outputs
-    return replace(stage, schema=changed, outputs=(*stage.outputs, *inner))
+    outputs = np.concatenate([stage.schema.subgraphs[0].outputs, _placed(inner, place)])
+    model = changed(with_main(stage.schema, outputs=outputs), signatureDefs=None)  # these had other outputs
+    return replace(stage, schema=model, outputs=(*stage.outputs, *inner))
 
 
 def packing_model(graph: Graph) -> StageModel:
@@ -170,8 +163,7 @@ def packing_model(graph: Graph) -> StageModel:
         ModelError: the graph has no file behind it.
     """
     whole = cut_stage(graph, range(len(graph.operators)))
-    packing = copy.copy(whole.schema)
-    packing.signatureDefs = None
+    packing = changed(whole.schema, signatureDefs=None)
     for index, operator in enumerate(graph.operators):
         if not any(t != -1 and graph.tensors[t].constant for t in operator.inputs):
             continue
@@ -209,11 +201,9 @@ def _with_scales(tensor: Any, place: Mapping[int, int]) -> Any:
     """Return a tensor whose blockwise scales, if any, refer to the tensor in the stage."""
     if not block_scales(tensor):
         return tensor
-    moved = copy.copy(tensor)
-    moved.quantization = copy.copy(tensor.quantization)
-    moved.quantization.details = copy.copy(tensor.quantization.details)
-    moved.quantization.details.scales = place[tensor.quantization.details.scales]
-    return moved
+    details = tensor.quantization.details
+    moved = changed(details, scales=place[details.scales])
+    return changed(tensor, quantization=changed(tensor.quantization, details=moved))
 
 
 def _moved(operator: Any, place: Mapping[int, int]) -> Any:
@@ -271,13 +261,10 @@ def weights_as_inputs(stage: StageModel) -> tuple[StageModel, dict[str, Extent]]
     moved = {t: e for t, tensor in taken.items() if (e := _alone(stage, tensor)) is not None}
     if len(stage.schema.subgraphs) > 1 or any((t.name or b"").startswith(_AS_INPUT.encode()) for t in main.tensors):
         moved = {}
-    part, made = copy.copy(main), copy.copy(stage.schema)
-    part.tensors = list(main.tensors)
+    tensors = list(main.tensors)
     for tensor in moved:
-        part.tensors[tensor] = copy.copy(main.tensors[tensor])
-        part.tensors[tensor].buffer, part.tensors[tensor].name = 0, f"{_AS_INPUT}{tensor}".encode()
-    part.inputs = [*main.inputs, *moved]
-    made.subgraphs = [part, *stage.schema.subgraphs[1:]]
+        tensors[tensor] = changed(main.tensors[tensor], buffer=0, name=f"{_AS_INPUT}{tensor}".encode())
+    made = with_main(stage.schema, tensors=tensors, inputs=[*main.inputs, *moved])
     if moved:
         made.signatureDefs = []
     used = {tensor.buffer for subgraph in made.subgraphs for tensor in subgraph.tensors}
@@ -360,9 +347,7 @@ def join(stages: Sequence[StageModel]) -> JoinedModel:
     by_id = {id(stage.source): stage.source for stage in stages}
     sources = tuple(by_id.values())
     number_of = {key: i for i, key in enumerate(by_id)}
-    joined = copy.copy(stages[0].schema)
-    joined.metadata = joined.metadataBuffer = None
-    joined.operatorCodes, joined.signatureDefs = [], []
+    joined = changed(stages[0].schema, metadata=None, metadataBuffer=None, operatorCodes=[], signatureDefs=[])
     mains: list[Any] = []
     bodies: list[Any] = []
     codes: dict[tuple[Any, ...], int] = {}
@@ -377,9 +362,9 @@ def join(stages: Sequence[StageModel]) -> JoinedModel:
         main, *called = stage.schema.subgraphs
         numbers = {i: len(stages) + len(bodies) + i - 1 for i in range(1, len(called) + 1)}
         for subgraph, found in ((main, mains), *((body, bodies) for body in called)):
-            moved = copy.copy(subgraph)
-            moved.operators = [renumbered(o, code_of, numbers) for o in subgraph.operators or ()]
-            found.append(moved)
+            found.append(
+                changed(subgraph, operators=[renumbered(o, code_of, numbers) for o in subgraph.operators or ()])
+            )
         signature = schema.SignatureDefT(signatureKey=b"stage_%d" % index, subgraphIndex=index)
         signature.inputs = [schema.TensorMapT(name=b"i%d" % i, tensorIndex=int(t)) for i, t in enumerate(main.inputs)]
         signature.outputs = [schema.TensorMapT(name=b"o%d" % i, tensorIndex=int(t)) for i, t in enumerate(main.outputs)]
@@ -404,11 +389,10 @@ def flattened(model: Any) -> Any:
 
     Inputs and outputs stay the same; the model itself is returned where there is nothing to do.
     """
-    found = copy.copy(model)
-    found.operatorCodes = list(model.operatorCodes)
+    found = changed(model, operatorCodes=list(model.operatorCodes))
     found.subgraphs = [_spelled_out(found, subgraph) for subgraph in model.subgraphs]
-    changed = any(new is not old for new, old in zip(found.subgraphs, model.subgraphs, strict=True))
-    return found if changed else model
+    alike = all(new is old for new, old in zip(found.subgraphs, model.subgraphs, strict=True))
+    return model if alike else found
 
 
 def _spelled_out(model: Any, subgraph: Any) -> Any:
@@ -422,17 +406,12 @@ def _spelled_out(model: Any, subgraph: Any) -> Any:
         source = int(operator.inputs[0])
         if (source, shape) not in flat:
             flat[source, shape] = len(tensors)
-            tensors.append(_row(tensors[source], shape))
+            row = changed(tensors[source], shape=list(shape), shapeSignature=None, buffer=0, isVariable=False)
+            tensors.append(row)
             options = schema.ReshapeOptionsT(newShape=list(shape))
             operators.append(made_operator(model.operatorCodes, "RESHAPE", [source], [flat[source, shape]], options))
-        moved = copy.copy(operator)
-        moved.inputs = [flat[source, shape], *(int(t) for t in operator.inputs[1:])]
-        operators.append(moved)
-    if not flat:
-        return subgraph
-    found = copy.copy(subgraph)
-    found.tensors, found.operators = tensors, operators
-    return found
+        operators.append(changed(operator, inputs=[flat[source, shape], *(int(t) for t in operator.inputs[1:])]))
+    return changed(subgraph, tensors=tensors, operators=operators) if flat else subgraph
 
 
 def _flat_shape(model: Any, subgraph: Any, operator: Any) -> tuple[int, int] | None:
@@ -449,9 +428,3 @@ def _flat_shape(model: Any, subgraph: Any, operator: Any) -> tuple[int, int] | N
     if len(shape) <= 2 or not known or columns <= 0 or prod(shape) % columns:
         return None
     return prod(shape) // columns, columns
-
-
-def _row(tensor: Any, shape: tuple[int, int]) -> Any:
-    row = copy.copy(tensor)
-    row.shape, row.shapeSignature, row.buffer, row.isVariable = list(shape), None, 0, False
-    return row

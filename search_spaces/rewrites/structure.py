@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from search_spaces.core.errors import ModelError
 from search_spaces.core.graph import Graph
+from search_spaces.models.changes import changed, made_operator, with_main
 from search_spaces.models.dtypes import tensor_nbytes
 from search_spaces.models.litert import graph_of
-from search_spaces.models.operators import made_operator
 from search_spaces.models.source import DeferredBytes, Extent, ModelSource
 from search_spaces.rewrites.locality import Part
 
@@ -37,15 +37,14 @@ class Structure:
     def __init__(self, graph: Graph, source: ModelSource) -> None:
         self.graph = graph
         self.source = source
-        self.model = copy.copy(source.schema)
-        self.main = copy.copy(source.schema.subgraphs[0])
+        self.main = source.schema.subgraphs[0]
         self.tensors: list[Any] = list(self.main.tensors)
         self.operators: list[Any] = [self.main.operators[i] for i in sorted(set(source.recipes.values()))]
         self._recipes = len(self.operators)
         self._roles: list[Any] = []
         self.shapes = [t.shape for t in graph.tensors]
-        self._buffers: list[Any] = list(self.model.buffers) or [schema.BufferT()]
-        self._codes: list[Any] = list(self.model.operatorCodes)
+        self._buffers: list[Any] = list(source.schema.buffers) or [schema.BufferT()]
+        self._codes: list[Any] = list(source.schema.operatorCodes)
         self._extents = dict(source.extents)
         self._numbers: dict[tuple[int, ...], int] = {}
         self._floats: dict[float, int] = {}
@@ -53,10 +52,9 @@ class Structure:
 
     def tensor(self, like: int, shape: Sequence[int], name: str) -> int:
         """Add a computed tensor with the type and quantisation of another one, and return its number."""
-        made = copy.copy(self.tensors[like])
-        made.shape, made.shapeSignature = np.array(shape, np.int32), None
-        made.buffer, made.isVariable, made.hasRank = 0, False, True
-        made.name = (self.tensors[like].name or b"") + f"/{name}".encode()
+        full = (self.tensors[like].name or b"") + f"/{name}".encode()
+        fixed = {"shape": np.array(shape, np.int32), "shapeSignature": None, "hasRank": True}
+        made = changed(self.tensors[like], name=full, buffer=0, isVariable=False, **fixed)
         return self._add(made, tuple(shape))
 
     def integers(self, values: Sequence[int], shape: Sequence[int] | None = None) -> int:
@@ -149,13 +147,9 @@ class Structure:
 
     def copied(self, operator: Any, inputs: Sequence[int], output: int, options: Mapping[str, Any]) -> None:
         """Add an operator of the file again, with other tensors, and with some of its options changed."""
-        made = copy.copy(operator)
-        made.inputs, made.outputs = np.array(inputs, np.int32), np.array([output], np.int32)
-        if options:
-            made.builtinOptions = copy.copy(operator.builtinOptions)
-            for name, value in options.items():
-                setattr(made.builtinOptions, name, value)
-        self.operators.append(made)
+        read, written = np.array(inputs, np.int32), np.array([output], np.int32)
+        how = changed(operator.builtinOptions, **options)
+        self.operators.append(changed(operator, inputs=read, outputs=written, builtinOptions=how))
 
     def keep(self, index: int, role: Any) -> None:
         """Add an operator of the graph as it is."""
@@ -177,10 +171,9 @@ class Structure:
             ModelError: the result is not a valid model.
         """
         how = "; ".join(filter(None, (self.source.rewritten, how)))
-        self.main.tensors, self.main.operators = self.tensors, self.operators
-        self.model.subgraphs = [self.main, *self.model.subgraphs[1:]]
-        self.model.buffers, self.model.operatorCodes = self._buffers, self._codes
-        made: dict[str, Any] = {"schema": self.model, "extents": self._extents, "operators": (), "recipes": {}}
+        model = with_main(self.source.schema, tensors=self.tensors, operators=self.operators)
+        model.buffers, model.operatorCodes = self._buffers, self._codes
+        made: dict[str, Any] = {"schema": model, "extents": self._extents, "operators": (), "recipes": {}}
         try:
             graph = graph_of(replace(self.source, **made, fixed=True, rewritten=how), self.graph.name)
         except ValueError as error:
@@ -193,9 +186,6 @@ def part_of_quantization(found: Any, part: Part) -> Any:
     """Return the schema's quantisation parameters of a part of a tensor."""
     if found is None or found.scale is None or len(found.scale) < 2 or found.quantizedDimension != part.dimension:
         return found
-    made = copy.copy(found)
-    for name in ("scale", "zeroPoint", "min", "max"):
-        values = getattr(found, name)
-        if values is not None and len(values) == len(found.scale):
-            setattr(made, name, values[part.first : part.last])
-    return made
+    each = {name: getattr(found, name) for name in ("scale", "zeroPoint", "min", "max")}
+    per_row = {name: v for name, v in each.items() if v is not None and len(v) == len(found.scale)}
+    return changed(found, **{name: values[part.first : part.last] for name, values in per_row.items()})

@@ -22,10 +22,10 @@ from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
 from search_spaces.core.graph import Graph, Operator, Tensor
+from search_spaces.models.changes import KINDS, made_operator
 from search_spaces.models.dtypes import DTYPES, tensor_nbytes
 from search_spaces.models.flatbuffer import ALIGNMENT, Blobs, pack_header, write_model
 from search_spaces.models.litert import VERSION, plain_options
-from search_spaces.models.operators import KINDS, made_operator
 
 Activation = Literal["NONE", "RELU", "RELU6"]
 # A number pads both sides equally, as PyTorch does: by SAME where that is equivalent, else by an operator PAD.

@@ -9,7 +9,6 @@ Scheme: Jacob et al. 2018, arXiv:1712.05877, and LiteRT's 8-bit specification.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +19,8 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from networkx.utils import UnionFind
 
+from search_spaces.models.changes import KINDS, changed, with_main
 from search_spaces.models.flatbuffer import write_model
-from search_spaces.models.operators import KINDS
 from search_spaces.models.zoo.builder import Array, Draft
 from search_spaces.models.zoo.calibration import Range, calibrated
 
@@ -73,10 +72,9 @@ class _Quantiser:
     _shared: dict[int, Range] = field(default_factory=dict)  # leader → range
 
     def run(self) -> None:
-        self.model = copy.copy(self.drafted.schema)
-        graph = copy.copy(self.model.subgraphs[0])
-        self.model.subgraphs = [graph]
-        graph.tensors = [copy.copy(tensor) for tensor in graph.tensors]
+        drafted = self.drafted.schema
+        self.model = with_main(drafted, tensors=[changed(tensor) for tensor in drafted.subgraphs[0].tensors])
+        graph = self.model.subgraphs[0]
         operators = [(self._kind(operator), operator) for operator in graph.operators]
         self._tie(operators)
         fixed = {operator.outputs[0]: _FIXED[kind] for kind, operator in operators if kind in _FIXED}

@@ -1,7 +1,8 @@
-"""Operators that are added to a model: the schema's ``OperatorT``, and the model's list of operator codes."""
+"""Changes of a model's structure: changed copies of the schema's objects, and operators that are added."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,19 @@ def number_of(code: Any) -> int:
 def indices(vector: Any) -> tuple[int, ...]:
     """Return the numbers of a vector of the schema, which may be missing, an array or a list."""
     return () if vector is None else tuple(int(number) for number in vector)
+
+
+def changed(thing: Any, **attributes: Any) -> Any:
+    """Return a copy of an object of the schema with some of its attributes changed, as :func:`dataclasses.replace`."""
+    found = copy.copy(thing)
+    for name, value in attributes.items():
+        setattr(found, name, value)
+    return found
+
+
+def with_main(model: Any, **attributes: Any) -> Any:
+    """Return a copy of a model (``ModelT``) with some attributes of its main subgraph changed."""
+    return changed(model, subgraphs=[changed(model.subgraphs[0], **attributes), *model.subgraphs[1:]])
 
 
 def made_operator(
