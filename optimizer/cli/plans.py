@@ -22,8 +22,8 @@ def execute(parser: Parser, arguments: list[str]) -> int:
 
     given = options.input or (), options.custom_ops or ()
     allow_libraries(given[1])
-    found = execute(options.plan, as_json=options.json, stream=options.stream, inputs=given[0], custom_ops=given[1])
-    print(found.text)
+    found = execute(options.plan, stream=options.stream, inputs=given[0], custom_ops=given[1])
+    show(options, lambda: found.document, lambda: found.text)
     return 0 if found.accepted else UnavailableError.exit_code
 
 
@@ -41,7 +41,8 @@ def compare(parser: Parser, arguments: list[str]) -> int:
 
     libraries = options.custom_ops or ()
     allow_libraries(libraries)
-    print(compare_runs(*options.runs, as_json=options.json, custom_ops=libraries, progress=progress))
+    document, text = compare_runs(*options.runs, custom_ops=libraries, progress=progress)
+    show(options, lambda: document, lambda: text)
     return 0
 
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import textwrap
+from collections.abc import Mapping
 from typing import Any
 
 from optimizer.report.console import make_console
-from optimizer.study.config import StudyConfig
-from optimizer.study.course import foreseen
 from search_spaces.core.wording import many
 
 
-def dry_run(config: StudyConfig, *, as_json: bool) -> str:
-    """Return what to print; errors are those of :func:`~optimizer.study.course.foreseen`."""
-    document = foreseen(config)
-    if as_json:
-        return json.dumps({"schema_version": 1, **document}, indent=2)
+def render(document: Mapping[str, Any]) -> str:
+    """Return what :func:`~optimizer.study.course.foreseen` returned as text."""
     console = make_console()  # words stay whole on a terminal; a pipe gets a line for each name
     width = console.width if console.is_terminal else sys.maxsize
     lines = (f"{name:12}{_shown(value)}" for name, value in document.items())

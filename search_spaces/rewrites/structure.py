@@ -6,7 +6,6 @@ A part of a weight along its first dimension is contiguous in the file, so its b
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
@@ -101,10 +100,9 @@ class Structure:
             shape = list(self.shapes[tensor])
             if (part.first, part.last) == (0, shape[part.dimension]):
                 return tensor
-            made = copy.copy(self.tensors[tensor])
-            made.buffer = self._part_of_buffer(tensor, part)
             shape[part.dimension] = part.last - part.first
-            made.shape, made.shapeSignature = np.array(shape, np.int32), None
+            made = changed(self.tensors[tensor], shape=np.array(shape, np.int32), shapeSignature=None)
+            made.buffer = self._part_of_buffer(tensor, part)
             made.quantization = part_of_quantization(made.quantization, part)
             made.name = (made.name or b"") + f"/{part.first}_{part.last}".encode()
             self._parts[tensor, part] = self._add(made, tuple(shape))
