@@ -201,8 +201,7 @@ def _one(run: CampaignRun, state: State, watcher: ProgressCampaign) -> None:
     except OptimizeError as error:
         state.status, state.error, state.exit_code = "failed", str(error), error.exit_code
     except Exception as error:  # noqa: BLE001 - a defect in one study must not end the others
-        state.status, state.exit_code = "failed", 1
-        state.error = f"a defect of ours: {type(error).__name__}: {' '.join(str(error).split())}"
+        state.end(1, f"a defect of ours: {type(error).__name__}: {' '.join(str(error).split())}")
     state.wall_s = time.monotonic() - begin_s
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from optimizer.cli.parsing import Parser, add_common, add_shapes, note, show
+from optimizer.cli.parsing import Parser, add_shapes, note, show
 from search_spaces.core.allowed_code import allow
 
 
 def models(parser: Parser, arguments: list[str]) -> int:
     """List the built-in models, with their size and work."""
     parser.add_argument("names", metavar="NAME", nargs="*", help="as mobilenet_v1@0.5/192 (default: all)")
-    add_common(parser.add_argument)
     options = parser.read(arguments)
     from optimizer.tools.models import render, summaries, to_json
 
@@ -29,7 +28,6 @@ def inspect(parser: Parser, arguments: list[str]) -> int:
     picture = "draw the graph with its cut points: .svg, or .html with zoom and tables"
     add("--picture", metavar="FILE", type=Path, help=picture)
     add("-o", "--out", metavar="FILE", type=Path, help="write the model as a .tflite file")
-    add_common(add)
     options = parser.read(arguments)
     from optimizer.report.graph import check_picture, write_picture
     from optimizer.tools.inspect import inspect_graph, render, to_json
@@ -81,7 +79,6 @@ def rewrite(parser: Parser, arguments: list[str]) -> int:
     add("--platform", metavar="FILE|NAME", type=Path, help="device profile that predicts times before and after")
     add("--even-slower", action="store_true", help="decompose even where it is predicted to be slower on --platform")
     add("--seed", metavar="S", help="of the inputs on which outputs are compared (default 0)")
-    add_common(parser.add_argument)
     options = parser.read(arguments)
     if (options.name is None) == (options.model is None):
         parser.error("give one model")

@@ -34,7 +34,12 @@ class Parser(argparse.ArgumentParser):
             raise UsageError(f"there is no option {shown(word)}", hint)
         raise UsageError(message, f"see {self.prog} --help")
 
-    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+    def read(self, arguments: Sequence[str], *, quiet: bool = False, as_json: bool = True) -> argparse.Namespace:
+        """Return the options of a command, those that commands have in common too."""
+        add_common(self.add_argument, quiet=quiet, as_json=as_json)
+        return self.parsed(arguments)
+
+    def parsed(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Return the options, at any place among the other words."""
         complete(self, self.commands)
         return self.parse_intermixed_args(arguments)

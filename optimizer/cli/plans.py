@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from optimizer.cli.parsing import Parser, add_common, add_given, note, show
+from optimizer.cli.parsing import Parser, add_given, note, show
 from search_spaces.core.allowed_code import allow_libraries
 from search_spaces.core.errors import UnavailableError
 
@@ -16,7 +16,6 @@ def execute(parser: Parser, arguments: list[str]) -> int:
     add("plan", metavar="PLAN", help="a run folder, or a plan.json")
     add_given(add, "input", "custom_ops")
     add("--stream", action="store_true", help="stream inferences: successive ones overlap")
-    add_common(add)
     options = parser.read(arguments)
     from optimizer.tools.execute import execute
 
@@ -31,8 +30,7 @@ def compare(parser: Parser, arguments: list[str]) -> int:
     """Compare the plans of two runs: which is faster, and by how much."""
     parser.add_argument("runs", metavar="RUN", nargs=2, help="a run folder, or a plan.json")
     add_given(parser.add_argument, "custom_ops")
-    add_common(parser.add_argument, quiet=True)
-    options = parser.read(arguments)
+    options = parser.read(arguments, quiet=True)
     from optimizer.tools.compare import compare_runs
 
     def progress(text: str) -> None:
@@ -49,7 +47,6 @@ def compare(parser: Parser, arguments: list[str]) -> int:
 def explain(parser: Parser, arguments: list[str]) -> int:
     """Explain a study's plan: the cost of every change, and which limits cost time."""
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a study")
-    add_common(parser.add_argument)
     options = parser.read(arguments)
     from optimizer.files import damage_of
     from optimizer.report.data import read_study
@@ -68,8 +65,7 @@ def report(parser: Parser, arguments: list[str]) -> int:
     """Write the report of a study or campaign as a web page."""
     parser.add_argument("run", metavar="RUN|CAMPAIGN", type=Path, help="the folder of a study or of a campaign")
     parser.add_argument("--out", metavar="DIR", type=Path, help="output folder (default: the run folder)")
-    add_common(parser.add_argument, as_json=False)
-    options = parser.read(arguments)
+    options = parser.read(arguments, as_json=False)
     from optimizer.report.write import report
 
     written = report(options.run, options.out)
@@ -83,8 +79,7 @@ def dashboard(parser: Parser, arguments: list[str]) -> int:
     """Open a finished study in optuna-dashboard."""
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a finished study")
     parser.add_argument("--port", metavar="N", default="8080", help="port on this machine (default 8080)")
-    add_common(parser.add_argument, as_json=False)
-    options = parser.read(arguments)
+    options = parser.read(arguments, as_json=False)
     port = parser.whole("--port", options.port, 1, 65535)
     from optimizer.tools.dashboard import serve
 
@@ -100,7 +95,6 @@ def export(parser: Parser, arguments: list[str]) -> int:
     targets = ("linux", "android", "openvino", "onnxruntime", "model-explorer")
     add("--target", choices=targets, default="linux", help="the system or runtime that runs it (default: linux)")
     add("--fallback", action="store_true", help="include the whole model, so that the runner can fall back to it")
-    add_common(add)
     options = parser.read(arguments)
     from optimizer.export.folder import export_run
     from optimizer.files import damage_of

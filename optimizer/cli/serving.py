@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optimizer.cli.parsing import Parser, add_common
+from optimizer.cli.parsing import Parser
 from search_spaces.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -53,8 +53,7 @@ def storage(parser: Parser, arguments: list[str]) -> int:
     add("url", metavar="URL", help="sqlite:///FILE or postgresql://USER@HOST/DATABASE")
     add("--heartbeat", metavar="S", default="10", help="seconds between heartbeats of a worker (default 10)")
     add_server_options(add, _STORAGE_PORT)
-    add_common(add, as_json=False)
-    options = parser.read(arguments)
+    options = parser.read(arguments, as_json=False)
     heartbeat_s = parser.whole("--heartbeat", options.heartbeat, 1, 3600)
     if options.url.startswith("grpc://"):
         parser.error(f"{options.url}: is already a server; give the URL of its database")
@@ -76,8 +75,7 @@ def agent(parser: Parser, arguments: list[str]) -> int:
     certificates = "write a certificate authority and certificates for --hosts to DIR, and exit"
     add("--certificates", metavar="DIR", type=Path, help=certificates)
     add("--hosts", metavar="A,B", default="", help="names and addresses of this agent")
-    add_common(add, as_json=False)
-    options = parser.read(arguments)
+    options = parser.read(arguments, as_json=False)
     if options.certificates is not None:
         from optimizer.tools.certificates import make_certificates
 

@@ -35,7 +35,7 @@ def optimize(arguments: list[str], commands: Collection[str], summaries: str) ->
     """
     parser = make_parser(summaries)
     parser.commands = [*commands, "help"]
-    options = parser.read(arguments)
+    options = parser.parsed(arguments)
     if options.version:
         from importlib.metadata import version
 

@@ -149,8 +149,7 @@ class SharedStudy:
         Trials whose worker has died are failed first, or finished if their record was written.
         """
         found = []
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             self._patiently(lambda: fail_stale_trials(self._study))
         pending: dict[str, Mapping[str, Any]] = {}
         for trial in self._trials():
@@ -235,8 +234,7 @@ class SharedStudy:
         if any(t.user_attrs.get(CLAIM) == attributes[CLAIM] for t in last):
             return
         used = {name: distributions[name] for name in params}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             template = create_trial(
                 state=TrialState.RUNNING, params=dict(params), distributions=used, user_attrs=attributes
             )

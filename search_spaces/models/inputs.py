@@ -330,8 +330,7 @@ def read_inputs(path: Path, ports: Sequence[Tensor], model: str = "the model") -
     hint = f"{model} reads: {', '.join(forms)}"
     try:
         content = read_bounded(path, MAX_NBYTES)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # of headers from old versions
+        with warnings.catch_warnings(action="error"):  # about headers from old versions
             packed = content[:2] == b"PK"
             arrays = _unpacked(content, [array_form(t) for t in ports]) if packed else {"": _plain(content)}
     except OSError as error:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from search_spaces.core.errors import ModelError, RewriteError, UsageError, shown
+from search_spaces.core.errors import RewriteError, UsageError, shown
 from search_spaces.core.graph import Graph, Operator
 from search_spaces.models.dtypes import integers
 from search_spaces.rewrites import locality
@@ -311,13 +311,11 @@ def split_operators(graph: Graph, splits: Sequence[Split]) -> SplitGraph:
         RewriteError: a chain cannot be split like that, or two overlap.
         ModelError: the model has no file, or its file is gone.
     """
-    if graph.source is None:
-        raise ModelError(f"model {graph.name!r} has no file to take weights from")
+    made, done = Structure(graph), 0
     ordered = sorted(splits, key=lambda s: s.first)
     for one, other in pairwise(ordered):
         if one.last > other.first:
             raise RewriteError(f"{one} and {other} overlap")
-    made, done = Structure(graph, graph.source), 0
     for number, each in enumerate(ordered):
         sides = divide(graph, each)
         for index in range(done, each.first):

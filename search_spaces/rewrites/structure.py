@@ -20,7 +20,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.models.changes import changed, made_operator, with_main
 from search_spaces.models.dtypes import tensor_nbytes
 from search_spaces.models.litert import graph_of
-from search_spaces.models.source import DeferredBytes, Extent, ModelSource
+from search_spaces.models.source import DeferredBytes, Extent
 from search_spaces.rewrites.locality import Part
 
 _COPIED_NBYTES = 4096  # shorter parts of weights are copied, which aligns them
@@ -31,11 +31,16 @@ class Structure:
 
     Attributes:
         operators: those of the rewritten subgraph, in order; the first ones compute constants.
+
+    Raises:
+        ModelError: the model has no file.
     """
 
-    def __init__(self, graph: Graph, source: ModelSource) -> None:
+    def __init__(self, graph: Graph) -> None:
+        if graph.source is None:
+            raise ModelError(f"model {graph.name!r} has no file to take weights from")
         self.graph = graph
-        self.source = source
+        self.source = source = graph.source
         self.main = source.schema.subgraphs[0]
         self.tensors: list[Any] = list(self.main.tensors)
         self.operators: list[Any] = [self.main.operators[i] for i in sorted(set(source.recipes.values()))]

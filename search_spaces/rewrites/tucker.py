@@ -327,10 +327,7 @@ def decompose(
         RewriteError: an operator is not a convolution larger than 1 by 1, or a rank is 0 or above the channels.
         ModelError: the model has no file, or its file cannot be read.
     """
-    if graph.source is None:
-        raise ModelError(f"model {graph.name!r} has no file to take weights from")
-    layers = _checked(graph, ranks)
-    made = Structure(graph, graph.source)
+    made, layers = Structure(graph), _checked(graph, ranks)
     triples: dict[int, Callable[[], Triple]] = {}
     kept = {} if known is None else known
 

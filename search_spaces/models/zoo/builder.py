@@ -220,12 +220,7 @@ class Builder:
         x, scheme = self._padded(x, size, stride, padding, name)
         channels = x.shape[3] // groups
         weights = self._weighted((filters, *size, channels), prod(size) * channels, filters, name, gain)
-        options = schema.Conv2DOptionsT(
-            padding=getattr(schema.Padding, scheme),
-            strideW=stride,
-            strideH=stride,
-            fusedActivationFunction=_activation(activation),
-        )
+        options = schema.Conv2DOptionsT(**_moves(stride, scheme), fusedActivationFunction=_activation(activation))
         return self.operator("CONV_2D", (x, *weights), _window(x, filters, size, stride, scheme), name, options)
 
     def depthwise_conv(
@@ -245,11 +240,7 @@ class Builder:
         kernel_weights = self.weight(f"{name}/kernel", (1, *size, channels), (2.0 / prod(size)) ** 0.5)
         bias = self.weight(f"{name}/bias", (channels,), BIAS_STD)
         options = schema.DepthwiseConv2DOptionsT(
-            padding=getattr(schema.Padding, scheme),
-            strideW=stride,
-            strideH=stride,
-            depthMultiplier=1,
-            fusedActivationFunction=_activation(activation),
+            **_moves(stride, scheme), depthMultiplier=1, fusedActivationFunction=_activation(activation)
         )
         shape = _window(x, channels, size, stride, scheme)
         return self.operator("DEPTHWISE_CONV_2D", (x, kernel_weights, bias), shape, name, options)
@@ -260,7 +251,7 @@ class Builder:
         shape = (batch, height * stride, width * stride, filters)
         fan_in = kernel * kernel * channels // (stride * stride)
         kernel_weights, bias = self._weighted((filters, kernel, kernel, channels), fan_in, filters, name)
-        options = schema.TransposeConvOptionsT(padding=schema.Padding.SAME, strideW=stride, strideH=stride)
+        options = schema.TransposeConvOptionsT(**_moves(stride, "SAME"))
         target = self.constant(f"{name}/shape", np.array(shape, np.int32))
         return self.operator("TRANSPOSE_CONV", (target, kernel_weights, x, bias), shape, name, options)
 
@@ -392,13 +383,7 @@ class Builder:
     def _pool(self, kind: str, x: Value, size: Size, stride: int, name: str, padding: Padding) -> Value:
         pair = _pair(size)
         x, scheme = self._padded(x, pair, stride, padding, name)
-        options = schema.Pool2DOptionsT(
-            padding=getattr(schema.Padding, scheme),
-            strideW=stride,
-            strideH=stride,
-            filterHeight=pair[0],
-            filterWidth=pair[1],
-        )
+        options = schema.Pool2DOptionsT(**_moves(stride, scheme), filterHeight=pair[0], filterWidth=pair[1])
         return self.operator(kind, (x,), _window(x, x.shape[3], pair, stride, scheme), name, options)
 
     def _padded(
@@ -435,6 +420,11 @@ class Builder:
 
 def _activation(name: Activation) -> Any:
     return getattr(schema.ActivationFunctionType, name)
+
+
+def _moves(stride: int, padding: Literal["SAME", "VALID"]) -> dict[str, int]:
+    """Return the options of how a window moves."""
+    return {"padding": getattr(schema.Padding, padding), "strideW": stride, "strideH": stride}
 
 
 def _pair(size: Size) -> tuple[int, int]:
