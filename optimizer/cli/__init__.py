@@ -86,7 +86,7 @@ def _fail(text: str, code: int, *, traced: bool = False) -> int:
 
 
 def _parsed(work: Work, arguments: list[str]) -> int:
-    return work(Parser(prog=f"optimize {work.__name__}", description=work.__doc__), arguments)
+    return work(Parser(prog=f"optimize {work.__name__}", description=work.__doc__), arguments) or 0
 
 
 _ALL: tuple[tuple[Work, str], ...] = (

@@ -24,17 +24,16 @@ def run(parser: Parser, arguments: list[str]) -> int:
     return run_file(options, ["optimize", "run", *arguments])
 
 
-def schema(parser: Parser, arguments: list[str]) -> int:
+def schema(parser: Parser, arguments: list[str]) -> None:
     """Print the JSON Schema of campaign files."""
     parser.add_argument("--markdown", action="store_true", help="print a reference page instead of the JSON Schema")
     options = parser.read(arguments, as_json=False)
     from optimizer.campaign.file import json_schema, reference
 
     print(reference() if options.markdown else json.dumps(json_schema(), indent=2, ensure_ascii=False))
-    return 0
 
 
-def solve(parser: Parser, arguments: list[str]) -> int:
+def solve(parser: Parser, arguments: list[str]) -> None:
     """Solve a table of times, or a published placement instance, to optimality."""
     add = parser.add_argument
     add("file", metavar="FILE", type=Path, help="a table of times (YAML), or a published placement instance (JSON)")
@@ -45,10 +44,9 @@ def solve(parser: Parser, arguments: list[str]) -> int:
 
     found = solve_file(options.file, options.objective, options.time_limit)
     show(options, found.to_json, lambda: render(found))
-    return 0
 
 
-def pretrain(parser: Parser, arguments: list[str]) -> int:
+def pretrain(parser: Parser, arguments: list[str]) -> None:
     """Train a policy for --sampler reinforce@FILE on cost models."""
     add = parser.add_argument
     add("--model", metavar="NAME|FILE", action="append", required=True, help="to train on; may be given several times")
@@ -66,4 +64,3 @@ def pretrain(parser: Parser, arguments: list[str]) -> int:
 
     found = train(o.model, o.platform, o.out, max_stages=o.max_stages, batches=o.batches, seed=o.seed)
     show(o, found.to_json, lambda: render(found))
-    return 0

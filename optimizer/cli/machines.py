@@ -60,11 +60,10 @@ def plugins(parser: Parser, arguments: list[str]) -> int:
     return UnavailableError.exit_code if any(p.problem for p in found) else 0
 
 
-def devices(parser: Parser, arguments: list[str]) -> int:
+def devices(parser: Parser, arguments: list[str]) -> None:
     """List what plans can be searched for: processors of this machine, known devices, phones, agents."""
     options = parser.read(arguments)
     from optimizer.tools.doctor import known_devices, render_devices
 
     found = known_devices()
     show(options, found.to_json, lambda: render_devices(found))
-    return 0

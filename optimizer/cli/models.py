@@ -8,7 +8,7 @@ from optimizer.cli.parsing import Parser, add_shapes, note, show
 from search_spaces.core.allowed_code import allow
 
 
-def models(parser: Parser, arguments: list[str]) -> int:
+def models(parser: Parser, arguments: list[str]) -> None:
     """List the built-in models, with their size and work."""
     parser.add_argument("names", metavar="NAME", nargs="*", help="as mobilenet_v1@0.5/192 (default: all)")
     options = parser.read(arguments)
@@ -16,10 +16,9 @@ def models(parser: Parser, arguments: list[str]) -> int:
 
     found = summaries(options.names)
     show(options, lambda: to_json(found), lambda: render(found))
-    return 0
 
 
-def inspect(parser: Parser, arguments: list[str]) -> int:
+def inspect(parser: Parser, arguments: list[str]) -> None:
     """Show a model's operators and where it can be cut."""
     add = parser.add_argument
     add("model", metavar="NAME|FILE", help="a built-in model, or a .tflite file")
@@ -48,10 +47,9 @@ def inspect(parser: Parser, arguments: list[str]) -> int:
         write_picture(found, options.picture)
         note(f"optimize: the picture is in {options.picture}")
     show(options, lambda: to_json(found), lambda: render(found))
-    return 0
 
 
-def rewrite(parser: Parser, arguments: list[str]) -> int:
+def rewrite(parser: Parser, arguments: list[str]) -> None:
     """Write a rewritten model."""
     add = parser.add_argument
     add("name", metavar="NAME|FILE", nargs="?", help="a built-in model, also as NAME:int8, or a .tflite file")
@@ -92,7 +90,7 @@ def rewrite(parser: Parser, arguments: list[str]) -> int:
 
         split = rewrite_split(model, options.split, options.out, shapes)
         show(options, lambda: split, lambda: render_split(split))
-        return 0
+        return
     multiple = parser.whole("--multiple-of", options.multiple_of or "8", 1)
     most = parser.whole("--at-most", options.at_most, 1) if options.at_most else None
     seed = parser.whole("--seed", options.seed or "0", 0)
@@ -103,4 +101,3 @@ def rewrite(parser: Parser, arguments: list[str]) -> int:
         Request(model, o.tucker, o.out, ranks, multiple, most, o.even_larger, o.platform, o.even_slower, shapes, seed)
     )
     show(options, found.to_json, lambda: render(found))
-    return 0

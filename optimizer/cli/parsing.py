@@ -13,8 +13,11 @@ from search_spaces.core.errors import UsageError, printable, shown
 from search_spaces.core.wording import did_you_mean
 
 Add = Callable[..., object]
-Work = Callable[["Parser", list[str]], int]
-"""A command: takes its parser and the words after its name; its docstring is the description in its help."""
+Work = Callable[["Parser", list[str]], int | None]
+"""A command: takes its parser and the words after its name, and returns its exit code, or None for 0.
+
+Its docstring is the description in its help.
+"""
 
 _MOST_NUMBER = 2**31 - 1
 

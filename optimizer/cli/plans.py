@@ -26,7 +26,7 @@ def execute(parser: Parser, arguments: list[str]) -> int:
     return 0 if found.accepted else UnavailableError.exit_code
 
 
-def compare(parser: Parser, arguments: list[str]) -> int:
+def compare(parser: Parser, arguments: list[str]) -> None:
     """Compare the plans of two runs: which is faster, and by how much."""
     parser.add_argument("runs", metavar="RUN", nargs=2, help="a run folder, or a plan.json")
     add_given(parser.add_argument, "custom_ops")
@@ -41,10 +41,9 @@ def compare(parser: Parser, arguments: list[str]) -> int:
     allow_libraries(libraries)
     document, text = compare_runs(*options.runs, custom_ops=libraries, progress=progress)
     show(options, lambda: document, lambda: text)
-    return 0
 
 
-def explain(parser: Parser, arguments: list[str]) -> int:
+def explain(parser: Parser, arguments: list[str]) -> None:
     """Explain a study's plan: the cost of every change, and which limits cost time."""
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a study")
     options = parser.read(arguments)
@@ -58,10 +57,9 @@ def explain(parser: Parser, arguments: list[str]) -> int:
     with damage_of(options.run / RESULT, "explain another run"):
         found = explain_workload(options.run) if has_several(options.run) else explain(read_study(options.run))
         show(options, lambda: found, lambda: render(head(found), blocks(found)))
-    return 0
 
 
-def report(parser: Parser, arguments: list[str]) -> int:
+def report(parser: Parser, arguments: list[str]) -> None:
     """Write the report of a study or campaign as a web page."""
     parser.add_argument("run", metavar="RUN|CAMPAIGN", type=Path, help="the folder of a study or of a campaign")
     parser.add_argument("--out", metavar="DIR", type=Path, help="output folder (default: the run folder)")
@@ -72,10 +70,9 @@ def report(parser: Parser, arguments: list[str]) -> int:
     if written.without_png:
         note(f"optimize: {written.without_png}")
     print(written.page)
-    return 0
 
 
-def dashboard(parser: Parser, arguments: list[str]) -> int:
+def dashboard(parser: Parser, arguments: list[str]) -> None:
     """Open a finished study in optuna-dashboard."""
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a finished study")
     parser.add_argument("--port", metavar="N", default="8080", help="port on this machine (default 8080)")
@@ -84,10 +81,9 @@ def dashboard(parser: Parser, arguments: list[str]) -> int:
     from optimizer.tools.dashboard import serve
 
     serve(options.run, port, lambda at: note(f"optimize: {at}, until Ctrl-C"))
-    return 0
 
 
-def export(parser: Parser, arguments: list[str]) -> int:
+def export(parser: Parser, arguments: list[str]) -> None:
     """Write a study's plan, with runners in Python and C++, as a folder of its own."""
     add = parser.add_argument
     add("run", metavar="RUN", type=Path, help="the folder of a finished study")
@@ -104,4 +100,3 @@ def export(parser: Parser, arguments: list[str]) -> int:
     with damage_of(options.run / RESULT, "export another run"):
         found = export_run(options.run, out, fallback=options.fallback, target=options.target)
     print(json.dumps(found.to_json()) if options.json else found.text)
-    return 0

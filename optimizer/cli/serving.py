@@ -47,7 +47,7 @@ def server_options(options: argparse.Namespace, port: int) -> tuple[str, int, Se
     return host, port, credentials
 
 
-def storage(parser: Parser, arguments: list[str]) -> int:
+def storage(parser: Parser, arguments: list[str]) -> None:
     """Serve a shared study database to many workers, until Ctrl-C."""
     add = parser.add_argument
     add("url", metavar="URL", help="sqlite:///FILE or postgresql://USER@HOST/DATABASE")
@@ -61,10 +61,9 @@ def storage(parser: Parser, arguments: list[str]) -> int:
 
     host, port, credentials = server_options(options, _STORAGE_PORT)
     serve_storage(options.url, heartbeat_s, host, port, credentials)
-    return 0
 
 
-def agent(parser: Parser, arguments: list[str]) -> int:
+def agent(parser: Parser, arguments: list[str]) -> None:
     """Serve measurements of this machine until Ctrl-C."""
     add = parser.add_argument
     add("--name", metavar="NAME", help="of the device (default: of the machine)")
@@ -82,11 +81,10 @@ def agent(parser: Parser, arguments: list[str]) -> int:
         hosts = [host for host in options.hosts.split(",") if host]
         for path in make_certificates(options.certificates, hosts):
             print(path)
-        return 0
+        return
     if not options.max_model > 0.0:
         raise UsageError(f"--max-model {options.max_model:g}: must be greater than 0")
     _serve(options)
-    return 0
 
 
 def _serve(options: argparse.Namespace) -> None:
