@@ -216,8 +216,7 @@ class Builder:
         gain: float = 1.0,
     ) -> Value:
         """Add a convolution with bias; each of the ``groups`` reads its share of the channels."""
-        size = _pair(kernel)
-        x, scheme = self._padded(x, size, stride, padding, name)
+        x, size, scheme = self._padded(x, kernel, stride, padding, name)
         channels = x.shape[3] // groups
         weights = self._weighted((filters, *size, channels), prod(size) * channels, filters, name, gain)
         options = schema.Conv2DOptionsT(**_moves(stride, scheme), fusedActivationFunction=_activation(activation))
@@ -234,8 +233,7 @@ class Builder:
         activation: Activation = "NONE",
     ) -> Value:
         """Add a depthwise convolution with bias; its filter has the shape (1, kernel, kernel, channels)."""
-        size = _pair(kernel)
-        x, scheme = self._padded(x, size, stride, padding, name)
+        x, size, scheme = self._padded(x, kernel, stride, padding, name)
         channels = x.shape[3]
         kernel_weights = self.weight(f"{name}/kernel", (1, *size, channels), (2.0 / prod(size)) ** 0.5)
         bias = self.weight(f"{name}/bias", (channels,), BIAS_STD)
@@ -381,33 +379,33 @@ class Builder:
         return self.unary("SOFTMAX", x, name, schema.SoftmaxOptionsT(beta=1.0))
 
     def _pool(self, kind: str, x: Value, size: Size, stride: int, name: str, padding: Padding) -> Value:
-        pair = _pair(size)
-        x, scheme = self._padded(x, pair, stride, padding, name)
+        x, pair, scheme = self._padded(x, size, stride, padding, name)
         options = schema.Pool2DOptionsT(**_moves(stride, scheme), filterHeight=pair[0], filterWidth=pair[1])
         return self.operator(kind, (x,), _window(x, x.shape[3], pair, stride, scheme), name, options)
 
     def _padded(
-        self, x: Value, size: tuple[int, int], stride: int, padding: Padding, name: str
-    ) -> tuple[Value, Literal["SAME", "VALID"]]:
-        """Return the value that the window reads, padded if need be, and the schema's padding."""
+        self, x: Value, kernel: Size, stride: int, padding: Padding, name: str
+    ) -> tuple[Value, tuple[int, int], Literal["SAME", "VALID"]]:
+        """Return the value that a window reads, padded if need be, the window's size, and the schema's padding."""
+        size = (kernel, kernel) if isinstance(kernel, int) else kernel
         if padding in {"SAME", "VALID"}:
-            return x, padding
+            return x, size, padding
         same = [max(0, (-(-n // stride) - 1) * stride + k - n) for n, k in zip(x.shape[1:3], size, strict=True)]
         if padding == "CEIL":
             # SAME splits two rows or more between both sides; Caffe adds all at the end.
             rest = [-(n - k) % stride for n, k in zip(x.shape[1:3], size, strict=True)]
             if rest == [0, 0]:
-                return x, "VALID"
+                return x, size, "VALID"
             if rest == same and max(rest) <= 1:
-                return x, "SAME"
-            return self.pad(x, ((0, 0), (0, rest[0]), (0, rest[1]), (0, 0)), f"{name}/pad"), "VALID"
+                return x, size, "SAME"
+            return self.pad(x, ((0, 0), (0, rest[0]), (0, rest[1]), (0, 0)), f"{name}/pad"), size, "VALID"
         amount = int(padding)
         if same == [2 * amount, 2 * amount]:
-            return x, "SAME"
+            return x, size, "SAME"
         if amount == 0:
-            return x, "VALID"
+            return x, size, "VALID"
         both = (amount, amount)
-        return self.pad(x, ((0, 0), both, both, (0, 0)), f"{name}/pad"), "VALID"
+        return self.pad(x, ((0, 0), both, both, (0, 0)), f"{name}/pad"), size, "VALID"
 
     def _weighted(
         self, kernel: tuple[int, ...], fan_in: int, units: int, name: str, gain: float = 1.0
@@ -425,10 +423,6 @@ def _activation(name: Activation) -> Any:
 def _moves(stride: int, padding: Literal["SAME", "VALID"]) -> dict[str, int]:
     """Return the options of how a window moves."""
     return {"padding": getattr(schema.Padding, padding), "strideW": stride, "strideH": stride}
-
-
-def _pair(size: Size) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else size
 
 
 def _window(
