@@ -86,10 +86,10 @@ def rewrite(parser: Parser, arguments: list[str]) -> None:
         for name in ("rank", "multiple_of", "at_most", "even_larger", "platform", "even_slower", "seed"):
             if getattr(options, name):
                 parser.error(f"--{name.replace('_', '-')} has no effect without --tucker")
-        from optimizer.tools.rewrite import render_split, rewrite_split
+        from optimizer.tools.rewrite import rewrite_split
 
-        split = rewrite_split(model, options.split, options.out, shapes)
-        show(options, lambda: split, lambda: render_split(split))
+        document, text = rewrite_split(model, options.split, options.out, shapes)
+        show(options, lambda: document, lambda: text)
         return
     multiple = parser.whole("--multiple-of", options.multiple_of or "8", 1)
     most = parser.whole("--at-most", options.at_most, 1) if options.at_most else None

@@ -25,7 +25,7 @@ from search_spaces.core.wording import human_bytes, percent
 from search_spaces.models import load
 from search_spaces.models.stages import cut_stage
 from search_spaces.models.zoo.names import is_name, parse_name
-from search_spaces.rewrites.splits import Split, parse_split, split_operators
+from search_spaces.rewrites.splits import parse_split, split_operators
 from search_spaces.rewrites.tucker import Layer, Ranks, decompose, find_layer, outline, tucker_layers
 from search_spaces.rewrites.tucker_ranks import MULTIPLE, Choice, Choosing, choose_ranks, parse_rule
 
@@ -33,8 +33,10 @@ SCHEMA_VERSION = 1
 _ANOTHER = "take another rule, or give ranks with --rank"
 
 
-def rewrite_split(model: str, splits: Sequence[str], out: Path, input_shapes: Sequence[str] = ()) -> dict[str, Any]:
-    """Write a model with operators split; return the document of ``--json``.
+def rewrite_split(
+    model: str, splits: Sequence[str], out: Path, input_shapes: Sequence[str] = ()
+) -> tuple[dict[str, Any], str]:
+    """Write a model with operators split; return the document of ``--json``, and the text.
 
     Raises:
         UsageError: a split cannot be made, or the file cannot be written.
@@ -43,24 +45,17 @@ def rewrite_split(model: str, splits: Sequence[str], out: Path, input_shapes: Se
     wanted = tuple(parse_split(graph, text) for text in splits)
     made = split_operators(graph, wanted).graph
     digest = cut_stage(made, range(len(made.operators))).write(out)
+    before, after, nbytes = len(graph.operators), len(made.operators), out.stat().st_size
+    text = [*(f"{graph.name}: {s}" for s in wanted), f"{before} operators became {after}: {out} ({nbytes} bytes)"]
     return {
         "schema_version": SCHEMA_VERSION,
         "model": graph.name,
         "file": str(out),
         "splits": [{"operators": [s.first, s.last], "axis": s.axis, "cuts": list(s.cuts)} for s in wanted],
-        "operators": {"before": len(graph.operators), "after": len(made.operators)},
-        "nbytes": out.stat().st_size,
+        "operators": {"before": before, "after": after},
+        "nbytes": nbytes,
         "sha256": digest,
-    }
-
-
-def render_split(found: Mapping[str, Any]) -> str:
-    """Return the document of :func:`rewrite_split` as text."""
-    splits = (Split(*(*s["operators"], s["axis"], tuple(s["cuts"]))) for s in found["splits"])
-    count = "{before} operators became {after}".format(**found["operators"])
-    return "\n".join(
-        [*(f"{found['model']}: {s}" for s in splits), f"{count}: {found['file']} ({found['nbytes']} bytes)"]
-    )
+    }, "\n".join(text)
 
 
 @dataclass(frozen=True, slots=True)
