@@ -14,6 +14,7 @@ from search_spaces.core.bounded import parsed_json, read_bounded
 from search_spaces.core.errors import OptimizeError, PlanError, RunFolderError, UsageError, damage
 from search_spaces.models.files import replacing
 
+_MOST_NBYTES = 256 << 20
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 
 
@@ -88,7 +89,7 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def read_document(
-    file: Path, version: int, hint: str, most_nbytes: int = 256 << 20, damaged: type[RunFolderError] = RunFolderError
+    file: Path, version: int, hint: str, damaged: type[RunFolderError] = RunFolderError
 ) -> dict[str, Any]:
     """Return a JSON document of this program.
 
@@ -100,7 +101,7 @@ def read_document(
         RunFolderError: it is missing, damaged, or written by a newer version.
     """
     with disk_errors(file):
-        content = read_bounded(file, most_nbytes)
+        content = read_bounded(file, _MOST_NBYTES)
     try:
         document = dict(parsed_json(content))
         newer = document["schema_version"] > version

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -26,23 +26,23 @@ from evaluators.litert.parts import join, share_weights
 from evaluators.litert.processor_names import processor_options
 from evaluators.litert.stages import custom_operators, opens
 from evaluators.litert.worker.runtimes import INTERPRETER
+from evaluators.workload.lowered import Lowerings
 from evaluators.workload.scheduler import QueueClient
 from evaluators.workload.setting import Setting, exclusions, setting
 from search_spaces.core.bounded import parsed_json, read_bounded
 from search_spaces.core.errors import ModelError, PlanError, UnavailableError, damage
 from search_spaces.core.graph import Graph, Operator, Tensor
+from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Dispatch, Plan, Stage
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.core.pools import single_processors
+from search_spaces.core.workload import Workload
 from search_spaces.models.files import file_digest, replacing
 from search_spaces.models.inputs import read_inputs, write_inputs
 from search_spaces.models.litert import graph_of, read_model
 from search_spaces.models.shapes import needs_interpreter
 from search_spaces.models.stages import StageModel, cut_stage, flattened
 from search_spaces.rewrites.views import lie_inside, without_copies
-
-if TYPE_CHECKING:
-    from evaluators.litert.workload import LitertWorkload
 
 _FILE_NAME = re.compile(r"stage_\d+\.tflite")
 _MAX_NBYTES = 64 << 20
@@ -367,16 +367,23 @@ class WorkloadFiles:
     models: tuple[Deployment, ...]
 
 
-def write_workload(session: LitertWorkload, folder: Path, plan: Plan) -> Path:
-    """Write stage files of every model, then ``plan.json``, and return its path."""
-    found = setting(session.workload, session.joined, plan, session.platform, session.lowerings)
-    processors = {processor.name: processor for processor in single_processors(session.platform)}
+def write_workload(
+    folder: Path, workload: Workload, joined: JoinedGraph, plan: Plan, device: Platform, lowerings: Lowerings
+) -> Path:
+    """Write stage files of every model, then ``plan.json``, and return its path.
+
+    Raises:
+        ModelError: a model has no file, or the file is gone or has changed.
+        UsageError: the folder cannot be written, or the disk is full.
+    """
+    found = setting(workload, joined, plan, device, lowerings)
+    processors = {processor.name: processor for processor in single_processors(device)}
     numbers: dict[Any, int] = {}
     written: dict[Path, dict[str, Any]] = {}
     clients = list[dict[str, Any]]()
     for client, index, model in zip(found.clients, found.components, found.models, strict=True):
-        component = session.joined.components[index]
-        asks = session.workload.client_of(index)
+        component = joined.components[index]
+        asks = workload.client_of(index)
         first = [found.processors[each[0]] for each in client.processors]
         key = (model.graph.digest, asks.source, model.operators, tuple(processors[name].kind for name in first))
         if key not in numbers:
@@ -388,8 +395,9 @@ def write_workload(session: LitertWorkload, folder: Path, plan: Plan) -> Path:
                 replace(stage, processor=used.get(job, first[0])) for job, stage in enumerate(model.lowered.plan.stages)
             )
             part = Plan(model.graph.digest, tuple(stages))
-            platform = Platform(session.platform.name, tuple(processors[name] for name in dict.fromkeys(first)))
-            written[place] = _write_stages(place, model.graph, part, platform, session.digest(model.graph))
+            platform = Platform(device.name, tuple(processors[name] for name in dict.fromkeys(first)))
+            digest = model.graph.source.content_digest() if model.graph.source is not None else ""
+            written[place] = _write_stages(place, model.graph, part, platform, digest)
         named = [[found.processors[processor] for processor in each] for each in client.processors]
         own = {"client": asks.name, "own_weights": asks.own_weights, "processors": named}
         clients.append({"name": component.name, "model": numbers[key], **asdict(client), **own})
@@ -397,13 +405,11 @@ def write_workload(session: LitertWorkload, folder: Path, plan: Plan) -> Path:
     for place, model_plan in written.items():
         _write_plan(place, model_plan)
     taken = {name for client in clients for each in client["processors"] for name in each}
-    platform = Platform(
-        session.platform.name, tuple(processor for name, processor in processors.items() if name in taken)
-    )
+    platform = Platform(device.name, tuple(processor for name, processor in processors.items() if name in taken))
     document = {
         "schema_version": SCHEMA_VERSION,
         "kind": KIND,
-        "name": session.workload.name,
+        "name": workload.name,
         "dispatch": plan.dispatch,
         "platform": platform.to_json(),
         "clients": clients,

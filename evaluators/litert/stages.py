@@ -496,7 +496,7 @@ def _written(stack: ExitStack, joined: JoinedModel) -> int:
     try:
         descriptor = os.memfd_create("stage", os.MFD_CLOEXEC)
         file = stack.enter_context(os.fdopen(descriptor, "wb"))
-        joined.write_into(file)
+        joined.write_into(file, joined.sources[0].path.name)
         file.flush()
     except OSError as error:
         raise UnavailableError(f"no memory for a stage of {joined.sources[0].path}: {error}") from error

@@ -214,7 +214,7 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
 
     def deploy(self, folder: Path, graph: Graph, plan: Plan) -> Agreement:  # noqa: ARG002
         """Write ``plan.json`` and the stage files to ``folder``, run them, and compare outputs."""
-        write_workload(self, folder, plan)
+        write_workload(folder, self.workload, self.joined, plan, self.platform, self.lowerings)
         names = [component.name for component in self.joined.components]
         libraries = {c.name: Path(c.custom_ops) for c in self.workload.clients if c.custom_ops}
         with WorkloadRunner(folder, custom_ops=libraries) as runner:

@@ -109,9 +109,7 @@ def _collect(loop: Any, run: CampaignRun, futures: dict[Any, State], watcher: Pr
 def _take(run: CampaignRun, state: State, future: Any) -> None:
     """Store the result of a worker."""
     if future.status != "finished":
-        error = future.exception()
-        state.status, state.exit_code = "failed", UnavailableError.exit_code
-        state.error = f"its workers died: {' '.join(str(error).split())[:300]}"
+        state.end(UnavailableError.exit_code, f"its workers died: {' '.join(str(future.exception()).split())[:300]}")
         return
     answer = future.result()
     state.wall_s = float(answer["wall_s"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,7 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from evaluators.registry import make_evaluator
-from optimizer.campaign.table import Tables, front_text, fronts_of, gain_text, named, ratio_heading, verdict_of
+from optimizer.campaign.table import (
+    Tables,
+    front_text,
+    fronts_of,
+    gain_text,
+    named,
+    ratio_heading,
+    shown_axes,
+    verdict_of,
+)
 from optimizer.report.console import make_console, progress_bar
 from optimizer.report.terminal import table
 from optimizer.study.course import foreseen
@@ -171,19 +179,7 @@ def render_dry_run(document: Mapping[str, Any]) -> Group:
 
 def render_summary(run: CampaignRun, tables: Tables) -> Group:
     """Return the tables of a campaign's results."""
-    columns = (
-        "model",
-        "platform",
-        "processors",
-        "evaluator",
-        "allow",
-        "sampler",
-        "objective",
-        "max_stages",
-        "max_error",
-        "budget",
-    )
-    axes = [a for a in columns if a == "model" or len({json.dumps(row[a]) for row in tables.summary}) > 1]
+    axes = shown_axes(tables.summary)
     units = {row["unit"] for row in tables.summary} or {"ms"}
     one = next(iter(units)) if len(units) == 1 else ""
     rows = []

@@ -5,7 +5,6 @@ A campaign is a matrix of studies. ``experiments/campaign.schema.json`` describe
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 import re
@@ -20,6 +19,7 @@ from pydantic_core import ErrorDetails
 from evaluators.objectives import OBJECTIVES
 from evaluators.workload.outcome import OBJECTIVES as OF_WORKLOADS
 from search_spaces.core.errors import UsageError, shown
+from search_spaces.core.wording import did_you_mean
 from search_spaces.core.yaml_file import composed, yaml_errors
 
 MAX_NBYTES = 1 << 20
@@ -280,8 +280,7 @@ def _explain(path: Path, lines: Mapping[Loc, int], error: ErrorDetails) -> Usage
     if error["type"] == "extra_forbidden":
         parent = next((str(p) for p in reversed(loc[:-1]) if p in _PARTS), "")
         fields = _PARTS.get(parent, Campaign).model_fields
-        near = difflib.get_close_matches(str(loc[-1]), fields, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"it may have: {', '.join(fields)}"
+        hint = did_you_mean(str(loc[-1]), fields, f"it may have: {', '.join(fields)}", cutoff=0.5, quoted=True)
         return _error(path, lines, loc, f"{parent or 'a campaign'} has no {shown(loc[-1])}", hint)
     if error["type"] == "missing":
         return _error(path, lines, loc, f"{where} is missing")

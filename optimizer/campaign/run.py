@@ -37,6 +37,7 @@ from optimizer.campaign.studies import Planned, State, code_of, plan_studies, ru
 from optimizer.campaign.table import (
     SCHEMA_VERSION,
     STATE,
+    SUMMARIES,
     DamagedStateError,
     Tables,
     gather,
@@ -200,8 +201,7 @@ def _one(run: CampaignRun, state: State, watcher: ProgressCampaign) -> None:
     except OptimizeError as error:
         state.status, state.error, state.exit_code = "failed", str(error), error.exit_code
     except Exception as error:  # noqa: BLE001 - a defect in one study must not end the others
-        state.status, state.exit_code = "failed", 1
-        state.error = f"a defect of ours: {type(error).__name__}: {' '.join(str(error).split())}"
+        state.end(1, f"a defect of ours: {type(error).__name__}: {' '.join(str(error).split())}")
     state.wall_s = time.monotonic() - begin_s
 
 
@@ -347,10 +347,7 @@ def run_file(options: argparse.Namespace, command: Sequence[str]) -> int:
         left_out.append(written.without_png)
         notes.append("; ".join(filter(None, left_out)))
     if options.json:
-        rows = {
-            name: getattr(tables, name)
-            for name in ("results", "summary", "fronts", "gains", "expected", "indicators", "explained")
-        }
+        rows = {name: getattr(tables, name) for name in ("results", *SUMMARIES)}
         print(json.dumps({**saved, **rows}, indent=2))
     else:
         make_console().print(render_summary(run, tables), crop=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import itertools
 import json
@@ -24,6 +23,7 @@ from optimizer.samplers import make_sampler
 from optimizer.study.config import StudyConfig, option, parse_config
 from search_spaces.core.errors import EXIT_INTERRUPTED, ModelError, UnavailableError, UnstableError, UsageError
 from search_spaces.core.plugins import find_entry
+from search_spaces.core.wording import did_you_mean
 from search_spaces.core.workload import is_workload, names_file, workload_of
 from search_spaces.models.files import file_digest
 from search_spaces.models.plugin import model_names
@@ -280,8 +280,7 @@ def _check_plans(file: CampaignFile) -> None:
             raise file.error(("expect", i), "a ratio needs a plan to compare with", "add 'over'")
     for loc, name in named:
         if not _KNOWN.fullmatch(name):
-            near = difflib.get_close_matches(name, _EXAMPLES, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(_EXAMPLES)}"
+            hint = did_you_mean(name, _EXAMPLES, f"there are: {', '.join(_EXAMPLES)}", cutoff=0.4, quoted=True)
             raise file.error(loc, f"unknown baseline {name!r}", hint)
 
 

@@ -29,6 +29,9 @@ STATE = "campaign.json"
 GROUP = ("evaluator", "platform", "processors")
 """Axes that identify a device: R² is computed over the latencies of one device."""
 
+SUMMARIES = ("summary", "fronts", "gains", "expected", "indicators", "explained")
+"""The tables, fields of :class:`Tables`, that follow from ``results`` and the models."""
+
 Row = dict[str, Any]
 _POOLED = ("seed",)
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -167,13 +170,18 @@ def _objective(row: Row) -> Objective:
     return OBJECTIVES.get(str(row.get("objective") or "").split(",")[0], LATENCY)
 
 
+def shown_axes(rows: Sequence[Row]) -> list[str]:
+    """Return the axes that a table of the summary shows: the model, and those of several values."""
+    return [a for a in AXES if a == "model" or (a not in _POOLED and len({json.dumps(r[a]) for r in rows}) > 1)]
+
+
 def write_tables(tables: Tables, folder: Path) -> str:
     """Write each table that has rows as CSV, and the first also as Parquet; return why Parquet is missing, or "".
 
     Raises:
         RunFolderError: a file cannot be written.
     """
-    for name in ("results", "curves", "summary", "fronts", "gains", "expected", "indicators", "explained"):
+    for name in ("results", "curves", *SUMMARIES):
         rows: Sequence[Row] = getattr(tables, name)
         if rows:
             write_atomic(folder / f"{name}.csv", to_csv(rows).encode())
@@ -290,21 +298,24 @@ def front_text(rows: Sequence[Row]) -> str:
     return f"front of {plural(count, 'plan')}: {', '.join(ranges)}; its knee, which is recommended: {', '.join(knee)}"
 
 
+def _grouped(rows: Iterable[Row], columns: Sequence[str]) -> list[list[Row]]:
+    """Return the rows in groups that have the same values in some columns."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(json.dumps([row[column] for column in columns]), []).append(row)
+    return list(found.values())
+
+
 def _summary(results: Sequence[Row]) -> list[Row]:
-    cells: dict[str, list[Row]] = {}
-    for row in results:
-        if row["plan"] == "best":
-            key = json.dumps([row[axis] for axis in AXES if axis not in _POOLED])
-            cells.setdefault(key, []).append(row)
-    found = []
-    for rows in cells.values():
+    axes, found = [axis for axis in AXES if axis not in _POOLED], []
+    for rows in _grouped((row for row in results if row["plan"] == "best"), axes):
         ratio, low, high = _pooled(rows)
         values = [r["value"] for r in rows if r["value"]]
         best = statistics.median(values) if values else None
         latency = rows[0]["objective"] == LATENCY.name
         found.append(
             {
-                **{axis: rows[0][axis] for axis in AXES if axis not in _POOLED},
+                **{axis: rows[0][axis] for axis in axes},
                 "studies": len(rows),
                 "best_ms": best if latency else None,
                 "ratio": ratio,
@@ -322,13 +333,8 @@ def _summary(results: Sequence[Row]) -> list[Row]:
 
 def mean_gains(results: Sequence[Row]) -> list[Row]:
     """Return how many times as fast as the best baseline plans are, in the mean over the models of each cell."""
-    axes = [axis for axis in AXES if axis not in {"model", *_POOLED}]
-    cells: dict[str, list[Row]] = {}
-    for row in results:
-        if row["gain"] is not None:
-            cells.setdefault(json.dumps([row[axis] for axis in axes]), []).append(row)
-    found = []
-    for rows in cells.values():
+    axes, found = [axis for axis in AXES if axis not in {"model", *_POOLED}], []
+    for rows in _grouped((row for row in results if row["gain"] is not None), axes):
         if len(models := {row["model"] for row in rows}) > 1:
             equal = {"ratio_low": 1.0, "ratio_high": 1.0}
             pooled = [row | {"ratio": row["gain"]} | (equal if row["gain"] == 1.0 else {}) for row in rows]
@@ -450,17 +456,15 @@ def _explained_rows(rows: Sequence[Row]) -> Iterator[Row]:
     Beside it stand the relative errors of models that were left out: one after another in a family, or of a family
     that the others predict.
     """
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        for family in ("all", row["family"]):
-            groups.setdefault(json.dumps([*(row[axis] for axis in GROUP), family]), []).append(row)
-    for key, each in sorted(groups.items(), key=lambda item: json.loads(item[0])[-1] != "all"):
+    groups = [("all", each) for each in _grouped(rows, GROUP)]
+    groups += [(each[0]["family"], each) for each in _grouped(rows, (*GROUP, "family"))]
+    for family, each in groups:
         if len({row["model"] for row in each}) < LEAST_MODELS:
             continue
         found = [Indicators(**{name: row[name] for name in Indicators.__dataclass_fields__}) for row in each]
         latency_s = [row["latency_ms"] * 1e-3 for row in each]
-        head = dict(zip((*GROUP, "family"), json.loads(key), strict=True))
-        left_out = [str(row["family" if head["family"] == "all" else "model"]) for row in each]
+        head = {axis: each[0][axis] for axis in GROUP} | {"family": family}
+        left_out = [str(row["family" if family == "all" else "model"]) for row in each]
         errors = left_out_errors(found, latency_s, left_out)
         wrong = {f"{name}_error_{part}": value for name, parts in errors.items() for part, value in parts.items()}
         yield {**head, "models": len(each), **explained_by(found, latency_s), **wrong}

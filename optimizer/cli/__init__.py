@@ -10,7 +10,6 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import FrameType
 
 from optimizer.cli import study
 from optimizer.cli.campaigns import pretrain, run, schema, solve
@@ -35,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     logging.basicConfig(handlers=[_Warnings()], format="optimize: %(message)s", level=logging.WARNING, force=True)
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would compete with what is measured
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -79,10 +78,6 @@ def _run(arguments: list[str]) -> int:
     return study.optimize(arguments, COMMANDS, summaries)
 
 
-def _interrupt(_: int, __: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def _fail(text: str, code: int, *, traced: bool = False) -> int:
     if traced:
         note(traceback.format_exc())
@@ -91,7 +86,7 @@ def _fail(text: str, code: int, *, traced: bool = False) -> int:
 
 
 def _parsed(work: Work, arguments: list[str]) -> int:
-    return work(Parser(prog=f"optimize {work.__name__}", description=work.__doc__), arguments)
+    return work(Parser(prog=f"optimize {work.__name__}", description=work.__doc__), arguments) or 0
 
 
 _ALL: tuple[tuple[Work, str], ...] = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from optimizer.cli.parsing import Parser, add_common, note, show
+from optimizer.cli.parsing import Parser, note, show
 from search_spaces.core.allowed_code import allow
 from search_spaces.core.errors import EXIT_INTERRUPTED, UnavailableError
 
@@ -17,8 +17,7 @@ def calibrate(parser: Parser, arguments: list[str]) -> int:
     add("--minutes", metavar="M", type=float, default=10.0, help="minutes to spend (default 10)")
     add("--refine", metavar="RUN", type=Path, help="correct the profile FILE with what a study measured instead")
     add("--evaluator", metavar="NAME", default="litert", help="what measures (default litert: this machine)")
-    add_common(add, quiet=True)
-    options = parser.read(arguments)
+    options = parser.read(arguments, quiet=True)
     allow(*(options.processors or "").split(","))
     from optimizer.tools.calibrate import calibrate, refine, render
 
@@ -43,7 +42,6 @@ def calibrate(parser: Parser, arguments: list[str]) -> int:
 def doctor(parser: Parser, arguments: list[str]) -> int:
     """Check this machine: runtimes, processors, load, and how to fix problems."""
     parser.add_argument("--model", metavar="NAME|FILE", help="list the operators that each processor does not support")
-    add_common(parser.add_argument)
     options = parser.read(arguments)
     from optimizer.tools.doctor import diagnose, render
 
@@ -54,7 +52,6 @@ def doctor(parser: Parser, arguments: list[str]) -> int:
 
 def plugins(parser: Parser, arguments: list[str]) -> int:
     """List evaluators, spaces, samplers and models with the package that brings them."""
-    add_common(parser.add_argument)
     options = parser.read(arguments)
     from optimizer.tools.plugins import list_plugins, render, to_json
 
@@ -63,12 +60,10 @@ def plugins(parser: Parser, arguments: list[str]) -> int:
     return UnavailableError.exit_code if any(p.problem for p in found) else 0
 
 
-def devices(parser: Parser, arguments: list[str]) -> int:
+def devices(parser: Parser, arguments: list[str]) -> None:
     """List what plans can be searched for: processors of this machine, known devices, phones, agents."""
-    add_common(parser.add_argument)
     options = parser.read(arguments)
     from optimizer.tools.doctor import known_devices, render_devices
 
     found = known_devices()
     show(options, found.to_json, lambda: render_devices(found))
-    return 0

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from optimizer.cli.parsing import Parser, add_common, add_shapes, note, show
+from optimizer.cli.parsing import Parser, add_shapes, note, show
 from search_spaces.core.allowed_code import allow
 
 
-def models(parser: Parser, arguments: list[str]) -> int:
+def models(parser: Parser, arguments: list[str]) -> None:
     """List the built-in models, with their size and work."""
     parser.add_argument("names", metavar="NAME", nargs="*", help="as mobilenet_v1@0.5/192 (default: all)")
-    add_common(parser.add_argument)
     options = parser.read(arguments)
     from optimizer.tools.models import render, summaries, to_json
 
     found = summaries(options.names)
     show(options, lambda: to_json(found), lambda: render(found))
-    return 0
 
 
-def inspect(parser: Parser, arguments: list[str]) -> int:
+def inspect(parser: Parser, arguments: list[str]) -> None:
     """Show a model's operators and where it can be cut."""
     add = parser.add_argument
     add("model", metavar="NAME|FILE", help="a built-in model, or a .tflite file")
@@ -29,7 +27,6 @@ def inspect(parser: Parser, arguments: list[str]) -> int:
     picture = "draw the graph with its cut points: .svg, or .html with zoom and tables"
     add("--picture", metavar="FILE", type=Path, help=picture)
     add("-o", "--out", metavar="FILE", type=Path, help="write the model as a .tflite file")
-    add_common(add)
     options = parser.read(arguments)
     from optimizer.report.graph import check_picture, write_picture
     from optimizer.tools.inspect import inspect_graph, render, to_json
@@ -50,10 +47,9 @@ def inspect(parser: Parser, arguments: list[str]) -> int:
         write_picture(found, options.picture)
         note(f"optimize: the picture is in {options.picture}")
     show(options, lambda: to_json(found), lambda: render(found))
-    return 0
 
 
-def rewrite(parser: Parser, arguments: list[str]) -> int:
+def rewrite(parser: Parser, arguments: list[str]) -> None:
     """Write a rewritten model."""
     add = parser.add_argument
     add("name", metavar="NAME|FILE", nargs="?", help="a built-in model, also as NAME:int8, or a .tflite file")
@@ -81,7 +77,6 @@ def rewrite(parser: Parser, arguments: list[str]) -> int:
     add("--platform", metavar="FILE|NAME", type=Path, help="device profile that predicts times before and after")
     add("--even-slower", action="store_true", help="decompose even where it is predicted to be slower on --platform")
     add("--seed", metavar="S", help="of the inputs on which outputs are compared (default 0)")
-    add_common(parser.add_argument)
     options = parser.read(arguments)
     if (options.name is None) == (options.model is None):
         parser.error("give one model")
@@ -93,9 +88,9 @@ def rewrite(parser: Parser, arguments: list[str]) -> int:
                 parser.error(f"--{name.replace('_', '-')} has no effect without --tucker")
         from optimizer.tools.rewrite import rewrite_split
 
-        split = rewrite_split(model, options.split, options.out, shapes)
-        show(options, split.to_json, split.render)
-        return 0
+        document, text = rewrite_split(model, options.split, options.out, shapes)
+        show(options, lambda: document, lambda: text)
+        return
     multiple = parser.whole("--multiple-of", options.multiple_of or "8", 1)
     most = parser.whole("--at-most", options.at_most, 1) if options.at_most else None
     seed = parser.whole("--seed", options.seed or "0", 0)
@@ -106,4 +101,3 @@ def rewrite(parser: Parser, arguments: list[str]) -> int:
         Request(model, o.tucker, o.out, ranks, multiple, most, o.even_larger, o.platform, o.even_slower, shapes, seed)
     )
     show(options, found.to_json, lambda: render(found))
-    return 0

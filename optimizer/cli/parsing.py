@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -11,10 +10,14 @@ from typing import Any, NoReturn
 
 from optimizer.cli.completion import complete
 from search_spaces.core.errors import UsageError, printable, shown
+from search_spaces.core.wording import did_you_mean
 
 Add = Callable[..., object]
-Work = Callable[["Parser", list[str]], int]
-"""A command: takes its parser and the words after its name; its docstring is the description in its help."""
+Work = Callable[["Parser", list[str]], int | None]
+"""A command: takes its parser and the words after its name, and returns its exit code, or None for 0.
+
+Its docstring is the description in its help.
+"""
 
 _MOST_NUMBER = 2**31 - 1
 
@@ -30,12 +33,16 @@ class Parser(argparse.ArgumentParser):
         _, _, unknown = message.partition("unrecognized arguments: ")
         if unknown.startswith("--"):
             word = unknown.split()[0].partition("=")[0]
-            near = difflib.get_close_matches(word, self._option_string_actions, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"see {self.prog} --help"
+            hint = did_you_mean(word, self._option_string_actions, f"see {self.prog} --help")
             raise UsageError(f"there is no option {shown(word)}", hint)
         raise UsageError(message, f"see {self.prog} --help")
 
-    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+    def read(self, arguments: Sequence[str], *, quiet: bool = False, as_json: bool = True) -> argparse.Namespace:
+        """Return the options of a command, those that commands have in common too."""
+        add_common(self.add_argument, quiet=quiet, as_json=as_json)
+        return self.parsed(arguments)
+
+    def parsed(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Return the options, at any place among the other words."""
         complete(self, self.commands)
         return self.parse_intermixed_args(arguments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from optimizer.cli.parsing import Parser, add_common, add_given, note, show
+from optimizer.cli.parsing import Parser, add_given, note, show
 from search_spaces.core.allowed_code import allow_libraries
 from search_spaces.core.errors import UnavailableError
 
@@ -16,23 +16,21 @@ def execute(parser: Parser, arguments: list[str]) -> int:
     add("plan", metavar="PLAN", help="a run folder, or a plan.json")
     add_given(add, "input", "custom_ops")
     add("--stream", action="store_true", help="stream inferences: successive ones overlap")
-    add_common(add)
     options = parser.read(arguments)
     from optimizer.tools.execute import execute
 
     given = options.input or (), options.custom_ops or ()
     allow_libraries(given[1])
-    found = execute(options.plan, as_json=options.json, stream=options.stream, inputs=given[0], custom_ops=given[1])
-    print(found.text)
+    found = execute(options.plan, stream=options.stream, inputs=given[0], custom_ops=given[1])
+    show(options, lambda: found.document, lambda: found.text)
     return 0 if found.accepted else UnavailableError.exit_code
 
 
-def compare(parser: Parser, arguments: list[str]) -> int:
+def compare(parser: Parser, arguments: list[str]) -> None:
     """Compare the plans of two runs: which is faster, and by how much."""
     parser.add_argument("runs", metavar="RUN", nargs=2, help="a run folder, or a plan.json")
     add_given(parser.add_argument, "custom_ops")
-    add_common(parser.add_argument, quiet=True)
-    options = parser.read(arguments)
+    options = parser.read(arguments, quiet=True)
     from optimizer.tools.compare import compare_runs
 
     def progress(text: str) -> None:
@@ -41,61 +39,51 @@ def compare(parser: Parser, arguments: list[str]) -> int:
 
     libraries = options.custom_ops or ()
     allow_libraries(libraries)
-    print(compare_runs(*options.runs, as_json=options.json, custom_ops=libraries, progress=progress))
-    return 0
+    document, text = compare_runs(*options.runs, custom_ops=libraries, progress=progress)
+    show(options, lambda: document, lambda: text)
 
 
-def explain(parser: Parser, arguments: list[str]) -> int:
+def explain(parser: Parser, arguments: list[str]) -> None:
     """Explain a study's plan: the cost of every change, and which limits cost time."""
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a study")
-    add_common(parser.add_argument)
     options = parser.read(arguments)
     from optimizer.files import damage_of
+    from optimizer.report.data import read_study
     from optimizer.report.terminal import render
     from optimizer.study.folder import RESULT
-    from optimizer.tools import explain
     from optimizer.tools.execute import has_several
+    from optimizer.tools.explain import blocks, explain, explain_workload, head
 
     with damage_of(options.run / RESULT, "explain another run"):
-        if has_several(options.run):
-            found = explain.explain_workload(options.run)
-            head, blocks = explain.workload_head, explain.workload_blocks
-        else:
-            found = explain.explain_run(options.run)
-            head, blocks = explain.head, explain.blocks
+        found = explain_workload(options.run) if has_several(options.run) else explain(read_study(options.run))
         show(options, lambda: found, lambda: render(head(found), blocks(found)))
-    return 0
 
 
-def report(parser: Parser, arguments: list[str]) -> int:
+def report(parser: Parser, arguments: list[str]) -> None:
     """Write the report of a study or campaign as a web page."""
     parser.add_argument("run", metavar="RUN|CAMPAIGN", type=Path, help="the folder of a study or of a campaign")
     parser.add_argument("--out", metavar="DIR", type=Path, help="output folder (default: the run folder)")
-    add_common(parser.add_argument, as_json=False)
-    options = parser.read(arguments)
+    options = parser.read(arguments, as_json=False)
     from optimizer.report.write import report
 
     written = report(options.run, options.out)
     if written.without_png:
         note(f"optimize: {written.without_png}")
     print(written.page)
-    return 0
 
 
-def dashboard(parser: Parser, arguments: list[str]) -> int:
+def dashboard(parser: Parser, arguments: list[str]) -> None:
     """Open a finished study in optuna-dashboard."""
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a finished study")
     parser.add_argument("--port", metavar="N", default="8080", help="port on this machine (default 8080)")
-    add_common(parser.add_argument, as_json=False)
-    options = parser.read(arguments)
+    options = parser.read(arguments, as_json=False)
     port = parser.whole("--port", options.port, 1, 65535)
     from optimizer.tools.dashboard import serve
 
     serve(options.run, port, lambda at: note(f"optimize: {at}, until Ctrl-C"))
-    return 0
 
 
-def export(parser: Parser, arguments: list[str]) -> int:
+def export(parser: Parser, arguments: list[str]) -> None:
     """Write a study's plan, with runners in Python and C++, as a folder of its own."""
     add = parser.add_argument
     add("run", metavar="RUN", type=Path, help="the folder of a finished study")
@@ -103,7 +91,6 @@ def export(parser: Parser, arguments: list[str]) -> int:
     targets = ("linux", "android", "openvino", "onnxruntime", "model-explorer")
     add("--target", choices=targets, default="linux", help="the system or runtime that runs it (default: linux)")
     add("--fallback", action="store_true", help="include the whole model, so that the runner can fall back to it")
-    add_common(add)
     options = parser.read(arguments)
     from optimizer.export.folder import export_run
     from optimizer.files import damage_of
@@ -113,4 +100,3 @@ def export(parser: Parser, arguments: list[str]) -> int:
     with damage_of(options.run / RESULT, "export another run"):
         found = export_run(options.run, out, fallback=options.fallback, target=options.target)
     print(json.dumps(found.to_json()) if options.json else found.text)
-    return 0

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optimizer.cli.parsing import Parser, add_common
+from optimizer.cli.parsing import Parser
 from search_spaces.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,14 +47,13 @@ def server_options(options: argparse.Namespace, port: int) -> tuple[str, int, Se
     return host, port, credentials
 
 
-def storage(parser: Parser, arguments: list[str]) -> int:
+def storage(parser: Parser, arguments: list[str]) -> None:
     """Serve a shared study database to many workers, until Ctrl-C."""
     add = parser.add_argument
     add("url", metavar="URL", help="sqlite:///FILE or postgresql://USER@HOST/DATABASE")
     add("--heartbeat", metavar="S", default="10", help="seconds between heartbeats of a worker (default 10)")
     add_server_options(add, _STORAGE_PORT)
-    add_common(add, as_json=False)
-    options = parser.read(arguments)
+    options = parser.read(arguments, as_json=False)
     heartbeat_s = parser.whole("--heartbeat", options.heartbeat, 1, 3600)
     if options.url.startswith("grpc://"):
         parser.error(f"{options.url}: is already a server; give the URL of its database")
@@ -62,10 +61,9 @@ def storage(parser: Parser, arguments: list[str]) -> int:
 
     host, port, credentials = server_options(options, _STORAGE_PORT)
     serve_storage(options.url, heartbeat_s, host, port, credentials)
-    return 0
 
 
-def agent(parser: Parser, arguments: list[str]) -> int:
+def agent(parser: Parser, arguments: list[str]) -> None:
     """Serve measurements of this machine until Ctrl-C."""
     add = parser.add_argument
     add("--name", metavar="NAME", help="of the device (default: of the machine)")
@@ -76,19 +74,17 @@ def agent(parser: Parser, arguments: list[str]) -> int:
     certificates = "write a certificate authority and certificates for --hosts to DIR, and exit"
     add("--certificates", metavar="DIR", type=Path, help=certificates)
     add("--hosts", metavar="A,B", default="", help="names and addresses of this agent")
-    add_common(add, as_json=False)
-    options = parser.read(arguments)
+    options = parser.read(arguments, as_json=False)
     if options.certificates is not None:
         from optimizer.tools.certificates import make_certificates
 
         hosts = [host for host in options.hosts.split(",") if host]
         for path in make_certificates(options.certificates, hosts):
             print(path)
-        return 0
+        return
     if not options.max_model > 0.0:
         raise UsageError(f"--max-model {options.max_model:g}: must be greater than 0")
     _serve(options)
-    return 0
 
 
 def _serve(options: argparse.Namespace) -> None:

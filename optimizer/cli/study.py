@@ -35,7 +35,7 @@ def optimize(arguments: list[str], commands: Collection[str], summaries: str) ->
     """
     parser = make_parser(summaries)
     parser.commands = [*commands, "help"]
-    options = parser.read(arguments)
+    options = parser.parsed(arguments)
     if options.version:
         from importlib.metadata import version
 
@@ -49,9 +49,11 @@ def optimize(arguments: list[str], commands: Collection[str], summaries: str) ->
     options.model = models or None
     config = _config(options)
     if options.dry_run:
-        from optimizer.tools.dry_run import dry_run
+        from optimizer.study.course import foreseen
+        from optimizer.tools.dry_run import render
 
-        print(dry_run(config, as_json=options.json))
+        document = foreseen(config)
+        show(options, lambda: {"schema_version": 1, **document}, lambda: render(document))
         return 0
     return _study(config, arguments, options)
 

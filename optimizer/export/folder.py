@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from evaluators.litert.deployment import (
     INPUTS,
@@ -40,17 +40,12 @@ from optimizer.tools.execute import open_workload
 from search_spaces.core.bounded import parsed_json, read_bounded
 from search_spaces.core.errors import RunFolderError, UsageError, printable
 from search_spaces.core.graph import Graph, Tensor
-from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.core.wording import plural
-from search_spaces.core.workload import Workload
 from search_spaces.models.inputs import read_inputs
 from search_spaces.models.stages import cut_stage
 from search_spaces.rewrites.lower import Lowering
-
-if TYPE_CHECKING:
-    from evaluators.litert.workload import LitertWorkload
 
 WHOLE = "whole.tflite"
 _HERE = Path(__file__).parent
@@ -104,22 +99,6 @@ class Exported:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True, slots=True)
-class _Models:
-    """The attributes of a session that :func:`write_workload` reads, for a plan that LiteRT has not measured."""
-
-    workload: Workload
-    joined: JoinedGraph
-    platform: Platform
-    lowerings: Lowerings
-
-    def digest(self, graph: Graph) -> str:
-        """Return the digest of a model's file."""
-        if graph.source is None:
-            raise RunFolderError(f"model {graph.name!r} has no file", "stage files are cut from models that have one")
-        return graph.source.content_digest()
-
-
 def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "linux") -> Exported:
     """Write the best plan of a finished study to a folder.
 
@@ -169,9 +148,14 @@ def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "l
             raise RunFolderError(f"{run}: its plan uses {', '.join(_runtimes(document))}", "a phone runs LiteRT alone")
         write_atomic(out / "plan.txt", printable(_in_words(document, out)).encode())
         if several:
-            write_atomic(out / _SCHEDULER, _queue_law().encode())
+            only_for_types = b"from search_spaces.core.plan import Dispatch\n"
+            write_atomic(out / _SCHEDULER, Path(scheduler.__file__).read_bytes().replace(only_for_types, b""))
         custom = _custom_operators(out)
-        more = "\n".join(filter(None, (*map(_kernels_wanted, custom), _add_target(target, study, document, out))))
+        more = [
+            f"- Put the library with the kernels of {escaped(', '.join(names))} beside the stage files, as `{file}`."
+            for file, names in custom
+        ]
+        more += _add_target(target, study, document, out)
         write_atomic(out / "README.md", printable(_readme(study, document, more)).encode())
     written = tuple(sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()))
     needed = (*(_BUILT if target == "android" else ()), *(file for file, _ in custom))
@@ -214,8 +198,9 @@ def _write_several(study: Study, out: Path) -> dict[str, Any]:
             joined, platform = read_study(run).joined, _usual(study.platform)
             if joined is None:
                 raise RunFolderError(f"{study.path}: {study.missing}", "stage files are cut from the study's models")
-            models = _Models(workload, joined, platform, Lowerings(joined, platform))
-            write_workload(cast("LitertWorkload", models), out, study.best)
+            if without := next((c.graph.name for c in joined.components if c.graph.source is None), None):
+                raise RunFolderError(f"model {without!r} has no file", "stage files are cut from models that have one")
+            write_workload(out, workload, joined, study.best, platform, Lowerings(joined, platform))
         document = parsed_json(read_bounded(out / "plan.json"))
     found = study.result["workload"]["outcomes"]["best"]
     names = ("instances_ms", "mean_ms", "makespan_ms")
@@ -244,14 +229,6 @@ def _custom_operators(out: Path) -> list[tuple[str, list[str]]]:
     return found
 
 
-def _kernels_wanted(custom: tuple[str, Sequence[str]]) -> str:
-    """Return the line of the folder's README about a library and its custom operators."""
-    file, names = custom
-    return (
-        f"- Put the library with the kernels of {', '.join(map(escaped, names))} beside the stage files, as `{file}`."
-    )
-
-
 def _usual(platform: Platform) -> Platform:
     """Return a platform whose processors have all options that the runners read."""
     processors = (replace(p, options=_options(p)) for p in platform.processors)
@@ -278,12 +255,6 @@ def _link(file: Path, to: Path) -> None:
         os.link(file, to)
         return
     shutil.copyfile(file, to)
-
-
-def _queue_law() -> str:
-    """Return the source of the job scheduler, without the import that only a type checker needs."""
-    text = (Path(scheduler.__file__)).read_text(encoding="utf-8")
-    return text.replace("from search_spaces.core.plan import Dispatch\n", "")
 
 
 def _write_whole(study: Study, document: dict[str, Any], out: Path) -> None:
@@ -431,7 +402,7 @@ def _fallback_lines(document: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _readme(study: Study, document: Mapping[str, Any], more: str) -> str:
+def _readme(study: Study, document: Mapping[str, Any], more: Sequence[str]) -> str:
     needs = ", ".join(PACKAGES[runtime].distribution for runtime in _runtimes(document))
     several = "clients" in document
     rows = (
@@ -464,34 +435,37 @@ def _readme(study: Study, document: Mapping[str, Any], more: str) -> str:
             "- `run_plan.cc` with `CMakeLists.txt` is the same in C++: it needs the sources of LiteRT and Abseil, and",
             "  the libLiteRt.so of the package ai-edge-litert; the head of `CMakeLists.txt` has the command.",
         ]
-    lines += [more] if more else []
-    lines += ["- `delegates.json` holds the runtime's settings of each processor: device, threads, precision.", ""]
+    lines += [
+        *more,
+        "- `delegates.json` holds the runtime's settings of each processor: device, threads, precision.",
+        "",
+    ]
     return "\n".join(lines)
 
 
-def _add_target(target: str, study: Study, document: Mapping[str, Any], out: Path) -> str:
+def _add_target(target: str, study: Study, document: Mapping[str, Any], out: Path) -> list[str]:
     """Write the files of a target; return the lines of the folder's README about them.
 
     Raises:
         RunFolderError: that runtime cannot express the plan.
     """
     if target == "linux":
-        return ""
+        return []
     if target == "android":
         write_atomic(out / "run.sh", (_HERE / "run.sh").read_bytes())
         cpus = all(p["kind"] == "cpu" for p in document["platform"]["processors"])
         by = "Debian's g++-aarch64-linux-gnu, or Android's NDK" if cpus else "Android's NDK"
-        return (
-            f"- On a phone: `adb push FOLDER/. {_ON_PHONE} && adb shell sh {_ON_PHONE}/run.sh`, once `run_plan` and\n"
-            f"  `libLiteRt.so` for it lie here: the head of `CMakeLists.txt` has the command, which takes {by}."
-        )
+        return [
+            f"- On a phone: `adb push FOLDER/. {_ON_PHONE} && adb shell sh {_ON_PHONE}/run.sh`, once `run_plan` and",
+            f"  `libLiteRt.so` for it lie here: the head of `CMakeLists.txt` has the command, which takes {by}.",
+        ]
     if "clients" in document:
         raise RunFolderError(f"{study.path}: {target} cannot express several models in one plan", "leave --target out")
     if target == "openvino":
         if document.get("views"):
             raise RunFolderError(f"{study.path}: OpenVINO cannot express split operators", "leave --target out")
         write_atomic(out / "openvino_plan.py", (_HERE / "openvino_plan.py").read_bytes())
-        return "- `python openvino_plan.py` places it by OpenVINO's affinities, and reports where its nodes run."
+        return ["- `python openvino_plan.py` places it by OpenVINO's affinities, and reports where its nodes run."]
     if study.graph is None:
         raise RunFolderError(f"{study.path}: {study.missing}", "names of its tensors are needed")
     if target == "model-explorer":
@@ -500,7 +474,7 @@ def _add_target(target: str, study: Study, document: Mapping[str, Any], out: Pat
         for name, layer in layers.items():
             write_json(out / f"{name}.json", layer)
         paths = ",".join(f"{name}.json" for name in layers)
-        return f"- `model-explorer MODEL.tflite --node_data_paths={paths}` shows it on the model."
+        return [f"- `model-explorer MODEL.tflite --node_data_paths={paths}` shows it on the model."]
     if study.best.is_split or study.best.ranks:
         what = "ONNX Runtime places nodes as they are, neither split nor decomposed"
         raise RunFolderError(f"{study.path}: {what}", "search without --allow splits and ranks")
@@ -509,7 +483,7 @@ def _add_target(target: str, study: Study, document: Mapping[str, Any], out: Pat
     placement = {"schema_version": 1, "tensors": _tensors(study.graph, study.best), "stages": stages}
     write_json(out / "placement.json", placement)
     write_atomic(out / "onnx_plan.py", (_HERE / "onnx_plan.py").read_bytes())
-    return "- `python onnx_plan.py MODEL.onnx` writes it as ONNX Runtime's layer assignment into the model's nodes."
+    return ["- `python onnx_plan.py MODEL.onnx` writes it as ONNX Runtime's layer assignment into the model's nodes."]
 
 
 def _tensors(graph: Graph, plan: Plan) -> dict[str, int]:

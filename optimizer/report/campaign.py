@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from optimizer.campaign.file import AXES
 from optimizer.campaign.table import (
     GROUP,
     Row,
@@ -23,6 +21,7 @@ from optimizer.campaign.table import (
     named,
     ratio_heading,
     read_state,
+    shown_axes,
     verdict_of,
 )
 from optimizer.report.document import Block, Cell, Code, Column, Document, Figure, Section, Table, Text, headed, listed
@@ -85,7 +84,7 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
     yield Text(f"{progress}{f', {len(failed)} failed' if failed else ''}{f'; evaluator {by}' if by else ''}.")
     if not tables.summary:
         return
-    axes = _shown_axes(tables.summary)
+    axes = shown_axes(tables.summary)
     for study, front in fronts_of(tables):
         yield Text(f"{study}: {front_text(front)}.")
     for row in tables.gains:
@@ -201,10 +200,6 @@ def _environment(state: Mapping[str, Any]) -> Iterator[Block]:
 def _again(state: Mapping[str, Any]) -> Iterator[Block]:
     yield Code(shlex.join(str(word) for word in state.get("command", [])))
     yield Text("Studies that are finished are not run again, unless their options changed.", "note")
-
-
-def _shown_axes(rows: Sequence[Row]) -> list[str]:
-    return [a for a in AXES if a != "seed" and (a == "model" or len({json.dumps(r[a]) for r in rows}) > 1)]
 
 
 def _explained(tables: Tables) -> Iterator[Block]:

@@ -10,9 +10,9 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.progress import (
@@ -31,11 +31,12 @@ from evaluators.machine import problems
 from evaluators.objectives import LATENCY, OBJECTIVES, Objective
 from optimizer.model.ranks_text import describe_ranks
 from optimizer.report.terminal import table, tried_text
-from optimizer.report.workload_console import jobs_table, outcomes_table, tucker_lines, workload_head
 from optimizer.study.result import PROPOSED, Result
-from optimizer.study.verdict import REACH
+from optimizer.study.verdict import REACH, Verdict
 from optimizer.workload.result import WorkloadResult
+from search_spaces.core.decoded_plan import jobs_of
 from search_spaces.core.errors import printable
+from search_spaces.core.plan import runs_of
 from search_spaces.core.wording import human_bytes, many, percent, plural
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from optimizer.study.front import Front
     from optimizer.study.history import History, Trial
     from search_spaces.core.graph import Graph
-    from search_spaces.core.plan import Plan
+    from search_spaces.core.plan import Plan, Stage
 
 _MOST_STAGES_SHOWN = 12
 _MOST_FRONT = 16
@@ -61,6 +62,14 @@ _PIPE_WIDTH = 110
 _LABEL = 12  # width of the labels before the lines of the answer
 _NUMBER = re.compile(r"[0-9]+( of [0-9]+)?$")  # at the end: what only counts on
 _EVERY_S = 5.0
+_MOST_JOBS = 24  # of the models of a plan that are listed
+_OUTCOMES = (("mean", "mean_ms"), ("worst", "worst_ms"), ("makespan", "makespan_ms"), ("per s", "throughput_per_s"))
+_ORDERS = {
+    "fifo": "first come, first served",
+    "priority": "by priority, then the oldest request first",
+    "edf": "the earliest deadline first",
+    "static": "in a fixed order",
+}
 
 
 class _PlainConsole(Console):
@@ -169,8 +178,8 @@ def render(result: Result) -> Group:
     front: list[Text | Table] = [Text(), _front(result.front)] if result.front is not None else []
     parts: list[Text | Table | _Line] = []
     if isinstance(result, WorkloadResult):
-        parts += [workload_head(result), Text(), outcomes_table(result), *front]
-        parts += [Text(), jobs_table(result), *tucker_lines(result)]
+        parts += [_workload_head(result), Text(), _outcomes(result), *front]
+        parts += [Text(), _models(result), *_tucker(result)]
     else:
         parts += [_head(result), Text(), _baselines(result), *front]
         if result.best is not None:
@@ -322,6 +331,104 @@ def _stages(result: Result, plan: Plan) -> Table:
     return table((">stage", "operators", "processor", f">{took}", ">transfers"), rows, title)
 
 
+def _workload_head(result: WorkloadResult) -> Text:
+    """Return what was searched, and for what."""
+    count = len(result.workload.instances)
+    names = ", ".join(p.name for p in result.platform.processors if p.resources)
+    return Text(
+        f"{result.workload.name}: {count} models at once on {names}, for the {result.objective.title}; "
+        f"{tried_text(result)}"
+    )
+
+
+def _outcomes(result: WorkloadResult) -> Table:
+    """Return latencies, makespan and throughput of the best plan and of each baseline."""
+    late, objective = result.workload.deadlines, result.objective
+    own = objective.name not in {"mean", "worst", "makespan", "misses", "throughput"}
+    heads = [name if name == "per s" else f"{name}, ms" for name, _ in _OUTCOMES]
+    heads += [*(["missed"] if late else []), *([f"{objective.name}, {objective.shown}"] if own else [])]
+    if not result.predicted:
+        heads.append(f"predicted, {objective.shown}")
+    made = table(("plan", *(f">{head}" for head in heads)))
+    for name, entry in result.outcomes.items():
+        row = [_number(entry[key]) for _, key in _OUTCOMES]
+        if late:
+            row.append(f"{entry['misses']:.0f} of {entry['requests']:.0f}")
+        plan = result.best if name == "best" else result.baselines[name]
+        if own:
+            samples = result.samples(plan) if plan is not None else None
+            row.append(_number(samples.median * 1e3 if samples else None))
+        if not result.predicted:
+            predicted = entry.get("predicted")
+            row.append(_number(predicted["objective"]) if predicted else "")
+        made.add_row(Text(name, style="bold" if name == "best" else ""), *row)
+    for name, plan in result.baselines.items():
+        trial = result.history.known.get(plan.digest)
+        if name not in result.outcomes:
+            made.add_row(Text(name), Text(trial.failure if trial else "not tried (budget)"))
+    return made
+
+
+def _models(result: WorkloadResult) -> Table:
+    """Return the best plan, model by model in the order in which they go first."""
+    plan = result.best
+    title = "best plan" if plan is None else f"best plan: requests are served {_ORDERS[plan.dispatch]}"
+    listed: list[tuple[str, ...]] = []
+    times: dict[str, Any] = result.outcomes.get("best", {}).get("instances_ms", {})
+    shown = list(jobs_of(plan, result.joined).items()) if plan is not None else []
+    for place, (index, stages) in enumerate(shown[:_MOST_JOBS], 1):
+        component = result.joined.components[index]
+        rows = (
+            (replace(plan.stages[s], operators=component.own(plan.stages[s].operators)) for s in stages) if plan else ()
+        )
+        listed.append((str(place), component.name, _jobs(rows), _number(times.get(component.name))))
+    if len(shown) > _MOST_JOBS:
+        listed.append(("…", f"{len(shown) - _MOST_JOBS} more models", "", ""))
+    return table((">order", "model", "stages: operators on processor", ">ms"), listed, title)
+
+
+def _jobs(stages: Iterable[Stage]) -> str:
+    """Return stages in words; sides of a split, which follow each other, are one job on two processors."""
+    found: list[str] = []
+    split: tuple[int, ...] = ()
+    for stage in stages:
+        where = stage.processor if stage.share is None else f"{stage.processor} ({stage.share})"
+        if stage.share is not None and stage.operators == split:
+            found[-1] += f" and {where}"
+            continue
+        split = stage.operators if stage.share is not None else ()
+        runs = (
+            f"{first} to {last - 1}" if last - first > 1 else f"{first}" for first, last in runs_of(stage.operators)
+        )
+        found.append(f"{', '.join(runs)} on {where}")
+    return "; ".join(found)
+
+
+def _tucker(result: WorkloadResult) -> list[Text]:
+    """Return a line for each model that might be decomposed: how far it is in the best plan."""
+    lines = []
+    for name, entry in result.tucker.items():
+        allowed = f"{entry['max_error']:g} allowed"
+        if entry["ranks"]:
+            count = len(entry["ranks"])
+            what = f"{count} convolution{'s run' if count > 1 else ' runs'} as Tucker-2 triples"
+            known = "off by" if entry["error_measured"] else "expected to be off by"
+            off = "" if entry["error"] is None else f", outputs {known} {entry['error']:.2g}"
+            saved = f"{what}: {entry['macs_saved']:.1%} fewer multiply-accumulates{off}"
+            lines.append(Text(f"{name}: {saved} ({allowed})"))
+        elif not entry["decomposable"]:
+            lines.append(Text(f"{name}: as it is, it cannot be decomposed"))
+        elif entry["variants"]:
+            lines.append(Text(f"{name}: as it is, {entry['variants']} ways to decompose it were searched ({allowed})"))
+        else:
+            lines.append(Text(f"{name}: as it is, no way to decompose it saves time within its error ({allowed})"))
+    return lines
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
 def _conclusions(result: Result) -> list[_Line]:
     """Return labelled lines: the answer, its gain, the bound, and notes."""
     lines = []
@@ -329,9 +436,9 @@ def _conclusions(result: Result) -> list[_Line]:
     if verdict is not None and result.front is not None:
         others = " and ".join(o.name for o in result.front.objectives)
         rest = "; --json has the whole front" if len(result.front.plans) > _MOST_FRONT else ""
-        name = verdict.named(verdict.best)
-        best = f"“{name}”" if name else _description(verdict.best)
-        lines.append(_Line("answer", f"{best}: the knee, the best compromise of {others}{rest}"))
+        lines.append(
+            _Line("answer", f"{_called(verdict, verdict.best)}: the knee, the best compromise of {others}{rest}")
+        )
     elif verdict is not None:
         good = verdict.challenger == verdict.best and verdict.speedup is not None and verdict.speedup.significant
         lines.append(_Line("answer", answer(result), "bold green" if good else "bold"))
@@ -375,20 +482,18 @@ def answer(result: Result) -> str:
         return ""
     predicted = ", predicted" if result.predicted else ""
     if verdict.challenger == verdict.best:
-        name = verdict.named(verdict.best)
-        return (f"“{name}”" if name else _description(verdict.best)) + predicted
-    faster = ""
+        return _called(verdict, verdict.best) + predicted
+    faster, better = "", result.objective.better
     if verdict.speedup is not None:
-        better = result.objective.better
-        faster = (
-            f": no plan is {better}"
-            if verdict.speedup.inverse.significant
-            else f": no significantly {better} plan was found"
-        )
+        sure = verdict.speedup.inverse.significant
+        faster = f": no plan is {better}" if sure else f": no significantly {better} plan was found"
     return f"“{verdict.reference[0]}”{faster}{predicted}"
 
 
-def _description(plan: Plan) -> str:
+def _called(verdict: Verdict, plan: Plan) -> str:
+    """Return the name of a plan, or what it is."""
+    if name := verdict.named(plan):
+        return f"“{name}”"
     processors = ", ".join(dict.fromkeys(s.processor for s in plan.stages))
     return f"a plan of {plural(len(plan.stages), 'stage')} on {processors}"
 
@@ -413,8 +518,7 @@ def _gain(result: Result) -> str:
     elif (slower := slower_than(ratio.inverse, result.objective)) == UNDECIDED:
         text = "not decided against the next best plan"
     else:
-        named = verdict.named(verdict.challenger)
-        other = f"the next best plan, {f'“{named}”' if named else _description(verdict.challenger)}"
+        other = f"the next best plan, {_called(verdict, verdict.challenger)}"
         text = f"none: {other}, is {slower}" if result.objective.is_time else f"none: {other}: {slower}"
         text += "" if ratio.significant or slower.startswith("equal") else "; not significant"
     criterion = verdict.criterion
@@ -446,10 +550,8 @@ def _evidence(result: Result) -> list[str]:
     for index in verdict.final.measured:
         beyond = verdict.ratio(verdict.plans[index], verdict.best)
         if index not in verdict.eligible and beyond is not None and beyond.high < 1.0:
-            name = f"“{verdict.names[index]}”" if verdict.names[index] else _description(verdict.plans[index])
-            found.append(
-                f"{name}: {slower_than(beyond, result.objective)}, but it has too many stages or breaks a limit"
-            )
+            name, how = _called(verdict, verdict.plans[index]), slower_than(beyond, result.objective)
+            found.append(f"{name}: {how}, but it has too many stages or breaks a limit")
     if verdict.undecided:
         found.append(f"undecided: {verdict.undecided}")
     failed = [t.broke for t in result.history.known.values() if t.broke]

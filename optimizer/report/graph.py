@@ -86,6 +86,7 @@ def write_picture(found: Inspection, path: Path) -> None:
 def render_svg(found: Inspection) -> str:
     """Return the ``<svg>`` element; operators have the ids ``op-0`` …, cut points ``cut-1`` …."""
     picture = _Picture.of(found)
+    style = (Path(__file__).parent / "graph.css").read_text(encoding="utf-8")  # its colours suit the colour-blind
     body = "\n".join(
         (*_legend(found, picture), *_boxes(found, picture), *_cuts(found, picture), *_wires(found, picture),
          *_caller(found, picture), *_nodes(found, picture))
@@ -98,14 +99,9 @@ def render_svg(found: Inspection) -> str:
         f'<title id="gt">{name}: operators and cut points</title>\n'
         f'<desc id="gd">{escape(facts(found))}. Operators run from top to bottom in the order of execution; the bar '
         f"between two of them shows how many bytes cross a cut there.</desc>\n"
-        f"<style>\n{_style()}</style>\n"
+        f"<style>\n{style}</style>\n"
         f'<rect class="s" width="100%" height="100%"/>\n{body}\n</svg>\n'
     )
-
-
-def _style() -> str:
-    """Return the style sheet; families' colours are distinct for the colour-blind, on light and on dark."""
-    return (Path(__file__).parent / "graph.css").read_text(encoding="utf-8")
 
 
 def facts(found: Inspection) -> str:

@@ -17,7 +17,7 @@ from optimizer.report.graph import render_svg
 from optimizer.report.svg import part_colour
 from optimizer.report.viewers import node_data, trace
 from optimizer.tools.inspect import inspect_graph
-from search_spaces.core.errors import OptimizeError, shown
+from search_spaces.core.errors import OptimizeError, plain_name
 from search_spaces.core.plan import Plan
 from search_spaces.core.wording import many, percent, plural
 
@@ -61,7 +61,7 @@ def study_document(study: Study) -> Document:
         Section("again", "How to repeat it", tuple(_again(study))),
     ]
     return Document(
-        title=f"{_printable(model['name'])} on {_printable(study.device_name)}",
+        title=f"{plain_name(model['name'])} on {plain_name(study.device_name)}",
         subtitle=f"{plural(model['operators'], 'operator')} on {processors}; {many(study.result['unique_plans'])} of "
         f"{plural(study.result['space']['plans'], 'plan')} tried; {'predicted' if study.predicted else 'measured'} by "
         f"evaluator {study.result['evaluator']}; study {study.manifest['study']}, "
@@ -210,15 +210,14 @@ def _plan_table(study: Study, plan: Plan) -> Table:
 
 
 def _why(study: Study) -> Iterator[Block]:
-    from optimizer.tools.explain import blocks, explain, explain_workload, workload_blocks
+    from optimizer.tools.explain import blocks, explain, explain_workload
 
-    several = bool(study.result.get("workload"))
     try:
-        found = explain_workload(study.path) if several else explain(study)
+        found = explain_workload(study.path) if study.result.get("workload") else explain(study)
     except OptimizeError as error:
         yield Text(f"The plan is not explained: {error}", "note")
         return
-    yield from workload_blocks(found) if several else blocks(found)
+    yield from blocks(found)
 
 
 def _workload(result: Mapping[str, Any]) -> Iterator[Block]:
@@ -292,13 +291,13 @@ def _baselines(study: Study) -> Iterator[Block]:
     numbered = headed(f"{word}, {unit}|.4g; {interval} from|.4g; to|.4g")
     columns = headed("plan", *numbered, "samples|,d; against the recommended plan; stages|d; remark")
     table = Table("Baselines", columns, tuple(rows))
-    named = () if study.predicted else spreads(study)
-    if not named:
+    measured = () if study.predicted else spreads(study)
+    if not measured:
         yield table
         return
     yield Figure(
         "samples",
-        plots.distributions(named, unit),
+        plots.distributions(measured, unit),
         "Measured: every sample as a dot, the median as a stroke, its 95 % interval as a line, scaled to the state of "
         "the machine in the final comparison. Plans with few samples were ruled out early.",
         table,
@@ -308,7 +307,7 @@ def _baselines(study: Study) -> Iterator[Block]:
 def _timeline(study: Study, drawn: tuple[Bar, ...]) -> Iterator[Block]:
     if not drawn:
         return
-    kinds = [_printable(o.kind) for o in study.graph.operators] if study.graph is not None else []
+    kinds = [plain_name(o.kind) for o in study.graph.operators] if study.graph is not None else []
     rows = [
         (bar.name, bar.source, e.stage, e.processor, e.start_s * 1e3, e.end_s * 1e3)
         for bar in drawn
@@ -466,7 +465,3 @@ def _again(study: Study) -> Iterator[Block]:
 def _how(study: Study) -> str:
     """Return the heading of plans' numbers, with their unit."""
     return f"{'predicted' if study.predicted else 'median'}, {study.objective.shown}"
-
-
-def _printable(text: str) -> str:
-    return text if text.isprintable() else shown(text)

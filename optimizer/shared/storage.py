@@ -95,8 +95,7 @@ def _tables(url: str, heartbeat_s: int) -> BaseStorage:
         # A connection from before a restart of the server must not fail the first query after it.
         engine = {"pool_pre_ping": True, "pool_size": 4, "connect_args": {"connect_timeout": 5}}
     beats: dict[str, Any] = {"heartbeat_interval": heartbeat_s, "grace_period": SILENT_BEATS * heartbeat_s}
-    with warnings.catch_warnings(), needs_extra("PostgreSQL", "postgres"):
-        warnings.simplefilter("ignore")  # Optuna calls heartbeats experimental
+    with warnings.catch_warnings(action="ignore"), needs_extra("PostgreSQL", "postgres"):  # heartbeats are experimental
         return get_storage(RDBStorage(url, engine_kwargs=engine, **beats))
 
 
@@ -126,8 +125,7 @@ def _proxy(url: str) -> BaseStorage:
             self._stub = stub(self._channel)
             self._cache = GrpcClientCache(self._stub)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         proxy = Proxy()
     try:
         grpc.channel_ready_future(proxy.plain).result(timeout=READY_S)

@@ -149,7 +149,8 @@ class SharedStudy:
         Trials whose worker has died are failed first, or finished if their record was written.
         """
         found = []
-        self._fail_stale()
+        with warnings.catch_warnings(action="ignore"):
+            self._patiently(lambda: fail_stale_trials(self._study))
         pending: dict[str, Mapping[str, Any]] = {}
         for trial in self._trials():
             if trial.number in self._seen:
@@ -233,8 +234,7 @@ class SharedStudy:
         if any(t.user_attrs.get(CLAIM) == attributes[CLAIM] for t in last):
             return
         used = {name: distributions[name] for name in params}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             template = create_trial(
                 state=TrialState.RUNNING, params=dict(params), distributions=used, user_attrs=attributes
             )
@@ -291,12 +291,6 @@ class SharedStudy:
                 with suppress(Exception):  # the worker itself sees the error at its next call
                     self._sign(trial_id)
 
-    def _fail_stale(self) -> None:
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self._patiently(lambda: fail_stale_trials(self._study))
-
     def _adopt(self, trial: FrozenTrial) -> None:
         """Send one heartbeat for a claim that may never have had one: without any it never becomes stale."""
         since_s = self._first_seen.setdefault(trial.number, time.monotonic())
@@ -320,18 +314,6 @@ def _attributes(storage: BaseStorage, name: str) -> Mapping[str, Any] | None:
             return None
 
     return patiently(ask, "the storage")
-
-
-def _settings_of(storage: BaseStorage, name: str) -> Mapping[str, Mapping[str, Any]]:
-    """Return the settings of a study that another worker has begun.
-
-    Raises:
-        UsageError: there is none of this name.
-    """
-    known = _attributes(storage, name)
-    if known is None or SETTINGS not in known:
-        raise UsageError(f"--study {name}: the storage has no such study", "begin it with --model")
-    return checked_settings(known[SETTINGS], name)
 
 
 def checked_settings(found: Any, name: str) -> Mapping[str, Mapping[str, Any]]:
@@ -375,9 +357,12 @@ def joined(own: Mapping[str, Any]) -> StudyConfig:
         raise UsageError("--model is missing", "or give --study and --storage to join a study")
     storage = open_storage(config.storage, config.heartbeat)
     try:
-        known = _settings_of(storage, config.study)
+        attributes = _attributes(storage, config.study)
     finally:
         close_storage(storage)
+    if attributes is None or SETTINGS not in attributes:
+        raise UsageError(f"--study {config.study}: the storage has no such study", "begin it with --model")
+    known = checked_settings(attributes[SETTINGS], config.study)
     # Each worker chooses where it writes and what it measures on.
     theirs = {name: value for name, value in known["config"].items() if name not in _OWN}
     study = parse_config({**theirs, **mine})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -87,11 +86,10 @@ def compare_runs(
     first: str,
     second: str,
     *,
-    as_json: bool,
     custom_ops: Sequence[str] = (),
     progress: Callable[[str], None] = lambda _: None,
-) -> str:
-    """Compare the best plans of two run folders (or two ``plan.json``) and return what to print.
+) -> tuple[dict[str, Any], str]:
+    """Compare the best plans of two run folders (or two ``plan.json``); return the document of ``--json``, and text.
 
     Plans of several models are compared by the mean of their models' latencies.
 
@@ -138,8 +136,6 @@ def compare_runs(
             progress=progress,
             groups=(one.accelerators, other.accelerators),
         )
-    if as_json:
-        return json.dumps({"schema_version": 1, "first": first, "second": second, **found.to_json()}, indent=2)
     lines = [f"{first}: {interval_ms(found.baseline)}", f"{second}: {interval_ms(found.candidate)}"]
     ratio = Ratio(found.speedup, *found.ci95)  # how many times as long the first one takes
     how = f"in {plural(found.rounds, 'pair')} of freshly loaded plans"
@@ -157,7 +153,7 @@ def compare_runs(
         lines.append("both are predicted; nothing was run")
     if one.content != other.content:
         lines.append("their model files differ: operators of one are split, or have other weights")
-    return "\n".join(lines)
+    return {"schema_version": 1, "first": first, "second": second, **found.to_json()}, "\n".join(lines)
 
 
 def _source(path: Path, stack: ExitStack, custom_ops: Sequence[str]) -> _Source:
@@ -191,15 +187,14 @@ def _source(path: Path, stack: ExitStack, custom_ops: Sequence[str]) -> _Source:
             running.append(runner)
             return _FromFiles(runner, running, runner.measure)
 
-        def processes() -> list[int]:
-            return [p for runner in running for p in runner.candidate.processes()]
-
-        def queued_s() -> float:
-            return float(sum(runner.candidate.queued_s for runner in running))
-
-        loaded = deployed.platform.accelerators(s.processor for s in deployed.plan.stages)
-        known = _interface(deployed.graph), deployed.content_digest
-        return _Source(*known, load, processes, queued_s, accelerators=loaded)
+        return _Source(
+            _interface(deployed.graph),
+            deployed.content_digest,
+            load,
+            lambda: [p for runner in running for p in runner.candidate.processes()],
+            lambda: sum(runner.candidate.queued_s for runner in running),
+            accelerators=deployed.platform.accelerators(s.processor for s in deployed.plan.stages),
+        )
     if has_several(run):
         hosted = stack.enter_context(reloaded_workload(run))
         joined = hosted.problem.joined

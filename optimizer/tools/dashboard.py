@@ -37,8 +37,7 @@ def export(study: Study) -> optuna.Study:
     quiet_optuna()
     distributions = _distributions([trial.params for trial in study.trials])
     made = optuna.create_study(study_name=str(study.manifest["study"]), direction="minimize")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
         made.set_metric_names(["latency, ms"])
     for trial in study.trials:
         value_ms = trial.median_s * 1e3 if trial.measurement else None

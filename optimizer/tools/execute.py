@@ -5,7 +5,6 @@ Several models run with the workload of the study, even if the workload's file h
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, chdir, closing, contextmanager, nullcontext
@@ -13,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from evaluators.base import Agreement, Evaluator, Session
+from evaluators.base import Agreement, Session
 from evaluators.litert.deployment import is_workload_plan, read_deployment, read_workload_plan, runs_here
 from evaluators.litert.runner import PlanRunner, WorkloadRunner
 from evaluators.objectives import OBJECTIVES, Objective, PricedCandidate, Pricing
@@ -30,7 +29,7 @@ from optimizer.study.folder import CONFIG, read_manifest
 from optimizer.workload.problem import Problem, read_problem
 from search_spaces.core.bounded import parsed_json, read_bounded
 from search_spaces.core.decoded_plan import jobs_of
-from search_spaces.core.errors import PlanError, RunFolderError, UsageError, shown
+from search_spaces.core.errors import PlanError, RunFolderError, UsageError, plain_name
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
@@ -48,10 +47,16 @@ _WORKLOAD = "workload.json"
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """The text about a plan that was run, and whether its outputs were accepted; True if they were not compared."""
+    """The figures of a plan that was run: the document of ``--json``, and the same as text."""
 
+    document: dict[str, Any]
     text: str
-    accepted: bool = True
+
+    @property
+    def accepted(self) -> bool:
+        """Whether its outputs are what they should be; True if they were not compared."""
+        outputs = self.document.get("outputs")
+        return outputs is None or bool(outputs["accepted"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +107,7 @@ def is_predicted(run: Path) -> bool:
     return bool(read_result(run).get("predicted"))
 
 
-def execute(
-    plan: str, *, as_json: bool, stream: bool = False, inputs: Sequence[str] = (), custom_ops: Sequence[str] = ()
-) -> Executed:
+def execute(plan: str, *, stream: bool = False, inputs: Sequence[str] = (), custom_ops: Sequence[str] = ()) -> Executed:
     """Measure a plan from its files, or that of a study without files from its models.
 
     Args:
@@ -125,8 +128,8 @@ def execute(
         if stream:
             raise UsageError("--stream: a plan of several models has its own arrivals", "leave it out")
         if study is not None:
-            return _workload_by_evaluator(study, as_json=as_json)
-        return _workload_files(path, inputs, custom_ops, as_json=as_json)
+            return _workload_by_evaluator(study)
+        return _workload_files(path, inputs, custom_ops)
     objective = OBJECTIVES["throughput" if stream else "latency"]
     policy = _STREAM_POLICY if stream else _POLICY
     if study is not None:
@@ -135,20 +138,19 @@ def execute(
                 raise UsageError("--stream: the evaluator of this study runs one inference at a time", "leave it out")
             how = (Pricing(objective, again.platform, {}),)
             found = measure(PricedCandidate(candidate, again.plan, how, lambda: 0), policy)
-            agreement = candidate.verify()
-        document = _figures(again.graph.name, objective, found, again.plan, _outputs(study, agreement))
+            outputs = _outputs(study, candidate.verify())
+        document = _figures(again.graph.name, objective, found, again.plan, outputs)
     else:
         name = read_deployment(path).graph.name
         with PlanRunner(path, custom_ops=libraries_of(custom_ops, [name]).get(name)) as runner:
             read = [runner.read(Path(file)) for file in by_name("--input", inputs, [name]).values()]
             runner.run(*read) if read else runner.run_seeded()
-            deployed, agreement = runner.deployment, None
+            deployed = runner.deployment
             how = (Pricing(objective, deployed.platform, {}),)
             found = measure(PricedCandidate(runner.candidate, deployed.plan, how, lambda: 0), policy)
             flying = {"in_flight": runner.in_flight} if stream else {}
         document = _figures(deployed.graph.name, objective, found, deployed.plan, flying)
-    text = json.dumps(document, indent=2) if as_json else "\n".join(_lines(document, objective, found))
-    return Executed(text, agreement is None or agreement.accepted)
+    return Executed(document, "\n".join(_lines(document, objective, found)))
 
 
 def _figures(
@@ -177,10 +179,10 @@ def _lines(document: Mapping[str, Any], objective: Objective, found: Measurement
         flying = f", {document['in_flight']} in flight" if "in_flight" in document else ""
         latency = f"a result every {interval_ms(samples)}, {1.0 / samples.median:.4g} a second{flying}"
     stages = [f"stage {i} on {s['processor']}: {s['ms']:.2f} ms" for i, s in enumerate(document["stages"])]
-    return [f"{_named(document['model'])}: {latency}", *stages, *_output_lines(document)]
+    return [f"{plain_name(document['model'])}: {latency}", *stages, *_output_lines(document)]
 
 
-def _workload_files(path: Path, inputs: Sequence[str], custom_ops: Sequence[str], *, as_json: bool) -> Executed:
+def _workload_files(path: Path, inputs: Sequence[str], custom_ops: Sequence[str]) -> Executed:
     """Run a workload from its files; a model that fails is reported, and the others go on."""
     clients = list(dict.fromkeys(read_workload_plan(path).clients))
     with WorkloadRunner(path, custom_ops=libraries_of(custom_ops, clients)) as runner:
@@ -189,22 +191,20 @@ def _workload_files(path: Path, inputs: Sequence[str], custom_ops: Sequence[str]
         runner.run()
         outcomes = _runs(runner.run)
         files, failures = runner.files, runner.failures
-    return Executed(_workload_text(files.name, files.names, outcomes, {"failures": dict(failures)}, as_json=as_json))
+    return _of_workload(files.name, files.names, outcomes, {"failures": dict(failures)})
 
 
-def _workload_by_evaluator(run: Path, *, as_json: bool) -> Executed:
+def _workload_by_evaluator(run: Path) -> Executed:
     """Run the best plan of a study of several models, and compare outputs with the whole models'."""
     with (
         reloaded_workload(run) as found,
         closing(found.session.load(found.problem.joined.graph, found.plan)) as candidate,
     ):
         candidate.run(1)
-        outcomes, agreement = _runs(lambda: came_of(candidate.run(1))), candidate.verify()
+        outcomes, outputs = _runs(lambda: came_of(candidate.run(1))), _outputs(run, candidate.verify())
     problem = found.problem
     names = [problem.joined.components[k].name for k in jobs_of(found.plan, problem.joined)]
-    more = {"failures": {}, **_outputs(run, agreement)}
-    text = _workload_text(problem.workload.name, names, outcomes, more, as_json=as_json)
-    return Executed(text, agreement is None or agreement.accepted)
+    return _of_workload(problem.workload.name, names, outcomes, {"failures": {}, **outputs})
 
 
 def _runs(once: Callable[[], Outcome]) -> list[Outcome]:
@@ -215,10 +215,8 @@ def _runs(once: Callable[[], Outcome]) -> list[Outcome]:
     return outcomes
 
 
-def _workload_text(
-    name: str, names: Sequence[str], outcomes: Sequence[Outcome], more: Mapping[str, Any], *, as_json: bool
-) -> str:
-    """Return what to print of some runs of a workload, by their typical figures.
+def _of_workload(name: str, names: Sequence[str], outcomes: Sequence[Outcome], more: Mapping[str, Any]) -> Executed:
+    """Return the typical figures of some runs of a workload.
 
     Args:
         names: of the instances, in the order in which they go first.
@@ -228,22 +226,17 @@ def _workload_text(
     figures = typical_figures([o.to_json() for o in outcomes])
     document |= {key: figures[key] for key in _FIGURES}
     document |= {"instances_ms": dict(zip(names, figures["instances_ms"], strict=True)), **more}
-    if as_json:
-        return json.dumps(document, indent=2)
     latency = (
         f"mean {document['mean_ms']:.4g} ms, worst {document['worst_ms']:.4g}, all done after "
         f"{document['makespan_ms']:.4g}; {document['throughput_per_s']:.4g} requests a second, "
         f"{document['misses']:.0f} missed; {document['runs']} runs"
     )
     took = [
-        f"{_named(n)}: {document['failures'].get(n) or f'{ms:.4g} ms'}" for n, ms in document["instances_ms"].items()
+        f"{plain_name(n)}: {document['failures'].get(n) or f'{ms:.4g} ms'}"
+        for n, ms in document["instances_ms"].items()
     ]
-    return "\n".join([f"{_named(name)}: {latency}", *took, *_output_lines(document)])
-
-
-def _named(name: str) -> str:
-    """Return a name from a file, without control characters."""
-    return name if name.isprintable() else shown(name)
+    text = "\n".join([f"{plain_name(name)}: {latency}", *took, *_output_lines(document)])
+    return Executed(document, text)
 
 
 def _outputs(run: Path, agreement: Agreement | None) -> Mapping[str, Any]:
@@ -297,19 +290,23 @@ def open_workload(run: Path, *names: str) -> Iterator[Workload]:
         RunFolderError: it cannot be read.
     """
     path = run.resolve() / "best" / _WORKLOAD
-    workload = _workload(path)
+    try:
+        workload = Workload.from_json(parsed_json(read_bounded(path)))
+    except (OSError, ValueError, RecursionError, UsageError) as error:
+        raise RunFolderError(f"{path}: cannot be read: {error}", "search again") from error
     files = [name for c in workload.clients for name in (c.model, c.input)]
     with _where(path, [*files, *names]):
         yield workload
 
 
 @contextmanager
-def open_problem(run: Path) -> Iterator[tuple[Evaluator, Problem, Plan]]:
-    """Reload the problem of a study of several models; yield its evaluator, the problem, and its best plan.
+def reloaded_workload(run: Path) -> Iterator[ReloadedWorkload]:
+    """Open a session of a study's evaluator for its best plan of several models.
 
     Raises:
         RunFolderError: the study's settings are damaged, or its models or their options have changed.
         PlanError: the plan is damaged.
+        UnavailableError: the device is not there.
     """
     run = run.resolve()
     config = _config(run)
@@ -322,21 +319,8 @@ def open_problem(run: Path) -> Iterator[tuple[Evaluator, Problem, Plan]]:
         digest = f"{problem.joined.graph.digest}+{workload.digest}"
         if digest != manifest["fixed"].get("model_digest") or plan.graph_digest != problem.joined.graph.digest:
             raise RunFolderError(f"{run}: its models or their options have changed", "search again")
-        yield evaluator, problem, plan
-
-
-@contextmanager
-def reloaded_workload(run: Path) -> Iterator[ReloadedWorkload]:
-    """Open a session of a study's evaluator for its best plan of several models; errors as :func:`open_problem`.
-
-    Raises:
-        UnavailableError: the device is not there.
-    """
-    with (
-        open_problem(run) as (evaluator, problem, plan),
-        evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective) as session,
-    ):
-        yield ReloadedWorkload(session, problem, plan)
+        with evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective) as session:
+            yield ReloadedWorkload(session, problem, plan)
 
 
 def _config(run: Path) -> StudyConfig:
@@ -356,14 +340,6 @@ def _where(path: Path, names: Sequence[str | None]) -> AbstractContextManager[No
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         elsewhere = False
     return chdir(folder) if elsewhere else nullcontext()
-
-
-def _workload(path: Path) -> Workload:
-    """Read what :meth:`~search_spaces.core.workload.Workload.to_json` returned."""
-    try:
-        return Workload.from_json(parsed_json(read_bounded(path)))
-    except (OSError, ValueError, RecursionError, UsageError) as error:
-        raise RunFolderError(f"{path}: cannot be read: {error}", "search again") from error
 
 
 def _plan(path: Path) -> Plan:

@@ -20,7 +20,7 @@ import numpy as np
 
 from evaluators.energy import OPTION
 from evaluators.measurement.final import Ratio
-from evaluators.objectives import LATENCY, Objective, Pricing, find_objective, peak_nbytes, powers_or_meter
+from evaluators.objectives import LATENCY, Objective, Pricing, find_objective, powers_or_meter
 from evaluators.registry import make_evaluator
 from evaluators.workload.outcome import Objective as OfOutcome
 from evaluators.workload.outcome import Outcome
@@ -28,15 +28,15 @@ from evaluators.workload.predicted import WorkloadSimulator
 from optimizer.devices import choose_model_and_platform
 from optimizer.exact.bound import Relaxation, model_error, relax
 from optimizer.exact.chain import best_chains
-from optimizer.exact.chain_costs import ChainCosts, chain_cost
+from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.chain_costs import Objective as Law
 from optimizer.exact.least import chain_costs, least_chain
 from optimizer.exact.weighed import weighed
 from optimizer.files import damage_of
 from optimizer.model.bounds import price_of
-from optimizer.model.objective import known_weights
+from optimizer.model.objective import ObjectiveModel, known_weights
 from optimizer.report.console import UNDECIDED, describe_operators, slower_text
-from optimizer.report.data import Study, read_result, read_study
+from optimizer.report.data import Study, read_result
 from optimizer.report.document import Block, Column, Table, Text, headed, shown
 from optimizer.study.config import StudyConfig, parse_config
 from optimizer.study.folder import LOG, RESULT
@@ -87,33 +87,26 @@ class Model:
         """Return the model of another objective; a percentile of the latency is predicted as the latency."""
         if objective.law == "latency":
             return self
-        if objective.law == "memory":
-            return replace(self, price=lambda plan: sum(peak_nbytes(self.graph, plan).values()) / 1e9, best=_unknown)
         platform = self.costs.platform
         costs = weighed(self.costs, known_weights(Pricing(objective, platform, powers), platform))
-        law: Law = "period" if objective.law == "period" else "latency"
-        alone = replace(costs, beyond_s=None)  # stages need not be consecutive
+        alone = ObjectiveModel(objective, self.graph, replace(costs, beyond_s=None))  # stages need not be consecutive
+        if objective.law == "memory":
+            return replace(self, price=alone.predict, best=_unknown)
 
         def price(plan: Plan) -> float:
-            return chain_cost(alone, plan, law) if math.isfinite(self.price(plan)) else math.inf
+            return alone.predict(plan) if math.isfinite(self.price(plan)) else math.inf
 
-        best = partial(_best_by_costs, self.graph, costs, law=law)
-        return Model(self.name, self.graph, costs, price, best, self.own, law)
-
-
-def explain_run(path: Path) -> Document:
-    """Explain a finished study of one model.
-
-    Raises:
-        RunFolderError: it is no finished study, or its model or profile is not available any more.
-    """
-    return explain(read_study(path))
+        best = partial(_best_by_costs, self.graph, costs, law=alone.law)
+        return Model(self.name, self.graph, costs, price, best, self.own, alone.law)
 
 
 def explain(study: Study) -> Document:
-    """Explain a study that was read, by its first objective; errors are those of :func:`explain_run`.
+    """Explain a study of one model, by its first objective.
 
     Numbers are in thousandths of the objective's unit, whatever the keys of the document say.
+
+    Raises:
+        RunFolderError: its model or profile is not available any more.
     """
     with _model_of(study) as model:
         work, least = _Work(study, model), _least(study, model)
@@ -414,11 +407,16 @@ def _limit(what: str, without_s: float | None, saves_s: float | None) -> Documen
 
 def head(found: Document) -> str:
     """Return what is explained."""
-    return f"{found['run_dir']}: {Plan.from_json(found['plan'])}"
+    what = f"{found['objective']} of several models" if "jobs" in found else Plan.from_json(found["plan"])
+    return f"{found['run_dir']}: {what}"
 
 
 def blocks(found: Document) -> Iterator[Block]:
-    """Yield the explanation as blocks of a report."""
+    """Return the explanation as blocks of a report."""
+    return _workload_blocks(found) if "jobs" in found else _study_blocks(found)
+
+
+def _study_blocks(found: Document) -> Iterator[Block]:
     best, least, unit = found["best"], found["no_plan_below"], found["unit"]
     if found["front"] or found["objective"] != LATENCY.name:
         of = "the first of several objectives" if found["front"] else "the objective of the study"
@@ -620,13 +618,7 @@ def _predicted_ms(simulator: WorkloadSimulator, plan: Plan, objective: OfOutcome
         return None
 
 
-def workload_head(found: Document) -> str:
-    """Return what is explained."""
-    return f"{found['run_dir']}: {found['objective']} of several models"
-
-
-def workload_blocks(found: Document) -> Iterator[Block]:
-    """Yield the explanation as blocks of a report."""
+def _workload_blocks(found: Document) -> Iterator[Block]:
     busy, (predicted_ms, measured_ms) = found["busy"], found["best"].values()
     measured = "not measured" if measured_ms is None else f"measured: {measured_ms:.4g} ms"
     yield Text(

@@ -33,44 +33,10 @@ SCHEMA_VERSION = 1
 _ANOTHER = "take another rule, or give ranks with --rank"
 
 
-@dataclass(frozen=True, slots=True)
-class SplitModel:
-    """A model with operators split, as it was written.
-
-    Attributes:
-        splits: each in words, and as plain values.
-        before, after: number of operators.
-        sha256: of the file.
-    """
-
-    model: str
-    path: Path
-    splits: Mapping[str, dict[str, Any]]
-    before: int
-    after: int
-    nbytes: int
-    sha256: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the document of ``--json``."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "model": self.model,
-            "file": str(self.path),
-            "splits": list(self.splits.values()),
-            "operators": {"before": self.before, "after": self.after},
-            "nbytes": self.nbytes,
-            "sha256": self.sha256,
-        }
-
-    def render(self) -> str:
-        """Return the splits and the file as text."""
-        lines = [f"{self.model}: {split}" for split in self.splits]
-        return "\n".join([*lines, f"{self.before} operators became {self.after}: {self.path} ({self.nbytes} bytes)"])
-
-
-def rewrite_split(model: str, splits: Sequence[str], out: Path, input_shapes: Sequence[str] = ()) -> SplitModel:
-    """Write a model with operators split.
+def rewrite_split(
+    model: str, splits: Sequence[str], out: Path, input_shapes: Sequence[str] = ()
+) -> tuple[dict[str, Any], str]:
+    """Write a model with operators split; return the document of ``--json``, and the text.
 
     Raises:
         UsageError: a split cannot be made, or the file cannot be written.
@@ -79,8 +45,17 @@ def rewrite_split(model: str, splits: Sequence[str], out: Path, input_shapes: Se
     wanted = tuple(parse_split(graph, text) for text in splits)
     made = split_operators(graph, wanted).graph
     digest = cut_stage(made, range(len(made.operators))).write(out)
-    plain = {str(s): {"operators": [s.first, s.last], "axis": s.axis, "cuts": list(s.cuts)} for s in wanted}
-    return SplitModel(graph.name, out, plain, len(graph.operators), len(made.operators), out.stat().st_size, digest)
+    before, after, nbytes = len(graph.operators), len(made.operators), out.stat().st_size
+    text = [*(f"{graph.name}: {s}" for s in wanted), f"{before} operators became {after}: {out} ({nbytes} bytes)"]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": graph.name,
+        "file": str(out),
+        "splits": [{"operators": [s.first, s.last], "axis": s.axis, "cuts": list(s.cuts)} for s in wanted],
+        "operators": {"before": before, "after": after},
+        "nbytes": nbytes,
+        "sha256": digest,
+    }, "\n".join(text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,7 +171,9 @@ def _period(table: Table, time_limit_s: float) -> Solved:
 
 
 def _latency(table: Table, time_limit_s: float) -> Solved:
-    for limited, what in ((table.max_stages is not None, "max_stages"), (_tight(table), "memory_bytes of devices")):
+    needed = sum(o.memory_bytes for o in table.operators)
+    tight = any(device.memory_bytes < needed for device in table.devices)
+    for limited, what in ((table.max_stages is not None, "max_stages"), (tight, "memory_bytes of devices")):
         if limited:
             raise UsageError(
                 f"{table.name}: {what} of several networks, or of one with branches, is solved for the period only",
@@ -191,11 +193,6 @@ def _latency(table: Table, time_limit_s: float) -> Solved:
         for s in found.plan.stages
     )
     return Solved(table.name, "latency", found.makespan_s * 1e3, found.bound_s * 1e3, "ms", parts, found.wall_s)
-
-
-def _tight(table: Table) -> bool:
-    total = sum(o.memory_bytes for o in table.operators)
-    return any(device.memory_bytes < total for device in table.devices)
 
 
 def _ranges(table: Table) -> list[range]:

@@ -99,6 +99,5 @@ def carry_signs(backend: BaseStorage, name: str, study_id: int, signs: dict[int,
             backend.record_heartbeat(trial._trial_id)  # noqa: SLF001
     for gone in signs.keys() - {trial._trial_id for trial in running}:  # noqa: SLF001
         del signs[gone]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         fail_stale_trials(Study(study_name=name, storage=backend))

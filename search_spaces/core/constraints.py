@@ -43,14 +43,8 @@ class Violation:
 
     def to_json(self) -> dict[str, Any]:
         """Return the violation as plain values."""
-        return {
-            "statement": self.statement,
-            "demand": self.demand,
-            "bound": self.bound,
-            "gap": self.gap,
-            "unit": self.unit,
-            "lever": self.lever,
-        }
+        names = ("statement", "demand", "bound", "gap", "unit", "lever")
+        return {name: getattr(self, name) for name in names}
 
 
 def infeasible(first: Violation, *others: Violation) -> InfeasibleError:

@@ -48,6 +48,11 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
 
 
+def plain_name(name: str) -> str:
+    """Return a name from a file as it is; one with control characters as :func:`shown` does."""
+    return name if name.isprintable() else shown(name)
+
+
 def damage(error: Exception) -> str:
     """Return in words why a document is damaged, given the error that reading it raised."""
     if isinstance(error, OptimizeError):

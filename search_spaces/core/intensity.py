@@ -14,6 +14,7 @@ pointwise       D²·M²       D²·2M + M²
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import isqrt, prod
@@ -59,12 +60,8 @@ def parameter_total(graph: Graph, operators: Iterable[int] | None = None) -> int
 
 def unknown_kinds(graph: Graph) -> dict[str, int]:
     """Return the kinds of operators whose arithmetic is not counted, and how many there are of each."""
-    found: dict[str, int] = {}
-    for operator in graph.operators:
-        for part in operator.flat():
-            if not _is_known(part.kind):
-                found[part.kind] = found.get(part.kind, 0) + 1
-    return found
+    parts = (part for operator in graph.operators for part in operator.flat())
+    return Counter(part.kind for part in parts if not _is_known(part.kind))
 
 
 def _cost(graph: Graph, operator: Operator) -> Cost:

@@ -17,13 +17,12 @@ class Component:
     Attributes:
         name: unique in the joined graph.
         graph: the model's own graph, whose ``source`` is its file.
-        first_operator, first_tensor: indices of its operator 0 and its tensor 0 in the joined graph.
+        first_operator: index of its operator 0 in the joined graph.
     """
 
     name: str
     graph: Graph
     first_operator: int
-    first_tensor: int
 
     @property
     def operators(self) -> range:
@@ -71,7 +70,7 @@ def merge(name: str, models: Sequence[tuple[str, Graph]]) -> JoinedGraph:
     views: dict[int, tuple[int, int]] = {}
     for part, graph in models:
         shift = len(tensors)
-        components.append(Component(part, graph, len(operators), shift))
+        components.append(Component(part, graph, len(operators)))
         tensors += [replace(t, name=f"{part}/{t.name}") for t in graph.tensors]
         operators += [_shifted(o, shift) for o in graph.operators]
         inputs += [t + shift for t in graph.inputs]

@@ -64,6 +64,17 @@ class Stage:
     processor: str
     share: Share | None = None
 
+    @property
+    def text(self) -> str:
+        """Its operators and its processor, as ``1–21 gpu``."""
+        runs = ", ".join(f"{a}" if b - a == 1 else f"{a}–{b - 1}" for a, b in runs_of(self.operators))
+        return f"{runs} {self.processor}" + (f" ({self.share})" if self.share is not None else "")
+
+    @property
+    def begin(self) -> int:
+        """The first index of its share; 0 of a whole stage."""
+        return self.share.first if self.share is not None else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -92,7 +103,7 @@ class Plan:
 
     def __str__(self) -> str:
         """Return the stages as ``0 cpu0 | 1–21 gpu``, a side of a split as ``3–7 cpu0 (rows 0 to 5)``."""
-        return " | ".join(map(_stage_text, self.stages))
+        return " | ".join(stage.text for stage in self.stages)
 
     def by_processor(self) -> dict[str, list[int]]:
         """Return the stages of each processor in dispatch order, processors in the order of their first stage."""
@@ -288,15 +299,11 @@ def _topological(stages: Sequence[Stage], graph: Graph) -> list[Stage]:
         ready = [i for i, needs in waiting.items() if needs <= done]
         if not ready:
             raise PlanError(f"stages {sorted(waiting)} of the plan form a cycle")
-        chosen = min(ready, key=lambda i: (min(stages[i].operators, default=-1), _begin(stages[i])))
+        chosen = min(ready, key=lambda i: (min(stages[i].operators, default=-1), stages[i].begin))
         ordered.append(stages[chosen])
         done.add(chosen)
         del waiting[chosen]
     return ordered
-
-
-def _begin(stage: Stage) -> int:
-    return stage.share.first if stage.share is not None else 0
 
 
 def runs_of(operators: Sequence[int]) -> list[list[int]]:
@@ -308,11 +315,6 @@ def runs_of(operators: Sequence[int]) -> list[list[int]]:
         else:
             runs.append([operator, operator + 1])
     return runs
-
-
-def _stage_text(stage: Stage) -> str:
-    runs = ", ".join(f"{a}" if b - a == 1 else f"{a}–{b - 1}" for a, b in runs_of(stage.operators))
-    return f"{runs} {stage.processor}" + (f" ({stage.share})" if stage.share is not None else "")
 
 
 def _stages_from_json(stages: Sequence[object]) -> Iterator[Stage]:

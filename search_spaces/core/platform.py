@@ -135,20 +135,8 @@ class Platform:
     def to_json(self) -> dict[str, Any]:
         """Return the platform as plain values; limits are left out, as measurements do not depend on them."""
         links = [asdict(link) | {"between": list(link.between)} for link in self.links]
-        return ({"links": links} if links else {}) | {
-            "name": self.name,
-            "processors": [
-                {
-                    "name": p.name,
-                    "kind": p.kind,
-                    "resources": dict(p.resources),
-                    "like": p.like,
-                    "options": dict(p.options),
-                    "slots": p.slots,
-                }
-                for p in self.processors
-            ],
-        }
+        found = {"name": self.name, "processors": [asdict(processor) for processor in self.processors]}
+        return ({"links": links} if links else {}) | found
 
 
 def tell_apart(processors: Sequence[Processor]) -> tuple[Processor, ...]:

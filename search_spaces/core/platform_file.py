@@ -47,9 +47,8 @@ def read_platform(path: Path, find: Callable[[str], Processor] | None) -> Platfo
         UnavailableError: a processor cannot be used here.
     """
     root = parsed(path, "a platform")
-    fields = root.fields("a platform", ("name", "processors", "links", "limits"))
-    if "processors" not in fields:
-        raise root.error("a platform must have processors")
+    known, missing = ("name", "processors", "links", "limits"), "a platform must have processors"
+    fields = root.fields("a platform", known, processors=missing)
     name = fields["name"].text("the platform's name") if "name" in fields else path.stem
     entries = fields["processors"].each("processors")
     processors = tuple(_processor(entry, find) for entry in entries)
@@ -65,9 +64,8 @@ def _processor(entry: Value, find: Callable[[str], Processor] | None) -> Process
     if entry.node.id == "scalar" and entry.node.value:
         name = entry.text("a processor")
         raise entry.error("a processor must be a mapping of keys to values", f"write {{name: {name}}} for {name}")
-    fields = entry.fields("a processor", ("name", "processor", "kind", "like", "resources", "options"))
-    if "name" not in fields:
-        raise entry.error("a processor must have a name")
+    keys = ("name", "processor", "kind", "like", "resources", "options")
+    fields = entry.fields("a processor", keys, name="a processor must have a name")
     name = fields["name"].text("the processor's name")
     shares = {}
     if "resources" in fields:
@@ -105,10 +103,8 @@ def _described(name: str, shares: Mapping[str, float], fields: Mapping[str, Valu
 
 
 def _link(entry: Value) -> Link:
-    fields = entry.fields("a link", ("between", "bandwidth_bytes_per_s", "latency_s"))
-    for key in ("between", "bandwidth_bytes_per_s"):
-        if key not in fields:
-            raise entry.error(f"a link must say {key!r}")
+    needed = {key: f"a link must say {key!r}" for key in ("between", "bandwidth_bytes_per_s")}
+    fields = entry.fields("a link", (*needed, "latency_s"), **needed)
     ends = [end.text("an end of a link") for end in fields["between"].each("between")]
     if len(ends) != 2:
         raise fields["between"].error("a link is between two processors")

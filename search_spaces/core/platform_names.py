@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from pathlib import Path
 
 from search_spaces.core.errors import UsageError, shown
+from search_spaces.core.wording import did_you_mean
 
 SHIPPED = Path(__file__).parents[2] / "experiments" / "platforms"
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -17,14 +16,11 @@ def platform_names() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
-def find_platform_file(source: Path, more: Iterable[str] = ()) -> Path:
+def find_platform_file(source: Path) -> Path:
     """Return the file that a path or a name stands for.
 
     An existing file takes precedence over a name. What looks like a path is returned as it is, and reading it reports
     what is wrong.
-
-    Args:
-        more: other valid names, for the error's text.
 
     Raises:
         UsageError: it is neither a file nor a name; the text lists similar names, or all of them.
@@ -35,10 +31,7 @@ def find_platform_file(source: Path, more: Iterable[str] = ()) -> Path:
     known = platform_names()
     if name in known:
         return SHIPPED / f"{name}.yaml"
-    names = sorted({*known, *more})
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"platforms are: {', '.join(names)}"
-    hint = hint if names else "give the path of a platform's YAML file"
+    hint = did_you_mean(name, known, f"platforms are: {', '.join(known)}", most=3, cutoff=0.5)
     raise UsageError(f"no platform or file is called {shown(name)}", hint)
 
 

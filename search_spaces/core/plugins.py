@@ -15,7 +15,6 @@ version of the contract it keeps by an attribute ``contract_version``; without o
 
 from __future__ import annotations
 
-import difflib
 import signal
 import threading
 import time
@@ -26,6 +25,7 @@ from types import FrameType
 from typing import Any
 
 from search_spaces.core.errors import OptimizeError, UnavailableError, UsageError
+from search_spaces.core.wording import did_you_mean
 
 PREFIX = "partition_optimizer."
 KINDS = {"evaluator": "evaluators", "space": "spaces", "sampler": "samplers", "model": "models"}
@@ -69,8 +69,7 @@ def find_entry(kind: str, name: str) -> EntryPoint:
         )
     if not found:
         names = sorted(e.name for e in every)
-        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"installed are: {', '.join(names)}"
+        hint = did_you_mean(name, names, f"installed are: {', '.join(names)}", most=3, cutoff=0.5)
         raise UsageError(f"there is no {kind} {name!r}", hint)
     return found[0]
 

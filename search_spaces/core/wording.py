@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 _WORDS = ((10**6, "million"), (10**9, "billion"), (10**12, "trillion"))
+
+
+def did_you_mean(
+    word: str, known: Iterable[str], otherwise: str, *, most: int = 1, cutoff: float = 0.6, quoted: bool = False
+) -> str:
+    """Return ``did you mean cpu0 or cpu1?`` for a misspelled word, or ``otherwise`` where no known word is similar."""
+    near = get_close_matches(word, list(known), n=most, cutoff=cutoff)
+    return f"did you mean {' or '.join(map(repr if quoted else str, near))}?" if near else otherwise
 
 
 def plural(count: int, noun: str) -> str:

@@ -158,11 +158,6 @@ class Workload:
         """Whether some request has a deadline."""
         return any(c.deadline_s is not None for c in self.clients)
 
-    @property
-    def streams(self) -> bool:
-        """Whether some requests arrive independently of earlier answers (periodic or Poisson)."""
-        return any(c.arrival.kind in {"periodic", "poisson"} for c in self.clients)
-
     def to_json(self) -> dict[str, Any]:
         """Return the workload as plain values."""
         document = asdict(self)

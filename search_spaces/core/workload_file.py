@@ -72,9 +72,7 @@ def read_workload(path: Path, most_error: float = RANKED_ERROR) -> Workload:
         UsageError: the file is missing, no workload, or wrong; the text begins with ``file:line``.
     """
     root = parsed(path, "a workload")
-    fields = root.fields("a workload", _WORKLOAD)
-    if "models" not in fields:
-        raise root.error("a workload must have models")
+    fields = root.fields("a workload", _WORKLOAD, models="a workload must have models")
     entries = fields["models"].each("models")
     clients = list[Client]()
     for entry in entries:
@@ -95,9 +93,7 @@ def read_workload(path: Path, most_error: float = RANKED_ERROR) -> Workload:
 
 
 def _client(entry: Value, path: Path, most_error: float) -> Client:
-    fields = entry.fields("a model", _CLIENT)
-    if "model" not in fields:
-        raise entry.error("an entry must say which 'model' it is")
+    fields = entry.fields("a model", _CLIENT, model="an entry must say which 'model' it is")
     model = fields["model"].text("the model")
     if model.endswith((".tflite", ".yaml", ".yml")):
         model = _beside(path, model)

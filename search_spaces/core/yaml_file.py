@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any
 
 from search_spaces.core.bounded import read_bounded
 from search_spaces.core.errors import UsageError
+from search_spaces.core.wording import did_you_mean
 
 MAX_NBYTES = 256 << 10
 _MAX_DEPTH = 8
@@ -33,17 +33,22 @@ class Value:
         """Return the error for a problem here."""
         return UsageError(f"{self.path}:{self.node.start_mark.line + 1}: {problem}", hint)
 
-    def fields(self, what: str, known: Collection[str]) -> dict[str, Value]:
-        """Return the values of a mapping whose keys must be among ``known``."""
-        found = {}
+    def fields(self, what: str, known: Collection[str], **needed: str) -> dict[str, Value]:
+        """Return the values of a mapping whose keys must be among ``known``.
+
+        Args:
+            needed: key that must be there → the problem where it is not.
+        """
+        found: dict[str, Value] = {}
         for key, value in self.items(what):
             if key.text("a key") not in known:
-                near = difflib.get_close_matches(key.text("a key"), known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"it may have: {', '.join(known)}"
+                hint = did_you_mean(key.text("a key"), known, f"it may have: {', '.join(known)}", quoted=True)
                 raise key.error(f"{what} has no {key.text('a key')!r}", hint)
             if key.text("a key") in found:
                 raise key.error(f"{what} has {key.text('a key')!r} twice")
             found[key.text("a key")] = value
+        if missing := next((problem for key, problem in needed.items() if key not in found), ""):
+            raise self.error(missing)
         return found
 
     def items(self, what: str) -> Iterator[tuple[Value, Value]]:

@@ -12,8 +12,8 @@ neither placed nor transferred.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from search_spaces.core.graph import Graph, Operator
 from search_spaces.models.dtypes import has_fixed_size
@@ -31,29 +31,17 @@ IMPURE = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Traits:
-    """Properties of an operator in the file that the graph does not have.
-
-    Attributes:
-        states: names of the resources that it, or a subgraph that it calls, refers to.
-        builtin: whether the schema defines it.
-    """
-
-    states: frozenset[str]
-    builtin: bool
-
-
-def arrange(raw: Graph, traits: Sequence[Traits], source: ModelSource) -> Graph:
+def arrange(raw: Graph, states: Sequence[frozenset[str]], builtin: Collection[str], source: ModelSource) -> Graph:
     """Return the graph of the placed operators, with a source that maps each operator to those of the file.
 
     Args:
         raw: every operator of the main subgraph, in the file's order.
-        traits: one for each of its operators.
+        states: for each of its operators, the resources that it, or a subgraph that it calls, refers to.
+        builtin: the kinds that the schema defines.
     """
-    recipes = _constant_operators(raw, traits)
+    recipes = _constant_operators(raw, states, builtin)
     placed = [i for i in range(len(raw.operators)) if i not in set(recipes.values())]
-    atoms = _ordered(raw, _atoms(raw, placed, traits))
+    atoms = _ordered(raw, _atoms(raw, placed, states))
     if not recipes and all(len(atom) == 1 for atom in atoms):
         return raw
     tensors = tuple(replace(t, constant=True) if i in recipes else t for i, t in enumerate(raw.tensors))
@@ -62,7 +50,7 @@ def arrange(raw: Graph, traits: Sequence[Traits], source: ModelSource) -> Graph:
     return Graph(raw.name, tensors, operators, raw.inputs, raw.outputs, where)
 
 
-def _constant_operators(raw: Graph, traits: Sequence[Traits]) -> dict[int, int]:
+def _constant_operators(raw: Graph, states: Sequence[frozenset[str]], builtin: Collection[str]) -> dict[int, int]:
     """Return tensor → the operator that computes it, for all tensors that depend only on constants.
 
     An operator that computes an output of the model is placed, since some stage must write that.
@@ -73,9 +61,9 @@ def _constant_operators(raw: Graph, traits: Sequence[Traits]) -> dict[int, int]:
         reads = [t for t in operator.inputs if t != -1]
         if (
             reads
-            and traits[index].builtin
+            and operator.kind in builtin
             and operator.kind not in IMPURE
-            and not traits[index].states
+            and not states[index]
             and all(raw.tensors[t].constant or t in found for t in reads)
             and wanted.isdisjoint(operator.outputs)
         ):
@@ -83,12 +71,12 @@ def _constant_operators(raw: Graph, traits: Sequence[Traits]) -> dict[int, int]:
     return found
 
 
-def _atoms(raw: Graph, placed: Sequence[int], traits: Sequence[Traits]) -> list[tuple[int, ...]]:
+def _atoms(raw: Graph, placed: Sequence[int], states: Sequence[frozenset[str]]) -> list[tuple[int, ...]]:
     """Return the groups of operators that are placed together, each ascending."""
     bound: dict[str | int, list[int]] = {}
     for index in placed:
         operator = raw.operators[index]
-        bonds: set[str | int] = {*traits[index].states}
+        bonds: set[str | int] = {*states[index]}
         bonds |= {t for t in (*operator.inputs, *operator.outputs) if t != -1 and _binds(raw, t)}
         for bond in bonds:
             bound.setdefault(bond, []).append(index)

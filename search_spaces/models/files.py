@@ -24,11 +24,6 @@ _HINTS = {
 }
 
 
-def cannot_write(path: Path, error: OSError) -> UsageError:
-    """Return the error that says why ``path`` cannot be written and what to do."""
-    return UsageError(f"{path}: cannot be written: {error.strerror or error}", _HINTS.get(error.errno or 0, ""))
-
-
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a new file that takes the place of ``path`` when the block ends without an exception.
@@ -49,7 +44,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         temporary.replace(path)
         sync_folder(path.parent)
     except OSError as error:
-        raise cannot_write(path, error) from error
+        hint = _HINTS.get(error.errno or 0, "")
+        raise UsageError(f"{path}: cannot be written: {error.strerror or error}", hint) from error
     finally:
         with suppress(OSError):
             temporary.unlink()

@@ -17,7 +17,7 @@ import mmap
 import os
 import stat
 import struct
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -42,6 +42,27 @@ _BUFFERS_FIELD = 12  # position of Model.buffers in a vtable
 _DATA_FIELD, _OFFSET_FIELD, _SIZE_FIELD = 4, 6, 8  # positions of Buffer.data, .offset and .size
 _ELSEWHERE = {"offset": 2, "size": 1}  # not the default 0, so that the fields are written
 _PLACEHOLDER = np.zeros(1, np.uint8)
+
+
+class Blobs(Mapping[int, Blob]):
+    """Buffer number → its bytes, made anew on each access, so that no more than one of them is in memory.
+
+    Args:
+        numbers: of the buffers.
+        make: returns the bytes of a buffer.
+    """
+
+    def __init__(self, numbers: Collection[int], make: Callable[[int], Blob]) -> None:
+        self._numbers, self._make = numbers, make
+
+    def __getitem__(self, buffer: int) -> Blob:
+        return self._make(buffer)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
 
 
 def write_model(model: Any, blobs: Mapping[int, Blob], path: Path, *, outside: bool = False) -> None:

@@ -247,7 +247,9 @@ def _depth(graph: Graph, operator: Operator) -> int:
     return made[axis] if -len(made) <= axis < len(made) else 1
 
 
-_ALL = _declared()
+def _of(kinds: str, position: int, rule: _Rule) -> dict[tuple[str, int], _Rule]:
+    return {(kind, position): rule for kind in kinds.split()}
+
 
 # Kind and position of an input → its rule.
 _RULES: Mapping[tuple[str, int], _Rule] = {
@@ -262,31 +264,30 @@ _RULES: Mapping[tuple[str, int], _Rule] = {
     ("ONE_HOT", 1): lambda graph, operator: np.array([_depth(graph, operator)]),
     ("SPARSE_TO_DENSE", 0): _distinct,
     ("SEGMENT_SUM", 1): _ascending,
-    **{(f"UNSORTED_SEGMENT_{k}", 1): _segment for k in ("SUM", "PROD", "MAX", "MIN")},
-    **{(f"UNSORTED_SEGMENT_{k}", 2): _declared(0) for k in ("SUM", "PROD", "MAX", "MIN")},
+    **_of("UNSORTED_SEGMENT_SUM UNSORTED_SEGMENT_PROD UNSORTED_SEGMENT_MAX UNSORTED_SEGMENT_MIN", 1, _segment),
+    **_of("UNSORTED_SEGMENT_SUM UNSORTED_SEGMENT_PROD UNSORTED_SEGMENT_MAX UNSORTED_SEGMENT_MIN", 2, _declared(0)),
     ("REVERSE_SEQUENCE", 1): _reversed,
-    **dict.fromkeys((("SLICE", 1), ("STRIDED_SLICE", 1), ("DYNAMIC_UPDATE_SLICE", 2), ("SPLIT", 0)), _value(0)),
+    **_of("SPLIT", 0, _value(0)),
+    **_of("SLICE STRIDED_SLICE EXPAND_DIMS CUMSUM REVERSE_V2 ARG_MAX ARG_MIN MEAN SUM", 1, _value(0)),
+    **_of("REDUCE_PROD REDUCE_MAX REDUCE_MIN REDUCE_ANY REDUCE_ALL", 1, _value(0)),
+    **_of("DYNAMIC_UPDATE_SLICE", 2, _value(0)),
     **dict.fromkeys((("STRIDED_SLICE", 3), ("BROADCAST_ARGS", 0), ("BROADCAST_ARGS", 1)), _value(1)),
-    **{(kind, 0): _ALL for kind in ("FILL", "TRANSPOSE_CONV", "CONV_3D_TRANSPOSE")},
-    **{(kind, 0): _ALL for kind in ("RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL")},
-    **{(kind, 1): _ALL for kind in ("RESHAPE", "BROADCAST_TO", "SPARSE_TO_DENSE")},
-    **{(kind, 2): _ALL for kind in ("SLICE", "STRIDED_SLICE")},
-    **{(kind, 1): _declared(slice(1, 3)) for kind in ("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR")},
+    **_of("FILL TRANSPOSE_CONV CONV_3D_TRANSPOSE RANDOM_UNIFORM RANDOM_STANDARD_NORMAL", 0, _declared()),
+    **_of("RESHAPE BROADCAST_TO SPARSE_TO_DENSE", 1, _declared()),
+    **_of("SLICE STRIDED_SLICE", 2, _declared()),
+    **_of("RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR", 1, _declared(slice(1, 3))),
     ("TILE", 1): _ratio,
-    **{(kind, 1): _padding for kind in ("PAD", "PADV2", "MIRROR_PAD")},
-    **{(kind, 1): _declared(-1) for kind in ("TOPK_V2", "MULTINOMIAL")},
-    **{(f"NON_MAX_SUPPRESSION_V{v}", 2): _declared(0) for v in (4, 5)},
+    **_of("PAD PADV2 MIRROR_PAD", 1, _padding),
+    **_of("TOPK_V2 MULTINOMIAL", 1, _declared(-1)),
+    **_of("NON_MAX_SUPPRESSION_V4 NON_MAX_SUPPRESSION_V5", 2, _declared(0)),
     **{(f"NON_MAX_SUPPRESSION_V{v}", p): _between(0.0, 1.0) for v in (4, 5) for p in (1, 3, 4, 5)},
     ("TRANSPOSE", 1): lambda g, o: np.arange(len(_shape(g, o, 0))),
-    **{(kind, 1): _value(0) for kind in ("EXPAND_DIMS", "CUMSUM", "REVERSE_V2", "ARG_MAX", "ARG_MIN")},
-    **{(kind, 1): _value(0) for kind in ("MEAN", "SUM", "REDUCE_PROD", "REDUCE_MAX", "REDUCE_MIN")},
-    **{(kind, 1): _value(0) for kind in ("REDUCE_ANY", "REDUCE_ALL")},
     **{("RANGE", position): _range(position) for position in range(3)},
-    **{(kind, 1): _between(1, 8) for kind in ("DIV", "FLOOR_DIV", "FLOOR_MOD")},
+    **_of("DIV FLOOR_DIV FLOOR_MOD", 1, _between(1, 8)),
     ("POW", 0): _between(0, 8),
     ("POW", 1): _between(0, 4),
-    **{(kind, 1): _between(0, 8) for kind in ("RIGHT_SHIFT", "STABLEHLO_SHIFT_LEFT")},
-    **{(kind, 0): _between(0.0, 100.0) for kind in ("LOG", "SQRT", "RSQRT")},
+    **_of("RIGHT_SHIFT STABLEHLO_SHIFT_LEFT", 1, _between(0, 8)),
+    **_of("LOG SQRT RSQRT", 0, _between(0.0, 100.0)),
 }
 
 
@@ -325,11 +326,11 @@ def read_inputs(path: Path, ports: Sequence[Tensor], model: str = "the model") -
         UsageError: the file is missing, damaged, too large, or does not fit the model.
     """
     names = [tensor.name for tensor in ports]
-    hint = f"{model} reads: {', '.join(f'{shown(t.name)} {_form_text(t)}' for t in ports)}"
+    forms = (f"{shown(t.name)} {'×'.join(map(str, t.shape)) or 'scalar'} {t.dtype}" for t in ports)
+    hint = f"{model} reads: {', '.join(forms)}"
     try:
         content = read_bounded(path, MAX_NBYTES)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # of headers from old versions
+        with warnings.catch_warnings(action="error"):  # about headers from old versions
             packed = content[:2] == b"PK"
             arrays = _unpacked(content, [array_form(t) for t in ports]) if packed else {"": _plain(content)}
     except OSError as error:
@@ -355,10 +356,6 @@ def read_inputs(path: Path, ports: Sequence[Tensor], model: str = "the model") -
                 f"{OPTION} {path}: {shown(tensor.name)} has the shape {array.shape} and the type {array.dtype}", hint
             )
     return [np.asarray(arrays[name], order="C") for name in names]
-
-
-def _form_text(tensor: Tensor) -> str:
-    return f"{'×'.join(map(str, tensor.shape)) or 'scalar'} {tensor.dtype}"
 
 
 def _plain(content: bytes) -> Array:

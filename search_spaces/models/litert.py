@@ -7,7 +7,6 @@ kernels of LiteRT require the same.
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +20,8 @@ from ai_edge_litert import schema_py_generated as schema
 from search_spaces.core.errors import ModelError, shown
 from search_spaces.core.graph import Graph, Operator, Tensor
 from search_spaces.core.wording import plural
-from search_spaces.models.atoms import Traits, arrange
+from search_spaces.models.atoms import arrange
+from search_spaces.models.changes import BUILTIN, KINDS, changed, indices, made_operator, number_of, with_main
 from search_spaces.models.dtypes import DTYPES, element_bits, enumerators, has_fixed_size, tensor_nbytes
 from search_spaces.models.flatbuffer import unpack
 from search_spaces.models.source import Extent, ModelSource
@@ -123,11 +123,11 @@ def check_blocks(subgraph: Any, index: int, sizes: Mapping[int, int]) -> None:
     tensor = subgraph.tensors[index]
     for scales in block_scales(tensor):
         details = tensor.quantization.details
-        count = prod(_numbers(tensor.shape))
+        count = prod(indices(tensor.shape))
         if not 0 <= scales < len(subgraph.tensors) or details.blockSize < 1 or count % details.blockSize:
             raise ValueError(f"tensor {index} is quantised by blocks of {details.blockSize} with scales {scales}")
         held = subgraph.tensors[scales]
-        elements = prod(_numbers(held.shape))
+        elements = prod(indices(held.shape))
         half = held.type == schema.TensorType.FLOAT16
         if not half or elements != count // details.blockSize or sizes.get(held.buffer, 0) < 2 * elements:
             raise ValueError(f"tensor {index} is quantised by blocks, and its scales (tensor {scales}) do not fit")
@@ -150,7 +150,7 @@ def check_sparsity(sparsity: Any, shape: Sequence[int], bits: int, nbytes: int) 
     Raises:
         ValueError: it cannot be unfolded.
     """
-    order, blocks = _numbers(sparsity.traversalOrder), _numbers(sparsity.blockMap)
+    order, blocks = indices(sparsity.traversalOrder), indices(sparsity.blockMap)
     levels = sparsity.dimMetadata or []
     rank = len(shape)
     if sorted(order) != list(range(rank + len(blocks))) or len(levels) != len(order):
@@ -178,21 +178,17 @@ def _places(level: Any, size: int, before: int) -> int:
         if level.denseSize != size:
             raise ValueError(f"is sparse with a dimension of {level.denseSize} in place of {size}")
         return before * size
-    segments = _numbers(level.arraySegments.values if level.arraySegments is not None else None)
-    indices = _numbers(level.arrayIndices.values if level.arrayIndices is not None else None)
+    segments = indices(level.arraySegments.values if level.arraySegments is not None else None)
+    places = indices(level.arrayIndices.values if level.arrayIndices is not None else None)
     if (
         len(segments) != before + 1
         or segments[0]
-        or segments != sorted(segments)
-        or segments[-1] != len(indices)
-        or any(not 0 <= i < size for i in indices)
+        or list(segments) != sorted(segments)
+        or segments[-1] != len(places)
+        or any(not 0 <= i < size for i in places)
     ):
         raise ValueError("is sparse with places outside of its shape")
-    return len(indices)
-
-
-def _numbers(vector: Any) -> list[int]:
-    return [] if vector is None else [int(v) for v in vector]
+    return len(places)
 
 
 Shape = tuple[int, ...]
@@ -311,8 +307,6 @@ MAX_RANK = 64
 _KIND_CHARACTERS = 100
 MAX_TENSOR_NBYTES = 1 << 40
 
-_KINDS = enumerators(schema.BuiltinOperator)
-_NAMES = frozenset(_KINDS.values())
 _NEWER = "install a newer ai-edge-litert"
 
 
@@ -330,7 +324,7 @@ def read_model(path: Path, name: str | None = None, signature: str | None = None
     model, extents, nbytes = unpack(path)
     for subgraph in model.subgraphs or ():
         for tensor in subgraph.tensors or ():
-            if len(_indices(tensor.shapeSignature)) != len(_indices(tensor.shape)):
+            if len(indices(tensor.shapeSignature)) != len(indices(tensor.shape)):
                 tensor.shapeSignature = None  # the Interpreter ignores it
     try:
         source = ModelSource(path, nbytes, model, extents)
@@ -371,9 +365,7 @@ def graph_of(source: ModelSource, name: str) -> Graph:
     raw = _part(source, name, 0, kinds, digests)
     if not raw.operators:
         raise ModelError("the model has no operators", "there is nothing to partition")
-    states = operator_states(model, order)
-    builtin = [o.kind in _NAMES for o in raw.operators]
-    return arrange(raw, [Traits(*pair) for pair in zip(states, builtin, strict=True)], source)
+    return arrange(raw, operator_states(model, order), BUILTIN, source)
 
 
 def with_computed_outputs(source: ModelSource) -> ModelSource:
@@ -381,48 +373,33 @@ def with_computed_outputs(source: ModelSource) -> ModelSource:
     model = source.schema
     main = model.subgraphs[0]
     count = len(main.tensors or ())
-    computed = {*_indices(main.inputs), *(i for o in main.operators or () for i in _indices(o.outputs))}
+    computed = {*indices(main.inputs), *(i for o in main.operators or () for i in indices(o.outputs))}
     known = [
         t
-        for t in dict.fromkeys(_indices(main.outputs))
+        for t in dict.fromkeys(indices(main.outputs))
         if 0 <= t < count and t not in computed and not main.tensors[t].isVariable and main.tensors[t].buffer > 0
     ]
     if not known:
         return source
-    model, main = copy.copy(model), copy.copy(main)
-    model.subgraphs = [main, *model.subgraphs[1:]]
-    main.tensors, main.operators = list(main.tensors), list(main.operators or ())
-    squeeze = schema.BuiltinOperator.SQUEEZE
-    code = schema.OperatorCodeT(deprecatedBuiltinCode=squeeze, builtinCode=squeeze, version=1)
-    model.operatorCodes = [*(model.operatorCodes or ()), code]
+    tensors, operators, codes = list(main.tensors), list(main.operators or ()), list(model.operatorCodes or ())
     for index in known:
-        constant = main.tensors[index]
-        value, main.tensors[index] = copy.copy(constant), copy.copy(constant)
-        value.shape, value.shapeSignature = np.array([1, *_indices(value.shape)], np.int32), None
-        main.tensors[index].buffer = 0
-        main.tensors.append(value)
-        main.operators = [_reading(o, index, len(main.tensors)) for o in main.operators]
-        main.tensors.append(constant)
+        constant = tensors[index]
+        shape = np.array([1, *indices(constant.shape)], np.int32)
+        tensors[index] = changed(constant, buffer=0)
+        tensors.append(changed(constant, shape=shape, shapeSignature=None))
+        operators = [_reading(o, index, len(tensors)) for o in operators]
+        tensors.append(constant)
         options = schema.SqueezeOptionsT(squeezeDims=np.array([0], np.int32))
-        main.operators.append(
-            schema.OperatorT(
-                opcodeIndex=len(model.operatorCodes) - 1,
-                inputs=np.array([len(main.tensors) - 2], np.int32),
-                outputs=np.array([index], np.int32),
-                builtinOptionsType=schema.BuiltinOptions.SqueezeOptions,
-                builtinOptions=options,
-            )
-        )
+        read, written = np.array([len(tensors) - 2], np.int32), np.array([index], np.int32)
+        operators.append(made_operator(codes, "SQUEEZE", read, written, options))
+    model = changed(with_main(model, tensors=tensors, operators=operators), operatorCodes=codes)
     return replace(source, schema=model, fixed=True)
 
 
 def _reading(operator: Any, tensor: int, instead: int) -> Any:
     """Return an operator that reads ``instead`` where it read ``tensor``."""
-    if tensor not in _indices(operator.inputs):
-        return operator
-    moved = copy.copy(operator)
-    moved.inputs = np.array([instead if t == tensor else t for t in _indices(operator.inputs)], np.int32)
-    return moved
+    read = [instead if t == tensor else t for t in indices(operator.inputs)]
+    return changed(operator, inputs=np.array(read, np.int32)) if instead in read else operator
 
 
 def _part(source: ModelSource, name: str, number: int, kinds: list[str], digests: Mapping[int, str]) -> Graph:
@@ -433,12 +410,12 @@ def _part(source: ModelSource, name: str, number: int, kinds: list[str], digests
         digests: of the subgraphs that it calls; a graph's digest covers its whole structure.
     """
     subgraph = source.schema.subgraphs[number]
-    inputs, outputs = _indices(subgraph.inputs), _indices(subgraph.outputs)
+    inputs, outputs = indices(subgraph.inputs), indices(subgraph.outputs)
     operators = tuple(_operator(o, i, kinds, digests) for i, o in enumerate(subgraph.operators or ()))
     computed = {*inputs, *(i for operator in operators for i in operator.outputs)}
     count = len(subgraph.tensors or ())
     for index, entry in enumerate(subgraph.operators or ()):
-        wrong = next((i for i in _indices(entry.intermediates) if not -1 <= i < count), None)
+        wrong = next((i for i in indices(entry.intermediates) if not -1 <= i < count), None)
         if wrong is not None:
             raise ValueError(f"operator {index} keeps a result in tensor {wrong} of {count}")
     tensors = tuple(_tensor(t, i, i in computed, source) for i, t in enumerate(subgraph.tensors or ()))
@@ -462,23 +439,19 @@ def _part(source: ModelSource, name: str, number: int, kinds: list[str], digests
     return Graph(name, tensors, operators, inputs, outputs, source)
 
 
-def _indices(vector: Any) -> tuple[int, ...]:
-    return () if vector is None else tuple(vector.tolist())
-
-
 def _text(value: bytes | None) -> str:
     return (value or b"").decode(errors="replace")
 
 
 def _kind(code: Any) -> str:
-    """Return the name of an operator code; the deprecated field holds codes up to 127."""
-    number = max(code.builtinCode, code.deprecatedBuiltinCode)
+    """Return the name of an operator code."""
+    number = number_of(code)
     if number == schema.BuiltinOperator.CUSTOM:
         custom = "".join(c if c.isprintable() else "?" for c in _text(code.customCode)[:_KIND_CHARACTERS]) or "CUSTOM"
-        return f"CUSTOM {custom}" if custom in _NAMES else custom
-    if number not in _KINDS:
+        return f"CUSTOM {custom}" if custom in BUILTIN else custom
+    if number not in KINDS:
         raise ModelError(f"operator code {number} is not known to the installed schema", _NEWER)
-    return _KINDS[number]
+    return KINDS[number]
 
 
 def _operator(operator: Any, index: int, kinds: list[str], digests: Mapping[int, str]) -> Operator:
@@ -497,14 +470,14 @@ def _operator(operator: Any, index: int, kinds: list[str], digests: Mapping[int,
     calls = called(operator)
     if calls:
         options["calls"] = tuple(digests[n] for n in calls)
-    return Operator(kind, _indices(operator.inputs), _indices(operator.outputs), options)
+    return Operator(kind, indices(operator.inputs), indices(operator.outputs), options)
 
 
 def _tensor(tensor: Any, index: int, computed: bool, source: ModelSource) -> Tensor:
     """Return a tensor; ``computed``: whether an operator or the caller writes it."""
     name = _text(tensor.name)
     what = f"tensor {index} ({shown(name)})"
-    shape, signature = _indices(tensor.shape), _indices(tensor.shapeSignature)
+    shape, signature = indices(tensor.shape), indices(tensor.shapeSignature)
     dtype = DTYPES.get(tensor.type)
     if dtype is None:
         raise ModelError(f"{what} has type {tensor.type}, unknown to the installed schema", _NEWER)

@@ -9,7 +9,6 @@ no stage needs a shape from another one.
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 import subprocess
@@ -28,7 +27,8 @@ from search_spaces.core.errors import ModelError, UsageError
 from search_spaces.core.graph import Graph, Operator
 from search_spaces.models import INPUT_SHAPE
 from search_spaces.models.atoms import IMPURE
-from search_spaces.models.dtypes import enumerators, has_fixed_size, tensor_nbytes
+from search_spaces.models.changes import BUILTIN, KINDS, changed, number_of, with_main
+from search_spaces.models.dtypes import has_fixed_size, tensor_nbytes
 from search_spaces.models.inputs import MAX_NBYTES, drawn, drawn_inputs
 from search_spaces.models.litert import MAX_TENSOR_NBYTES, graph_of
 from search_spaces.models.source import ModelSource
@@ -39,8 +39,6 @@ Shapes = Mapping[str, tuple[int, ...]]
 _LOGGER = logging.getLogger("partition_optimizer")
 _LIMIT_S = 120.0
 _MAX_FOLDED_NBYTES = 1 << 24
-_NAMES = enumerators(schema.BuiltinOperator)
-_BUILTIN = frozenset(_NAMES.values())
 
 # Operators whose output shapes also depend on values of inputs → positions of these inputs.
 DECIDING_INPUTS: Mapping[str, tuple[int, ...]] = {
@@ -79,8 +77,7 @@ def _needs_interpreter(model: Any, subgraph: Any) -> bool:
     known = set(range(len(subgraph.tensors))) - computed
     unsized: set[int] = set()
     for operator in operators:
-        code = model.operatorCodes[operator.opcodeIndex]
-        kind = _NAMES.get(max(code.builtinCode, code.deprecatedBuiltinCode), "")
+        kind = KINDS.get(number_of(model.operatorCodes[operator.opcodeIndex]), "")
         reads = [int(t) for t in operator.inputs if t != -1]
         deciding = [int(t) for p in DECIDING_INPUTS.get(kind, ()) for t in operator.inputs[p : p + 1] if t != -1]
         if kind in {"SHAPE", "RANK"} or (reads and known.issuperset(reads) and kind not in IMPURE):
@@ -125,14 +122,13 @@ def size_outputs(graph: Graph) -> Graph:
     inputs = list(graph.source.given) or drawn_inputs(graph, 0)
     shapes = {n: graph.tensors[t].shape for n, t in enumerate(graph.inputs)}
     answer = _ask(graph, graph.source, shapes, (), inputs)
-    model = copy.copy(graph.source.schema)
-    main = copy.copy(model.subgraphs[0])
-    model.subgraphs, main.tensors = [main, *model.subgraphs[1:]], list(main.tensors)
+    tensors = list(graph.source.schema.subgraphs[0].tensors)
     for index in unsized:
-        tensor = main.tensors[index] = copy.copy(main.tensors[index])
-        tensor.shape, tensor.shapeSignature = np.array(answer["shapes"][index], np.int32), None
-        shape = _shown(answer["shapes"][index])
-        _LOGGER.warning("output %r has a size that depends on the data: %s here", graph.tensors[index].name, shape)
+        shape = answer["shapes"][index]
+        tensors[index] = changed(tensors[index], shape=np.array(shape, np.int32), shapeSignature=None)
+        name = graph.tensors[index].name
+        _LOGGER.warning("output %r has a size that depends on the data: %s here", name, _shown(shape))
+    model = with_main(graph.source.schema, tensors=tensors)
     return graph_of(replace(graph.source, schema=model, operators=(), recipes={}, fixed=True), graph.name)
 
 
@@ -219,7 +215,7 @@ def _known(graph: Graph) -> _Known:
     for index, operator in _in_order(graph):
         reads = [t for t in operator.inputs if t != -1 and not graph.tensors[t].variable]
         deciding = [t for p in DECIDING_INPUTS.get(operator.kind, ()) for t in operator.inputs[p : p + 1] if t != -1]
-        pure = operator.kind in _BUILTIN and operator.kind not in IMPURE
+        pure = operator.kind in BUILTIN and operator.kind not in IMPURE
         declared = not any(-1 in t.shape for t in _tensors(graph, operator))
         if values.issuperset(reads) or (
             shapes.issuperset(reads)
@@ -287,13 +283,9 @@ def _answer(question: Mapping[str, Any]) -> Any:
 
 def _resolved(graph: Graph, source: ModelSource, known: _Known, answer: Any) -> ModelSource:
     """Return the source with known shapes and values written into its structure."""
-    model = copy.copy(source.schema)
-    main = copy.copy(model.subgraphs[0])
-    model.subgraphs = [main, *model.subgraphs[1:]]
-    model.buffers = list(model.buffers)
-    main.tensors = [copy.copy(tensor) for tensor in main.tensors]
-    main.operators = [o for i, o in enumerate(main.operators) if i not in known.operators]
-    for index, tensor in enumerate(main.tensors):
+    main, buffers = source.schema.subgraphs[0], list(source.schema.buffers)
+    tensors = [changed(tensor) for tensor in main.tensors]
+    for index, tensor in enumerate(tensors):
         if graph.tensors[index].constant:
             continue
         shape = answer["shapes"][index]
@@ -303,8 +295,9 @@ def _resolved(graph: Graph, source: ModelSource, known: _Known, answer: Any) -> 
             rank = len(graph.tensors[index].shape)
             tensor.shape, tensor.shapeSignature = np.ones(rank, np.int32), np.full(rank, -1, np.int32)
     for index in known.values:
-        tensor = main.tensors[index]
-        tensor.buffer = len(model.buffers)
+        tensors[index].buffer = len(buffers)
         data = np.frombuffer(bytes.fromhex(answer["values"][str(index)]), np.uint8)
-        model.buffers.append(schema.BufferT(data=data if len(data) else None))
+        buffers.append(schema.BufferT(data=data if len(data) else None))
+    operators = [o for i, o in enumerate(main.operators) if i not in known.operators]
+    model = changed(with_main(source.schema, tensors=tensors, operators=operators), buffers=buffers)
     return replace(source, schema=model, operators=(), recipes={}, fixed=True)

@@ -11,7 +11,6 @@ which then reads (1, 7, 7, 512) as a row of 25,088 numbers. LiteRT's CPU kernels
 
 from __future__ import annotations
 
-import copy
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,8 +25,9 @@ from numpy.typing import NDArray
 
 from search_spaces.core.errors import ModelError
 from search_spaces.core.graph import Boundary, Graph
-from search_spaces.models.files import file_digest
-from search_spaces.models.flatbuffer import MAX_NBYTES, pack_header, point_at, point_outside, write_into, write_model
+from search_spaces.models.changes import changed, indices, made_operator, with_main
+from search_spaces.models.files import file_digest, replacing
+from search_spaces.models.flatbuffer import MAX_NBYTES, Blobs, pack_header, point_at, point_outside, write_into
 from search_spaces.models.litert import block_scales
 from search_spaces.models.source import Extent, ModelSource
 from search_spaces.models.subgraphs import reached, renumbered, stage_signatures
@@ -72,7 +72,7 @@ class StageModel:
 
         The header is a whole number of pages long, so the file can be mapped behind it and no weight is copied.
         """
-        return _view(self.schema, (self.source,), dict.fromkeys(self.buffers, 0))
+        return self._alone.view()
 
     def write(self, path: Path) -> str:
         """Write the stage as a stand-alone file and return its SHA-256 (hex).
@@ -83,11 +83,13 @@ class StageModel:
             ModelError: the model's file is gone or has changed.
             UsageError: the folder cannot be written, or the disk is full.
         """
-        with mapped(self.source) as weights:
-            outside = self.weight_nbytes > MAX_INSIDE_NBYTES
-            blobs = _Blobs((self.source,), (weights,), dict.fromkeys(self.buffers, 0))
-            write_model(self.schema, blobs, path, outside=outside)
+        with replacing(path) as file:
+            self._alone.write_into(file, str(path))
         return file_digest(path)
+
+    @property
+    def _alone(self) -> JoinedModel:
+        return JoinedModel(self.schema, (self.source,), dict.fromkeys(self.buffers, 0))
 
 
 def cut_stage(graph: Graph, operators: Sequence[int]) -> StageModel:
@@ -114,17 +116,15 @@ def cut_stage(graph: Graph, operators: Sequence[int]) -> StageModel:
     order = _tensor_order(main, chosen, border)
     place = {tensor: i for i, tensor in enumerate(order)}
 
-    part = copy.copy(main)
-    part.tensors = [_with_scales(main.tensors[t], place) for t in order]
-    part.inputs, part.outputs = _placed(border.inputs, place), _placed(border.outputs, place)
-    part.operators = [_moved(renumbered(o, code_of, numbers), place) for o in chosen]
-    bodies = [copy.copy(subgraph) for subgraph in called]
-    for body in bodies:
-        body.operators = [renumbered(o, code_of, numbers) for o in body.operators or ()]
-
-    stage = copy.copy(whole)
-    stage.operatorCodes = [whole.operatorCodes[c] for c in codes]
-    stage.subgraphs = [part, *bodies]
+    part = changed(
+        main,
+        tensors=[_with_scales(main.tensors[t], place) for t in order],
+        inputs=_placed(border.inputs, place),
+        outputs=_placed(border.outputs, place),
+        operators=[_moved(renumbered(o, code_of, numbers), place) for o in chosen],
+    )
+    bodies = [changed(s, operators=[renumbered(o, code_of, numbers) for o in s.operators or ()]) for s in called]
+    stage = changed(whole, operatorCodes=[whole.operatorCodes[c] for c in codes], subgraphs=[part, *bodies])
     stage.signatureDefs = stage_signatures(whole, border, place)
     is_whole = len(operators) == len(graph.operators)
     stage.metadata = [m for m in whole.metadata or () if is_whole or m.name in _KEPT_METADATA] or None
@@ -148,13 +148,9 @@ def handing_out(stage: StageModel, inner: Sequence[int]) -> StageModel:
         inner: tensors of the model's graph, none of them an output yet.
     """
     place = {tensor: i for i, tensor in enumerate(stage.tensors)}
-    main, *called = stage.schema.subgraphs
-    opened = copy.copy(main)
-    opened.outputs = np.concatenate([main.outputs, _placed(inner, place)])
-    changed = copy.copy(stage.schema)
-    changed.subgraphs = [opened, *called]
-    changed.signatureDefs = None  # it no longer has the signature's outputs
-    return replace(stage, schema=changed, outputs=(*stage.outputs, *inner))
+    outputs = np.concatenate([stage.schema.subgraphs[0].outputs, _placed(inner, place)])
+    model = changed(with_main(stage.schema, outputs=outputs), signatureDefs=None)  # these had other outputs
+    return replace(stage, schema=model, outputs=(*stage.outputs, *inner))
 
 
 def packing_model(graph: Graph) -> StageModel:
@@ -167,8 +163,7 @@ def packing_model(graph: Graph) -> StageModel:
         ModelError: the graph has no file behind it.
     """
     whole = cut_stage(graph, range(len(graph.operators)))
-    packing = copy.copy(whole.schema)
-    packing.signatureDefs = None
+    packing = changed(whole.schema, signatureDefs=None)
     for index, operator in enumerate(graph.operators):
         if not any(t != -1 and graph.tensors[t].constant for t in operator.inputs):
             continue
@@ -190,7 +185,7 @@ def _recipes(source: ModelSource, border: Boundary) -> list[int]:
         operator = source.recipes.get(waiting.pop())
         if operator is not None and operator not in found:
             found.add(operator)
-            waiting += _indices(source.schema.subgraphs[0].operators[operator].inputs)
+            waiting += indices(source.schema.subgraphs[0].operators[operator].inputs)
     return sorted(found)
 
 
@@ -198,7 +193,7 @@ def _tensor_order(main: Any, operators: Sequence[Any], border: Boundary) -> list
     order = dict.fromkeys(border.inputs)
     for operator in operators:
         for side in (operator.inputs, operator.outputs, operator.intermediates):
-            order |= dict.fromkeys(t for t in _indices(side) if t != -1)
+            order |= dict.fromkeys(t for t in indices(side) if t != -1)
     return list(order | dict.fromkeys(t for tensor in order for t in block_scales(main.tensors[tensor])))
 
 
@@ -206,28 +201,22 @@ def _with_scales(tensor: Any, place: Mapping[int, int]) -> Any:
     """Return a tensor whose blockwise scales, if any, refer to the tensor in the stage."""
     if not block_scales(tensor):
         return tensor
-    moved = copy.copy(tensor)
-    moved.quantization = copy.copy(tensor.quantization)
-    moved.quantization.details = copy.copy(tensor.quantization.details)
-    moved.quantization.details.scales = place[tensor.quantization.details.scales]
-    return moved
+    details = tensor.quantization.details
+    moved = changed(details, scales=place[details.scales])
+    return changed(tensor, quantization=changed(tensor.quantization, details=moved))
 
 
 def _moved(operator: Any, place: Mapping[int, int]) -> Any:
     """Renumber the tensors of an operator, in place, as in the stage."""
-    operator.inputs = _placed(_indices(operator.inputs), place)
-    operator.outputs = _placed(_indices(operator.outputs), place)
+    operator.inputs = _placed(indices(operator.inputs), place)
+    operator.outputs = _placed(indices(operator.outputs), place)
     if operator.intermediates is not None:
-        operator.intermediates = _placed(_indices(operator.intermediates), place)
+        operator.intermediates = _placed(indices(operator.intermediates), place)
     return operator
 
 
 def _placed(tensors: Sequence[int], place: Mapping[int, int]) -> NDArray[np.int32]:
     return np.array([place.get(t, -1) for t in tensors], np.int32)
-
-
-def _indices(vector: Any) -> list[int]:
-    return [] if vector is None else [int(t) for t in vector]
 
 
 @contextmanager
@@ -246,26 +235,6 @@ def mapped(source: ModelSource) -> Iterator[memoryview]:
         raise ModelError(f"{source.path}: the file changed while it was in use", "start again")
     with whole, memoryview(whole) as view:
         yield view
-
-
-class _Blobs(Mapping[int, memoryview]):
-    """Buffer number → weights, sliced on access, so that no slice outlives its file's mapping."""
-
-    def __init__(
-        self, sources: Sequence[ModelSource], weights: Sequence[memoryview], buffers: Mapping[int, int]
-    ) -> None:
-        self._sources, self._weights, self._buffers = sources, weights, buffers
-
-    def __getitem__(self, buffer: int) -> memoryview:
-        which = self._buffers[buffer]
-        extent = self._sources[which].extents[buffer]
-        return self._weights[which][extent.offset : extent.offset + extent.nbytes]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._buffers)
-
-    def __len__(self) -> int:
-        return len(self._buffers)
 
 
 _FILTERED = (
@@ -292,13 +261,10 @@ def weights_as_inputs(stage: StageModel) -> tuple[StageModel, dict[str, Extent]]
     moved = {t: e for t, tensor in taken.items() if (e := _alone(stage, tensor)) is not None}
     if len(stage.schema.subgraphs) > 1 or any((t.name or b"").startswith(_AS_INPUT.encode()) for t in main.tensors):
         moved = {}
-    part, made = copy.copy(main), copy.copy(stage.schema)
-    part.tensors = list(main.tensors)
+    tensors = list(main.tensors)
     for tensor in moved:
-        part.tensors[tensor] = copy.copy(main.tensors[tensor])
-        part.tensors[tensor].buffer, part.tensors[tensor].name = 0, f"{_AS_INPUT}{tensor}".encode()
-    part.inputs = [*main.inputs, *moved]
-    made.subgraphs = [part, *stage.schema.subgraphs[1:]]
+        tensors[tensor] = changed(main.tensors[tensor], buffer=0, name=f"{_AS_INPUT}{tensor}".encode())
+    made = with_main(stage.schema, tensors=tensors, inputs=[*main.inputs, *moved])
     if moved:
         made.signatureDefs = []
     used = {tensor.buffer for subgraph in made.subgraphs for tensor in subgraph.tensors}
@@ -333,40 +299,43 @@ class JoinedModel:
         The header is a whole number of pages long and each file begins on a page, so that the files can be mapped
         and no weight is copied.
         """
-        return _view(self.schema, self.sources, self.buffers)
+        outside = {b for b, s in self.buffers.items() if not self.sources[s].extents[b].inline}
+        header, fields = pack_header(self.schema, self.buffers.keys(), outside)
+        begins = [in_pages(len(header))]
+        for source in self.sources:
+            begins.append(begins[-1] + in_pages(source.nbytes))
+        for buffer, field in fields.items():
+            extent, begin = self._extent(buffer), begins[self.buffers[buffer]]
+            if buffer in outside:
+                point_outside(header, field, begin + extent.offset, extent.nbytes)
+            else:
+                point_at(header, field, begin + extent.offset - 4)
+        return bytes(header).ljust(begins[0], b"\0")
 
-    def write_into(self, file: BinaryIO) -> None:
+    def _extent(self, buffer: int) -> Extent:
+        return self.sources[self.buffers[buffer]].extents[buffer]
+
+    def write_into(self, file: BinaryIO, name: str) -> None:
         """Write the model, the weights that it reads included, to an open, empty file.
+
+        Weights beyond what a flatbuffer can hold are written behind it.
+
+        Args:
+            name: of the file, for errors.
 
         Raises:
             ModelError: a file that holds weights is gone or has changed.
             OSError: the file cannot be written.
         """
-        nbytes = sum(self.sources[s].extents[b].nbytes for b, s in self.buffers.items())
+        nbytes = sum(self._extent(buffer).nbytes for buffer in self.buffers)
         with ExitStack() as stack:
             weights = [stack.enter_context(mapped(source)) for source in self.sources]
-            blobs = _Blobs(self.sources, weights, self.buffers)
-            write_into(file, self.schema, blobs, self.sources[0].path.name, outside=nbytes > MAX_INSIDE_NBYTES)
 
+            def blob(buffer: int) -> memoryview:
+                extent = self._extent(buffer)
+                return weights[self.buffers[buffer]][extent.offset : extent.offset + extent.nbytes]
 
-def _view(model: Any, sources: Sequence[ModelSource], buffers: Mapping[int, int]) -> bytes:
-    """Return the header of a model whose weights are in files behind it, each at the start of a page.
-
-    Args:
-        buffers: number of a buffer → the source that holds it, as a position in ``sources``.
-    """
-    outside = {b for b, s in buffers.items() if not sources[s].extents[b].inline}
-    header, fields = pack_header(model, buffers.keys(), outside)
-    begins = [in_pages(len(header))]
-    for source in sources:
-        begins.append(begins[-1] + in_pages(source.nbytes))
-    for buffer, field in fields.items():
-        extent, begin = sources[buffers[buffer]].extents[buffer], begins[buffers[buffer]]
-        if buffer in outside:
-            point_outside(header, field, begin + extent.offset, extent.nbytes)
-        else:
-            point_at(header, field, begin + extent.offset - 4)
-    return bytes(header).ljust(begins[0], b"\0")
+            write_into(file, self.schema, Blobs(self.buffers, blob), name, outside=nbytes > MAX_INSIDE_NBYTES)
 
 
 def join(stages: Sequence[StageModel]) -> JoinedModel:
@@ -378,9 +347,7 @@ def join(stages: Sequence[StageModel]) -> JoinedModel:
     by_id = {id(stage.source): stage.source for stage in stages}
     sources = tuple(by_id.values())
     number_of = {key: i for i, key in enumerate(by_id)}
-    joined = copy.copy(stages[0].schema)
-    joined.metadata = joined.metadataBuffer = None
-    joined.operatorCodes, joined.signatureDefs = [], []
+    joined = changed(stages[0].schema, metadata=None, metadataBuffer=None, operatorCodes=[], signatureDefs=[])
     mains: list[Any] = []
     bodies: list[Any] = []
     codes: dict[tuple[Any, ...], int] = {}
@@ -395,9 +362,9 @@ def join(stages: Sequence[StageModel]) -> JoinedModel:
         main, *called = stage.schema.subgraphs
         numbers = {i: len(stages) + len(bodies) + i - 1 for i in range(1, len(called) + 1)}
         for subgraph, found in ((main, mains), *((body, bodies) for body in called)):
-            moved = copy.copy(subgraph)
-            moved.operators = [renumbered(o, code_of, numbers) for o in subgraph.operators or ()]
-            found.append(moved)
+            found.append(
+                changed(subgraph, operators=[renumbered(o, code_of, numbers) for o in subgraph.operators or ()])
+            )
         signature = schema.SignatureDefT(signatureKey=b"stage_%d" % index, subgraphIndex=index)
         signature.inputs = [schema.TensorMapT(name=b"i%d" % i, tensorIndex=int(t)) for i, t in enumerate(main.inputs)]
         signature.outputs = [schema.TensorMapT(name=b"o%d" % i, tensorIndex=int(t)) for i, t in enumerate(main.outputs)]
@@ -417,19 +384,15 @@ def join(stages: Sequence[StageModel]) -> JoinedModel:
     return JoinedModel(joined, sources, buffers)
 
 
-_DENSE, _RESHAPE = schema.BuiltinOperator.FULLY_CONNECTED, schema.BuiltinOperator.RESHAPE
-
-
 def flattened(model: Any) -> Any:
     """Return a model (``ModelT``) in which dense layers that flatten their input read the output of a RESHAPE.
 
     Inputs and outputs stay the same; the model itself is returned where there is nothing to do.
     """
-    found = copy.copy(model)
-    found.operatorCodes = list(model.operatorCodes)
+    found = changed(model, operatorCodes=list(model.operatorCodes))
     found.subgraphs = [_spelled_out(found, subgraph) for subgraph in model.subgraphs]
-    changed = any(new is not old for new, old in zip(found.subgraphs, model.subgraphs, strict=True))
-    return found if changed else model
+    alike = all(new is old for new, old in zip(found.subgraphs, model.subgraphs, strict=True))
+    return model if alike else found
 
 
 def _spelled_out(model: Any, subgraph: Any) -> Any:
@@ -443,21 +406,17 @@ def _spelled_out(model: Any, subgraph: Any) -> Any:
         source = int(operator.inputs[0])
         if (source, shape) not in flat:
             flat[source, shape] = len(tensors)
-            tensors.append(_row(tensors[source], shape))
-            operators.append(_reshape(model, source, flat[source, shape], shape))
-        moved = copy.copy(operator)
-        moved.inputs = [flat[source, shape], *(int(t) for t in operator.inputs[1:])]
-        operators.append(moved)
-    if not flat:
-        return subgraph
-    found = copy.copy(subgraph)
-    found.tensors, found.operators = tensors, operators
-    return found
+            row = changed(tensors[source], shape=list(shape), shapeSignature=None, buffer=0, isVariable=False)
+            tensors.append(row)
+            options = schema.ReshapeOptionsT(newShape=list(shape))
+            operators.append(made_operator(model.operatorCodes, "RESHAPE", [source], [flat[source, shape]], options))
+        operators.append(changed(operator, inputs=[flat[source, shape], *(int(t) for t in operator.inputs[1:])]))
+    return changed(subgraph, tensors=tensors, operators=operators) if flat else subgraph
 
 
 def _flat_shape(model: Any, subgraph: Any, operator: Any) -> tuple[int, int] | None:
     """Return the rows and columns of a dense layer's flattened input, or None where it needs no RESHAPE."""
-    if model.operatorCodes[operator.opcodeIndex].builtinCode != _DENSE:
+    if model.operatorCodes[operator.opcodeIndex].builtinCode != schema.BuiltinOperator.FULLY_CONNECTED:
         return None
     if operator.builtinOptions is not None and operator.builtinOptions.keepNumDims:
         return None
@@ -469,25 +428,3 @@ def _flat_shape(model: Any, subgraph: Any, operator: Any) -> tuple[int, int] | N
     if len(shape) <= 2 or not known or columns <= 0 or prod(shape) % columns:
         return None
     return prod(shape) // columns, columns
-
-
-def _row(tensor: Any, shape: tuple[int, int]) -> Any:
-    row = copy.copy(tensor)
-    row.shape, row.shapeSignature, row.buffer, row.isVariable = list(shape), None, 0, False
-    return row
-
-
-def _reshape(model: Any, source: int, target: int, shape: tuple[int, int]) -> Any:
-    numbers = [i for i, code in enumerate(model.operatorCodes) if code.builtinCode == _RESHAPE]
-    if not numbers:
-        numbers.append(len(model.operatorCodes))
-        model.operatorCodes.append(
-            schema.OperatorCodeT(deprecatedBuiltinCode=_RESHAPE, builtinCode=_RESHAPE, version=1)
-        )
-    return schema.OperatorT(
-        opcodeIndex=numbers[0],
-        inputs=[source],
-        outputs=[target],
-        builtinOptionsType=schema.BuiltinOptions.ReshapeOptions,
-        builtinOptions=schema.ReshapeOptionsT(newShape=list(shape)),
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
@@ -13,6 +12,7 @@ from ai_edge_litert import schema_py_generated as schema
 
 from search_spaces.core.errors import ModelError, shown
 from search_spaces.core.graph import Boundary
+from search_spaces.models.changes import changed
 from search_spaces.models.source import ModelSource
 
 # Class of options → its fields that hold numbers of subgraphs, one or a list.
@@ -101,18 +101,15 @@ def _own_state(operator: Any) -> tuple[str, ...]:
 
 def renumbered(operator: Any, codes: Mapping[int, int], subgraphs: Mapping[int, int]) -> Any:
     """Return a copy of a schema ``OperatorT`` with its code and the subgraphs that it calls renumbered."""
-    changed = copy.copy(operator)
-    changed.opcodeIndex = codes[int(operator.opcodeIndex)]
-    for side in _OPTIONS:
-        if getattr(changed, side) is not None:
-            setattr(changed, side, copy.copy(getattr(changed, side)))
-    for options, field in _references(changed):
+    own = {side: changed(getattr(operator, side)) for side in _OPTIONS}
+    moved = changed(operator, opcodeIndex=codes[int(operator.opcodeIndex)], **own)
+    for options, field in _references(moved):
         value = getattr(options, field)
         if isinstance(value, np.ndarray | list):
             setattr(options, field, np.array([subgraphs[int(v)] for v in value], np.int32))
         elif value is not None:
             setattr(options, field, subgraphs[int(value)])
-    return changed
+    return moved
 
 
 def _references(operator: Any) -> Iterator[tuple[Any, str]]:
@@ -142,19 +139,16 @@ def select_signature(source: ModelSource, key: str) -> ModelSource:
         raise ModelError(f"signature {key!r} is for subgraph {number} of {count}")
     places = {n: 0 if n == number else number if n == 0 else n for n in range(count)}
     codes = {n: n for n in range(len(model.operatorCodes or ()))}
-    changed = copy.copy(model)
-    changed.subgraphs = []
-    for place in range(count):
-        subgraph = copy.copy(model.subgraphs[places[place]])
-        try:
-            subgraph.operators = [renumbered(o, codes, places) for o in subgraph.operators or ()]
-        except KeyError as error:
-            raise ModelError(f"an operator refers to {error}, which the model does not have") from None
-        changed.subgraphs.append(subgraph)
-    changed.signatureDefs = [copy.copy(s) for s in model.signatureDefs]
-    for signature in changed.signatureDefs:
-        signature.subgraphIndex = places.get(int(signature.subgraphIndex), -1)
-    return replace(source, schema=changed, fixed=number != 0, signature=key if number else "")
+    try:
+        subgraphs = [
+            changed(s, operators=[renumbered(o, codes, places) for o in s.operators or ()])
+            for s in (model.subgraphs[places[place]] for place in range(count))
+        ]
+    except KeyError as error:
+        raise ModelError(f"an operator refers to {error}, which the model does not have") from None
+    signatures = [changed(s, subgraphIndex=places.get(int(s.subgraphIndex), -1)) for s in model.signatureDefs]
+    moved = changed(model, subgraphs=subgraphs, signatureDefs=signatures)
+    return replace(source, schema=moved, fixed=number != 0, signature=key if number else "")
 
 
 def stage_signatures(whole: Any, border: Boundary, place: Mapping[int, int]) -> list[Any] | None:

@@ -231,13 +231,13 @@ def window(graph: Graph, operator: Operator, dimension: int = 1) -> Window:
     )
 
 
-def pool_slice(graph: Graph, operator: Operator, rows: Range) -> Slice:
-    """Return what a pooling reads for rows of its output; it ignores padding, so zeros cannot take its place."""
+def pool_slice(graph: Graph, operator: Operator, rows: Range) -> tuple[Slice, bool]:
+    """Return what a pooling reads for rows of its output, and whether it pads, which zeros cannot replace."""
     high, wide = window(graph, operator), window(graph, operator, 2)
     found = high.needs(rows)
     if sum(padding(wide.size, wide.stride, wide.rows_in, wide.rows_out)) * wide.same == 0 == found.before + found.after:
-        return Slice(found.read, 0, rows[1] - rows[0])
-    return high.same_slice(rows)
+        return Slice(found.read, 0, rows[1] - rows[0]), False
+    return high.same_slice(rows), True
 
 
 def transposed_slice(graph: Graph, operator: Operator, rows: Range) -> Slice:
@@ -311,14 +311,11 @@ def _per_channel(graph: Graph, *tensors: int) -> bool:
     return any(q is not None and q.scale is not None and len(q.scale) > 1 for q in held)
 
 
-def _concatenation(dimension: int) -> _Rule:
-    def rule(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
-        rank = len(graph.tensors[operator.outputs[0]].shape)
-        if int(operator.options.get("axis", 0)) % rank == dimension % rank:
-            raise ValueError("it joins along this very axis")
-        return tuple(Part(dimension % rank, *rows) for _ in operator.inputs)
-
-    return rule
+def _concatenation(graph: Graph, operator: Operator, rows: Range, dimension: int) -> tuple[Need, ...]:
+    rank = len(graph.tensors[operator.outputs[0]].shape)
+    if int(operator.options.get("axis", 0)) % rank == dimension % rank:
+        raise ValueError("it joins along this very axis")
+    return tuple(Part(dimension % rank, *rows) for _ in operator.inputs)
 
 
 def _convolution_channels(graph: Graph, operator: Operator, rows: Range) -> tuple[Need, ...]:
@@ -368,8 +365,8 @@ _RULES: Mapping[Axis, Mapping[str, _Rule]] = {
     "height": {
         **dict.fromkeys(ELEMENTWISE, partial(_elementwise, dimension=1)),
         **dict.fromkeys(CONVOLUTIONS, lambda g, o, rows: _only(o, 0, Part(1, *window(g, o).needs(rows).read))),
-        **dict.fromkeys(POOLS, lambda g, o, rows: _only(o, 0, Part(1, *pool_slice(g, o, rows).read))),
-        "CONCATENATION": _concatenation(1),
+        **dict.fromkeys(POOLS, lambda g, o, rows: _only(o, 0, Part(1, *pool_slice(g, o, rows)[0].read))),
+        "CONCATENATION": partial(_concatenation, dimension=1),
         "MEAN": _mean_rows,
         "PAD": lambda g, o, rows: _only(o, 0, Part(1, *padded_rows(g, o, rows)[0])),
         "TRANSPOSE_CONV": lambda g, o, rows: _only(o, 2, Part(1, *transposed_slice(g, o, rows).read)),
@@ -377,7 +374,7 @@ _RULES: Mapping[Axis, Mapping[str, _Rule]] = {
     "channels": {
         **dict.fromkeys(ELEMENTWISE, partial(_elementwise, dimension=-1)),
         **dict.fromkeys(POOLS, lambda _, o, rows: _only(o, 0, Part(3, *rows))),
-        "CONCATENATION": _concatenation(-1),
+        "CONCATENATION": partial(_concatenation, dimension=-1),
         "CONV_2D": _convolution_channels,
         "DEPTHWISE_CONV_2D": _depthwise_channels,
         "FULLY_CONNECTED": _dense_channels,

@@ -188,7 +188,7 @@ class _Splits:
                 continue
             which, members = self._number[stage.operators[0]], self._groups[index]
             written.update(members)
-            ordered = sorted(members, key=lambda i: _begin(self._plan.stages[i]))
+            ordered = sorted(members, key=lambda i: self._plan.stages[i].begin)
             if lead := self._leads[stage.operators[0]]:
                 first = self._plan.stages[ordered[0]].processor
                 found.append((ordered[0], Stage(tuple(kept[o] for o in lead), first)))
@@ -250,10 +250,6 @@ def _places(origins: Sequence[int]) -> tuple[Origin, ...]:
     for before, origin in pairwise((-1, *origins)):
         found.append((origin, found[-1][1] + 1 if origin == before else 0))
     return tuple(found)
-
-
-def _begin(stage: Stage) -> int:
-    return stage.share.first if stage.share is not None else 0
 
 
 def _kept(known: OrderedDict[Hashable, Made], key: Hashable, make: Callable[[], Made]) -> Made:

@@ -19,11 +19,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from search_spaces.core.errors import ModelError, RewriteError, UsageError, shown
+from search_spaces.core.errors import RewriteError, UsageError, shown
 from search_spaces.core.graph import Graph, Operator
 from search_spaces.models.dtypes import integers
-from search_spaces.models.litert import graph_of
-from search_spaces.models.source import ModelSource
 from search_spaces.rewrites import locality
 from search_spaces.rewrites.locality import MEETS_IN_A_SUM, Axis, Need, Part, Range, axis_of, needs, padding, what
 from search_spaces.rewrites.structure import Structure
@@ -313,96 +311,54 @@ def split_operators(graph: Graph, splits: Sequence[Split]) -> SplitGraph:
         RewriteError: a chain cannot be split like that, or two overlap.
         ModelError: the model has no file, or its file is gone.
     """
-    if graph.source is None:
-        raise ModelError(f"model {graph.name!r} has no file to take weights from")
+    made, done = Structure(graph), 0
     ordered = sorted(splits, key=lambda s: s.first)
     for one, other in pairwise(ordered):
         if one.last > other.first:
             raise RewriteError(f"{one} and {other} overlap")
-    writer = _Writer(graph, graph.source)
-    done = 0
     for number, each in enumerate(ordered):
         sides = divide(graph, each)
-        writer.keep(range(done, each.first))
-        writer.split(sides, number)
+        for index in range(done, each.first):
+            made.keep(index, Role("kept", index))
+        _write(made, sides, number)
         done = each.last
-    writer.keep(range(done, len(graph.operators)))
-    return writer.finish(ordered)
+    for index in range(done, len(graph.operators)):
+        made.keep(index, Role("kept", index))
+    return SplitGraph(*made.finished("; ".join(map(str, ordered)), "split"))
 
 
-class _Writer:
-    """Writes operators one after another, each with its role."""
-
-    def __init__(self, graph: Graph, source: ModelSource) -> None:
-        self._graph = graph
-        self._source = source
-        self._made = Structure(graph, source)
-        self._roles: list[Role] = []
-        for index in sorted(set(source.recipes.values())):
-            self._made.operators.append(source.schema.subgraphs[0].operators[index])
-        self._recipes = len(self._made.operators)
-
-    def keep(self, operators: Sequence[int]) -> None:
-        """Write operators as they are."""
-        for index in operators:
-            for place in self._source.file_operators([index]):
-                self._made.operators.append(self._source.schema.subgraphs[0].operators[place])
-            self._mark(Role("kept", index))
-
-    def _mark(self, role: Role) -> None:
-        """Give a role to the operators written since the last call."""
-        self._roles += [role] * (len(self._made.operators) - self._recipes - len(self._roles))
-
-    def split(self, sides: Sides, number: int) -> None:
-        """Write the sides of a chain, and their joins."""
-        found = [_Side(self._made, self._graph, self._source, sides.split) for _ in sides.pieces]
-        for k, (side, pieces) in enumerate(zip(found, sides.pieces, strict=True)):
-            for piece in pieces:
-                side.compute(piece)
-                self._mark(Role("side", piece.operator, number, k))
-            for tensor, shares in sides.shares.items():
-                side.crop(tensor, shares[k])
-                self._mark(Role("side", self._graph.producer[tensor], number, k))
+def _write(made: Structure, sides: Sides, number: int) -> None:
+    """Write the sides of a chain, and their joins."""
+    graph, found = made.graph, [_Side(made, sides.split.axis) for _ in sides.pieces]
+    for k, (side, pieces) in enumerate(zip(found, sides.pieces, strict=True)):
+        for piece in pieces:
+            side.compute(piece)
+            made.mark(Role("side", piece.operator, number, k))
         for tensor, shares in sides.shares.items():
-            index = self._graph.producer[tensor]
-            parts = [side.made[tensor][0] for side in found]
-            if sides.split.axis == "height" and self._graph.operators[index].kind in MEETS_IN_A_SUM:
-                self._sum(tensor, parts, shares)
-            else:
-                axis = axis_of(self._graph.tensors[tensor].shape, sides.split.axis)
-                self._made.operator("CONCATENATION", parts, tensor, axis=axis)
-            self._mark(Role("join", index, number))
+            side.crop(tensor, shares[k])
+            made.mark(Role("side", graph.producer[tensor], number, k))
+    for tensor, shares in sides.shares.items():
+        parts = [side.made[tensor][0] for side in found]
+        if found[0].meets_in_a_sum(tensor):
+            _write_sum(made, tensor, parts, shares)
+        else:
+            axis = axis_of(graph.tensors[tensor].shape, sides.split.axis)
+            made.operator("CONCATENATION", parts, tensor, axis=axis)
+        made.mark(Role("join", graph.producer[tensor], number))
 
-    def _sum(self, tensor: int, parts: Sequence[int], shares: Sequence[Range]) -> None:
-        """Write the mean as the sum of the sides' means, each by its share of the rows."""
-        shape = self._graph.tensors[tensor].shape
-        rows = shares[-1][1]
-        weighted = []
-        for k, (part, (first, last)) in enumerate(zip(parts, shares, strict=True)):
-            weighted.append(self._made.tensor(tensor, shape, f"weighted_{k}"))
-            self._made.operator("MUL", [part, self._made.number((last - first) / rows)], weighted[-1])
-        total = weighted[0]
-        for k, other in enumerate(weighted[1:], 1):
-            target = tensor if k == len(weighted) - 1 else self._made.tensor(tensor, shape, f"sum_{k}")
-            self._made.operator("ADD", [total, other], target)
-            total = target
 
-    def finish(self, splits: Sequence[Split]) -> SplitGraph:
-        """Return the written model as a graph.
-
-        Raises:
-            ModelError: the result is not a valid model.
-        """
-        source = self._made.finished("; ".join(map(str, splits)))
-        try:
-            graph = graph_of(source, self._graph.name)
-        except ValueError as error:
-            raise ModelError(f"{self._graph.name!r} cannot be split like that: {error}") from None
-        roles = tuple(self._roles)
-        if graph.source is not None and graph.source.operators:
-            # Operators of the graph are atoms of file operators; recipes are not among them.
-            roles = tuple(roles[atom[0] - self._recipes] for atom in graph.source.operators)
-        return SplitGraph(graph, roles)
+def _write_sum(made: Structure, tensor: int, parts: Sequence[int], shares: Sequence[Range]) -> None:
+    """Write the mean as the sum of the sides' means, each by its share of the rows."""
+    shape, rows = made.graph.tensors[tensor].shape, shares[-1][1]
+    weighted = []
+    for k, (part, (first, last)) in enumerate(zip(parts, shares, strict=True)):
+        weighted.append(made.tensor(tensor, shape, f"weighted_{k}"))
+        made.operator("MUL", [part, made.number((last - first) / rows)], weighted[-1])
+    total = weighted[0]
+    for k, other in enumerate(weighted[1:], 1):
+        target = tensor if k == len(weighted) - 1 else made.tensor(tensor, shape, f"sum_{k}")
+        made.operator("ADD", [total, other], target)
+        total = target
 
 
 class _Side:
@@ -412,18 +368,15 @@ class _Side:
         made: tensor of the model → the tensor that this side has of it, and its range along the axis.
     """
 
-    def __init__(self, made: Structure, graph: Graph, source: ModelSource, split: Split) -> None:
+    def __init__(self, structure: Structure, axis: Axis) -> None:
         self.made: dict[int, tuple[int, Range]] = {}
-        self._structure = made
-        self._graph = graph
-        self._source = source
-        self._axis = split.axis
+        self._structure, self._graph, self._axis = structure, structure.graph, axis
         self._slices: dict[tuple[int, int, Range], int] = {}
 
     def crop(self, tensor: int, rows: Range) -> None:
         """Keep only some rows of what was computed."""
         held, all_rows = self.made[tensor]
-        if rows == all_rows or self._meets_in_a_sum(tensor):
+        if rows == all_rows or self.meets_in_a_sum(tensor):
             return
         axis = axis_of(self._graph.tensors[tensor].shape, self._axis) or 0
         self.made[tensor] = self._slice(held, axis, (rows[0] - all_rows[0], rows[1] - all_rows[0])), rows
@@ -431,8 +384,8 @@ class _Side:
     def compute(self, piece: Piece) -> None:
         """Write an operator that computes the wanted part of its output."""
         operator = self._graph.operators[piece.operator]
-        (place,) = self._source.file_operators([piece.operator])
-        original = self._source.schema.subgraphs[0].operators[place]
+        (place,) = self._structure.source.file_operators([piece.operator])
+        original = self._structure.main.operators[place]
         inputs = [t if t == -1 else self._input(t, need) for t, need in zip(operator.inputs, piece.needs, strict=True)]
         output = operator.outputs[0]
         shape = list(self._graph.tensors[output].shape)
@@ -444,13 +397,14 @@ class _Side:
             if operator.kind in locality.CONVOLUTIONS:
                 inputs[0], options = self._padded(operator, inputs[0], rows)
             elif operator.kind in locality.POOLS:
-                made, skip, options = self._pooled(operator, rows)
+                found, pads = locality.pool_slice(self._graph, operator, rows)
+                made, skip, options = found.rows, found.skip, {} if pads else {"padding": _VALID}
             elif operator.kind == "TRANSPOSE_CONV":
                 found = locality.transposed_slice(self._graph, operator, rows)
                 made, skip = found.rows, found.skip
             elif operator.kind == "PAD":
                 inputs[1] = self._paddings(operator, rows)
-        if not self._meets_in_a_sum(output):
+        if not self.meets_in_a_sum(output):
             shape[axis_of(tuple(shape), self._axis) or 0] = made
         if operator.kind == "TRANSPOSE_CONV":
             inputs[0] = self._structure.integers(shape)
@@ -460,7 +414,8 @@ class _Side:
             target = self._slice(target, axis_of(tuple(shape), self._axis) or 0, (skip, skip + count))
         self.made[output] = target, rows
 
-    def _meets_in_a_sum(self, tensor: int) -> bool:
+    def meets_in_a_sum(self, tensor: int) -> bool:
+        """Return whether the sides of a tensor are combined by a weighted sum."""
         kind = self._graph.operators[self._graph.producer[tensor]].kind
         return self._axis == "height" and kind in MEETS_IN_A_SUM
 
@@ -504,16 +459,6 @@ class _Side:
         amounts = [0, 0, found.before, found.after, *sides, 0, 0]
         self._structure.operator("PAD", [read, self._structure.integers(amounts, (4, 2))], target)
         return target, {"padding": _VALID}
-
-    def _pooled(self, operator: Operator, rows: Range) -> tuple[int, int, dict[str, int]]:
-        """Return how many rows a pooling computes on this side, how many of them to skip, and its options."""
-        found = locality.pool_slice(self._graph, operator, rows)
-        high, wide = locality.window(self._graph, operator), locality.window(self._graph, operator, 2)
-        sideways = sum(padding(wide.size, wide.stride, wide.rows_in, wide.rows_out)) if wide.same else 0
-        needs = high.needs(rows)
-        if high.same and needs.before + needs.after + sideways == 0:
-            return found.rows, 0, {"padding": _VALID}
-        return found.rows, found.skip, {}
 
     def _paddings(self, operator: Operator, rows: Range) -> int:
         """Return the amounts that a PAD adds on this side."""

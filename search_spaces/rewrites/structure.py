@@ -6,7 +6,6 @@ A part of a weight along its first dimension is contiguous in the file, so its b
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
@@ -16,9 +15,12 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
+from search_spaces.core.errors import ModelError
 from search_spaces.core.graph import Graph
+from search_spaces.models.changes import changed, made_operator, with_main
 from search_spaces.models.dtypes import tensor_nbytes
-from search_spaces.models.source import DeferredBytes, Extent, ModelSource
+from search_spaces.models.litert import graph_of
+from search_spaces.models.source import DeferredBytes, Extent
 from search_spaces.rewrites.locality import Part
 
 _COPIED_NBYTES = 4096  # shorter parts of weights are copied, which aligns them
@@ -28,19 +30,25 @@ class Structure:
     """The main subgraph of a model, to which tensors and operators are added.
 
     Attributes:
-        operators: those of the rewritten subgraph, in order.
+        operators: those of the rewritten subgraph, in order; the first ones compute constants.
+
+    Raises:
+        ModelError: the model has no file.
     """
 
-    def __init__(self, graph: Graph, source: ModelSource) -> None:
+    def __init__(self, graph: Graph) -> None:
+        if graph.source is None:
+            raise ModelError(f"model {graph.name!r} has no file to take weights from")
         self.graph = graph
-        self.source = source
-        self.model = copy.copy(source.schema)
-        self.main = copy.copy(source.schema.subgraphs[0])
+        self.source = source = graph.source
+        self.main = source.schema.subgraphs[0]
         self.tensors: list[Any] = list(self.main.tensors)
-        self.operators: list[Any] = []
+        self.operators: list[Any] = [self.main.operators[i] for i in sorted(set(source.recipes.values()))]
+        self._recipes = len(self.operators)
+        self._roles: list[Any] = []
         self.shapes = [t.shape for t in graph.tensors]
-        self._buffers: list[Any] = list(self.model.buffers) or [schema.BufferT()]
-        self._codes: list[Any] = list(self.model.operatorCodes)
+        self._buffers: list[Any] = list(source.schema.buffers) or [schema.BufferT()]
+        self._codes: list[Any] = list(source.schema.operatorCodes)
         self._extents = dict(source.extents)
         self._numbers: dict[tuple[int, ...], int] = {}
         self._floats: dict[float, int] = {}
@@ -48,10 +56,9 @@ class Structure:
 
     def tensor(self, like: int, shape: Sequence[int], name: str) -> int:
         """Add a computed tensor with the type and quantisation of another one, and return its number."""
-        made = copy.copy(self.tensors[like])
-        made.shape, made.shapeSignature = np.array(shape, np.int32), None
-        made.buffer, made.isVariable, made.hasRank = 0, False, True
-        made.name = (self.tensors[like].name or b"") + f"/{name}".encode()
+        full = (self.tensors[like].name or b"") + f"/{name}".encode()
+        fixed = {"shape": np.array(shape, np.int32), "shapeSignature": None, "hasRank": True}
+        made = changed(self.tensors[like], name=full, buffer=0, isVariable=False, **fixed)
         return self._add(made, tuple(shape))
 
     def integers(self, values: Sequence[int], shape: Sequence[int] | None = None) -> int:
@@ -98,10 +105,9 @@ class Structure:
             shape = list(self.shapes[tensor])
             if (part.first, part.last) == (0, shape[part.dimension]):
                 return tensor
-            made = copy.copy(self.tensors[tensor])
-            made.buffer = self._part_of_buffer(tensor, part)
             shape[part.dimension] = part.last - part.first
-            made.shape, made.shapeSignature = np.array(shape, np.int32), None
+            made = changed(self.tensors[tensor], shape=np.array(shape, np.int32), shapeSignature=None)
+            made.buffer = self._part_of_buffer(tensor, part)
             made.quantization = part_of_quantization(made.quantization, part)
             made.name = (made.name or b"") + f"/{part.first}_{part.last}".encode()
             self._parts[tensor, part] = self._add(made, tuple(shape))
@@ -137,58 +143,52 @@ class Structure:
 
     def operator(self, kind: str, inputs: Sequence[int], output: int, **options: Any) -> None:
         """Add a builtin operator; options are named as in the schema."""
-        name = {"CONCATENATION": "Concatenation", "MUL": "Mul", "ADD": "Add", "SLICE": "Slice", "PAD": "Pad"}[kind]
-        self.operators.append(
-            schema.OperatorT(
-                opcodeIndex=self._code(getattr(schema.BuiltinOperator, kind), self.tensors[output].type),
-                inputs=np.array(inputs, np.int32),
-                outputs=np.array([output], np.int32),
-                builtinOptionsType=getattr(schema.BuiltinOptions, f"{name}Options"),
-                builtinOptions=getattr(schema, f"{name}OptionsT")(**options),
-            )
-        )
+        version = 1 if self.tensors[output].type == schema.TensorType.FLOAT32 else 2  # the first that supports int8
+        made = getattr(schema, f"{kind.capitalize()}OptionsT")(**options)
+        read, written = np.array(inputs, np.int32), np.array([output], np.int32)
+        self.operators.append(made_operator(self._codes, kind, read, written, made, version))
 
     def copied(self, operator: Any, inputs: Sequence[int], output: int, options: Mapping[str, Any]) -> None:
         """Add an operator of the file again, with other tensors, and with some of its options changed."""
-        made = copy.copy(operator)
-        made.inputs, made.outputs = np.array(inputs, np.int32), np.array([output], np.int32)
-        if options:
-            made.builtinOptions = copy.copy(operator.builtinOptions)
-            for name, value in options.items():
-                setattr(made.builtinOptions, name, value)
-        self.operators.append(made)
+        read, written = np.array(inputs, np.int32), np.array([output], np.int32)
+        how = changed(operator.builtinOptions, **options)
+        self.operators.append(changed(operator, inputs=read, outputs=written, builtinOptions=how))
 
-    def _code(self, number: int, dtype: int) -> int:
-        version = 1 if dtype == schema.TensorType.FLOAT32 else 2  # the first version that supports int8
-        for index, code in enumerate(self._codes):
-            if max(code.builtinCode, code.deprecatedBuiltinCode) == number and code.version >= version:
-                return index
-        self._codes.append(
-            schema.OperatorCodeT(deprecatedBuiltinCode=min(number, 127), builtinCode=number, version=version)
-        )
-        return len(self._codes) - 1
+    def keep(self, index: int, role: Any) -> None:
+        """Add an operator of the graph as it is."""
+        self.operators += [self.main.operators[place] for place in self.source.file_operators([index])]
+        self.mark(role)
 
-    def finished(self, how: str) -> ModelSource:
-        """Return the model as it is now.
+    def mark(self, role: Any) -> None:
+        """Give a role to the operators that were added since the last call."""
+        self._roles += [role] * (len(self.operators) - self._recipes - len(self._roles))
+
+    def finished(self, how: str, verb: str) -> tuple[Graph, tuple[Any, ...]]:
+        """Return the model as it is now, and the role of each of its operators.
 
         Args:
             how: a description of the rewrite, different for different rewrites.
+            verb: what was done, for errors.
+
+        Raises:
+            ModelError: the result is not a valid model.
         """
         how = "; ".join(filter(None, (self.source.rewritten, how)))
-        self.main.tensors, self.main.operators = self.tensors, self.operators
-        self.model.subgraphs = [self.main, *self.model.subgraphs[1:]]
-        self.model.buffers, self.model.operatorCodes = self._buffers, self._codes
-        made: dict[str, Any] = {"schema": self.model, "extents": self._extents, "operators": (), "recipes": {}}
-        return replace(self.source, **made, fixed=True, rewritten=how)
+        model = with_main(self.source.schema, tensors=self.tensors, operators=self.operators)
+        model.buffers, model.operatorCodes = self._buffers, self._codes
+        made: dict[str, Any] = {"schema": model, "extents": self._extents, "operators": (), "recipes": {}}
+        try:
+            graph = graph_of(replace(self.source, **made, fixed=True, rewritten=how), self.graph.name)
+        except ValueError as error:
+            raise ModelError(f"{self.graph.name!r} cannot be {verb} like that: {error}") from None
+        atoms = graph.source.operators if graph.source is not None else ()  # recipes are not among them
+        return graph, tuple(self._roles[atom[0] - self._recipes] for atom in atoms) if atoms else tuple(self._roles)
 
 
 def part_of_quantization(found: Any, part: Part) -> Any:
     """Return the schema's quantisation parameters of a part of a tensor."""
     if found is None or found.scale is None or len(found.scale) < 2 or found.quantizedDimension != part.dimension:
         return found
-    made = copy.copy(found)
-    for name in ("scale", "zeroPoint", "min", "max"):
-        values = getattr(found, name)
-        if values is not None and len(values) == len(found.scale):
-            setattr(made, name, values[part.first : part.last])
-    return made
+    each = {name: getattr(found, name) for name in ("scale", "zeroPoint", "min", "max")}
+    per_row = {name: v for name, v in each.items() if v is not None and len(v) == len(found.scale)}
+    return changed(found, **{name: values[part.first : part.last] for name, values in per_row.items()})

@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cached_property, partial
 from math import prod
 from typing import Any, NamedTuple
@@ -28,9 +27,8 @@ from numpy.typing import NDArray
 from search_spaces.core.errors import ModelError, RewriteError, shown
 from search_spaces.core.graph import Graph, Operator, Tensor
 from search_spaces.core.plan import Plan
+from search_spaces.core.wording import did_you_mean
 from search_spaces.models.dtypes import tensor_nbytes
-from search_spaces.models.litert import graph_of
-from search_spaces.models.source import ModelSource
 from search_spaces.rewrites.structure import Structure
 
 Array = NDArray[np.float64]
@@ -230,11 +228,9 @@ def find_layer(layers: tuple[Layer, ...], word: str) -> Layer:
     if named:
         numbers = ", ".join(str(x.operator) for x in named)
         raise RewriteError(f"several layers are called {shown(word)}", f"give one by its number: {numbers}")
-    near = get_close_matches(word, [x.name for x in layers], n=1)
-    raise RewriteError(
-        f"there is no convolution larger than 1x1 called {shown(word)}",
-        f"did you mean {near[0]}?" if near else f"the first is {shown(layers[0].name)}, operator {layers[0].operator}",
-    )
+    first = f"the first is {shown(layers[0].name)}, operator {layers[0].operator}"
+    hint = did_you_mean(word, [x.name for x in layers], first)
+    raise RewriteError(f"there is no convolution larger than 1x1 called {shown(word)}", hint)
 
 
 def read_filters(graph: Graph, layer: Layer) -> Filter:
@@ -331,14 +327,7 @@ def decompose(
         RewriteError: an operator is not a convolution larger than 1 by 1, or a rank is 0 or above the channels.
         ModelError: the model has no file, or its file cannot be read.
     """
-    if graph.source is None:
-        raise ModelError(f"model {graph.name!r} has no file to take weights from")
-    layers = _checked(graph, ranks)
-    source, file_operators = graph.source, graph.source.schema.subgraphs[0].operators
-    made = Structure(graph, source)
-    recipes = sorted(set(source.recipes.values()))
-    made.operators += [file_operators[i] for i in recipes]
-    origins = [-1] * len(recipes)
+    made, layers = Structure(graph), _checked(graph, ranks)
     triples: dict[int, Callable[[], Triple]] = {}
     kept = {} if known is None else known
 
@@ -349,17 +338,14 @@ def decompose(
         return kept[key]
 
     for index in range(len(graph.operators)):
-        places = source.file_operators([index])
         if index in layers:
             triples[index] = partial(triple, layers[index])
-            _write(made, graph, file_operators[places[0]], layers[index], ranks[index], triples[index])
+            _write(made, layers[index], ranks[index], triples[index])
+            made.mark(index)
         else:
-            made.operators += [file_operators[place] for place in places]
-        origins += [index] * (len(made.operators) - len(origins))
-    found = _read(made.finished("tucker " + "; ".join(f"{i} {ranks[i]}" for i in sorted(ranks))), graph.name)
-    atoms = found.source.operators if found.source is not None else ()
-    first = [atom[0] for atom in atoms] if atoms else range(len(found.operators))
-    return TuckerGraph(found, tuple(origins[i] for i in first), triples)
+            made.keep(index, index)
+    found, origins = made.finished("tucker " + "; ".join(f"{i} {ranks[i]}" for i in sorted(ranks)), "decomposed")
+    return TuckerGraph(found, origins, triples)
 
 
 def outline(graph: Graph, ranks: Mapping[int, Ranks]) -> Graph:
@@ -408,11 +394,10 @@ def _checked(graph: Graph, ranks: Mapping[int, Ranks]) -> dict[int, Layer]:
     return {index: layers[index] for index in ranks}
 
 
-def _write(
-    made: Structure, graph: Graph, original: Any, layer: Layer, ranks: Ranks, triple: Callable[[], Triple]
-) -> None:
+def _write(made: Structure, layer: Layer, ranks: Ranks, triple: Callable[[], Triple]) -> None:
     """Add the three operators of a layer."""
-    operator = graph.operators[layer.operator]
+    graph, operator = made.graph, made.graph.operators[layer.operator]
+    original = made.main.operators[made.source.file_operators([layer.operator])[0]]
     data, output = operator.inputs[0], operator.outputs[0]
     name = layer.name.encode()
     count, filters = layer.groups * ranks.inputs, layer.groups * ranks.outputs
@@ -425,8 +410,8 @@ def _write(
     ]
     # The runtime's fast kernels need a bias; each layer gets its own, so that it can be quantised.
     biases = [
-        made.weights((length,), partial(_zeros, length), name + b"/" + part + b"/bias")
-        for part, length in ((b"first", count), (b"core", filters))
+        made.weights((count,), lambda: np.zeros(count, np.float32), name + b"/first/bias"),
+        made.weights((filters,), lambda: np.zeros(filters, np.float32), name + b"/core/bias"),
     ]
     between = [
         made.tensor(output, (*graph.tensors[data].shape[:3], count), "first"),
@@ -436,10 +421,6 @@ def _write(
     made.copied(original, [data, kernels[0], biases[0]], between[0], _POINTWISE | linear)
     made.copied(original, [between[0], kernels[1], biases[1]], between[1], linear)
     made.copied(original, [between[1], kernels[2], *operator.inputs[2:]], output, _POINTWISE)
-
-
-def _zeros(length: int) -> Weights:
-    return np.zeros(length, np.float32)
 
 
 def _outlined(tensors: list[Tensor], operator: Operator, layer: Layer, ranks: Ranks) -> list[Operator]:
@@ -463,10 +444,3 @@ def _outlined(tensors: list[Tensor], operator: Operator, layer: Layer, ranks: Ra
         Operator("CONV_2D", (narrow, *core), (between,), {**own, **linear}),
         Operator("CONV_2D", (between, *last), (output,), {**own, **_PLAIN_POINTWISE}),
     ]
-
-
-def _read(source: ModelSource, name: str) -> Graph:
-    try:
-        return graph_of(source, name)
-    except ValueError as error:
-        raise ModelError(f"{name!r} cannot be decomposed like that: {error}") from None

@@ -15,7 +15,7 @@ from ai_edge_litert import schema_py_generated as schema
 
 from search_spaces.core.graph import Graph
 from search_spaces.models.stages import cut_stage
-from search_spaces.models.zoo.assembly import Array, Draft, Weight
+from search_spaces.models.zoo.builder import Array, Draft, Weight
 from search_spaces.models.zoo.int8 import write_int8
 
 

@@ -205,7 +205,7 @@ def test_a_stage_in_memory_is_its_file(mobilenet: Graph, tmp_path: Path) -> None
         stage = cut_stage(mobilenet, operators)
         stage.write(tmp_path / "file.tflite")
         with (tmp_path / "memory.tflite").open("wb") as file:
-            join([stage]).write_into(file)
+            join([stage]).write_into(file, file.name)
         one, other = read_model(tmp_path / "file.tflite"), read_model(tmp_path / "memory.tflite")
         assert [o.kind for o in one.operators] == [o.kind for o in other.operators]
         assert one.source is not None

@@ -11,8 +11,7 @@ from search_spaces.core.errors import ModelError
 from search_spaces.models.zoo.names import ZOO, Spec, parse_name
 
 if TYPE_CHECKING:
-    from search_spaces.models.zoo.assembly import Draft, Value
-    from search_spaces.models.zoo.builder import Builder
+    from search_spaces.models.zoo.builder import Builder, Draft, Value
 
 __all__ = ["VERSION", "ZOO", "draft", "write"]
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from search_spaces.models.zoo.builder import Builder, Value
+from search_spaces.models.zoo.builder import Builder, Value, whole
 from search_spaces.models.zoo.names import Spec
-from search_spaces.models.zoo.widths import whole
 
 
 def build(net: Builder, spec: Spec) -> tuple[Value, ...]:

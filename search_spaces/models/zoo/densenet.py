@@ -6,9 +6,8 @@ is a MUL and an ADD, with the ReLU fused into the ADD.
 
 from __future__ import annotations
 
-from search_spaces.models.zoo.builder import Builder, Value
+from search_spaces.models.zoo.builder import Builder, Value, whole
 from search_spaces.models.zoo.names import Spec
-from search_spaces.models.zoo.widths import whole
 
 _BLOCKS = (6, 12, 24, 16)
 _GROWTH = 32

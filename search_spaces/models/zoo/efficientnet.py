@@ -5,10 +5,9 @@ A width multiplier scales the blocks; the first and the last convolution are fix
 
 from __future__ import annotations
 
-from search_spaces.models.zoo.builder import Builder, Value
+from search_spaces.models.zoo.builder import Builder, Value, eights
 from search_spaces.models.zoo.mobilenet import inverted_residual
 from search_spaces.models.zoo.names import Spec
-from search_spaces.models.zoo.widths import eights
 
 # Expansion, filters, repetitions, first stride and kernel of each sequence of inverted residuals.
 _SEQUENCES = (
@@ -31,7 +30,7 @@ def build(net: Builder, spec: Spec) -> tuple[Value, ...]:
         for repetition in range(count):
             number += 1
             stride, width = 1 if repetition else first, eights(filters * spec.width)
-            x = inverted_residual(net, x, expansion, width, kernel, stride, f"block{number}", gain=0.3)
+            x = inverted_residual(net, x, expansion, width, kernel, stride, f"block{number}")
     x = net.conv(x, 1280, 1, "head", activation="RELU6")
     x = net.average_pool(x, (x.shape[1], x.shape[2]), 1, "pool")
     x = net.reshape(x, (1, 1280), "squeeze")

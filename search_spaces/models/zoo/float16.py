@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from ai_edge_litert import schema_py_generated as schema
 
-from search_spaces.models.zoo.assembly import Draft
+from search_spaces.models.changes import changed, made_operator, with_main
+from search_spaces.models.zoo.builder import Draft
 
 
 def with_float16_weights(drafted: Draft) -> Draft:
@@ -18,51 +18,27 @@ def with_float16_weights(drafted: Draft) -> Draft:
     A runtime that computes in float32 folds these operators away when it loads the model; one that computes in
     float16 leaves them out.
     """
-    model = copy.copy(drafted.schema)
-    graph = copy.copy(model.subgraphs[0])
-    model.subgraphs = [graph]
-    graph.tensors = list(graph.tensors)
-    model.operatorCodes = [
-        *model.operatorCodes,
-        schema.OperatorCodeT(
-            deprecatedBuiltinCode=schema.BuiltinOperator.DEQUANTIZE,
-            builtinCode=schema.BuiltinOperator.DEQUANTIZE,
-            version=3,
-        ),
-    ]
-    restored = _halve(graph, drafted.weights)
-    operators = []
+    graph = drafted.schema.subgraphs[0]
+    tensors, operators, codes = list(graph.tensors), [], list(drafted.schema.operatorCodes)
+    restored = _halve(tensors, drafted.weights)
     ready: set[int] = set()
     for operator in graph.operators:
         for index in operator.inputs:
             if index in restored and index not in ready:
                 ready.add(index)
-                operators.append(
-                    schema.OperatorT(
-                        opcodeIndex=len(model.operatorCodes) - 1,
-                        inputs=[index],
-                        outputs=[restored[index]],
-                        builtinOptionsType=schema.BuiltinOptions.DequantizeOptions,
-                        builtinOptions=schema.DequantizeOptionsT(),
-                    )
-                )
-        changed = copy.copy(operator)
-        changed.inputs = [restored.get(index, index) for index in operator.inputs]
-        operators.append(changed)
-    graph.operators = operators
+                options = schema.DequantizeOptionsT()
+                operators.append(made_operator(codes, "DEQUANTIZE", [index], [restored[index]], options, version=3))
+        operators.append(changed(operator, inputs=[restored.get(index, index) for index in operator.inputs]))
+    model = changed(with_main(drafted.schema, tensors=tensors, operators=operators), operatorCodes=codes)
     return Draft(drafted.name, model, {b: replace(w, half=True) for b, w in drafted.weights.items()})
 
 
-def _halve(graph: Any, weights: Mapping[int, Any]) -> dict[int, int]:
+def _halve(tensors: list[Any], weights: Mapping[int, Any]) -> dict[int, int]:
     """Make the weights' tensors float16, and return for each the added float32 tensor of its restored value."""
     restored = {}
-    for index, tensor in enumerate(list(graph.tensors)):
-        if tensor.buffer not in weights:
-            continue
-        half, whole = copy.copy(tensor), copy.copy(tensor)
-        half.type = schema.TensorType.FLOAT16
-        whole.name, whole.buffer = f"{tensor.name}_dequantize", 0
-        graph.tensors[index] = half
-        graph.tensors.append(whole)
-        restored[index] = len(graph.tensors) - 1
+    for index, tensor in enumerate(list(tensors)):
+        if tensor.buffer in weights:
+            restored[index] = len(tensors)
+            tensors.append(changed(tensor, name=f"{tensor.name}_dequantize", buffer=0))
+            tensors[index] = changed(tensor, type=schema.TensorType.FLOAT16)
     return restored

@@ -5,9 +5,8 @@ With batch normalisation, without the auxiliary classifiers, and with 3 by 3 fil
 
 from __future__ import annotations
 
-from search_spaces.models.zoo.builder import Builder, Value
+from search_spaces.models.zoo.builder import Builder, Value, whole
 from search_spaces.models.zoo.names import Spec
-from search_spaces.models.zoo.widths import whole
 
 # Filters of the four branches of each module: 1x1; 3x3 reduced, 3x3; second 3x3 reduced, second 3x3; after pooling.
 _GROUPS = (

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from search_spaces.models.zoo.builder import Builder, Padding, Size, Value
+from search_spaces.models.zoo.builder import Builder, Padding, Size, Value, whole
 from search_spaces.models.zoo.names import Spec
-from search_spaces.models.zoo.widths import whole
 
 # One step of a branch: filters, kernel, stride, padding.
 _Step = tuple[int, Size, int, Padding]

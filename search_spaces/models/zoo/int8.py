@@ -9,7 +9,6 @@ Scheme: Jacob et al. 2018, arXiv:1712.05877, and LiteRT's 8-bit specification.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,13 +17,12 @@ from typing import Any
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
+from networkx.utils import UnionFind
 
-from search_spaces.models.dtypes import enumerators
+from search_spaces.models.changes import KINDS, changed, with_main
 from search_spaces.models.flatbuffer import write_model
-from search_spaces.models.zoo.assembly import Array, Draft
+from search_spaces.models.zoo.builder import Array, Draft
 from search_spaces.models.zoo.calibration import Range, calibrated
-
-_KINDS = enumerators(schema.BuiltinOperator)
 
 # Operators with weights: positions of data, weights and bias among the inputs, and the weights' output axis.
 _WEIGHTED: Mapping[str, tuple[int, int, int, int]] = {
@@ -35,18 +33,8 @@ _WEIGHTED: Mapping[str, tuple[int, int, int, int]] = {
 }
 # Operators whose inputs and outputs must have one scale.
 _SAME_SCALE = frozenset(
-    {
-        "AVERAGE_POOL_2D",
-        "CONCATENATION",
-        "GATHER",
-        "MAX_POOL_2D",
-        "PAD",
-        "RESHAPE",
-        "RESIZE_NEAREST_NEIGHBOR",
-        "SLICE",
-        "SPACE_TO_DEPTH",
-        "TRANSPOSE",
-    }
+    """AVERAGE_POOL_2D CONCATENATION GATHER MAX_POOL_2D PAD RESHAPE RESIZE_NEAREST_NEIGHBOR SLICE SPACE_TO_DEPTH
+    TRANSPOSE""".split()  # noqa: SIM905 - a list that is read as words
 )
 # Operators whose output has a scale and zero point fixed by the specification.
 _FIXED: Mapping[str, tuple[float, int]] = {
@@ -80,33 +68,32 @@ class _Quantiser:
     ranges: Mapping[int, Range]
     model: Any = None
     blobs: dict[int, Array] = field(default_factory=dict)
-    _leader: dict[int, int] = field(default_factory=dict)  # union-find: tensors of one scale have one leader
+    _tied: UnionFind[int] = field(default_factory=UnionFind)  # tensors of one scale have one leader
     _shared: dict[int, Range] = field(default_factory=dict)  # leader → range
 
     def run(self) -> None:
-        self.model = copy.copy(self.drafted.schema)
-        graph = copy.copy(self.model.subgraphs[0])
-        self.model.subgraphs = [graph]
-        graph.tensors = [copy.copy(tensor) for tensor in graph.tensors]
+        drafted = self.drafted.schema
+        self.model = with_main(drafted, tensors=[changed(tensor) for tensor in drafted.subgraphs[0].tensors])
+        graph = self.model.subgraphs[0]
         operators = [(self._kind(operator), operator) for operator in graph.operators]
         self._tie(operators)
         fixed = {operator.outputs[0]: _FIXED[kind] for kind, operator in operators if kind in _FIXED}
         for index, tensor in enumerate(graph.tensors):
             if tensor.type == schema.TensorType.FLOAT32 and not tensor.buffer:
-                _mark(tensor, *(fixed.get(index) or _scale(self._shared[self._find(index)])))
+                _mark(tensor, *(fixed.get(index) or _scale(self._shared[self._tied[index]])))
         for kind, operator in operators:
             if kind in _WEIGHTED:
                 self._quantise_weights(operator, *_WEIGHTED[kind])
         for index, tensor in enumerate(graph.tensors):
             if tensor.type == schema.TensorType.FLOAT32:
                 values = self._values(tensor.buffer)
-                scale, zero = _scale(self._shared.get(self._find(index), _range(values)))
+                scale, zero = _scale(self._shared.get(self._tied[index], _range(values)))
                 _mark(tensor, scale, zero)
                 quantised = np.clip(np.rint(values / scale) + zero, -128, 127).astype(np.int8)
                 self._keep(tensor.buffer, quantised)
 
     def _kind(self, operator: Any) -> str:
-        return _KINDS[self.drafted.schema.operatorCodes[operator.opcodeIndex].builtinCode]
+        return KINDS[self.drafted.schema.operatorCodes[operator.opcodeIndex].builtinCode]
 
     def _values(self, buffer: int) -> Array:
         weight = self.drafted.weights.get(buffer)
@@ -124,20 +111,15 @@ class _Quantiser:
             if kind in _SAME_SCALE:
                 for index in operator.inputs:
                     if graph.tensors[index].type == schema.TensorType.FLOAT32:
-                        self._leader[self._find(index)] = self._find(operator.outputs[0])
+                        self._tied.union(operator.outputs[0], index)
         for index, tensor in enumerate(graph.tensors):
             if index in self.ranges:
                 self._widen(index, self.ranges[index])
-            elif index in self._leader and tensor.buffer:
+            elif index in self._tied.parents and tensor.buffer:
                 self._widen(index, _range(self._values(tensor.buffer)))
 
-    def _find(self, index: int) -> int:
-        while self._leader.get(index, index) != index:
-            index = self._leader[index]
-        return index
-
     def _widen(self, index: int, seen: Range) -> None:
-        leader = self._find(index)
+        leader = self._tied[index]
         low, high = self._shared.get(leader, (0.0, 0.0))
         self._shared[leader] = min(low, seen[0]), max(high, seen[1])
 

@@ -10,26 +10,12 @@ from typing import Literal
 
 import numpy as np
 
-from search_spaces.models.zoo.builder import Builder, Value
+from search_spaces.models.zoo.builder import Builder, Value, eights
 from search_spaces.models.zoo.names import Spec
-from search_spaces.models.zoo.widths import eights
 
-# Filters and stride of each pair of a depthwise and a pointwise convolution.
-_V1 = (
-    (64, 1),
-    (128, 2),
-    (128, 1),
-    (256, 2),
-    (256, 1),
-    (512, 2),
-    (512, 1),
-    (512, 1),
-    (512, 1),
-    (512, 1),
-    (512, 1),
-    (1024, 2),
-    (1024, 1),
-)
+# Of each pair of a depthwise and a pointwise convolution.
+_V1_FILTERS = (64, 128, 128, 256, 256, 512, 512, 512, 512, 512, 512, 1024, 1024)
+_V1_STRIDES = (1, 2, 1, 2, 1, 2, 1, 1, 1, 1, 1, 2, 1)
 # Expansion, filters, repetitions and first stride of each sequence of inverted residuals (table 2 of the paper).
 _V2 = (
     (1, 16, 1, 1),
@@ -75,7 +61,7 @@ def build(net: Builder, spec: Spec) -> tuple[Value, ...]:
 
 def _v1(net: Builder, x: Value, width: float) -> Value:
     x = net.conv(x, eights(32 * width), 3, "conv0", stride=2, activation="RELU6")
-    for index, (filters, stride) in enumerate(_V1, 1):
+    for index, (filters, stride) in enumerate(zip(_V1_FILTERS, _V1_STRIDES, strict=True), 1):
         x = net.depthwise_conv(x, 3, f"conv{index}_depthwise", stride=stride, activation="RELU6")
         x = net.conv(x, eights(filters * width), 1, f"conv{index}_pointwise", activation="RELU6")
     x = net.average_pool(x, (x.shape[1], x.shape[2]), 2, "pool")
@@ -90,7 +76,7 @@ def _v2(net: Builder, x: Value, width: float) -> Value:
         for repetition in range(count):
             number += 1
             stride = 1 if repetition else first
-            x = inverted_residual(net, x, expansion, eights(filters * width), 3, stride, f"block{number}", gain=0.3)
+            x = inverted_residual(net, x, expansion, eights(filters * width), 3, stride, f"block{number}")
     # The last layer is never narrower than published.
     x = net.conv(x, eights(1280 * max(1.0, width)), 1, "conv_last", activation="RELU6")
     x = net.average_pool(x, (x.shape[1], x.shape[2]), 1, "pool")
@@ -99,7 +85,7 @@ def _v2(net: Builder, x: Value, width: float) -> Value:
 
 
 def inverted_residual(
-    net: Builder, x: Value, expansion: int, filters: int, kernel: int, stride: int, name: str, *, gain: float
+    net: Builder, x: Value, expansion: int, filters: int, kernel: int, stride: int, name: str
 ) -> Value:
     """Add a pointwise expansion, a depthwise convolution and a linear projection, with a shortcut where it fits."""
     y = x
@@ -107,7 +93,7 @@ def inverted_residual(
         y = net.conv(x, expansion * x.shape[3], 1, f"{name}/expand", activation="RELU6")
     y = net.depthwise_conv(y, kernel, f"{name}/depthwise", stride=stride, activation="RELU6")
     shortcut = stride == 1 and x.shape[3] == filters
-    y = net.conv(y, filters, 1, f"{name}/project", gain=gain if shortcut else 1.0)
+    y = net.conv(y, filters, 1, f"{name}/project", gain=0.3 if shortcut else 1.0)
     return net.add(x, y, f"{name}/add") if shortcut else y
 
 

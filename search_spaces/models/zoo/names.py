@@ -151,8 +151,8 @@ def parse_name(text: str) -> Spec:
     """
     found = _FORM.fullmatch(text)
     if found is None or found["name"] not in ZOO:
-        known = is_name(text)
-        raise ModelError(f"{text!r} is not a built-in model", GRAMMAR if known else nearest(text) or _all())
+        hint = GRAMMAR if is_name(text) else nearest(text) or f"give one of: {', '.join(sorted(ZOO))}"
+        raise ModelError(f"{text!r} is not a built-in model", hint)
     entry = ZOO[found["name"]]
     if found["spectrum"] not in {None, "+spectrum"}:
         raise ModelError(f"{text}: there is no {found['spectrum']!r}", "the only one is +spectrum")
@@ -167,10 +167,6 @@ def parse_name(text: str) -> Spec:
 
 def _base(text: str) -> str:
     return re.split("[@/+:]", text, maxsplit=1)[0]
-
-
-def _all() -> str:
-    return f"give one of: {', '.join(sorted(ZOO))}"
 
 
 def _width(text: str, given: str | None) -> float:

@@ -6,9 +6,8 @@ are those of the operators that CoDL's benchmark lists (Jia et al., MobiSys 2022
 
 from __future__ import annotations
 
-from search_spaces.models.zoo.builder import Builder, Value
+from search_spaces.models.zoo.builder import Builder, Value, whole
 from search_spaces.models.zoo.names import Spec
-from search_spaces.models.zoo.widths import whole
 
 _GROUPS = ((64, 64), (128, 128), (256, 256, 256, 256), (512, 512, 256, 256, 256, 256, 128))
 _POINTS = 21

@@ -5,9 +5,8 @@ A width multiplier scales the width of a group, rounded to a multiple of 8; the 
 
 from __future__ import annotations
 
-from search_spaces.models.zoo.builder import Builder, Value
+from search_spaces.models.zoo.builder import Builder, Value, eights, whole
 from search_spaces.models.zoo.names import Spec
-from search_spaces.models.zoo.widths import eights, whole
 
 _GROUP = 232
 _STAGES = ((2, 1), (5, 3), (12, 6), (1, 16))  # blocks, and groups of each

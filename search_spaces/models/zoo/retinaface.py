@@ -7,9 +7,8 @@ ResNet v1, whose stages halve the map in their last block, and each head has thr
 
 from __future__ import annotations
 
-from search_spaces.models.zoo.builder import Builder, Value
+from search_spaces.models.zoo.builder import Builder, Value, whole
 from search_spaces.models.zoo.names import Spec
-from search_spaces.models.zoo.widths import whole
 
 _STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))  # filters and blocks
 _PYRAMID = 256

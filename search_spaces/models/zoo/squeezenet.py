@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from search_spaces.models.zoo.builder import Builder, Value
+from search_spaces.models.zoo.builder import Builder, Value, whole
 from search_spaces.models.zoo.names import Spec
-from search_spaces.models.zoo.widths import whole
 
 # First convolution: filters and size. Then the fire modules after each pooling: filters of the squeeze, and of each of
 # the two expanding branches.

@@ -6,10 +6,8 @@ image, so it cannot be folded into a convolution: it is made of the operators th
 
 from __future__ import annotations
 
-from search_spaces.models.zoo.builder import Activation, Builder, Value
+from search_spaces.models.zoo.builder import Activation, Builder, Value, whole
 from search_spaces.models.zoo.names import Spec
-from search_spaces.models.zoo.normalise import normalised
-from search_spaces.models.zoo.widths import whole
 
 _RESIDUALS = 5
 
@@ -35,4 +33,4 @@ def build(net: Builder, spec: Spec) -> tuple[Value, ...]:
 
 
 def _instance_norm(net: Builder, x: Value, name: str, activation: Activation = "NONE") -> Value:
-    return normalised(net, x, (1, 2), f"{name}/norm", 1e-3, activation)
+    return net.normalised(x, (1, 2), f"{name}/norm", 1e-3, activation)

@@ -10,10 +10,8 @@ from __future__ import annotations
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from search_spaces.models.zoo.builder import BIAS_STD, Builder, Value
+from search_spaces.models.zoo.builder import BIAS_STD, Builder, Value, whole
 from search_spaces.models.zoo.names import Spec
-from search_spaces.models.zoo.normalise import normalised
-from search_spaces.models.zoo.widths import whole
 
 _VIT_LAYERS, _VIT_HEADS, _VIT_HEAD, _PATCH = 12, 12, 64, 16
 _BERT_LAYERS, _BERT_HEADS, _BERT_HEAD = 24, 4, 32
@@ -58,17 +56,17 @@ def _vit(net: Builder, spec: Spec) -> Value:
     x = net.add(x, net.weight("positions", (1, tokens, width), 0.02), "embedded")
     for layer in range(1, _VIT_LAYERS + 1):
         name = f"layer{layer}"
-        y = normalised(net, x, (2,), f"{name}/norm1", 1e-6)
+        y = net.normalised(x, (2,), f"{name}/norm1", 1e-6)
         query, key, value = (net.fully_connected(y, width, f"{name}/{w}", keep=True) for w in ("q", "k", "v"))
         y = attention(net, query, key, value, heads, f"{name}/attention", None)
         x = net.add(x, net.fully_connected(y, width, f"{name}/out", keep=True, gain=gain), f"{name}/add1")
-        y = normalised(net, x, (2,), f"{name}/norm2", 1e-6)
+        y = net.normalised(x, (2,), f"{name}/norm2", 1e-6)
         y = net.fully_connected(y, 4 * width, f"{name}/mlp1", keep=True)
         y = net.unary("GELU", y, f"{name}/gelu", schema.GeluOptionsT(approximate=False))
         x = net.add(x, net.fully_connected(y, width, f"{name}/mlp2", keep=True, gain=gain), f"{name}/add2")
     # Only the class token is used, so only it is normalised.
     x = net.part(x, (0, 0, 0), (1, 1, width), "class")
-    x = normalised(net, x, (2,), "norm", 1e-6)
+    x = net.normalised(x, (2,), "norm", 1e-6)
     return net.softmax(net.fully_connected(net.reshape(x, (1, width), "features"), 1000, "head"))
 
 

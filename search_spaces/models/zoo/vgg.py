@@ -6,16 +6,11 @@ images determines the number of inputs of the first of them.
 
 from __future__ import annotations
 
-from search_spaces.models.zoo.builder import Builder, Value
+from search_spaces.models.zoo.builder import Builder, Value, whole
 from search_spaces.models.zoo.names import Spec
-from search_spaces.models.zoo.widths import whole
 
 # Convolutions in each of the five blocks.
-_BLOCKS = {
-    "vgg11": (1, 1, 2, 2, 2),
-    "vgg16": (2, 2, 3, 3, 3),
-    "vgg19": (2, 2, 4, 4, 4),
-}
+_BLOCKS = {"vgg11": (1, 1, 2, 2, 2), "vgg16": (2, 2, 3, 3, 3), "vgg19": (2, 2, 4, 4, 4)}
 _FILTERS = (64, 128, 256, 512, 512)
 
 
@@ -26,7 +21,6 @@ def build(net: Builder, spec: Spec) -> tuple[Value, ...]:
         for layer in range(1, count + 1):
             x = net.conv(x, whole(filters * spec.width), 3, f"conv{block}_{layer}", activation="RELU")
         x = net.max_pool(x, 2, 2, f"pool{block}")
-    x = net.fully_connected(x, whole(4096 * spec.width), "fc6", activation="RELU")
-    x = net.fully_connected(x, whole(4096 * spec.width), "fc7", activation="RELU")
-    x = net.fully_connected(x, 1000, "fc8")
-    return (net.softmax(x),)
+    for layer in (6, 7):
+        x = net.fully_connected(x, whole(4096 * spec.width), f"fc{layer}", activation="RELU")
+    return (net.softmax(net.fully_connected(x, 1000, "fc8")),)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from search_spaces.models.zoo.builder import Builder, Value
+from search_spaces.models.zoo.builder import Builder, Value, whole
 from search_spaces.models.zoo.names import Spec
-from search_spaces.models.zoo.widths import whole
 
 # Darknet-19: filters and kernel of each convolution between two poolings.
 _GROUPS = (

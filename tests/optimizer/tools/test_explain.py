@@ -11,7 +11,8 @@ import pytest
 
 from evaluators.objectives import OBJECTIVES
 from optimizer.cli import main
-from optimizer.tools.explain import explain_run
+from optimizer.report.data import read_study
+from optimizer.tools.explain import explain
 from search_spaces.core.plan import Plan
 from tests.support.sentences import says
 
@@ -103,7 +104,7 @@ def test_people_and_reports_read_the_same(run: Path, capsys: pytest.CaptureFixtu
 def test_a_measured_study_is_explained_by_its_profile(tmp_path: Path) -> None:
     words = ["--model", "squeezenet1_1", "--evaluator", "synthetic", "--budget", "20", "--out", str(tmp_path / "run")]
     assert main([*words, "-q", "--json"]) == 0
-    found = explain_run(tmp_path / "run")
+    found = explain(read_study(tmp_path / "run"))
     assert found["predicted_by"] == "the profiled operators"
     assert found["best"]["measured_ms"] is not None
     assert found["best"]["predicted_ms"] == pytest.approx(found["best"]["measured_ms"], rel=0.2)

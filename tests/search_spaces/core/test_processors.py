@@ -199,8 +199,9 @@ def test_a_file_counts_before_a_name_and_a_path_stands_for_itself(
         assert find_platform_file(Path(path)) == Path(path)
     with fails(UsageError):
         find_platform_file(Path("pixel-8"))
+    (shipped / "mine.yaml").touch()
     with fails(UsageError):
-        find_platform_file(Path("qqqqq"), ["mine"])
+        find_platform_file(Path("qqqqq"))
     (tmp_path / "pixel-9").write_text("name: mine\nprocessors:\n  - {name: big, kind: cpu}\n")
     assert choose_platform(SyntheticEvaluator(), file=Path("pixel-9")).name == "mine"
 

@@ -99,8 +99,8 @@ def test_a_study_goes_on_with_what_its_models_are_given(capsys: pytest.CaptureFi
 def test_plans_are_run_and_compared_with_what_they_are_given(capsys: pytest.CaptureFixture[str]) -> None:
     allowed_code.allow_libraries(["own=libops.so"])
     for given in ([], ["twice=y.npy"]):
-        assert "own: " in execute("run", as_json=False, inputs=given, custom_ops=["own=libops.so"]).text
-    found = json.loads(execute("run", as_json=True).text)
+        assert "own: " in execute("run", inputs=given, custom_ops=["own=libops.so"]).text
+    found = execute("run").document
     says(found["failures"]["own"])  # the others go on
     assert set(found["failures"]) == {"own"}
     assert main(["compare", "run", "run", "-q"]) == 4
