@@ -28,7 +28,7 @@ class Samples:
     """Latencies of one candidate, in seconds, in the order in which they were taken.
 
     They do not show differences between instances of one plan (memory placement, 0.4 to 0.65 %);
-    :func:`evaluators.measurement.final.run_final` does.
+    :func:`evaluators.measurement.final.FinalComparison` does.
 
     Attributes:
         values_s: at least one value; each is finite and greater than 0.
