@@ -42,13 +42,7 @@ class Event:
 
     def to_json(self) -> dict[str, Any]:
         """Return the event as plain values."""
-        return {  # asdict copies deeply: 0.4 ms of a trial with 25 stages
-            "stage": self.stage,
-            "processor": self.processor,
-            "start_s": self.start_s,
-            "end_s": self.end_s,
-            "copied_s": self.copied_s,
-        }
+        return {name: getattr(self, name) for name in self.__slots__}  # asdict takes several times as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +50,30 @@ class Timeline:
     """The events of one inference, ordered by start."""
 
     events: tuple[Event, ...]
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return the events as plain values."""
+        return [event.to_json() for event in self.events]
+
+    @classmethod
+    def from_json(cls, data: Any) -> Timeline:
+        """Build a timeline from what :meth:`to_json` returned.
+
+        Raises:
+            AttributeError, KeyError, TypeError, ValueError: a field is missing or has the wrong type.
+        """
+        return cls(
+            tuple(
+                Event(
+                    int(e["stage"]),
+                    str(e["processor"]),
+                    float(e["start_s"]),
+                    float(e["end_s"]),
+                    float(e.get("copied_s", 0.0)),
+                )
+                for e in data
+            )
+        )
 
     @property
     def makespan_s(self) -> float:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from evaluators.cuda.devices import HINT, precision_of
 from evaluators.cuda.lowering import check
 from evaluators.litert.worker import wire
-from evaluators.own_process import own_process
+from evaluators.own_process import connected_process
 from evaluators.workload.scheduler import Scheduler
 from evaluators.workload.setting import Setting
 from search_spaces.core.errors import UnavailableError
@@ -103,24 +103,12 @@ class Client:
         return answer, data
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair()
         log = os.open(self._log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            with theirs:
-                self._process = subprocess.Popen(
-                    own_process("evaluators.cuda.worker", str(theirs.fileno())),
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,  # Ctrl-C is for the parent, which ends this process
-                )
-        except BaseException:
-            ours.close()
-            raise
+            # Ctrl-C is for the parent, which ends this process.
+            self._process, self._channel = connected_process("evaluators.cuda.worker", log=log, own_session=True)
         finally:
             os.close(log)
-        self._channel = ours
         hello = {"device": self._device, "busy": self._busy, "known": self.chosen}
         answer, _ = self._exchange(hello, START_LIMIT_S, b"")
         if "error" in answer:

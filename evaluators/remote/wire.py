@@ -22,7 +22,7 @@ import numpy as np
 
 from evaluators.base import Agreement, Batch, Capabilities
 from evaluators.samples import read_agreement
-from evaluators.schedule import Event, Timeline
+from evaluators.schedule import Timeline
 from evaluators.workload.outcome import Outcome, Request
 from search_spaces.core.bounded import parsed_json
 from search_spaces.core.errors import OptimizeError, UnavailableError, UsageError, damage, shown
@@ -134,7 +134,7 @@ def batch_to_json(batch: Batch) -> dict[str, Any]:
     return {
         "latency_s": np.asarray(batch.latency_s, dtype=float).tolist(),
         "stage_s": np.asarray(batch.stage_s, dtype=float).tolist(),
-        "timeline": None if batch.timeline is None else [e.to_json() for e in batch.timeline.events],
+        "timeline": None if batch.timeline is None else batch.timeline.to_json(),
         "errors": None if batch.errors is None else np.asarray(batch.errors, dtype=float).tolist(),
         **({} if batch.outcome is None else {"outcome": _outcome_to_json(batch.outcome)}),
         **({} if batch.run_s is None else {"run_s": float(batch.run_s)}),
@@ -148,13 +148,13 @@ def batch_from_json(data: Any) -> Batch:
         WireError: a field is missing or has the wrong type.
     """
     try:
-        timeline = None if data["timeline"] is None else Timeline(tuple(map(_event, data["timeline"])))
+        timeline = None if data["timeline"] is None else Timeline.from_json(data["timeline"])
         latency_s, stage_s = (np.array(data[key], dtype=np.float64) for key in ("latency_s", "stage_s"))
         errors = None if data["errors"] is None else np.array(data["errors"], dtype=np.float64)
         outcome = _outcome_from_json(data["outcome"], timeline) if "outcome" in data else None
         run_s = float(data["run_s"]) if "run_s" in data else None
         return Batch(latency_s, stage_s, timeline, errors, outcome, run_s)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise WireError(f"an answer is damaged: {damage(error)}") from error
 
 
@@ -184,11 +184,6 @@ def _outcome_from_json(data: Any, timeline: Timeline | None) -> Outcome:
         for each in data["requests"]
     )
     return Outcome(rows, float(data["makespan_s"]), timeline)
-
-
-def _event(data: Mapping[str, Any]) -> Event:
-    begin_s, end_s, copied_s = (float(data[key]) for key in ("start_s", "end_s", "copied_s"))
-    return Event(int(data["stage"]), str(data["processor"]), begin_s, end_s, copied_s)
 
 
 def capabilities_from_json(data: Any) -> Capabilities:

@@ -24,6 +24,7 @@ from typing import Any
 from evaluators.litert.worker.capi import Compiled
 from evaluators.litert.worker.runtimes import OPENVINO, PACKAGES, check_installed, package_folders
 from evaluators.litert.worker.shared_memory import map_joined, unmap
+from evaluators.machine import kernel_text
 from evaluators.own_process import own_process
 from search_spaces.core.errors import OptimizeError, UnavailableError
 from search_spaces.models.stages import in_pages
@@ -122,11 +123,7 @@ def computes_natively(precision: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> 
     """Return whether this machine's CPU has instructions for a precision (``f32``, ``f16``, ``bf16``)."""
     if precision == "f32":
         return True
-    try:
-        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", kernel_text(cpuinfo), re.MULTILINE)
     return flags is not None and not _NATIVE[precision].isdisjoint(flags[1].split())
 
 
