@@ -24,10 +24,10 @@ from evaluators.base import Agreement, Batch, Capabilities
 from evaluators.samples import read_agreement
 from evaluators.schedule import Timeline
 from evaluators.workload.outcome import Outcome, Request
-from search_spaces.core.bounded import parsed_json
+from search_spaces.core.bounded import built, parsed_json
 from search_spaces.core.errors import OptimizeError, UnavailableError, UsageError, damage, shown
 from search_spaces.core.plan import LayerRanks
-from search_spaces.core.platform import Limits, Link, Platform, Processor
+from search_spaces.core.platform import Platform, Processor
 
 SERVICE = "partition_optimizer.Agent"
 VERSION = 4
@@ -46,7 +46,6 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
 )
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,:=+@() -]{0,99}")
-_KINDS = ("cpu", "gpu", "npu")
 _MAX_PROCESSORS = 1024
 # Not available from afar: counters are read twice on one device, and tables of costs do not fit into a message.
 _FAR = {"counters": False, "placements": False, "costs": False, "states": False, "decompose": False, "figures": False}
@@ -230,40 +229,31 @@ def platform_from_json(data: Any, known: Sequence[Processor] | None = None) -> P
 
     Raises:
         WireError: a field is missing or has the wrong type, or a processor is unknown.
-        UsageError: the processors or links do not make a platform.
     """
-    try:
-        entries = data["processors"]
-        if not 1 <= len(entries) <= _MAX_PROCESSORS:
-            raise WireError(f"a platform of {len(entries)} processors is not accepted")
-        links = tuple(
-            Link((str(e["between"][0]), str(e["between"][1])), float(e["bandwidth_bytes_per_s"]), float(e["latency_s"]))
-            for e in data.get("links", ())
-        )
-        limits = Limits(float(data["limits"]["load_s"]), float(data["limits"]["run_s"]))
-        if not (0.01 <= limits.load_s <= 86_400.0 and 0.01 <= limits.run_s <= 86_400.0):
-            raise WireError(f"limits of {limits.load_s} and {limits.run_s} s are not accepted")
-        return Platform(text(data, "name"), tuple(_processor(e, known) for e in entries), links, limits)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise WireError(f"a platform is damaged: {damage(error)}") from error
+    found = built(Platform, data, "a platform is", WireError)
+    if len(found.processors) > _MAX_PROCESSORS:
+        raise WireError(f"a platform of {len(found.processors)} processors is not accepted")
+    for limit_s in (found.limits.load_s, found.limits.run_s):
+        if not 0.01 <= limit_s <= 86_400.0:
+            raise WireError(f"a limit of {limit_s} s is not accepted")
+    text({"name": found.name}, "name")
+    return replace(found, processors=tuple(_accepted(processor, known) for processor in found.processors))
 
 
-def _processor(entry: Mapping[str, Any], known: Sequence[Processor] | None) -> Processor:
-    name, kind, options = text(entry, "name"), entry["kind"], dict(entry["options"])
-    if kind not in _KINDS:
-        raise WireError(f"processor {name!r} is of kind {shown(kind)}")
-    resources = {str(resource): float(share) for resource, share in dict(entry["resources"]).items()}
-    if not all(0.0 < share <= 1.0 for share in resources.values()):
-        raise WireError(f"processor {name!r} has shares that are not valid: {shown(resources)}")
+def _accepted(given: Processor, known: Sequence[Processor] | None) -> Processor:
+    name, options = text({"name": given.name}, "name"), dict(given.options)
+    if not all(0.0 < share <= 1.0 for share in given.resources.values()):
+        raise WireError(f"processor {name!r} has shares that are not valid: {shown(given.resources)}")
     if known is None:
-        options = {str(key): tuple(v) if isinstance(v, list) else v for key, v in options.items()}
+        options = {key: tuple(v) if isinstance(v, list) else v for key, v in options.items()}
     else:
         same = json.dumps(options, sort_keys=True)
-        found = [p for p in known if p.kind == kind and json.dumps(dict(p.options), sort_keys=True) == same]
+        found = [p for p in known if p.kind == given.kind and json.dumps(dict(p.options), sort_keys=True) == same]
         if not found:
             raise WireError(f"this device has no processor {name!r}", "name one that it has")
         options = dict(found[0].options)
-    return Processor(name, kind, resources, str(entry["like"])[:200], options, whole(entry, "slots", 1, 1024))
+    whole({"slots": given.slots}, "slots", 1, 1024)
+    return replace(given, like=given.like[:200], options=options)
 
 
 def error_to_json(error: OptimizeError) -> dict[str, Any]:
