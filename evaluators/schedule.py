@@ -80,17 +80,6 @@ class Timeline:
         """Seconds from the first start to the last end."""
         return max(e.end_s for e in self.events) - min(e.start_s for e in self.events)
 
-    def overlaps(self) -> list[tuple[Event, Event]]:
-        """Return the pairs of events that overlap on one processor; with one slot each, a valid timeline has none."""
-        found = []
-        last: dict[str, Event] = {}
-        for event in sorted(self.events, key=lambda e: e.start_s):
-            before = last.get(event.processor)
-            if before is not None and before.end_s > event.start_s:
-                found.append((before, event))
-            last[event.processor] = event
-        return found
-
 
 Span = tuple[float, float]
 """Start and end of a task, in seconds."""
