@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from search_spaces.core.errors import UnavailableError
@@ -241,10 +242,16 @@ class _Run:
         return math.prod(task.slowed[processor] for processor in processors)
 
 
-def timeline(spans: Sequence[Span], processors: Sequence[str]) -> Timeline:
-    """Return spans as the events of one inference; span ``i`` is stage ``i``, on ``processors[i]``."""
+def timeline(
+    spans: Sequence[Span], processors: Sequence[str], copied_s: Mapping[int, float] = MappingProxyType({})
+) -> Timeline:
+    """Return spans as the events of one inference; span ``i`` is stage ``i``, on ``processors[i]``.
+
+    Args:
+        copied_s: stage → the part of it that copied tensors (s); 0 where it is not given.
+    """
     events = [
-        Event(i, processor, start, end)
+        Event(i, processor, start, end, copied_s.get(i, 0.0))
         for i, ((start, end), processor) in enumerate(zip(spans, processors, strict=True))
     ]
     events.sort(key=lambda e: (e.start_s, e.stage))
