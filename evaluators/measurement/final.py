@@ -596,14 +596,10 @@ def _fitted(table: Array, numbers: NDArray[np.int64]) -> _Fit:
     mean = np.zeros((plans, len(keys)))
     mean[keys[:, 0], np.arange(len(keys))] = 1.0
     mean /= np.maximum(mean.sum(axis=1, keepdims=True), 1.0)
-    parts = np.full(plans, -1)
-    joined = (mean > 0.0) @ (normal != 0.0) @ (mean > 0.0).T
-    for plan in np.flatnonzero(mean.sum(axis=1)):
-        if parts[plan] < 0:
-            reached, found = np.zeros(plans, bool), np.arange(plans) == plan
-            while (found != reached).any():
-                reached, found = found, found | (joined @ found)
-            parts[found] = plan
+    reached = (mean > 0.0) @ (normal != 0.0) @ (mean > 0.0).T | np.eye(plans, dtype=bool)
+    for _ in range(plans.bit_length()):  # plans that meet through others: each squaring doubles how many
+        reached = reached @ reached
+    parts = np.where(mean.any(axis=1), reached.argmax(axis=1), -1)
     return _Fit(mean @ levels, mean @ inverse @ mean.T, parts)
 
 
@@ -1255,7 +1251,7 @@ def compare(
     Raises:
         UnavailableError: a plan cannot be built, or failed.
     """
-    final = FinalComparison(
+    found = FinalComparison(
         (load_baseline, load_candidate),
         policy,
         rng,
@@ -1265,21 +1261,11 @@ def compare(
         computed=counters is None,
         progress=progress,
         groups=groups,
-    )
-    return comparison_of(final.run(), 0, 1)
-
-
-def comparison_of(found: Final, baseline: int, candidate: int) -> Comparison:
-    """Return the comparison of two plans of a final.
-
-    Raises:
-        UnavailableError: one of them failed.
-    """
-    one, other = found.standings[baseline], found.standings[candidate]
+    ).run()
+    one, other = found.standings
     if one.failure or other.failure or one.samples is None or other.samples is None:
         raise UnavailableError(one.failure or other.failure or "a plan was not measured in the final")
-    ratio = found.ratio(baseline, candidate)
-    sigma = found.model_sigma(baseline, candidate)
+    ratio, sigma = found.ratio(0, 1), found.model_sigma(0, 1)
     return Comparison(
         ratio.value,
         (ratio.low, ratio.high),
