@@ -169,11 +169,8 @@ class OpenVino:
             UnavailableError: the status is not 0; the text is OpenVINO's own.
         """
         if getattr(self._lib, function)(*arguments):
-            raise UnavailableError(f"OpenVINO refused: {self.last_error()}")
-
-    def last_error(self) -> str:
-        """Return the reason from OpenVINO's last error message, without its source positions."""
-        return _reason((self._lib.ov_get_last_err_msg() or b"").decode(errors="replace"))
+            message = (self._lib.ov_get_last_err_msg() or b"").decode(errors="replace")
+            raise UnavailableError(f"OpenVINO refused: {_reason(message)}")
 
     def core(self) -> c_void_p:
         """Return OpenVINO's core; the first call, which must come after the fork, makes it."""
@@ -346,6 +343,7 @@ class OpenVino:
 
 
 def _reason(text: str) -> str:
+    """Return the reason in an error message of OpenVINO, without its source positions."""
     lines = map(str.strip, text.splitlines())
     reasons = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
     return (reasons[0] if reasons else "it gives no reason")[:_MOST_ERROR]
