@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from evaluators.base import Session
+from evaluators.machine import kernel_text
 from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.platform import Platform
 
@@ -165,7 +166,7 @@ def _jetson(sys: Path) -> Meter | None:
     for label in sorted(sys.glob("class/hwmon/hwmon*/in*_label")):
         number = label.name.removeprefix("in").removesuffix("_label")
         volts, amperes = label.with_name(f"in{number}_input"), label.with_name(f"curr{number}_input")
-        if _text(label) in ("VDD_IN", "POM_5V_IN") and _readable(volts) and _readable(amperes):
+        if kernel_text(label) in ("VDD_IN", "POM_5V_IN") and _readable(volts) and _readable(amperes):
             return Integrator("Jetson", partial(_watts, volts, amperes, unit=1e-6))
     for path in sorted(sys.glob("bus/i2c/drivers/ina3221x/*/iio:device*/in_power0_input")):
         if _readable(path):
@@ -212,13 +213,6 @@ def _nvml() -> Meter | None:
         if not library.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(energy)):
             devices.append(device)
     return _Nvml("NVML", library, devices) if devices else None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _readable(path: Path) -> bool:

@@ -67,7 +67,7 @@ def machine_state(cores: Iterable[int], watch_s: float = 0.5) -> MachineState:
     time.sleep(watch_s)
     busy, steal = _shares(before, _times(mine))
     highest = [f for core in mine if (f := _number(_CPU / f"cpu{core}/cpufreq/cpuinfo_max_freq")) is not None]
-    governors = (_text(_CPU / f"cpu{core}/cpufreq/scaling_governor") for core in mine)
+    governors = (kernel_text(_CPU / f"cpu{core}/cpufreq/scaling_governor") for core in mine)
     return MachineState(
         governors=tuple(sorted({g for g in governors if g})),
         clocks_hz=_clocks(mine),
@@ -128,7 +128,7 @@ class Conditions:
         clocks = _clocks(self._cores)
         return {
             **gpu_state(),
-            "governor": _text(_CPU / f"cpu{self._cores[0]}/cpufreq/scaling_governor") or None,
+            "governor": kernel_text(_CPU / f"cpu{self._cores[0]}/cpufreq/scaling_governor") or None,
             "clock_hz": min(clocks) if clocks else None,
             "temperature_c": _temperature(),
             "load": None if load is None else round(load, 3),
@@ -207,7 +207,7 @@ def _cpu_seconds(processes: Iterable[int]) -> dict[int, float]:
     found = {}
     for process in processes:
         # The name, in brackets, may hold anything; utime and stime are the 14th and 15th field.
-        fields = _text(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()
+        fields = kernel_text(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()
         if len(fields) > 12:
             found[process] = (int(fields[11]) + int(fields[12])) / _TICKS
     return found
@@ -216,7 +216,7 @@ def _cpu_seconds(processes: Iterable[int]) -> dict[int, float]:
 def _times(cores: list[int]) -> list[int] | None:
     """Return the kernel's counters of time, summed over some cores."""
     wanted = {f"cpu{core}" for core in cores}
-    rows = [line.split() for line in _text(Path("/proc/stat")).splitlines()]
+    rows = [line.split() for line in kernel_text(Path("/proc/stat")).splitlines()]
     total = [sum(column) for column in zip(*(map(int, row[1:]) for row in rows if row[0] in wanted), strict=True)]
     return total if len(total) > _STEAL else None
 
@@ -241,7 +241,7 @@ def _clocks(cores: list[int]) -> tuple[float, ...]:
 def _clocks_of_cpuinfo(cores: list[int]) -> tuple[float, ...]:
     found: dict[int, float] = {}
     core = -1
-    for line in _text(Path("/proc/cpuinfo")).splitlines():
+    for line in kernel_text(Path("/proc/cpuinfo")).splitlines():
         key, _, value = line.partition(":")
         with suppress(ValueError):
             if key.strip() == "processor":
@@ -260,7 +260,7 @@ def _temperature() -> float | None:
 
 def available_nbytes() -> int | None:
     """Return the bytes available to this process without swapping, or None where the system does not report them."""
-    lines = _text(Path("/proc/meminfo")).splitlines()
+    lines = kernel_text(Path("/proc/meminfo")).splitlines()
     machine = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     found = [memory_left_nbytes(), *machine]
     return min((nbytes for nbytes in found if nbytes is not None), default=None)
@@ -268,12 +268,12 @@ def available_nbytes() -> int | None:
 
 def _number(path: Path) -> float | None:
     try:
-        return float(_text(path))
+        return float(kernel_text(path))
     except ValueError:
         return None
 
 
-def _text(path: Path) -> str:
+def kernel_text(path: Path) -> str:
     """Return the text of a small file of the kernel; "" where it cannot be read."""
     try:
         return os.fsdecode(path.read_bytes()).strip()
@@ -310,10 +310,10 @@ def core_quota(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> float | No
     found = []
     for group, names in _cgroups("cpu", mount, membership):
         if names == 2:
-            words = _text(group / "cpu.max").split()
+            words = kernel_text(group / "cpu.max").split()
             quota, period = (words[0], words[1]) if len(words) == 2 else ("max", "")
         else:
-            quota, period = _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
+            quota, period = kernel_text(group / "cpu.cfs_quota_us"), kernel_text(group / "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit() and int(quota) and int(period):
             found.append(int(quota) / int(period))
     return min(found, default=None)
@@ -328,7 +328,7 @@ def throttled_s(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> float:
 
 def _cgroups(controller: str, mount: Path, membership: Path) -> Iterator[tuple[Path, int]]:
     """Yield the folder of each group that this process is in, its own first, and the version of its files' names."""
-    for line in _text(membership).splitlines():
+    for line in kernel_text(membership).splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
@@ -349,7 +349,7 @@ def _cgroups(controller: str, mount: Path, membership: Path) -> Iterator[tuple[P
 
 
 def _entry(path: Path, name: str) -> int:
-    for line in _text(path).splitlines():
+    for line in kernel_text(path).splitlines():
         key, _, value = line.partition(" ")
         if key == name and value.isdigit():
             return int(value)
@@ -357,5 +357,5 @@ def _entry(path: Path, name: str) -> int:
 
 
 def _count(path: Path) -> int | None:
-    text = _text(path)
+    text = kernel_text(path)
     return int(text) if text.isdigit() else None

@@ -1,7 +1,9 @@
-"""Commands that run modules of this package in a separate process, with the same code as here."""
+"""Modules of this package in a separate process, with the same code as here."""
 
 from __future__ import annotations
 
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -26,3 +28,30 @@ def own_process(module: str, *arguments: str) -> list[str]:
         arguments: ``sys.argv[1:]`` for ``main()``.
     """
     return [sys.executable, "-P", "-c", _PROGRAM, _ROOT, module, *arguments]
+
+
+def connected_process(
+    module: str, *arguments: str, log: int, own_session: bool
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start ``main()`` of a module with one end of a socket pair; return the process and the other end.
+
+    Args:
+        arguments: ``sys.argv[2:]``; ``sys.argv[1]`` is the file descriptor of the process's end.
+        log: file descriptor of its output.
+        own_session: whether the process leads a session of its own, which Ctrl-C does not reach.
+    """
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs:
+            process = subprocess.Popen(
+                own_process(module, str(theirs.fileno()), *arguments),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=own_session,
+            )
+    except BaseException:
+        ours.close()
+        raise
+    return process, ours

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, Literal, get_args
 
 from evaluators.base import Agreement, OutputError
-from evaluators.schedule import Event, Timeline
+from evaluators.schedule import Timeline
 from evaluators.workload.outcome import read_figures
 from search_spaces.core.errors import RunFolderError, UnavailableError, damage
 
@@ -28,7 +28,7 @@ class Samples:
     """Latencies of one candidate, in seconds, in the order in which they were taken.
 
     They do not show differences between instances of one plan (memory placement, 0.4 to 0.65 %);
-    :func:`evaluators.measurement.final.run_final` does.
+    :func:`evaluators.measurement.final.FinalComparison` does.
 
     Attributes:
         values_s: at least one value; each is finite and greater than 0.
@@ -139,7 +139,7 @@ class Measurement:
             "stage_s": list(self.stage_s),
             "warmup_s": list(self.warmup_s),
             "stopped": self.stopped,
-            "timeline": None if self.timeline is None else [e.to_json() for e in self.timeline.events],
+            "timeline": None if self.timeline is None else self.timeline.to_json(),
             "agreement": None if self.agreement is None else self.agreement.to_json(),
             "cold": self.cold,
             "promised": self.promised,
@@ -162,7 +162,7 @@ class Measurement:
                 stage_s=tuple(float(v) for v in content["stage_s"]),
                 warmup_s=tuple(float(v) for v in content["warmup_s"]),
                 stopped=_stopped(content["stopped"]),
-                timeline=None if content["timeline"] is None else _timeline(content["timeline"]),
+                timeline=None if content["timeline"] is None else Timeline.from_json(content["timeline"]),
                 agreement=None if content["agreement"] is None else read_agreement(content["agreement"]),
                 cold=_factor(content.get("cold", 1.0)),
                 promised=bool(content.get("promised", False)),
@@ -178,21 +178,6 @@ def _factor(value: Any) -> float:
     if not (math.isfinite(float(value)) and float(value) > 0.0):
         raise ValueError(f"{value} is not a factor")
     return float(value)
-
-
-def _timeline(events: Any) -> Timeline:
-    return Timeline(
-        tuple(
-            Event(
-                int(e["stage"]),
-                str(e["processor"]),
-                float(e["start_s"]),
-                float(e["end_s"]),
-                float(e.get("copied_s", 0.0)),
-            )
-            for e in events
-        )
-    )
 
 
 def read_agreement(content: Any) -> Agreement:

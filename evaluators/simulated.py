@@ -143,11 +143,11 @@ class SimulatedPlan(Prediction):
     """A plan with a predicted timeline.
 
     Args:
-        errors: as of :class:`~evaluators.base.Batch`, from the fit of the profile.
+        errors: as of :class:`~evaluators.base.Batch`, from the fit of the profile; None where costs are exact.
         period_s: returns the period of a stream, in seconds.
     """
 
-    def __init__(self, timeline: Timeline, errors: Errors, period_s: Callable[[], float]) -> None:
+    def __init__(self, timeline: Timeline, errors: Errors | None, period_s: Callable[[], float]) -> None:
         # The join of a split is one more event of the first side.
         took_s = np.array([e.end_s - e.start_s for e in timeline.events])
         stage_s = np.asarray(np.bincount([e.stage for e in timeline.events], took_s), np.float64)

@@ -13,7 +13,6 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -92,24 +91,11 @@ def _alone(handset: Handset) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True, slots=True)
-class StageProfile:
-    """Times of a stage's nodes, averaged over the runs of one process.
+def profiled_s(content: bytes) -> float:
+    """Return the time of a stage (s), averaged over the runs of one process: the sum over its nodes.
 
-    Attributes:
-        operators: name and time (s) of each node in one run, in the order of execution.
-    """
-
-    operators: tuple[tuple[str, float], ...]
-
-    @property
-    def seconds(self) -> float:
-        """The stage's time (s): the sum over its nodes."""
-        return math.fsum(seconds for _, seconds in self.operators)
-
-
-def read_profile(content: bytes) -> StageProfile:
-    """Parse the file that ``--op_profiling_output_file`` named.
+    Args:
+        content: of the file that ``--op_profiling_output_file`` named.
 
     Raises:
         UnavailableError: it is not a profile, or contains no run.
@@ -124,16 +110,14 @@ def read_profile(content: bytes) -> StageProfile:
         what = "benchmark_model wrote no readable profile"
         raise UnavailableError(what, "use the benchmark_model of LiteRT") from error
     subgraphs = data.runtime_profile.subgraph_profiles
-    found: list[tuple[int, str, float]] = []
     # Nodes of called subgraphs are already counted in the node that calls them.
-    for node in (node for s in subgraphs if not s.subgraph_index for node in s.per_op_profiles):
-        stat = node.inference_microseconds
-        mean_us = stat.sum / stat.count if stat.count else float(stat.avg)
-        found.append((int(node.run_order), str(node.name or node.node_type), max(mean_us, 0.0) * 1e-6))
-    profile = StageProfile(tuple((name, seconds) for _, name, seconds in sorted(found)))
-    if not profile.operators or not profile.seconds > 0.0:
+    nodes = [node for s in subgraphs if not s.subgraph_index for node in s.per_op_profiles]
+    stats = [node.inference_microseconds for node in nodes]
+    each_us = (stat.sum / stat.count if stat.count else float(stat.avg) for stat in stats)
+    seconds = math.fsum(max(mean_us, 0.0) * 1e-6 for mean_us in each_us)
+    if not seconds > 0.0:
         raise UnavailableError("benchmark_model wrote a profile without a run", "see its flags, and whether it crashed")
-    return profile
+    return seconds
 
 
 class AdbSession(Session):
@@ -143,7 +127,7 @@ class AdbSession(Session):
 
     def __init__(self, handset: Handset, platform: Platform, folder: Path) -> None:
         self._handset, self._platform, self._folder = handset, platform, folder
-        self._timed: dict[tuple[str, str, tuple[int, ...]], list[StageProfile]] = {}
+        self._timed: dict[tuple[str, str, tuple[int, ...]], list[float]] = {}
         self._there: set[str] = set()
         self._reported: dict[str, Any] = {}
         self._facts: dict[str, str] = {}
@@ -197,10 +181,10 @@ class AdbSession(Session):
             key = (digest, stage.processor, stage.operators)
             if fresh or key not in self._timed:
                 self._timed[key] = self._time(graph, stage.operators, self._platform[stage.processor])
-            samples.append([profile.seconds for profile in self._timed[key]])
+            samples.append(self._timed[key])
         return AdbCandidate(graph, plan, self._platform, samples)
 
-    def _time(self, graph: Graph, operators: tuple[int, ...], processor: Processor) -> list[StageProfile]:
+    def _time(self, graph: Graph, operators: tuple[int, ...], processor: Processor) -> list[float]:
         """Time a stage on a processor, in several processes one after another."""
         path = self._folder / "stage.tflite"
         digest = cut_stage(graph, operators).write(path)
@@ -214,7 +198,7 @@ class AdbSession(Session):
         for _ in range(_PROCESSES):
             self._run(["rm", "-f", profile])
             self._run(command, self._platform.limits.run_s)
-            found.append(read_profile(self._handset.phone.pull(profile)))
+            found.append(profiled_s(self._handset.phone.pull(profile)))
         self._reported = self._conditions()
         return found
 

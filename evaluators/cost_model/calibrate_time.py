@@ -236,27 +236,32 @@ def time_model(
         once_s = warm(whole)
         warm(apart)
         runs = int(np.clip(seconds / ROUNDS / once_s, LEAST_RUNS, MOST_RUNS))
-        beats = max(2, int(REFERENCE_S / warm(reference)))
-        wholes, parts, clocks = [], [], []
-        for _ in range(ROUNDS):
-            clock = [reference_s(reference, beats)]
-            wholes.append(float(np.median(whole.run(runs).latency_s)))
-            clock.append(reference_s(reference, beats))
-            parts.append(np.median(apart.run(runs).stage_s, axis=0))
-            clocks.append([*clock, reference_s(reference, beats)])
-    clock_s = np.array(clocks)
-    # Each measurement lies between two runs of the reference and is scaled by their mean.
-    before, after = clock_s[:, :2].mean(axis=1), clock_s[:, 1:].mean(axis=1)
-    usual_s = float(np.median(clock_s))
-    whole_s = float(np.median(np.array(wholes) / before * usual_s))
-    stage_s: Array = np.median(np.array(parts) / after[:, None] * usual_s, axis=0)
-    check_seconds((whole_s, *stage_s), graph.name)
-    return stage_s, whole_s, usual_s
+        (whole_s, stage_s), usual_s = in_rounds(
+            reference,
+            lambda: np.median(whole.run(runs).latency_s, axis=0),
+            lambda: np.median(apart.run(runs).stage_s, axis=0),
+        )
+    check_seconds((float(whole_s), *stage_s), graph.name)
+    return stage_s, float(whole_s), usual_s
 
 
-def reference_s(reference: Candidate, beats: int) -> float:
-    """Return the median latency (s) of ``beats`` runs of the reference network."""
-    return float(np.median(reference.run(beats).latency_s))
+def in_rounds(reference: Candidate, *measures: Callable[[], Array]) -> tuple[list[Array], float]:
+    """Return the medians of some measurements over rounds (s), and the usual time of the reference network meanwhile.
+
+    Each measurement lies between two runs of the reference and is scaled by their mean.
+    """
+    beats = max(2, int(REFERENCE_S / warm(reference)))
+    taken, clocks = [], []
+    for _ in range(ROUNDS):
+        clock, row = [float(np.median(reference.run(beats).latency_s))], []
+        for measure in measures:
+            row.append(measure())
+            clock.append(float(np.median(reference.run(beats).latency_s)))
+            row[-1] = row[-1] / (clock[-2] + clock[-1]) * 2.0
+        taken.append(row)
+        clocks.append(clock)
+    usual_s = float(np.median(clocks))
+    return [np.median(each, axis=0) * usual_s for each in zip(*taken, strict=True)], usual_s
 
 
 def warm(candidate: Candidate) -> float:
@@ -634,15 +639,9 @@ class Bench:
     def _whole(self, processor: Processor, graph: Graph, reference: Candidate) -> tuple[float, float]:
         """Return the times of a whole model and of the reference meanwhile (s)."""
         with closing(self.session.load(graph, whole_plan(graph, processor.name))) as candidate:
-            runs = int(np.clip(SECONDS / ROUNDS / warm(candidate), 2, 60))
-            beats = max(2, int(0.006 / warm(reference)))
-            wholes, clocks = [], [reference_s(reference, beats)]
-            for _ in range(ROUNDS):
-                wholes.append(float(np.median(candidate.run(runs).latency_s)))
-                clocks.append(reference_s(reference, beats))
-        usual = float(np.median(clocks))
-        beside = (np.array(clocks[1:]) + np.array(clocks[:-1])) / 2
-        return float(np.median(np.array(wholes) / beside * usual)), usual
+            runs = int(np.clip(SECONDS / ROUNDS / warm(candidate), 2, MOST_RUNS))
+            (whole_s,), usual_s = in_rounds(reference, lambda: np.median(candidate.run(runs).latency_s, axis=0))
+        return float(whole_s), usual_s
 
     def _reference(self, processor: Processor) -> Candidate:
         if processor.like not in self._references:

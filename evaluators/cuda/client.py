@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from evaluators.cuda.devices import HINT, precision_of
 from evaluators.cuda.lowering import check
 from evaluators.litert.worker import wire
-from evaluators.own_process import own_process
+from evaluators.own_process import connected_process
 from evaluators.workload.scheduler import Scheduler
 from evaluators.workload.setting import Setting
 from search_spaces.core.errors import UnavailableError
@@ -34,7 +34,6 @@ from search_spaces.models.stages import cut_stage
 
 START_LIMIT_S = 120.0
 _LAST_S = 0.5
-_GONE = "the session is closed"
 
 
 class Client:
@@ -72,10 +71,8 @@ class Client:
             UnavailableError: the process refused, died, or did not answer within ``limit_s``.
         """
         if self._closed:
-            raise UnavailableError(_GONE, "load candidates inside the `with` block of prepare()")
-        if self._channel is None:
-            self._start()
-        answer, data = self._exchange(head, limit_s, payload)
+            raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
+        answer, data = self._exchange(self._channel or self._start(), head, limit_s, payload)
         if "error" in answer:
             if answer.get("fatal"):
                 self._end()
@@ -84,10 +81,9 @@ class Client:
             self.chosen.update(answer.get("chosen", {}))
         return answer, data
 
-    def _exchange(self, head: Mapping[str, Any], limit_s: float, payload: bytes) -> tuple[dict[str, Any], bytes]:
-        channel = self._channel
-        if channel is None:
-            raise UnavailableError(_GONE)
+    def _exchange(
+        self, channel: socket.socket, head: Mapping[str, Any], limit_s: float, payload: bytes = b""
+    ) -> tuple[dict[str, Any], bytes]:
         try:
             channel.settimeout(limit_s)
             wire.send(channel, dict(head), payload)
@@ -102,30 +98,21 @@ class Client:
             raise
         return answer, data
 
-    def _start(self) -> None:
-        ours, theirs = socket.socketpair()
+    def _start(self) -> socket.socket:
+        """Start the process, and return the parent's end of its channel."""
         log = os.open(self._log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            with theirs:
-                self._process = subprocess.Popen(
-                    own_process("evaluators.cuda.worker", str(theirs.fileno())),
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,  # Ctrl-C is for the parent, which ends this process
-                )
-        except BaseException:
-            ours.close()
-            raise
+            # Ctrl-C is for the parent, which ends this process.
+            self._process, channel = connected_process("evaluators.cuda.worker", log=log, own_session=True)
         finally:
             os.close(log)
-        self._channel = ours
+        self._channel = channel
         hello = {"device": self._device, "busy": self._busy, "known": self.chosen}
-        answer, _ = self._exchange(hello, START_LIMIT_S, b"")
+        answer, _ = self._exchange(channel, hello, START_LIMIT_S)
         if "error" in answer:
             self._end()
             raise UnavailableError(str(answer["error"]), HINT)
+        return channel
 
     def _end(self) -> str:
         """End the process, and return how it ended, as a predicate."""

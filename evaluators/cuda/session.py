@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -20,7 +20,7 @@ from evaluators.cuda.devices import EXTRA, MAX_INSTANCES, check_streams, find_gp
 from evaluators.cuda.lowering import refused
 from evaluators.forwarding import LoweredCandidate
 from evaluators.litert import tensors
-from evaluators.schedule import Event, Timeline, needs_of, rounds
+from evaluators.schedule import Timeline, needs_of, rounds, timeline
 from evaluators.workload.host import worst
 from evaluators.workload.scheduler import QueueClient, Scheduler
 from evaluators.workload.setting import NumberedProcessors, Setting
@@ -252,11 +252,8 @@ class CudaCandidate(Candidate):
 
     def _timeline(self, scheduler: Scheduler) -> Timeline:
         begin = scheduler.store[0]
-        events = [
-            Event(stage, self._plan.stages[stage].processor, (start - begin) * 1e-9, (end - begin) * 1e-9)
-            for stage, (start, end, _) in enumerate(scheduler.runs(0)[0])
-        ]
-        return Timeline(tuple(events))
+        spans = [((start - begin) * 1e-9, (end - begin) * 1e-9) for start, end, _ in scheduler.runs(0)[0]]
+        return timeline(spans, [stage.processor for stage in self._plan.stages])
 
     def stream(self, n: int) -> Batch:
         """Return ``n`` observations of the period of a full pipeline.
@@ -274,13 +271,11 @@ class CudaCandidate(Candidate):
     def _load_frames(self) -> list[Loaded]:
         """Load the instances of a stream, all or none."""
         loaded: list[Loaded] = []
-        try:
+        with ExitStack() as undo:
             for load in self._streamed:
-                loaded.append(load())  # noqa: PERF401 - if one fails, those before it are released
-        except UnavailableError:
-            with suppress(UnavailableError):
-                self._give_back(loaded)
-            raise
+                loaded.append(load())
+                undo.callback(self._bench.give_back, loaded[-1])
+            undo.pop_all()
         return loaded
 
     def _periods(self, n: int, block: int) -> Batch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -18,12 +18,10 @@ from evaluators.cuda.client import Bench, Loaded
 from evaluators.cuda.devices import EXTRA, tolerance
 from evaluators.cuda.session import References, fed
 from evaluators.litert import tensors
-from evaluators.workload.host import HostedRun, MeasuredWorkload
+from evaluators.workload.host import HostedRun, MeasuredWorkload, Outputs, Parts
 from evaluators.workload.outcome import Objective, Outcome, outcome
 from evaluators.workload.prices import Alone, PriceTable, kind_of, measure_prices
-from evaluators.workload.scheduler import QueueClient
-from evaluators.workload.setting import Setting, closed_loops, setting
-from search_spaces.core.decoded_plan import RankSet
+from evaluators.workload.setting import Setting, closed_loops
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import JoinedGraph
@@ -86,7 +84,7 @@ _INPUT_SEED = 0
 _SHARED = ""  # name of the weights of instances that share them
 
 
-class CudaWorkload(MeasuredWorkload):
+class CudaWorkload(MeasuredWorkload[Loaded]):
     """A session of several models, all run by one process.
 
     Instances whose client sets ``own_weights`` have weights of their own on the device; all have buffers of their own.
@@ -103,6 +101,7 @@ class CudaWorkload(MeasuredWorkload):
     ) -> None:
         super().__init__(workload, joined, platform, objective)
         self._bench = bench
+        self._reference_processor = self._processors[0]
         self._references = References()
         self._inputs: dict[tuple[str, int], list[NDArray[np.generic]]] = {}
 
@@ -125,25 +124,27 @@ class CudaWorkload(MeasuredWorkload):
 
         return measure_prices(graphs, self._processors, self.alone, progress, crowded)
 
-    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> CudaRun:  # noqa: ARG002
-        """Compile a plan; with ``fresh``, share nothing with what is loaded already (a rebuilt instance).
+    def bound(self, found: Setting, client: int) -> Loaded:
+        """Return a client's model, loaded, with inputs."""
+        index, model = found.components[client], found.models[client]
+        name = self.joined.components[index].name
+        each = zip(count(), model.lowered.plan.stages, model.processors, strict=False)
+        jobs = [(stage.operators, self._processor(processor, job)) for job, stage, processor in each]
+        weights = name if self.workload.client_of(index).own_weights else _SHARED
+        return self._take(model.graph, jobs, name, weights, model.after)
 
-        Args:
-            graph: the joined graph.
-        """
-        found = setting(self.workload, self.joined, plan, self.platform, self.lowerings)
-        with ExitStack() as undo:
-            instances = []
-            for index, model in zip(found.components, found.models, strict=True):
-                component = self.joined.components[index]
-                each = zip(count(), model.lowered.plan.stages, model.processors, strict=False)
-                made = [(stage.operators, self._processor(name, job)) for job, stage, name in each]
-                weights = component.name if self.workload.client_of(index).own_weights else _SHARED
-                taken = self._take(model.graph, made, component.name, weights, model.after)
-                undo.callback(self._bench.give_back, taken)
-                instances.append(taken)
-            undo.pop_all()
+    def hosted(self, found: Setting, plan: Plan, instances: Sequence[Loaded]) -> CudaRun:
+        """Return a loaded plan, which holds the instances."""
         return CudaRun(self, found, plan, instances)
+
+    def outputs(self, instance: Loaded) -> list[NDArray[np.generic]]:
+        """Return the outputs of an instance's last request."""
+        self._bench.ready(instance)
+        return self._bench.outputs(instance)
+
+    def release(self, instance: Loaded) -> None:
+        """Release an instance; a second call does nothing."""
+        self._bench.give_back(instance)
 
     def _processor(self, name: str, job: int) -> Processor:
         """Return a processor of the name that a plan gives a job; those of a pool are alike, so its first serves."""
@@ -164,8 +165,12 @@ class CudaWorkload(MeasuredWorkload):
             self._inputs[key] = tensors.model_inputs(graph, _INPUT_SEED)
         return self._bench.take(graph, jobs, owner, weights, self._inputs[key], after)
 
-    def alone(self, found: Setting, parts: Sequence[tuple[Graph, Sequence[int]]], runs: int) -> list[Outcome]:
-        """Run models outside their workload to measure their jobs' costs; at most as many as there are instances."""
+    def run_alone(self, found: Setting, parts: Parts, runs: int) -> tuple[list[Outcome], list[Outputs]]:
+        """Run models outside their workload, at most as many as there are instances.
+
+        Returns:
+            The outcome of each run, and the outputs of each model.
+        """
         names = [p.name for p in self._processors]
         owners = self._owners([graph for graph, _ in parts])
         with ExitStack() as undo:
@@ -182,7 +187,8 @@ class CudaWorkload(MeasuredWorkload):
                 instances.append(taken)
             settled = Setting(found.clients, found.components, found.stages, tuple(names), found.excluded)
             run = partial(self._bench.run, settled, "fifo", instances)
-            return [outcome(run()[0], found.stages, found.processors) for _ in range(runs)]
+            outcomes = [outcome(run()[0], found.stages, found.processors) for _ in range(runs)]
+            return outcomes, [self.outputs(instance) for instance in instances]
 
     def _owners(self, graphs: Sequence[Graph]) -> list[str]:
         """Return the owner of each of some models: where possible an instance of the same model, to share its weights.
@@ -211,50 +217,24 @@ class CudaWorkload(MeasuredWorkload):
         (scheduler,) = self._bench.run(found, plan.dispatch, instances)
         return outcome(scheduler, found.stages, found.processors)
 
-    def agreement(self, graph: Graph, loaded: Loaded, processors: Sequence[Processor], off: float = 0.0) -> Agreement:
-        """Compare an instance's outputs with those of the whole model, computed by LiteRT on the CPU.
-
-        Args:
-            graph: the whole model; the instance may be a decomposition of it.
-            off: relative error that is accepted beyond the processors' tolerance.
-        """
-        self._bench.ready(loaded)
-        outputs = self._bench.outputs(loaded)
+    def agreement(self, graph: Graph, outputs: Outputs, processors: Sequence[Processor], off: float = 0.0) -> Agreement:
+        """Compare outputs of a model with those of the whole model, computed by LiteRT on the CPU."""
         return tensors.agreement(graph, outputs, self._references.outputs(graph), tolerance(processors) + off)
-
-    def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:
-        """Return the largest error of a decomposed model's outputs, relative to the largest value of that output."""
-        made, _ = self.lowerings.whole(graph, ranks)
-        whole = Setting((QueueClient(((0,),), (0,), 1, closed=True),), (0,), ((0,),), (self._processors[0].name,), (1,))
-        (owner,) = self._owners([made])
-        with ExitStack() as undo:
-            undo.callback(self.forget, made)
-            loaded = self._take(made, [(range(len(made.operators)), self._processors[0])], owner, _SHARED)
-            undo.callback(self._bench.give_back, loaded)
-            self._bench.run(whole, "fifo", [loaded])
-            return self.agreement(graph, loaded, self._processors[:1]).max_rel_error
 
     def forget(self, graph: Graph) -> None:
         """Release a decomposed model that ran only for its error."""
         self._bench.forget(graph)
         self._inputs.pop(fed(graph), None)
 
-    def give_back(self, instances: Sequence[Loaded]) -> None:
-        """Release instances."""
-        for loaded in instances:
-            self._bench.give_back(loaded)
-
     def facts(self) -> dict[str, Any]:
         """Return device, versions, timings of kernels, and memory in use."""
         return self._bench.facts()
 
 
-class CudaRun(HostedRun):
+class CudaRun(HostedRun[Loaded]):
     """A loaded plan of a workload."""
 
-    def __init__(self, session: CudaWorkload, found: Setting, plan: Plan, instances: Sequence[Loaded]) -> None:
-        super().__init__(found, plan, session.objective)
-        self._session, self._instances = session, tuple(instances)
+    _session: CudaWorkload
 
     def once(self) -> Outcome:
         """Run the workload once.
@@ -263,19 +243,7 @@ class CudaRun(HostedRun):
         """
         return self._session.run(self._found, self._plan, self._instances)
 
-    def agreements(self) -> Iterator[Agreement]:
-        """Compare the outputs of each instance with its whole model's."""
-        self.run(1)  # the process may have been restarted since the last run
-        session = self._session
-        for index, loaded, model in zip(self._found.components, self._instances, self._found.models, strict=True):
-            used = [
-                session.platform[processor]
-                for name in model.processors
-                for processor in members(session.platform[name])
-            ]
-            off = model.may_be_off(session.workload.client_of(index).tucker or 0.0)
-            yield session.agreement(model.model, loaded, used, off)
-
-    def close(self) -> None:
-        """Release what only this candidate holds; a second call does nothing."""
-        self._session.give_back(self._instances)
+    def verify(self) -> Agreement | None:
+        """Compare the outputs of a run with the whole models'; runs once more, since the process may be another one."""
+        self.run(1)
+        return super().verify()

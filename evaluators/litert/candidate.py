@@ -19,7 +19,7 @@ from evaluators.litert.settings import CPU, accelerators_of
 from evaluators.litert.stages import TakenStages
 from evaluators.litert.worker.shared_memory import Semaphores
 from evaluators.litert.workers import SLACK_S, Arena, Request, WorkerError, Workers, bind_program, notify
-from evaluators.schedule import Event, Timeline
+from evaluators.schedule import Timeline, timeline
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
@@ -98,7 +98,7 @@ class LitertCandidate(Candidate):
         if self._reference is not None:
             self.wake()
         capacity = (LOG_NBYTES // 8 - 1) // (2 * len(self.plan.stages))
-        latencies, stage_times, timeline = [], [], None
+        latencies, stage_times, last = [], [], None
         left = n
         while left > 0:
             count = min(left, capacity)
@@ -111,16 +111,16 @@ class LitertCandidate(Candidate):
             latencies.append(latency)
             stage_times.append((begun[:, :, 1] - begun[:, :, 0]) * 1e-9)
             self._ran = bool(begun[-1].all())
-            timeline = self._timeline(begun[-1], {}) if self._ran else None
+            last = self._timeline(begun[-1], {}) if self._ran else None
             left = 0 if latency.max() > stop_above_s else left - count
         self._known_s = float(np.median(latencies[-1]))
         stage_s = np.concatenate(stage_times)
         if self._accelerated:
-            own_s, timeline = self._synchronised(len(stage_s))
+            own_s, last = self._synchronised(len(stage_s))
             if self._queued:
                 stage_s = np.tile(own_s, (len(stage_s), 1))
             were_busy(self._throttled)
-        return Batch(np.concatenate(latencies), stage_s, timeline)
+        return Batch(np.concatenate(latencies), stage_s, last)
 
     def pipeline(self) -> Pipeline:
         """Return the plan bound for a stream of inferences; made by the first call, closed with the candidate."""
@@ -209,12 +209,8 @@ class LitertCandidate(Candidate):
         return times, {stage: (copied_in + copied_out) * 1e-9 for stage, copied_in, copied_out in copied}
 
     def _timeline(self, times: NDArray[np.int64], copied_s: Mapping[int, float]) -> Timeline:
-        seconds = (times - times.min()) * 1e-9
-        events = [
-            Event(i, stage.processor, float(seconds[i, 0]), float(seconds[i, 1]), copied_s.get(i, 0.0))
-            for i, stage in enumerate(self.plan.stages)
-        ]
-        return Timeline(tuple(sorted(events, key=lambda e: e.start_s)))
+        spans = ((times - times.min()) * 1e-9).tolist()
+        return timeline(spans, [stage.processor for stage in self.plan.stages], copied_s)
 
     def set_inputs(self, arrays: Sequence[NDArray[np.generic]]) -> None:
         """Copy one array per input of the model into shared memory; shapes and types must be the model's."""

@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from evaluators.machine import kernel_text
 from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.models.cache import cache_dir, intact, kept
@@ -130,10 +131,8 @@ def _remove(path: Path) -> None:
 def machine_digest(*words: str) -> str:
     """Return a digest of some words, such as a runtime's version, and of the CPU's model and instruction sets."""
     wanted = ("model name", "flags", "Features", "CPU part")
-    found: set[str] = set()
-    with contextlib.suppress(OSError):
-        pairs = (line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines())
-        found = {" ".join(value.split()) for key, _, value in pairs if key.strip() in wanted}
+    pairs = (line.partition(":") for line in kernel_text(Path("/proc/cpuinfo")).splitlines())
+    found = {" ".join(value.split()) for key, _, value in pairs if key.strip() in wanted}
     return hashlib.sha256("\n".join([*words, *sorted(found)]).encode()).hexdigest()[:32]
 
 

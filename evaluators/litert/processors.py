@@ -28,7 +28,7 @@ from evaluators.litert.adapters import Adapter, find_adapters
 from evaluators.litert.processor_names import ProcessorName, parse_processor, processor_options
 from evaluators.litert.worker.openvino import computes_natively, find_devices
 from evaluators.litert.worker.runtimes import LITERT, OPENVINO, PACKAGES, check_installed, package_folders
-from evaluators.machine import core_quota
+from evaluators.machine import core_quota, kernel_text
 from search_spaces.core.allowed_code import allow, is_allowed
 from search_spaces.core.errors import UnavailableError, UsageError, damage, shown
 from search_spaces.core.platform import Platform, Processor, with_cpu
@@ -335,13 +335,8 @@ def _npu(text: str, name: ProcessorName) -> Processor:
 
 def _speed(core: int) -> str:
     """Return the capacity and highest clock of a core, as far as the kernel reports them, to tell big from little."""
-    found = []
-    for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
-        try:
-            found.append((_CPU / f"cpu{core}" / name).read_text().strip())
-        except OSError:
-            found.append("?")
-    return "/".join(found)
+    files = (_CPU / f"cpu{core}" / name for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"))
+    return "/".join(kernel_text(file) or "?" for file in files)
 
 
 def libraries_file() -> Path:

@@ -20,8 +20,9 @@ from evaluators.litert.settings import worker_starts
 from evaluators.litert.worker import wire
 from evaluators.litert.worker.runtimes import PACKAGES
 from evaluators.litert.worker.shared_memory import Semaphores, SharedMemory
+from evaluators.machine import kernel_text
 from evaluators.measurement.foreground import Foreground
-from evaluators.own_process import own_process
+from evaluators.own_process import connected_process
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.platform import Platform
 
@@ -120,22 +121,11 @@ class Workers:
 
     def _start(self, runtime: str) -> _ForkServer:
         """Start the fork server of a runtime."""
-        ours, theirs = socket.socketpair()
-        ours.settimeout(_START_LIMIT_S)
-        try:
-            with theirs:
-                fork_server = subprocess.Popen(
-                    own_process("evaluators.litert.worker.process", str(theirs.fileno()), runtime),
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=self._log,
-                    stderr=self._log,
-                    start_new_session=self._foreground.preferred,  # so that its priority is the workers' alone
-                )
-        except BaseException:
-            ours.close()
-            raise
-        return _ForkServer(ours, fork_server)
+        own_session = self._foreground.preferred  # so that its priority is the workers' alone
+        module = "evaluators.litert.worker.process"
+        process, control = connected_process(module, runtime, log=self._log, own_session=own_session)
+        control.settimeout(_START_LIMIT_S)
+        return _ForkServer(control, process)
 
     @property
     def preferred(self) -> bool:
@@ -228,29 +218,25 @@ class Workers:
         """Send requests to independent workers at once; return the answers, and the errors of those that failed."""
         answers: dict[str, dict[str, Any]] = {}
         errors: dict[str, WorkerError] = {}
-        waiting: list[str] = []
         deadline = time.monotonic() + limit_s
         try:
             for name, request in requests.items():
                 channel = self._process(name).channel
                 try:
                     wire.send(channel, dict(request.head), request.payload, request.fds)
-                    waiting.append(name)
                 except OSError:
                     errors[name] = WorkerError(name, self.end(name), fatal=True)
-            while waiting:
-                found = self.answers(waiting, deadline - time.monotonic())
-                for name in [] if found else waiting:
-                    self.end(name)
-                    errors[name] = WorkerError(name, f"gave no answer within {limit_s:.0f} s", fatal=True)
-                waiting = [name for name in waiting if found and name not in found]
-                for name, answer in found.items():
-                    if answer is None:
-                        errors[name] = WorkerError(name, self.end(name), fatal=True)
-                    elif "error" in answer:
-                        errors[name] = WorkerError(name, str(answer["error"]), fatal=False, reported=True)
-                    else:
-                        answers[name] = answer
+            for name in [name for name in requests if name not in errors]:
+                found = self.answers([name], deadline - time.monotonic())
+                answer = found.get(name)
+                if answer is None:
+                    how = self.end(name)
+                    reason = how if found else f"gave no answer within {limit_s:.0f} s"
+                    errors[name] = WorkerError(name, reason, fatal=True)
+                elif "error" in answer:
+                    errors[name] = WorkerError(name, str(answer["error"]), fatal=False, reported=True)
+                else:
+                    answers[name] = answer
         except BaseException:  # answers are still to come
             self._end_all(requests)
             raise
@@ -360,11 +346,8 @@ class Workers:
 
 
 def _is_stopped(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state in {"T", "t"}
+    # The name, in brackets, may hold anything; the state follows it.
+    return kernel_text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].lstrip()[:1] in {"T", "t"}
 
 
 class Arena(SharedMemory):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,19 +20,16 @@ from evaluators.litert.packed import usable_packed
 from evaluators.litert.runner import WorkloadRunner
 from evaluators.litert.session import INPUT_SEED, LocalSession
 from evaluators.litert.workers import Workers
-from evaluators.workload.host import HostedRun, MeasuredWorkload, worst
+from evaluators.workload.host import HostedRun, MeasuredWorkload, Outputs, Parts, worst
 from evaluators.workload.lowered import LoweredModel
 from evaluators.workload.outcome import Objective, Outcome
-from evaluators.workload.prices import PriceTable, measure_prices
 from evaluators.workload.scheduler import QueueClient
-from evaluators.workload.setting import HOST, Setting, closed_loops, setting
-from search_spaces.core.decoded_plan import RankSet
+from evaluators.workload.setting import HOST, Setting, setting
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Dispatch, Plan, Stage
-from search_spaces.core.platform import Platform
-from search_spaces.core.pools import members
+from search_spaces.core.platform import Platform, Processor
 from search_spaces.core.workload import Workload
 from search_spaces.rewrites.lower import Lowering
 from search_spaces.rewrites.views import as_it_is
@@ -44,10 +41,10 @@ class _Model:
 
     packed: Path | None
     inputs: list[NDArray[np.generic]]
-    reference: list[NDArray[np.generic]] = field(default_factory=list)
+    reference: Outputs = ()
 
 
-class LitertWorkload(LocalSession, MeasuredWorkload):
+class LitertWorkload(LocalSession, MeasuredWorkload[InstanceBinding]):
     """A session of several models on workers that belong to the caller.
 
     Args:
@@ -79,29 +76,24 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
         """Return all that may change a number (machine, processors, versions, settings), as plain values."""
         return {**self._facts, "workload": self.workload.digest, "objective": self.objective}
 
-    def measured(self, graphs: Sequence[Graph], progress: Callable[[str], None]) -> PriceTable:
-        """Measure the costs of jobs of some models (:func:`~evaluators.workload.prices.measure_prices`)."""
-        return measure_prices(graphs, self._processors, self.alone, progress)
+    def bound(self, found: Setting, client: int) -> InstanceBinding:
+        """Return a client's model, bound to the processes that may run its jobs, with inputs."""
+        index = found.components[client]
+        name, own = self.joined.components[index].name, self.workload.client_of(index).own_weights
+        with _named(name):
+            return self._bound(found, found.clients[client], found.models[client], name, own=own)
 
-    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> WorkloadRun:  # noqa: ARG002
-        """Compile a plan; with ``fresh``, share nothing with what is loaded already (a rebuilt instance).
+    def hosted(self, found: Setting, plan: Plan, instances: Sequence[InstanceBinding]) -> WorkloadRun:
+        """Return a loaded plan, which holds the instances."""
+        return WorkloadRun(self, found, plan, instances)
 
-        Every candidate has memory of its own.
+    def outputs(self, instance: InstanceBinding) -> list[NDArray[np.generic]]:
+        """Return the outputs of an instance's last request."""
+        return instance.outputs()
 
-        Args:
-            graph: the joined graph.
-        """
-        found = setting(self.workload, self.joined, plan, self.platform, self.lowerings)
-        with ExitStack() as undo:
-            instances = []
-            for index, client, model in zip(found.components, found.clients, found.models, strict=True):
-                name, own = self.joined.components[index].name, self.workload.client_of(index).own_weights
-                with _named(name):
-                    instances.append(self._bound(found, client, model, name, own=own))
-                undo.callback(instances[-1].close)
-            run = WorkloadRun(self, found, plan, instances)
-            undo.pop_all()
-            return run
+    def release(self, instance: InstanceBinding) -> None:
+        """Release an instance; a second call does nothing."""
+        instance.close()
 
     def _bound(
         self, found: Setting, client: QueueClient, model: LoweredModel, name: str, *, own: bool = False
@@ -151,13 +143,7 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
         """Return the executor of a setting."""
         return Executor(found, dispatch, instances, self._stages)
 
-    def alone(self, found: Setting, parts: Sequence[tuple[Graph, Sequence[int]]], runs: int) -> list[Outcome]:
-        """Run models outside their workload, to measure what their jobs cost."""
-        return self._ran(found, parts, runs)[0]
-
-    def _ran(
-        self, found: Setting, parts: Sequence[tuple[Graph, Sequence[int]]], runs: int
-    ) -> tuple[list[Outcome], list[list[NDArray[np.generic]]]]:
+    def run_alone(self, found: Setting, parts: Parts, runs: int) -> tuple[list[Outcome], list[Outputs]]:
         """Run models outside their workload; return the outcome of each run, and the outputs of each model."""
         with _named(", ".join(dict.fromkeys(graph.name for graph, _ in parts))), ExitStack() as undo:
             instances = []
@@ -170,39 +156,13 @@ class LitertWorkload(LocalSession, MeasuredWorkload):
                 raise UnavailableError(next(iter(executor.failures.values())))
             return outcomes, [instance.outputs() for instance in instances]
 
-    def agreements(self, found: Setting, outputs: Sequence[Sequence[NDArray[np.generic]]]) -> Iterator[Agreement]:
-        """Compare the outputs of each instance of a plan with those of its whole model."""
-        for index, model, mine in zip(found.components, found.models, outputs, strict=True):
-            processors = [each for name in model.processors for each in members(self.platform[name])]
-            off = model.may_be_off(self.workload.client_of(index).tucker or 0.0)
-            yield self._agreement(model.model, mine, processors, off)
-
-    def _agreement(
-        self, graph: Graph, outputs: Sequence[NDArray[np.generic]], processors: Sequence[str], off: float = 0.0
-    ) -> Agreement:
-        """Compare outputs of a model with those of the whole model on the reference processor.
-
-        Args:
-            off: relative error that is accepted beyond the processors' tolerance.
-        """
+    def agreement(self, graph: Graph, outputs: Outputs, processors: Sequence[Processor], off: float = 0.0) -> Agreement:
+        """Compare outputs of a model with those of the whole model on the reference processor."""
         model = self._model(graph)
         if not model.reference:
-            model.reference = self._outputs(graph)
-        return tensors.agreement(graph, outputs, model.reference, self._tolerance(graph, processors) + off)
-
-    def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:
-        """Return the largest error of a decomposed model's outputs, relative to the largest value of that output."""
-        made, _ = self.lowerings.whole(graph, ranks)
-        try:
-            outputs = self._outputs(made)
-        finally:
-            self.forget(made)
-        return self._agreement(graph, outputs, [self._reference_processor.name]).max_rel_error
-
-    def _outputs(self, graph: Graph) -> list[NDArray[np.generic]]:
-        """Return the outputs of a whole model on the reference processor."""
-        processor = [p.name for p in self._processors].index(self._reference_processor.name)
-        return self._ran(closed_loops([processor], [1], self._processors), [(graph, ())], 1)[1][0]
+            model.reference = self.whole_outputs(graph)
+        names = [processor.name for processor in processors]
+        return tensors.agreement(graph, outputs, model.reference, self._tolerance(graph, names) + off)
 
     def process(self, processor: str) -> int | None:
         """Return the process id of a processor's worker; None where it is not running."""
@@ -234,14 +194,13 @@ def _named(name: str) -> Iterator[None]:
         raise UnavailableError(f"{name}: {error.what}", error.hint) from error
 
 
-class WorkloadRun(HostedRun):
+class WorkloadRun(HostedRun[InstanceBinding]):
     """A loaded plan of a workload."""
 
     def __init__(
         self, session: LitertWorkload, found: Setting, plan: Plan, instances: Sequence[InstanceBinding]
     ) -> None:
-        super().__init__(found, plan, session.objective)
-        self._session, self._instances = session, list(instances)
+        super().__init__(session, found, plan, instances)
         self.executor = session.executor(found, plan.dispatch, instances)
 
     def once(self) -> Outcome:
@@ -252,12 +211,3 @@ class WorkloadRun(HostedRun):
             name = self._session.joined.components[self._found.components[client]].name
             raise UnavailableError(f"{name}: {reason}")
         return found
-
-    def agreements(self) -> Iterator[Agreement]:
-        """Compare the outputs of each instance, which has run, with its whole model's."""
-        return self._session.agreements(self._found, [instance.outputs() for instance in self._instances])
-
-    def close(self) -> None:
-        """Release what only this candidate holds; a second call does nothing."""
-        for instance in self._instances:
-            instance.close()

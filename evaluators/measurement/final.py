@@ -14,9 +14,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
 from itertools import zip_longest
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -223,7 +223,7 @@ class Standing:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Final:
     """The result of a final comparison.
 
@@ -242,8 +242,6 @@ class Final:
     repeated: int = 0
     exact: bool = False
     computed: bool = False
-    _made: list[_Levels] = field(default_factory=list, init=False, repr=False, compare=False)
-    _noise: list[tuple[float, float]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def measured(self) -> tuple[int, ...]:
@@ -285,15 +283,12 @@ class Final:
         sigma, wide = self._instance_noise
         return sigma * wide
 
-    @property
+    @cached_property
     def _instance_noise(self) -> tuple[float, float]:
-        """Return the relative standard deviation between instances, and the quantile factor of the 95 % interval."""
-        if not self._noise:
-            self._noise.append(self._noise_of_instances())
-        return self._noise[0]
+        """The relative standard deviation between instances, and the quantile factor of the 95 % interval.
 
-    def _noise_of_instances(self) -> tuple[float, float]:
-        """Return the noise of instances, pooled from an assumption and from pairs of kept instances."""
+        Pooled from an assumption and from pairs of kept instances.
+        """
         table = self._table.table
         plans = np.isfinite(table).sum(axis=1, keepdims=True)
         rows = np.where(plans >= 2, table, np.nan)
@@ -405,13 +400,8 @@ class Final:
             return False
         return not self.ratio(chosen, rival).significant
 
-    @property
-    def _table(self) -> _Levels:
-        if not self._made:  # a report reads it hundreds of times
-            self._made.append(self._levels())
-        return self._made[0]
-
-    def _levels(self) -> _Levels:
+    @cached_property
+    def _table(self) -> _Levels:  # a report reads it hundreds of times
         rows = list(zip_longest(*(s.levels for s in self.standings)))
         table = np.array(rows, np.float64).reshape(-1, len(self.standings))
         numbers = np.full(table.shape, -1)
@@ -451,7 +441,7 @@ class Final:
             raise RunFolderError(f"the final in the log is damaged: {damage(error)}") from error
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Levels:
     """Statistics of the log seconds of plans in rounds.
 
@@ -463,16 +453,12 @@ class _Levels:
     table: Array
     numbers: NDArray[np.int64]
     exact: bool = False
-    _fits: list[_Fit] = field(default_factory=list, init=False, repr=False, compare=False)
     _found: dict[tuple[int, int], list[Array]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _pooled: list[tuple[float, int]] = field(default_factory=list, init=False, repr=False, compare=False)
 
-    @property
+    @cached_property
     def fit(self) -> _Fit:
         """The fitted levels of the plans."""
-        if not self._fits:
-            self._fits.append(_fitted(self.table, self.numbers))
-        return self._fits[0]
+        return _fitted(self.table, self.numbers)
 
     def differences(self, plan: int, other: int) -> list[Array]:
         """Return the differences in the common rounds, grouped by instances, with outliers pulled in."""
@@ -539,9 +525,7 @@ class _Levels:
         groups, count = self.differences(plan, other), self._rounds(plan, other)
         inside = sum(len(group) - 1 for group in groups)
         own = sum(float(((group - group.mean()) ** 2).sum()) for group in groups) / inside if inside else 0.0
-        if not self._pooled:
-            self._pooled.append(self._common())
-        common, known = self._pooled[0]
+        common, known = self._pooled
         others = min(_PRIOR_ROUNDS, max(0, known - inside))
         if others:
             prior = others
@@ -551,8 +535,9 @@ class _Levels:
         variance = (prior * max(common, ROUND_NOISE**2 / 4) + inside * own) / freedom
         return math.sqrt(variance / count), freedom
 
-    def _common(self) -> tuple[float, int]:
-        """Return the variance of a difference within pairs, over all pairs, and its degrees of freedom."""
+    @cached_property
+    def _pooled(self) -> tuple[float, int]:
+        """The variance of a difference within pairs, over all pairs, and its degrees of freedom."""
         table = self.table[:, np.isfinite(self.table).any(axis=0)]
         rows = table[np.isfinite(table).sum(axis=1) >= 2]
         if len(rows) < 2:
@@ -611,14 +596,10 @@ def _fitted(table: Array, numbers: NDArray[np.int64]) -> _Fit:
     mean = np.zeros((plans, len(keys)))
     mean[keys[:, 0], np.arange(len(keys))] = 1.0
     mean /= np.maximum(mean.sum(axis=1, keepdims=True), 1.0)
-    parts = np.full(plans, -1)
-    joined = (mean > 0.0) @ (normal != 0.0) @ (mean > 0.0).T
-    for plan in np.flatnonzero(mean.sum(axis=1)):
-        if parts[plan] < 0:
-            reached, found = np.zeros(plans, bool), np.arange(plans) == plan
-            while (found != reached).any():
-                reached, found = found, found | (joined @ found)
-            parts[found] = plan
+    reached = (mean > 0.0) @ (normal != 0.0) @ (mean > 0.0).T | np.eye(plans, dtype=bool)
+    for _ in range(plans.bit_length()):  # plans that meet through others: each squaring doubles how many
+        reached = reached @ reached
+    parts = np.where(mean.any(axis=1), reached.argmax(axis=1), -1)
     return _Fit(mean @ levels, mean @ inverse @ mean.T, parts)
 
 
@@ -654,26 +635,13 @@ def _levels_of(
     return {plan: float(middle[c]) for c, plan in enumerate(plans)}, kept_turns, level
 
 
-def run_final(
-    loads: Sequence[Load],
-    policy: FinalPolicy,
-    rng: np.random.Generator,
-    *,
-    reuse: Mapping[int, Load] = MappingProxyType({}),
-    conditions: Callable[[], Mapping[str, Any]] = dict,
-    counters: Callable[[], Counters] | None = None,
-    watched: Callable[[Final], Iterable[int]] = lambda _: (),
-    progress: Callable[[str], None] = lambda _: None,
-    computed: bool = True,
-    counted: bool = False,
-    groups: Sequence[Hashable] = (),
-    recommended: Callable[[Final, bool], int] | None = None,
-    reference: Callable[[Final], int | None] = lambda _: None,
-    free_nbytes: Callable[[], int | None] = lambda: None,
-) -> Final:
-    """Measure plans against each other over rebuilt instances until one is left, the rest are equal, or time is up.
+@dataclass(eq=False)
+class FinalComparison:
+    """A comparison of plans over rebuilt instances; :meth:`run` makes it, once.
 
-    Args:
+    A plan that fails twice drops out with the reason; the others go on.
+
+    Attributes:
         loads: build a new instance of each plan; the most promising plan first, since time may not suffice for all.
         policy: limits of time, rounds and precision.
         rng: for the order in which plans are built and run.
@@ -694,47 +662,35 @@ def run_final(
             where that is likely but not significant.
         free_nbytes: returns the free memory where plans are loaded; None where it is not known.
 
-    A plan that fails twice drops out with the reason; the others go on.
-
     Raises:
         UsageError: no plans are given.
     """
-    if not loads:
-        raise UsageError("a final needs at least one plan")
-    apart = list(groups) if groups and policy.settle_s > 0.0 else [None] * len(loads)
-    runs = RunFilter(counters)
-    seams = runs, watched, progress, apart, recommended, reference, free_nbytes
-    return _Runner(loads, reuse, policy, rng, *seams, computed=computed, counted=counted).run(conditions)
 
+    loads: Sequence[Load]
+    policy: FinalPolicy
+    rng: np.random.Generator
+    _: KW_ONLY
+    reuse: Mapping[int, Load] = field(default_factory=dict)
+    conditions: Callable[[], Mapping[str, Any]] = dict
+    counters: Callable[[], Counters] | None = None
+    watched: Callable[[Final], Iterable[int]] = lambda _: ()
+    progress: Callable[[str], None] = lambda _: None
+    computed: bool = True
+    counted: bool = False
+    groups: Sequence[Hashable] = ()
+    recommended: Callable[[Final, bool], int] | None = None
+    reference: Callable[[Final], int | None] = lambda _: None
+    free_nbytes: Callable[[], int | None] = lambda: None
 
-class _Runner:
-    """The state of a running final."""
-
-    def __init__(
-        self,
-        loads: Sequence[Load],
-        reuse: Mapping[int, Load],
-        policy: FinalPolicy,
-        rng: np.random.Generator,
-        runs: RunFilter,
-        watched: Callable[[Final], Iterable[int]],
-        progress: Callable[[str], None],
-        groups: Sequence[Hashable],
-        recommended: Callable[[Final, bool], int] | None,
-        reference: Callable[[Final], int | None],
-        free_nbytes: Callable[[], int | None],
-        *,
-        computed: bool,
-        counted: bool,
-    ) -> None:
-        self._loads, self._reuse, self._policy, self._rng = loads, reuse, policy, rng
-        self._filter, self._watched, self._progress, self._computed = runs, watched, progress, computed
-        self._repeats = computed or counted
-        self._clock = time.process_time if computed else time.monotonic
-        self._groups, self._free_nbytes = groups, free_nbytes
-        self._recommended, self._reference = recommended, reference
-        self._racing = set(range(len(loads)))  # may still be the fastest
-        self._running = list(range(len(loads)))  # measured in the next round
+    def __post_init__(self) -> None:
+        if not self.loads:
+            raise UsageError("a final needs at least one plan")
+        count = len(self.loads)
+        self._apart = self.groups if self.groups and self.policy.settle_s > 0.0 else [None] * count
+        self._filter = RunFilter(self.counters)
+        self._clock = time.process_time if self.computed else time.monotonic
+        self._racing = set(range(count))  # may still be the fastest
+        self._running = list(range(count))  # measured in the next round
         self._leaders: set[int] = set()  # the fastest, the recommended plan and close rivals
         self._levels: list[dict[int, float]] = []
         self._calm: list[bool] = []
@@ -751,14 +707,15 @@ class _Runner:
         self._kept: dict[int, list[Candidate]] = {}
         self._instances: dict[int, int] = {}
         self._used: list[dict[int, int]] = []
-        self._loaded = policy.loaded
-        self._room, self._instance_nbytes = policy.room, _LEAST_INSTANCE_NBYTES
-        self._met = len(loads)  # plans that had a turn in the first round
+        self._loaded = self.policy.loaded
+        self._room, self._instance_nbytes = self.policy.room, _LEAST_INSTANCE_NBYTES
+        self._met = count  # plans that had a turn in the first round
         self._building_s: dict[int, float] = {}  # of the instances that were built in this round
         self._fresh = 0  # how many these are, without those that share what is loaded
         self._spent_s, self._turns_made, self._disturbed = 0.0, 0, 0
 
-    def run(self, conditions: Callable[[], Mapping[str, Any]]) -> Final:
+    def run(self) -> Final:
+        """Measure the plans against each other until one is left, the rest are equal, or time is up."""
         try:
             while self._running and not self._over():
                 self._round()
@@ -766,14 +723,14 @@ class _Runner:
         finally:
             for plan in list(self._kept):
                 self._forget(plan)
-        return self._final(dict(conditions()))
+        return self._final(dict(self.conditions()))
 
     # --- rounds -------------------------------------------------------------------------------------------------
 
     def _round(self) -> None:
         done = len(self._levels)
-        self._progress(f"final comparison of {plural(len(self._running), 'plan')}, round {done + 1}")
-        order = [self._running[0], *map(int, self._rng.permutation(self._running[1:]))] if done else self._running
+        self.progress(f"final comparison of {plural(len(self._running), 'plan')}, round {done + 1}")
+        order = [self._running[0], *map(int, self.rng.permutation(self._running[1:]))] if done else self._running
         hub = order[0]
         if done:
             hub = self._levels_table().fastest([i for i in self._running if self._seen(i)] or [hub])
@@ -783,8 +740,8 @@ class _Runner:
         turns: dict[int, Array] = {}
         first = calm = True
         while first or rest:
-            late = self._spent_s >= _ADMITTED * self._policy.max_s
-            if not (first or done) and late and len(turns) >= self._policy.least:
+            late = self._spent_s >= _ADMITTED * self.policy.max_s
+            if not (first or done) and late and len(turns) >= self.policy.least:
                 break  # no time for less promising plans
             group, rest = [hub, *rest[: self._loaded - 1]], rest[self._loaded - 1 :]
             made = self._group(group)
@@ -811,9 +768,9 @@ class _Runner:
         """Build some plans, run blocks of turns, and close them; return the turns, none of a plan that fails."""
         turns: dict[int, list[tuple[float, float]]] = {i: [] for i in group}
         built: dict[int, Candidate] = {}
-        self._building_s, self._fresh, free = {}, 0, self._free_nbytes()
+        self._building_s, self._fresh, free = {}, 0, self.free_nbytes()
         try:
-            for plan in map(int, self._rng.permutation(list(group))):
+            for plan in map(int, self.rng.permutation(list(group))):
                 if (candidate := self._build(plan, built)) is not None:
                     built[plan] = candidate
                     if candidate in (kept := self._kept.get(plan, [])):
@@ -829,10 +786,10 @@ class _Runner:
 
     def _build(self, plan: int, built: Mapping[int, Candidate]) -> Candidate | None:
         kept = self._kept.get(plan, [])
-        slow = bool(kept) or plan in self._reuse
+        slow = bool(kept) or plan in self.reuse
         if kept and (len(kept) == 2 or not self._affordable(plan)):
             return kept[len(self._levels) % len(kept)]
-        load = self._reuse[plan] if not kept and plan in self._reuse else self._loads[plan]
+        load = self.reuse[plan] if not kept and plan in self.reuse else self.loads[plan]
         begin = self._clock()
         try:
             candidate = load()
@@ -860,7 +817,7 @@ class _Runner:
         self._spent_s += built_s
         self._building_s[plan] = built_s
         self._fresh += bool(kept) or not slow
-        if slow or took_s > self._policy.slow_load_s or self._has_room():
+        if slow or took_s > self.policy.slow_load_s or self._has_room():
             self._kept.setdefault(plan, []).append(candidate)
             self._instances[plan] = self._instances.get(plan, 0) + 1
         return candidate
@@ -868,15 +825,15 @@ class _Runner:
     def _counted_s(self, begin: float) -> float:
         """Return the seconds since ``begin`` that count; results of computed latencies must not depend on a clock."""
         took_s = self._clock() - begin
-        quick = took_s < min(_NO_LOAD_S, self._policy.slow_load_s)
-        return 0.0 if self._computed and quick else took_s
+        quick = took_s < min(_NO_LOAD_S, self.policy.slow_load_s)
+        return 0.0 if self.computed and quick else took_s
 
     def _run_s(self, plan: int, figure_s: float, batch: Batch) -> float:
         """Return the seconds of a run: its figure, or more where that is no latency of a run.
 
         The least of a plan's batches counts: one may have waited. What is computed takes what it says.
         """
-        if self._computed or batch.run_s is None:
+        if self.computed or batch.run_s is None:
             return figure_s
         self._least_s[plan] = min(batch.run_s, self._least_s.get(plan, math.inf))
         return max(figure_s, self._least_s[plan])
@@ -884,15 +841,15 @@ class _Runner:
     def _has_room(self) -> bool:
         """Return whether instances are kept, since loading all plans takes long and they fit into memory."""
         building_s = sum(self._load_s.get(plan, 0.0) + self._typical_s.get(plan, 0.0) for plan in self._running)
-        return len(self._running) <= self._room and building_s > _LOADING_SHARE * self._policy.max_s
+        return len(self._running) <= self._room and building_s > _LOADING_SHARE * self.policy.max_s
 
     def _learn_room(self, free_nbytes: int | None) -> None:
         """Estimate the memory of an instance from the free memory before the last ones were built."""
-        left_nbytes = self._free_nbytes()
-        if not self._policy.keep_nbytes or not self._fresh or free_nbytes is None or left_nbytes is None:
+        left_nbytes = self.free_nbytes()
+        if not self.policy.keep_nbytes or not self._fresh or free_nbytes is None or left_nbytes is None:
             return
         self._instance_nbytes = max(self._instance_nbytes, (free_nbytes - left_nbytes) // self._fresh)
-        self._room = self._policy.keep_nbytes // (2 * self._instance_nbytes)
+        self._room = self.policy.keep_nbytes // (2 * self._instance_nbytes)
 
     def _affordable(self, plan: int) -> bool:
         """Return whether there is time for a second instance of a plan that loads slowly.
@@ -902,7 +859,7 @@ class _Runner:
         """
         if len(self._levels) < 2 or plan not in self._racing:
             return False
-        policy, known = self._policy, self._load_s.values()
+        policy, known = self.policy, self._load_s.values()
         expected_s = self._load_s.get(plan, max(known, default=policy.slow_load_s))
         limit_s = policy.max_s if plan in self._leaders else _REBUILT * policy.max_s
         if self._spent_s > policy.max_s:
@@ -913,12 +870,12 @@ class _Runner:
         """Run blocks of turns, those of one group after those of another."""
         apart: dict[Hashable, list[int]] = defaultdict(list)
         for plan in built:
-            apart[self._groups[plan]].append(plan)
+            apart[self._apart[plan]].append(plan)
         groups = list(apart.values())
         if len(groups) < 2:
             self._take_turns(built, turns, 0.0)
             return
-        for which in map(int, self._rng.permutation(len(groups))):
+        for which in map(int, self.rng.permutation(len(groups))):
             before = max(map(len, turns.values()))
             for plan in groups[which]:
                 turns[plan] += [_NO_TURN] * before
@@ -934,7 +891,7 @@ class _Runner:
     def _take_turns(
         self, built: dict[int, Candidate], turns: dict[int, list[tuple[float, float]]], ready_s: float
     ) -> None:
-        policy = self._policy
+        policy = self.policy
         # For slow networks a round is one block: rebuilt instances tell more than more turns of the same ones.
         slow = all(self._typical_s[i] >= SETTLE_BELOW_S for i in built)
         count, begin_s = 1 if slow else policy.min_blocks, self._spent_s
@@ -942,8 +899,8 @@ class _Runner:
         if self._levels:  # in the first round the number of plans matters more than precision
             building_s *= 2.0
         done = 0
-        while built and done < count and (done == 0 or self._spent_s < self._policy.max_s):
-            for plan in map(int, self._rng.permutation(sorted(built))):
+        while built and done < count and (done == 0 or self._spent_s < self.policy.max_s):
+            for plan in map(int, self.rng.permutation(sorted(built))):
                 if plan not in built:
                     continue
                 try:
@@ -958,7 +915,7 @@ class _Runner:
                             lost.close()
             done += 1
             # Measure for about as long as building took.
-            if done == count and self._spent_s - begin_s < max(_ROUND_S, 0.0 if self._computed else 0.5 * building_s):
+            if done == count and self._spent_s - begin_s < max(_ROUND_S, 0.0 if self.computed else 0.5 * building_s):
                 count = min(count + 1, policy.max_blocks)
 
     def _turn(self, plan: int, candidate: Candidate) -> tuple[float, float]:
@@ -974,7 +931,7 @@ class _Runner:
 
     def _try(self, plan: int, candidate: Candidate) -> float:
         """Return the median log seconds of the measured runs of a turn."""
-        policy, typical_s = self._policy, self._typical_s[plan]
+        policy, typical_s = self.policy, self._typical_s[plan]
         settle = 0 if typical_s >= SETTLE_BELOW_S else min(_MOST_RUNS, math.ceil(policy.settle_s / typical_s))
         runs = min(_MOST_RUNS, max(_SHORT_RUNS if settle else 1, math.ceil(policy.turn_s / typical_s)))
         begin = time.monotonic()
@@ -982,7 +939,7 @@ class _Runner:
         batch = candidate.run(runs)
         values = _checked(batch, runs)
         said_s = settling_s + math.fsum(batch.latency_s)  # computed latencies: results must not depend on load
-        self._spent_s += max(0.0 if self._computed else time.monotonic() - begin, said_s)
+        self._spent_s += max(0.0 if self.computed else time.monotonic() - begin, said_s)
         self._stages[plan].append(batch.stage_s)
         median_s = float(np.median(values))
         self._typical_s[plan] = self._run_s(plan, median_s, batch)
@@ -1027,7 +984,7 @@ class _Runner:
         return any(plan in levels for levels in self._levels)
 
     def _levels_table(self) -> _Levels:
-        plans = range(len(self._loads))
+        plans = range(len(self.loads))
         rows = [[levels.get(plan, np.nan) for plan in plans] for levels in self._levels]
         numbers = [[used.get(plan, -1) for plan in plans] for used in self._used[: len(rows)]]
         table = np.array(rows, np.float64).reshape(-1, len(plans))
@@ -1043,7 +1000,7 @@ class _Runner:
 
     def _exact(self) -> bool:
         """Return whether rebuilt instances are equal to the last bit: they are computed or counted, not timed."""
-        if not self._repeats:
+        if not (self.computed or self.counted):
             return False
         seen: dict[int, set[float]] = defaultdict(set)
         for turns in self._turns:
@@ -1056,7 +1013,7 @@ class _Runner:
     def _eliminate(self) -> None:
         """Eliminate plans that have lost, and choose those of the next round."""
         table = self._levels_table()
-        seen = [i for i in range(len(self._loads)) if self._seen(i) and len(self._failures[i]) < 2]
+        seen = [i for i in range(len(self.loads)) if self._seen(i) and len(self._failures[i]) < 2]
         if not seen:
             self._running = [i for i in self._running if len(self._failures[i]) < 2]
             return
@@ -1065,31 +1022,31 @@ class _Runner:
             self._racing = {i for i in seen if table.effect(i, best) <= table.half(i, best)}
         known = self._final()
         alive = {i for i in seen if len(self._failures[i]) < 2}
-        watched = {i for i in self._watched(known) if i in alive and not self._settled(table, i, best)}
+        watched = {i for i in self.watched(known) if i in alive and not self._settled(table, i, best)}
         again = {i for i in self._running if not self._seen(i) and len(self._failures[i]) == 1}
         ahead = sorted(self._racing & set(seen), key=lambda i: table.effect(i, best))
-        chosen = self._recommended(known, False) if self._recommended is not None else best
+        chosen = self.recommended(known, False) if self.recommended is not None else best
         self._leaders = {best, chosen, *ahead[:_LEADERS]}
-        if self._spent_s < self._policy.max_s:
+        if self._spent_s < self.policy.max_s:
             ahead = ahead[: max(_FOCUS, math.ceil(self._met * _KEPT_SHARE ** len(self._levels)))]
         elif len(self._levels) < 2:  # one round took all the time: the best two get another
             ahead = ahead[:2]
         elif self._is_claimed(known):
-            ahead, watched = [chosen], {i for i in [self._reference(known)] if i is not None}
+            ahead, watched = [chosen], {i for i in [self.reference(known)] if i is not None}
         else:  # in the time added for disturbances: the least certain ones
             rivals = [i for i in ahead if i in known.measured]
             ahead = [chosen, *sorted(rivals, key=lambda i: -known.expected_loss(chosen, i))[:_RIVALS]]
-        self._running = [i for i in range(len(self._loads)) if i in {*ahead, *watched, *again, best}]
+        self._running = [i for i in range(len(self.loads)) if i in {*ahead, *watched, *again, best}]
         for plan in [i for i in self._kept if i not in self._running]:
             self._forget(plan)
 
     def _settled(self, table: _Levels, plan: int, best: int) -> bool:
         """Return whether the ratio of a plan to the fastest is precise enough."""
         half = table.half(plan, best)
-        return half <= max(self._policy.precision, _DECIDED * abs(table.effect(plan, best)))
+        return half <= max(self.policy.precision, _DECIDED * abs(table.effect(plan, best)))
 
     def _over(self) -> bool:
-        policy, done = self._policy, len(self._levels)
+        policy, done = self.policy, len(self._levels)
         if done < 2:
             return False
         table, racing = self._levels_table(), [i for i in self._racing if self._seen(i)]
@@ -1106,10 +1063,10 @@ class _Runner:
 
     def _is_claimed(self, known: Final) -> bool:
         """Return whether the recommended plan may be faster than the reference, and there is time to find out."""
-        policy, reference = self._policy, self._reference(known)
-        if self._recommended is None or not policy.max_s <= self._spent_s < policy.max_s + policy.claim_s:
+        policy, reference = self.policy, self.reference(known)
+        if self.recommended is None or not policy.max_s <= self._spent_s < policy.max_s + policy.claim_s:
             return False
-        if reference is None or (chosen := self._recommended(known, False)) == reference:
+        if reference is None or (chosen := self.recommended(known, False)) == reference:
             return False
         ratio = known.ratio(reference, chosen)
         return ratio.value > 1.0 + policy.tie and not ratio.significant
@@ -1117,7 +1074,7 @@ class _Runner:
     def _open(self, racing: Iterable[int]) -> bool:
         """Return whether the final would end undecided."""
         known = self._final()
-        chosen = self._recommended(known, True) if self._recommended is not None else known.fastest
+        chosen = self.recommended(known, True) if self.recommended is not None else known.fastest
         return any(known.may_lose(chosen, i) for i in racing if i in known.measured)
 
     def _final(self, under: dict[str, Any] | None = None) -> Final:
@@ -1127,9 +1084,9 @@ class _Runner:
             under: the conditions, at the end; before, what no decision depends on is left out.
         """
         table = self._levels_table()
-        measured = [i for i in range(len(self._loads)) if self._seen(i)]
+        measured = [i for i in range(len(self.loads)) if self._seen(i)]
         standings = [
-            Standing(None, failure=self._failures[i][-1] if self._failures[i] else "") for i in range(len(self._loads))
+            Standing(None, failure=self._failures[i][-1] if self._failures[i] else "") for i in range(len(self.loads))
         ]
         if not measured:
             return Final(tuple(standings), ())
@@ -1152,7 +1109,7 @@ class _Runner:
             )
         racing = tuple(sorted(i for i in self._racing if self._seen(i) and i in self._running))
         total, repeated = self._filter.total, self._filter.repeated
-        return Final(tuple(standings), racing, total, repeated, table.exact, self._computed)
+        return Final(tuple(standings), racing, total, repeated, table.exact, self.computed)
 
 
 def _without_odd_rounds(table: Array, numbers: NDArray[np.int64]) -> Array:
@@ -1294,7 +1251,7 @@ def compare(
     Raises:
         UnavailableError: a plan cannot be built, or failed.
     """
-    found = run_final(
+    found = FinalComparison(
         (load_baseline, load_candidate),
         policy,
         rng,
@@ -1304,21 +1261,11 @@ def compare(
         computed=counters is None,
         progress=progress,
         groups=groups,
-    )
-    return comparison_of(found, 0, 1)
-
-
-def comparison_of(found: Final, baseline: int, candidate: int) -> Comparison:
-    """Return the comparison of two plans of a final.
-
-    Raises:
-        UnavailableError: one of them failed.
-    """
-    one, other = found.standings[baseline], found.standings[candidate]
+    ).run()
+    one, other = found.standings
     if one.failure or other.failure or one.samples is None or other.samples is None:
         raise UnavailableError(one.failure or other.failure or "a plan was not measured in the final")
-    ratio = found.ratio(baseline, candidate)
-    sigma = found.model_sigma(baseline, candidate)
+    ratio, sigma = found.ratio(0, 1), found.model_sigma(0, 1)
     return Comparison(
         ratio.value,
         (ratio.low, ratio.high),

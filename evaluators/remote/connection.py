@@ -306,15 +306,12 @@ class Link:
             DeviceLostError: the connection is lost.
             UsageError, UnavailableError: an error on the device.
         """
-        connection = self._connection
-        if connection is None:
-            raise DeviceLostError(f"device {self._devices[0].name}: the connection is lost")
         request = {**data, "client": self.client}
         try:
             if model is not None:
                 request |= {"model": model.digest, "name": model.name}
-                self._send(connection, model)
-            answer = connection.call(method, request, limit_s)
+                self.send(model)
+            answer = self._connected().call(method, request, limit_s)
         except DeviceLostError:
             self._drop()
             raise
@@ -324,9 +321,9 @@ class Link:
 
     def fetch(self, folder: Path, announced: Any) -> Path:
         """Fetch a file that the device has announced (:meth:`~evaluators.remote.connection.Connection.fetch`)."""
-        if self._connection is None or not isinstance(announced, dict):
+        if not isinstance(announced, dict):
             raise DeviceLostError(f"device {self._devices[0].name}: the connection is lost")
-        return self._connection.fetch(folder, self.client, announced)
+        return self._connected().fetch(folder, self.client, announced)
 
     def send(self, model: Sendable) -> None:
         """Send a model, unless the device has it.
@@ -335,16 +332,16 @@ class Link:
             DeviceLostError: the connection is lost.
             UnavailableError: the device refuses the model.
         """
-        if self._connection is None:
-            raise DeviceLostError(f"device {self._devices[0].name}: the connection is lost")
-        self._send(self._connection, model)
-
-    def _send(self, connection: Connection, model: Sendable) -> None:
-        announced = {"client": self.client, "model": model.digest}
+        connection, announced = self._connected(), {"client": self.client, "model": model.digest}
         size = {"nbytes": model.path.stat().st_size}
         if model.digest not in self._sent and connection.call("Has", announced | size, SHORT_S).get("has") is not True:
             connection.send(model.path, announced)
         self._sent.add(model.digest)
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            raise DeviceLostError(f"device {self._devices[0].name}: the connection is lost")
+        return self._connection
 
     def moved(self, ask: Callable[[], Found]) -> Found:
         """Return the result of ``ask``; where the device is lost, repeat it on the next one, or later on the same.

@@ -69,13 +69,8 @@ class RemoteEvaluator(Evaluator):
 
         Waits for a device that measures for another client.
         """
-        with TemporaryDirectory(prefix="sent-") as folder:
-            link = Link(self._known(), platform, self._names)
-            try:
-                link.connect()
-                yield RemoteSession(link, Path(folder))
-            finally:
-                link.close()
+        with self._leased(platform) as (link, folder):
+            yield RemoteSession(link, folder)
 
     @contextmanager
     def host(
@@ -87,13 +82,18 @@ class RemoteEvaluator(Evaluator):
         scratch: Path | None = None,  # noqa: ARG002
     ) -> Iterator[RemoteWorkload]:
         """Open a session for one workload, as :meth:`prepare` does; the models run in the agent's evaluator."""
-        with TemporaryDirectory(prefix="sent-") as folder:
-            link = Link(self._known(), replace(platform, processors=single_processors(platform)), self._names)
-            try:
-                link.connect()
-                yield RemoteWorkload(link, Path(folder), workload, joined, platform, objective)
-            finally:
-                link.close()
+        with self._leased(replace(platform, processors=single_processors(platform))) as (link, folder):
+            yield RemoteWorkload(link, folder, workload, joined, platform, objective)
+
+    @contextmanager
+    def _leased(self, platform: Platform) -> Iterator[tuple[Link, Path]]:
+        """Hold the lease of a device; yield its link and a folder for files that are sent."""
+        with (
+            TemporaryDirectory(prefix="sent-") as folder,
+            closing(Link(self._known(), platform, self._names)) as link,
+        ):
+            link.connect()
+            yield link, Path(folder)
 
     def _known(self) -> tuple[Device, ...]:
         if not self._devices:

@@ -22,12 +22,12 @@ import numpy as np
 
 from evaluators.base import Agreement, Batch, Capabilities
 from evaluators.samples import read_agreement
-from evaluators.schedule import Event, Timeline
+from evaluators.schedule import Timeline
 from evaluators.workload.outcome import Outcome, Request
-from search_spaces.core.bounded import parsed_json
+from search_spaces.core.bounded import built, parsed_json
 from search_spaces.core.errors import OptimizeError, UnavailableError, UsageError, damage, shown
 from search_spaces.core.plan import LayerRanks
-from search_spaces.core.platform import Limits, Link, Platform, Processor
+from search_spaces.core.platform import Platform, Processor
 
 SERVICE = "partition_optimizer.Agent"
 VERSION = 4
@@ -46,7 +46,6 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
 )
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,:=+@() -]{0,99}")
-_KINDS = ("cpu", "gpu", "npu")
 _MAX_PROCESSORS = 1024
 # Not available from afar: counters are read twice on one device, and tables of costs do not fit into a message.
 _FAR = {"counters": False, "placements": False, "costs": False, "states": False, "decompose": False, "figures": False}
@@ -134,7 +133,7 @@ def batch_to_json(batch: Batch) -> dict[str, Any]:
     return {
         "latency_s": np.asarray(batch.latency_s, dtype=float).tolist(),
         "stage_s": np.asarray(batch.stage_s, dtype=float).tolist(),
-        "timeline": None if batch.timeline is None else [e.to_json() for e in batch.timeline.events],
+        "timeline": None if batch.timeline is None else batch.timeline.to_json(),
         "errors": None if batch.errors is None else np.asarray(batch.errors, dtype=float).tolist(),
         **({} if batch.outcome is None else {"outcome": _outcome_to_json(batch.outcome)}),
         **({} if batch.run_s is None else {"run_s": float(batch.run_s)}),
@@ -148,13 +147,13 @@ def batch_from_json(data: Any) -> Batch:
         WireError: a field is missing or has the wrong type.
     """
     try:
-        timeline = None if data["timeline"] is None else Timeline(tuple(map(_event, data["timeline"])))
+        timeline = None if data["timeline"] is None else Timeline.from_json(data["timeline"])
         latency_s, stage_s = (np.array(data[key], dtype=np.float64) for key in ("latency_s", "stage_s"))
         errors = None if data["errors"] is None else np.array(data["errors"], dtype=np.float64)
         outcome = _outcome_from_json(data["outcome"], timeline) if "outcome" in data else None
         run_s = float(data["run_s"]) if "run_s" in data else None
         return Batch(latency_s, stage_s, timeline, errors, outcome, run_s)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise WireError(f"an answer is damaged: {damage(error)}") from error
 
 
@@ -184,11 +183,6 @@ def _outcome_from_json(data: Any, timeline: Timeline | None) -> Outcome:
         for each in data["requests"]
     )
     return Outcome(rows, float(data["makespan_s"]), timeline)
-
-
-def _event(data: Mapping[str, Any]) -> Event:
-    begin_s, end_s, copied_s = (float(data[key]) for key in ("start_s", "end_s", "copied_s"))
-    return Event(int(data["stage"]), str(data["processor"]), begin_s, end_s, copied_s)
 
 
 def capabilities_from_json(data: Any) -> Capabilities:
@@ -235,40 +229,31 @@ def platform_from_json(data: Any, known: Sequence[Processor] | None = None) -> P
 
     Raises:
         WireError: a field is missing or has the wrong type, or a processor is unknown.
-        UsageError: the processors or links do not make a platform.
     """
-    try:
-        entries = data["processors"]
-        if not 1 <= len(entries) <= _MAX_PROCESSORS:
-            raise WireError(f"a platform of {len(entries)} processors is not accepted")
-        links = tuple(
-            Link((str(e["between"][0]), str(e["between"][1])), float(e["bandwidth_bytes_per_s"]), float(e["latency_s"]))
-            for e in data.get("links", ())
-        )
-        limits = Limits(float(data["limits"]["load_s"]), float(data["limits"]["run_s"]))
-        if not (0.01 <= limits.load_s <= 86_400.0 and 0.01 <= limits.run_s <= 86_400.0):
-            raise WireError(f"limits of {limits.load_s} and {limits.run_s} s are not accepted")
-        return Platform(text(data, "name"), tuple(_processor(e, known) for e in entries), links, limits)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise WireError(f"a platform is damaged: {damage(error)}") from error
+    found = built(Platform, data, "a platform is", WireError)
+    if len(found.processors) > _MAX_PROCESSORS:
+        raise WireError(f"a platform of {len(found.processors)} processors is not accepted")
+    for limit_s in (found.limits.load_s, found.limits.run_s):
+        if not 0.01 <= limit_s <= 86_400.0:
+            raise WireError(f"a limit of {limit_s} s is not accepted")
+    text({"name": found.name}, "name")
+    return replace(found, processors=tuple(_accepted(processor, known) for processor in found.processors))
 
 
-def _processor(entry: Mapping[str, Any], known: Sequence[Processor] | None) -> Processor:
-    name, kind, options = text(entry, "name"), entry["kind"], dict(entry["options"])
-    if kind not in _KINDS:
-        raise WireError(f"processor {name!r} is of kind {shown(kind)}")
-    resources = {str(resource): float(share) for resource, share in dict(entry["resources"]).items()}
-    if not all(0.0 < share <= 1.0 for share in resources.values()):
-        raise WireError(f"processor {name!r} has shares that are not valid: {shown(resources)}")
+def _accepted(given: Processor, known: Sequence[Processor] | None) -> Processor:
+    name, options = text({"name": given.name}, "name"), dict(given.options)
+    if not all(0.0 < share <= 1.0 for share in given.resources.values()):
+        raise WireError(f"processor {name!r} has shares that are not valid: {shown(given.resources)}")
     if known is None:
-        options = {str(key): tuple(v) if isinstance(v, list) else v for key, v in options.items()}
+        options = {key: tuple(v) if isinstance(v, list) else v for key, v in options.items()}
     else:
         same = json.dumps(options, sort_keys=True)
-        found = [p for p in known if p.kind == kind and json.dumps(dict(p.options), sort_keys=True) == same]
+        found = [p for p in known if p.kind == given.kind and json.dumps(dict(p.options), sort_keys=True) == same]
         if not found:
             raise WireError(f"this device has no processor {name!r}", "name one that it has")
         options = dict(found[0].options)
-    return Processor(name, kind, resources, str(entry["like"])[:200], options, whole(entry, "slots", 1, 1024))
+    whole({"slots": given.slots}, "slots", 1, 1024)
+    return replace(given, like=given.like[:200], options=options)
 
 
 def error_to_json(error: OptimizeError) -> dict[str, Any]:

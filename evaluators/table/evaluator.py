@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,18 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.base import (
-    CONTRACT_VERSION,
-    Batch,
-    Capabilities,
-    Evaluator,
-    EvaluatorCapabilities,
-    PartCosts,
-    Session,
-)
-from evaluators.schedule import Law, Task, Timeline, needs_of, rounds, run_tasks, stream_period_s, timeline
+from evaluators.base import CONTRACT_VERSION, Capabilities, Evaluator, EvaluatorCapabilities, PartCosts, Session
+from evaluators.schedule import Law, Task, needs_of, rounds, run_tasks, stream_period_s, timeline
+from evaluators.simulated import SimulatedPlan
 from evaluators.table.table import Table, read_table
-from evaluators.testing import Noise, SyntheticCandidate
 from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.predicted import PredictedSession, WorkloadSimulator, hosted
 from evaluators.workload.simulate import JobCost
@@ -37,7 +29,6 @@ from search_spaces.core.states import State
 from search_spaces.core.workload import Workload
 from search_spaces.rewrites.lower import Lowered
 
-_EXACT = Noise(run=0.0, instance=0.0, spike_share=0.0, cold=0.0)
 _HINT = "give the table as the model: --model FILE.yaml --evaluator table"
 _LEAST_S = 1e-9  # the scheduler counts nanoseconds, and 0 means no time
 
@@ -136,22 +127,6 @@ class TableEvaluator(Evaluator):
             session.closed = True
 
 
-class TablePlan(SyntheticCandidate):
-    """A plan with the times of a table.
-
-    Args:
-        period_s: returns the period of a stream, in seconds.
-    """
-
-    def __init__(self, one: Timeline, period_s: Callable[[], float]) -> None:
-        super().__init__(one, _EXACT, np.random.default_rng(0))
-        self._period_s = period_s
-
-    def stream(self, n: int) -> Batch:
-        """Return ``n`` observations of the period of a full pipeline; every observation is the same."""
-        return replace(self.run(n), latency_s=np.full(n, self._period_s()))
-
-
 class TableSession(Session):
     """A session of :class:`TableEvaluator`.
 
@@ -224,7 +199,7 @@ class TableSession(Session):
             memory_bytes=self._memory_bytes if limited else None,
         )
 
-    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> TablePlan:  # noqa: ARG002
+    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> SimulatedPlan:  # noqa: ARG002
         """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance).
 
         Raises:
@@ -242,7 +217,7 @@ class TableSession(Session):
         law = Law.of(self._platform)
         ran = timeline(run_tasks(tasks, law), [stage.processor for stage in plan.stages])
         how = rounds(plan, self._platform, needs_of(graph, plan))
-        return TablePlan(ran, lambda: stream_period_s(tasks, law, how))
+        return SimulatedPlan(ran, None, lambda: stream_period_s(tasks, law, how))
 
     def check_memory(self, stages: Iterable[tuple[Graph, Sequence[int], Sequence[int]]]) -> None:
         """Check that processors have enough memory for what they run.

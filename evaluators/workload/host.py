@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evaluators.base import Agreement, Batch, Candidate, Session
 from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.predicted import Grids, WorkloadSimulator
-from evaluators.workload.prices import PriceTable, with_triples
-from evaluators.workload.setting import Setting
+from evaluators.workload.prices import PriceTable, measure_prices, with_triples
+from evaluators.workload.setting import Setting, closed_loops, setting
 from evaluators.workload.simulate import stage_means_s
+from search_spaces.core.decoded_plan import RankSet
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Plan
-from search_spaces.core.platform import Platform
-from search_spaces.core.pools import single_processors
+from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.pools import members, single_processors
 from search_spaces.core.workload import Workload
 
 
@@ -60,16 +63,26 @@ def came_of(batch: Batch) -> Outcome:
     return batch.outcome
 
 
-class HostedRun(Candidate, ABC):
+Instance = TypeVar("Instance")
+"""A loaded model, of one kind for each evaluator."""
+
+Outputs = Sequence[NDArray[np.generic]]
+Parts = Sequence[tuple[Graph, Sequence[int]]]
+"""Models, and where each is cut."""
+
+
+class HostedRun(Candidate, ABC, Generic[Instance]):
     """A loaded plan of a workload, run by subclasses.
 
     Args:
         found: the plan's setting.
-        objective: the quantity that runs return as latency.
+        instances: one for each client of ``found``; they are released with the plan.
     """
 
-    def __init__(self, found: Setting, plan: Plan, objective: Objective) -> None:
-        self._found, self._plan, self._objective = found, plan, objective
+    def __init__(
+        self, session: MeasuredWorkload[Instance], found: Setting, plan: Plan, instances: Sequence[Instance]
+    ) -> None:
+        self._session, self._found, self._plan, self._instances = session, found, plan, tuple(instances)
         self._outcome: Outcome | None = None
 
     @abstractmethod
@@ -79,10 +92,6 @@ class HostedRun(Candidate, ABC):
         Raises:
             UnavailableError: a model failed.
         """
-
-    @abstractmethod
-    def agreements(self) -> Iterable[Agreement]:
-        """Return how the outputs of each instance compare with its whole model's, after a run."""
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
         """Run ``n`` inferences, fewer where one takes longer than ``stop_above_s``.
@@ -95,7 +104,7 @@ class HostedRun(Candidate, ABC):
         values, stages = [], []
         for _ in range(n):
             self._outcome = found = self.once()
-            values.append(found.value_s(self._objective))
+            values.append(found.value_s(self._session.objective))
             stages.append(stage_means_s(found, self._found, len(self._plan.stages)))
             if values[-1] > stop_above_s:
                 break
@@ -110,7 +119,12 @@ class HostedRun(Candidate, ABC):
         """
         if self._outcome is None:
             self._outcome = self.once()
-        return worst(self.agreements())
+        return worst(self._session.agreements(self._found, map(self._session.outputs, self._instances)))
+
+    def close(self) -> None:
+        """Release what only this candidate holds; a second call does nothing."""
+        for instance in self._instances:
+            self._session.release(instance)
 
 
 def worst(found: Iterable[Agreement]) -> Agreement:
@@ -156,8 +170,74 @@ class PricedWorkload(Session):
         self._simulator = WorkloadSimulator(self.workload, self.joined, self.platform, price, lowerings=self.lowerings)
 
 
-class MeasuredWorkload(PricedWorkload, ABC):
-    """A session that measures the costs itself."""
+class MeasuredWorkload(PricedWorkload, ABC, Generic[Instance]):
+    """A session that measures the costs itself; a subclass sets the processor on which it runs whole models."""
+
+    _reference_processor: Processor
+
+    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> HostedRun[Instance]:  # noqa: ARG002
+        """Compile a plan; with ``fresh``, share nothing with what is loaded already (a rebuilt instance).
+
+        Every candidate has memory of its own.
+
+        Args:
+            graph: the joined graph.
+        """
+        found = setting(self.workload, self.joined, plan, self.platform, self.lowerings)
+        with ExitStack() as undo:
+            instances = []
+            for client in range(len(found.clients)):
+                instances.append(self.bound(found, client))
+                undo.callback(self.release, instances[-1])
+            run = self.hosted(found, plan, instances)
+            undo.pop_all()
+            return run
+
+    @abstractmethod
+    def bound(self, found: Setting, client: int) -> Instance:
+        """Return a client's model, loaded, with inputs."""
+
+    @abstractmethod
+    def hosted(self, found: Setting, plan: Plan, instances: Sequence[Instance]) -> HostedRun[Instance]:
+        """Return a loaded plan, which holds the instances."""
+
+    @abstractmethod
+    def outputs(self, instance: Instance) -> Outputs:
+        """Return the outputs of an instance's last request."""
+
+    @abstractmethod
+    def release(self, instance: Instance) -> None:
+        """Release an instance; a second call does nothing."""
+
+    def agreements(self, found: Setting, outputs: Iterable[Outputs]) -> Iterator[Agreement]:
+        """Compare the outputs of each instance of a plan with those of its whole model."""
+        for index, model, mine in zip(found.components, found.models, outputs, strict=True):
+            used = [self.platform[each] for name in model.processors for each in members(self.platform[name])]
+            off = model.may_be_off(self.workload.client_of(index).tucker or 0.0)
+            yield self.agreement(model.model, mine, used, off)
+
+    @abstractmethod
+    def agreement(self, graph: Graph, outputs: Outputs, processors: Sequence[Processor], off: float = 0.0) -> Agreement:
+        """Compare outputs of a model with those of the whole model on a CPU.
+
+        Args:
+            processors: that computed the outputs.
+            off: relative error that is accepted beyond the processors' tolerance.
+        """
+
+    def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:
+        """Return the largest error of a decomposed model's outputs, relative to the largest value of that output."""
+        made, _ = self.lowerings.whole(graph, ranks)
+        try:
+            outputs = self.whole_outputs(made)
+        finally:
+            self.forget(made)
+        return self.agreement(graph, outputs, [self._reference_processor]).max_rel_error
+
+    def whole_outputs(self, graph: Graph) -> Outputs:
+        """Return the outputs of a whole model on the reference processor."""
+        processor = [p.name for p in self._processors].index(self._reference_processor.name)
+        return self.run_alone(closed_loops([processor], [1], self._processors), [(graph, ())], 1)[1][0]
 
     def price(
         self,
@@ -172,13 +252,17 @@ class MeasuredWorkload(PricedWorkload, ABC):
         self.predict_by(table)
         return table.to_json()
 
-    @abstractmethod
     def measured(self, graphs: Sequence[Graph], progress: Callable[[str], None]) -> PriceTable:
-        """Measure the costs of some models' jobs with :func:`~evaluators.workload.prices.measure_prices`."""
+        """Measure the costs of jobs of some models (:func:`~evaluators.workload.prices.measure_prices`)."""
+        return measure_prices(graphs, self._processors, self.alone, progress)
+
+    def alone(self, found: Setting, parts: Parts, runs: int) -> list[Outcome]:
+        """Run models outside the workload, to measure the costs of their jobs."""
+        return self.run_alone(found, parts, runs)[0]
 
     @abstractmethod
-    def alone(self, found: Setting, parts: Sequence[tuple[Graph, Sequence[int]]], runs: int) -> list[Outcome]:
-        """Run models outside the workload, to measure the costs of their jobs.
+    def run_alone(self, found: Setting, parts: Parts, runs: int) -> tuple[list[Outcome], list[Outputs]]:
+        """Run models outside the workload; return the outcome of each run, and the outputs of each model.
 
         Args:
             found: the setting, with one client for each model.

@@ -58,15 +58,8 @@ class QueueClient:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> QueueClient:
         """Build a client from its fields as plain values."""
-        processors = tuple(tuple(each) for each in data["processors"])
-        return cls(
-            **{
-                **data,
-                "processors": processors,
-                "releases_ns": tuple(data["releases_ns"]),
-                "after": tuple(data["after"]),
-            }
-        )
+        lists = {name: tuple(data[name]) for name in ("releases_ns", "after")}
+        return cls(**{**data, **lists, "processors": tuple(map(tuple, data["processors"]))})
 
     def needs(self, job: int) -> list[int]:
         """Return the jobs that a job waits for, ascending."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.base import Candidate, Session, conditions_of, counters_of
-from evaluators.measurement.final import Final, run_final
+from evaluators.measurement.final import Final, FinalComparison
 from evaluators.objectives import (
     LATENCY,
     OBJECTIVES,
@@ -348,7 +348,7 @@ def decide_front(
         other = session.only(which)
         how.progress(f"final comparison of {plural(len(trials), 'plan')} by {session.how[which].objective.name}")
         finals.append(
-            run_final(
+            FinalComparison(
                 [_loader(other, how.graph, t.plan) for t in trials],
                 policy,
                 np.random.default_rng([how.seed, 2, len(finals)]),
@@ -358,7 +358,7 @@ def decide_front(
                 computed=other.capabilities.computed,
                 counted=session.how[which].objective.law == "memory",
                 groups=[how.loaded_by(t.plan) for t in trials],
-            )
+            ).run()
         )
     names = {plan.digest: name for name, plan in reversed(list(baselines.items()))}
     common = [i for i in range(len(trials)) if all(i in f.measured for f in finals)]

@@ -14,7 +14,7 @@ import numpy as np
 from evaluators.base import Agreement, Candidate, Session, conditions_of, counters_of, verified
 from evaluators.machine import available_nbytes
 from evaluators.measurement.disturbance import in_words
-from evaluators.measurement.final import Final, FinalPolicy, Ratio, Standing, run_final
+from evaluators.measurement.final import Final, FinalComparison, FinalPolicy, Ratio, Standing
 from evaluators.samples import Samples, read_agreement
 from optimizer.study.history import History, Trial
 from search_spaces.core.errors import PlanError, RunFolderError, UnavailableError, damage
@@ -211,7 +211,7 @@ class FinalSettings:
         cores: how many the measurements use.
         pauses: inferences after a pause, of the recommended plan and of the reference.
         platform: with the accelerators that plans load; None without any.
-        counted: whether the figures are counts, see :func:`~evaluators.measurement.final.run_final`.
+        counted: whether the figures are counts, see :func:`~evaluators.measurement.final.FinalComparison`.
     """
 
     graph: Graph
@@ -324,7 +324,7 @@ def decide(
     least_s = policy.loads_slowly_s(loads_s)
     slow = [i for i, load_s in enumerate(loads_s) if load_s > least_s]
     how.progress(f"final comparison of the {plural(len(plans), 'best plan')}")
-    final = run_final(
+    final = FinalComparison(
         [load(p) for p in plans],
         policy,
         np.random.default_rng([how.seed, 1]),
@@ -339,7 +339,7 @@ def decide(
         recommended=chosen,
         reference=whole,
         free_nbytes=available_nbytes if counters_of(session) is not None else lambda: None,
-    )
+    ).run()
     _ = final.fastest  # raises with the reasons where all plans have failed
     best = chosen(final, True)
     scale, sigma = _scale(final, trials)

@@ -40,7 +40,7 @@ import numpy as np
 from evaluators.base import conditions_of, counters_of
 from evaluators.litert.processors import make_processor
 from evaluators.litert.session import LitertEvaluator
-from evaluators.measurement.final import FinalPolicy, run_final
+from evaluators.measurement.final import FinalComparison, FinalPolicy
 from optimizer.campaign.file import read_campaign
 from optimizer.campaign.studies import Planned, plan_studies
 from optimizer.files import write_atomic
@@ -152,7 +152,7 @@ def measured(config: StudyConfig, others: Mapping[str, Plan | None], base: str =
                 del plans[label]
                 continue
             errors[label] = None if agreement is None else agreement.max_rel_error
-        final = run_final(
+        final = FinalComparison(
             [partial(session.load, graph, plan, fresh=True) for plan in plans.values()],
             POLICY,
             np.random.default_rng(0),
@@ -160,7 +160,7 @@ def measured(config: StudyConfig, others: Mapping[str, Plan | None], base: str =
             counters=counters_of(session),
             watched=lambda _: range(len(plans)),
             computed=False,
-        )
+        ).run()
     standings = dict(zip(plans, final.standings, strict=True))
     order = list(plans)
     over = order.index(same.get(base, base))

@@ -19,8 +19,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from evaluators.base import Candidate
 from evaluators.cuda.session import CudaEvaluator
-from evaluators.cuda.workload import CudaRun, CudaWorkload
+from evaluators.cuda.workload import CudaWorkload
 from evaluators.litert.runner import WorkloadRunner
 from evaluators.litert.session import LitertEvaluator
 from evaluators.workload.host import came_of
@@ -113,7 +114,7 @@ def soak_gpu(count: int, device: str) -> dict[str, Any]:
             return {**_rounds(session, candidate, count), "runtime": session.facts()["facts"]}
 
 
-def _rounds(session: CudaWorkload, candidate: CudaRun, count: int) -> dict[str, Any]:
+def _rounds(session: CudaWorkload, candidate: Candidate, count: int) -> dict[str, Any]:
     """Run until so many requests have come."""
     first = _agreement(candidate)
     answered = asked = rejected = 0
@@ -144,7 +145,7 @@ def _rounds(session: CudaWorkload, candidate: CudaRun, count: int) -> dict[str, 
     }
 
 
-def _agreement(candidate: CudaRun) -> float:
+def _agreement(candidate: Candidate) -> float:
     """Return how far outputs are off, relative, the worst of all instances; more than is allowed ends the soak."""
     found = candidate.verify()
     if found is None or not found.accepted:

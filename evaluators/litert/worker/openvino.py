@@ -24,6 +24,7 @@ from typing import Any
 from evaluators.litert.worker.capi import Compiled
 from evaluators.litert.worker.runtimes import OPENVINO, PACKAGES, check_installed, package_folders
 from evaluators.litert.worker.shared_memory import map_joined, unmap
+from evaluators.machine import kernel_text
 from evaluators.own_process import own_process
 from search_spaces.core.errors import OptimizeError, UnavailableError
 from search_spaces.models.stages import in_pages
@@ -122,11 +123,7 @@ def computes_natively(precision: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> 
     """Return whether this machine's CPU has instructions for a precision (``f32``, ``f16``, ``bf16``)."""
     if precision == "f32":
         return True
-    try:
-        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", kernel_text(cpuinfo), re.MULTILINE)
     return flags is not None and not _NATIVE[precision].isdisjoint(flags[1].split())
 
 
@@ -172,11 +169,8 @@ class OpenVino:
             UnavailableError: the status is not 0; the text is OpenVINO's own.
         """
         if getattr(self._lib, function)(*arguments):
-            raise UnavailableError(f"OpenVINO refused: {self.last_error()}")
-
-    def last_error(self) -> str:
-        """Return the reason from OpenVINO's last error message, without its source positions."""
-        return _reason((self._lib.ov_get_last_err_msg() or b"").decode(errors="replace"))
+            message = (self._lib.ov_get_last_err_msg() or b"").decode(errors="replace")
+            raise UnavailableError(f"OpenVINO refused: {_reason(message)}")
 
     def core(self) -> c_void_p:
         """Return OpenVINO's core; the first call, which must come after the fork, makes it."""
@@ -349,6 +343,7 @@ class OpenVino:
 
 
 def _reason(text: str) -> str:
+    """Return the reason in an error message of OpenVINO, without its source positions."""
     lines = map(str.strip, text.splitlines())
     reasons = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
     return (reasons[0] if reasons else "it gives no reason")[:_MOST_ERROR]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from evaluators.android.adb import Phone
-from evaluators.android.session import FOLDER, AdbEvaluator, AdbSession, read_profile
+from evaluators.android.session import FOLDER, AdbEvaluator, AdbSession, profiled_s
 from evaluators.contract import EvaluatorContract
 from search_spaces.core.errors import DeviceLostError, UnavailableError, UsageError
 from search_spaces.core.graph import Graph
@@ -109,7 +109,7 @@ def test_a_phone_that_is_gone_hangs_or_changes_files(phone: PhoneServer, small: 
 def test_what_is_no_profile_is_reported() -> None:
     for content in (b"", b"\xff\xff", b"STARTING!"):
         with fails(UnavailableError):
-            read_profile(content)
+            profiled_s(content)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,15 +10,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from evaluators.cuda.session import CudaCandidate
 from evaluators.cuda.worker import Threads, attend
 from evaluators.workload.outcome import outcome
 from evaluators.workload.scheduler import QueueClient, Scheduler
 from evaluators.workload.setting import Setting
 from evaluators.workload.simulate import Crowd, JobCost, simulate
 from search_spaces.core.errors import UnavailableError
-from search_spaces.core.plan import Dispatch
+from search_spaces.core.plan import Dispatch, Plan, Stage
 from search_spaces.core.platform import Platform, Processor
 from tests.support.sentences import fails
+from tests.support.timelines import one_at_a_time
 
 PROCESSORS = 3
 PLATFORM = Platform("gpu", tuple(Processor(f"s{i}", "gpu", {f"s{i}": 1.0}, "s", {}) for i in range(PROCESSORS)))
@@ -109,7 +112,7 @@ def test_the_host_does_what_the_simulator_does(problem: tuple[Setting, list[list
     assert measured.latencies_s == pytest.approx(predicted.latencies_s, rel=1e-6)
     assert measured.answered == predicted.answered == sum(client.requests for client in found.clients)
     assert streams.most <= PROCESSORS
-    assert not measured.timeline.overlaps()
+    assert one_at_a_time(measured.timeline)
 
 
 def test_a_job_that_fails_is_reported_in_one_line() -> None:
@@ -147,3 +150,21 @@ def test_what_a_thread_raises_is_a_failure_of_its_job() -> None:
             attend(Scheduler([QueueClient(((0,),), (0,), 1)], [1], "fifo"), [[failing]], streams, 5.0)
     finally:
         streams.close()
+
+
+def test_the_timeline_of_a_plan_is_ordered_by_start() -> None:
+    def run(found: Setting, dispatch: Dispatch, *_: object) -> list[Scheduler]:
+        streams, scheduler = Clocked(), Scheduler(found.clients, found.excluded, dispatch)
+        attend(scheduler, [[5, 5, 3]], streams, 10.0, lambda: streams.now_ns)
+        return [scheduler]
+
+    bench: Any = SimpleNamespace(run=run, client=SimpleNamespace(generation=0))
+    independent: Any = SimpleNamespace(after=(0, 0, 0))
+    plan = Plan("0" * 64, (Stage((0,), "s0"), Stage((1,), "s0"), Stage((2,), "s1")))
+    found = (
+        CudaCandidate(bench, independent, [], plan, PLATFORM, lambda _: pytest.fail("nothing is compared"))
+        .run(1)
+        .timeline
+    )
+    assert found is not None
+    assert [event.stage for event in found.events] == [0, 2, 1]

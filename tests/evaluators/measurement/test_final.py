@@ -19,12 +19,12 @@ from evaluators.measurement.disturbance import Counters
 from evaluators.measurement.final import (
     INSTANCE_NOISE,
     Final,
+    FinalComparison,
     FinalPolicy,
     Load,
     Standing,
     _positive_part,
     compare,
-    run_final,
 )
 from evaluators.samples import Samples
 from evaluators.schedule import Event, Timeline
@@ -48,7 +48,7 @@ def loader(latency_s: float, noise: Noise, rng: np.random.Generator) -> Load:
 def test_runs_are_spent_on_the_best() -> None:
     rng = np.random.default_rng(5)
     loads = [loader(0.02 * (1 + gap), ROUGH, rng) for gap in (0.05, 0.02, 0.0, 0.03, 0.3)]
-    found = run_final(loads, POLICY, rng)
+    found = FinalComparison(loads, POLICY, rng).run()
     counts = [len(s.samples.values_s) if s.samples else 0 for s in found.standings]
     assert counts[4] == min(counts)
     assert counts[4] < max(counts)
@@ -57,10 +57,10 @@ def test_runs_are_spent_on_the_best() -> None:
 
 def test_ties_go_to_the_fewest_stages_and_no_further_than_the_tie() -> None:
     rng = np.random.default_rng(0)
-    equal = run_final([loader(0.02, STILL, rng), loader(0.02 * (1 + 1e-14), STILL, rng)], POLICY, rng)
+    equal = FinalComparison([loader(0.02, STILL, rng), loader(0.02 * (1 + 1e-14), STILL, rng)], POLICY, rng).run()
     assert equal.exact
     assert equal.choose([39, 1], 0.01) == 1
-    other = run_final([loader(0.02, STILL, rng), loader(0.021, STILL, rng)], POLICY, rng)
+    other = FinalComparison([loader(0.02, STILL, rng), loader(0.021, STILL, rng)], POLICY, rng).run()
     assert other.choose([39, 1], 0.01) == 0
     assert other.choose([39, 1], 0.01, allowed=[1]) == 1
     ratio = other.ratio(1, 0)
@@ -211,7 +211,7 @@ def test_rounds_that_have_nothing_in_common_give_wide_intervals_and_no_error() -
 
     short = replace(POLICY, min_rounds=2, max_rounds=2)
     for _ in range(20):
-        found = run_final([load] * 12, short, rng)
+        found = FinalComparison([load] * 12, short, rng).run()
         ratios = [found.ratio(a, b) for a in found.measured for b in found.measured if a != b]
         assert all(0.0 < r.low <= r.high < math.inf for r in ratios)
 
@@ -242,13 +242,13 @@ class Counted(Throttling):
 
 def test_counts_repeat_though_they_are_no_predictions() -> None:
     loads = [partial(Counted, nbytes, [9]) for nbytes in (2.0, 1.9, 1.9)]
-    found = run_final(loads, POLICY, np.random.default_rng(0), computed=False, counted=True)
+    found = FinalComparison(loads, POLICY, np.random.default_rng(0), computed=False, counted=True).run()
     assert found.exact
     assert not found.computed
     assert found.rounds == 2
     assert found.ratio(1, 2).value == 1.0
     assert found.ratio(0, 1).low == found.ratio(0, 1).high == pytest.approx(2.0 / 1.9)
-    assert not run_final(loads, replace(POLICY, max_s=0.5), np.random.default_rng(0), computed=False).exact
+    assert not FinalComparison(loads, replace(POLICY, max_s=0.5), np.random.default_rng(0), computed=False).run().exact
 
 
 def test_a_call_that_takes_long_does_not_shorten_turns() -> None:
@@ -264,7 +264,7 @@ def test_a_call_that_takes_long_does_not_shorten_turns() -> None:
             return replace(batch, latency_s=batch.latency_s * np.where(np.arange(n) == 0, 1.5, 1.0))
 
     loads = [partial(Far, seconds, [9]) for seconds in (0.002, 0.0021)]
-    found = run_final(loads, replace(POLICY, max_s=2.0), np.random.default_rng(0), computed=False)
+    found = FinalComparison(loads, replace(POLICY, max_s=2.0), np.random.default_rng(0), computed=False).run()
     medians = [s.samples.median if s.samples else 0.0 for s in found.standings]
     assert medians == pytest.approx([0.002, 0.0021])
     assert max(calls) >= 10
@@ -279,13 +279,15 @@ def test_a_run_that_takes_longer_than_its_figure_is_a_turn() -> None:
             calls.append(n)
             return replace(super().run(n, stop_above_s), run_s=1.0)
 
-    run_final([partial(Long, s, [9]) for s in (0.001, 0.002)], POLICY, np.random.default_rng(0), computed=False)
+    FinalComparison(
+        [partial(Long, s, [9]) for s in (0.001, 0.002)], POLICY, np.random.default_rng(0), computed=False
+    ).run()
     assert set(calls) == {1}
 
 
 def test_what_came_of_requests_is_told_of_each_plan() -> None:
     loads = [partial(Counted, seconds, [9]) for seconds in (0.02, 0.01)]
-    found = run_final(loads, POLICY, np.random.default_rng(0))
+    found = FinalComparison(loads, POLICY, np.random.default_rng(0)).run()
     for standing, ms in zip(found.standings, (20.0, 10.0), strict=True):
         assert standing.outcome["instances_ms"] == pytest.approx([0.5 * ms, 1.5 * ms])
         assert standing.outcome["mean_ms"] == pytest.approx(ms)
@@ -329,7 +331,7 @@ def test_turns_that_waited_for_a_core_are_repeated_and_told() -> None:
         opened[0] += 1
         return lambda: Disturbed(latency_s, [1], shared)
 
-    found = run_final([load(0.02), load(0.0206)], POLICY, np.random.default_rng(0), counters=counters)
+    found = FinalComparison([load(0.02), load(0.0206)], POLICY, np.random.default_rng(0), counters=counters).run()
     assert found.repeated > 0
     assert found.disturbance.waited_s > 0
     for standing, latency_s in zip(found.standings, (0.02, 0.0206), strict=True):
@@ -346,7 +348,7 @@ def test_a_machine_that_is_always_busy_still_gives_figures() -> None:
 
     rng = np.random.default_rng(0)
     policy = FinalPolicy(max_s=0.5, disturbed_s=0.5)
-    found = run_final([loader(0.02, ROUGH, rng), loader(0.03, ROUGH, rng)], policy, rng, counters=counters)
+    found = FinalComparison([loader(0.02, ROUGH, rng), loader(0.03, ROUGH, rng)], policy, rng, counters=counters).run()
     assert found.fastest == 0
     assert found.ratio(1, 0).significant
 
@@ -377,7 +379,7 @@ def test_rounds_in_a_burst_count_until_there_are_enough_without() -> None:
         return Counters(0.02 * shared.runs, {1: shared.waited_ns})
 
     policy = replace(POLICY, min_rounds=24, max_rounds=24, max_s=1e3)
-    found = run_final([load(0), load(1)], policy, rng, counters=counters, watched=lambda f: f.measured)
+    found = FinalComparison([load(0), load(1)], policy, rng, counters=counters, watched=lambda f: f.measured).run()
     counted = [sum(level is not None for level in standing.levels) for standing in found.standings]
     assert counted == [12, 12], "the rounds in between"
     ratio = found.ratio(0, 1)
@@ -400,7 +402,7 @@ def test_a_plan_that_fails_leaves_the_others(when: str) -> None:
         return Lost(0.01, opened)
 
     good: Callable[[], Load] = lambda: throttling(rng, opened, 1.0)  # noqa: E731
-    found = run_final([failing, good(), good()], POLICY, rng)
+    found = FinalComparison([failing, good(), good()], POLICY, rng).run()
     assert found.measured == (1, 2)
     assert found.standings[0].failure.startswith(("out of memory", "adapter lost"))
     assert found.choose([1, 1, 2], 0.01) == 1
@@ -409,18 +411,20 @@ def test_a_plan_that_fails_leaves_the_others(when: str) -> None:
 
 def test_finals_of_one_and_of_none_and_of_failures() -> None:
     rng = np.random.default_rng(5)
-    found = run_final([loader(0.02, QUIET, rng)], POLICY, rng, conditions=lambda: {"governor": "performance"})
+    found = FinalComparison(
+        [loader(0.02, QUIET, rng)], POLICY, rng, conditions=lambda: {"governor": "performance"}
+    ).run()
     assert found.fastest == found.choose([1], 0.01) == 0
     assert found.standings[0].samples is not None
     assert found.standings[0].samples.conditions == {"governor": "performance"}
     with pytest.raises(UsageError):
-        run_final([], POLICY, rng)
+        FinalComparison([], POLICY, rng).run()
 
     def failing() -> Candidate:
         raise UnavailableError("out of memory")
 
     with fails(UnavailableError):
-        _ = run_final([failing], POLICY, rng).fastest
+        _ = FinalComparison([failing], POLICY, rng).run().fastest
 
 
 @pytest.fixture
@@ -450,7 +454,7 @@ def test_slowly_loading_plans_keep_two_instances(spend: Callable[[float], None])
         return again
 
     policy = FinalPolicy(slow_load_s=0.01, min_rounds=6, max_rounds=6)
-    found = run_final([slow(0, first), slow(1, second)], policy, rng, watched=lambda f: f.measured)
+    found = FinalComparison([slow(0, first), slow(1, second)], policy, rng, watched=lambda f: f.measured).run()
     assert found.rounds == 6
     assert built == [2, 2]
     assert opened == [0]
@@ -472,7 +476,7 @@ def test_those_between_which_is_decided_are_built_anew_though_time_is_short(spen
 
     # Loading and two rounds take 0.7 of this; loading is 0.2 s of it.
     policy = FinalPolicy(slow_load_s=0.01, max_s=1.0, disturbed_s=0.0, settle_s=0.0, turn_s=0.0, max_blocks=3)
-    found = run_final([slow(i) for i in range(len(built))], policy, rng)
+    found = FinalComparison([slow(i) for i in range(len(built))], policy, rng).run()
     assert built[:2] == [2, 2]
     assert [standing.kept for standing in found.standings] == built
     assert sum(built[2:]) < 12, "others are not, or those that looked like the rival"
@@ -518,7 +522,7 @@ def test_instances_are_kept_once_there_is_room_for_those_that_are_left(spend: Ca
 
     loads = [slow(i, latency_s) for i, latency_s in enumerate((0.002, 0.002, 0.02, 0.02))]
     policy = FinalPolicy(room=2, max_s=4.0, disturbed_s=0.0, min_rounds=6, max_rounds=6, turn_s=0.002, settle_s=0.0)
-    found = run_final(loads, policy, rng, watched=lambda _: [0, 1])
+    found = FinalComparison(loads, policy, rng, watched=lambda _: [0, 1]).run()
     assert found.rounds == 6
     assert built[0] == built[1] <= 4  # anew while there are four, then two that are kept
     assert opened == [0]
@@ -552,7 +556,9 @@ def test_what_instances_take_tells_how_many_are_kept(instance_nbytes: int, kept:
         keep_nbytes=4 << 30, max_s=4.0, disturbed_s=0.0, min_rounds=6, max_rounds=6, turn_s=0.002, settle_s=0.0
     )
     loads = [large(i) for i in range(4)]
-    found = run_final(loads, policy, rng, watched=lambda _: range(4), computed=False, free_nbytes=lambda: memory[0])
+    found = FinalComparison(
+        loads, policy, rng, watched=lambda _: range(4), computed=False, free_nbytes=lambda: memory[0]
+    ).run()
     if kept:
         assert max(built) <= 3  # anew in the first round, then two that are kept
     else:
@@ -594,7 +600,7 @@ def test_a_prediction_is_only_as_significant_as_its_model(
 
 def test_finals_survive_a_file() -> None:
     rng = np.random.default_rng(0)
-    made = run_final([loader(0.02 * (1 + i / 50), ROUGH, rng) for i in range(4)], POLICY, rng)
+    made = FinalComparison([loader(0.02 * (1 + i / 50), ROUGH, rng) for i in range(4)], POLICY, rng).run()
     again = Final.from_json({**json.loads(json.dumps(made.to_json())), "later": 1})
     assert again == made
     assert again.ratio(3, 0) == made.ratio(3, 0)
@@ -669,7 +675,9 @@ def test_plans_that_load_an_accelerator_take_turns_apart_from_those_that_leave_i
         adapter = Adapter()
         loads = [lambda n=n, s=s: OnAdapter(adapter, s, n.startswith("gpu")) for n, s in truth_s.items()]
         policy = FinalPolicy(max_s=3.0)
-        found = run_final(loads, policy, np.random.default_rng(0), watched=lambda f: f.measured, groups=groups)
+        found = FinalComparison(
+            loads, policy, np.random.default_rng(0), watched=lambda f: f.measured, groups=groups
+        ).run()
         assert len(found.measured) == len(truth_s)
         return found.ratio(2, 0).value
 
@@ -688,7 +696,7 @@ def test_a_group_whose_only_plan_fails_leaves_the_others() -> None:
             return super().run(n, stop_above_s)
 
     loads = [lambda: Lost(adapter, 0.001, loads=True), loader(0.01, QUIET, rng), loader(0.0102, QUIET, rng)]
-    found = run_final(loads, POLICY, rng, groups=["gpu", "", ""])
+    found = FinalComparison(loads, POLICY, rng, groups=["gpu", "", ""]).run()
     assert found.standings[0].failure == "the adapter is lost"
     assert found.measured == (1, 2)
     assert found.fastest == 1
@@ -708,7 +716,7 @@ def test_a_final_goes_on_while_it_is_open_which_plan_is_the_fastest(
         rng = np.random.default_rng(4)
         policy = FinalPolicy(max_s=2.0, disturbed_s=disturbed_s)
         loads = [loader(0.01, Noise(run=0.1, instance=0.15), rng) for _ in range(4)]
-        return run_final(loads, policy, rng, counters=lambda: Counters(0.0), recommended=chosen)
+        return FinalComparison(loads, policy, rng, counters=lambda: Counters(0.0), recommended=chosen).run()
 
     short, long = final_of(0.0), final_of(60.0)
     assert any(short.may_lose(chosen(short), i) for i in short.racing)
@@ -727,7 +735,7 @@ def test_a_final_goes_on_with_two_plans_where_one_looks_faster_but_not_significa
         policy = FinalPolicy(max_s=3.0, disturbed_s=0.0, claim_s=claim_s)
         seconds = [0.01, *[0.0105] * 12]
         loads = [loader(s, Noise(run=0.03, instance=0.02), rng) for s in seconds]
-        found = run_final(
+        found = FinalComparison(
             loads,
             policy,
             rng,
@@ -735,7 +743,7 @@ def test_a_final_goes_on_with_two_plans_where_one_looks_faster_but_not_significa
             recommended=lambda f, _: f.fastest,
             reference=lambda _: 1,
             watched=watched,
-        )
+        ).run()
         return found, found.fastest
 
     (short, one), (long, two) = final_of(0.0), final_of(3.0)

@@ -42,7 +42,7 @@ def _synthetic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(course, "make_evaluator", lambda _: EVALUATOR)
     monkeypatch.setattr("search_spaces.models.load", lambda *_, **__: example_graph(9))
     # How long a slow machine loads a plan decides what a final has time for, which is none of this file's matter.
-    monkeypatch.setattr("evaluators.measurement.final._Runner._counted_s", lambda *_: 0.0)
+    monkeypatch.setattr("evaluators.measurement.final.FinalComparison._counted_s", lambda *_: 0.0)
     monkeypatch.setattr("optimizer.study.loop._SLOW_LOAD_S", math.inf)
 
 

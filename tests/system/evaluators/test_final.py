@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from evaluators.measurement.final import compare, run_final
+from evaluators.measurement.final import FinalComparison, compare
 from evaluators.testing import Noise
 from tests.evaluators.measurement.test_final import POLICY, QUIET, ROUGH, loader
 
@@ -41,7 +41,7 @@ def test_the_best_of_many_is_kept_and_chosen(spread: float) -> None:
     regrets, left = [], 0
     for _ in range(15):
         truth = rng.permutation(np.linspace(0.0, spread, 12))
-        found = run_final([loader(0.01 * math.exp(x), ROUGH, rng) for x in truth], POLICY, rng)
+        found = FinalComparison([loader(0.01 * math.exp(x), ROUGH, rng) for x in truth], POLICY, rng).run()
         chosen = found.choose([1] * 12, 0.01)
         regrets.append(truth[chosen])
         left += int(truth.argmin()) in found.racing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from evaluators.measurement.final import FinalPolicy, run_final
+from evaluators.measurement.final import FinalComparison, FinalPolicy
 from evaluators.samples import Measurement
 from evaluators.sampling import measure
 from tests.evaluators.test_sampling import POLICY, Scripted, shared_machine
@@ -32,7 +32,7 @@ def test_the_best_of_forty_with_five_times_fewer_runs() -> None:
                     best = measurement
         top = sorted(found, key=lambda i: found[i].latency_s.median)[:5]
         runs += sum(candidate.done for candidate in made)
-        last = run_final([lambda i=i, load=load: load(i) for i in top], FinalPolicy(), rng)  # type: ignore[misc]
+        last = FinalComparison([lambda i=i, load=load: load(i) for i in top], FinalPolicy(), rng).run()  # type: ignore[misc]
         winner = top[last.fastest]
         wrong += latency_s[winner] > 1.01 * latency_s.min()
     assert runs / studies <= 40 * 100 / 5
