@@ -103,7 +103,10 @@ def compare_runs(
             devices, or only one is predicted.
     """
     with ExitStack() as stack:
-        one, other = (_source(plan_of(run), stack, custom_ops) for run in (first, second))
+        paths = [plan_of(run) for run in (first, second)]
+        # A study of several models that is opened again runs in the folder where its models lie.
+        paths = [path.resolve() if path.exists() else path for path in paths]
+        one, other = (_source(path, stack, custom_ops) for path in paths)
         if one.content != other.content and one.interface != other.interface:
             names = " and ".join(source.interface[0] for source in (one, other))
             raise RunFolderError(f"the two runs are of different models ({names})", "compare runs of one model")

@@ -138,8 +138,8 @@ def execute(plan: str, *, stream: bool = False, inputs: Sequence[str] = (), cust
                 raise UsageError("--stream: the evaluator of this study runs one inference at a time", "leave it out")
             how = (Pricing(objective, again.platform, {}),)
             found = measure(PricedCandidate(candidate, again.plan, how, lambda: 0), policy)
-            outputs = _outputs(study, candidate.verify())
-        document = _figures(again.graph.name, objective, found, again.plan, outputs)
+            agreement = candidate.verify()
+        document = _figures(again.graph.name, objective, found, again.plan, _outputs(study, agreement))
     else:
         name = read_deployment(path).graph.name
         with PlanRunner(path, custom_ops=libraries_of(custom_ops, [name]).get(name)) as runner:
@@ -201,10 +201,10 @@ def _workload_by_evaluator(run: Path) -> Executed:
         closing(found.session.load(found.problem.joined.graph, found.plan)) as candidate,
     ):
         candidate.run(1)
-        outcomes, outputs = _runs(lambda: came_of(candidate.run(1))), _outputs(run, candidate.verify())
+        outcomes, agreement = _runs(lambda: came_of(candidate.run(1))), candidate.verify()
     problem = found.problem
     names = [problem.joined.components[k].name for k in jobs_of(found.plan, problem.joined)]
-    return _of_workload(problem.workload.name, names, outcomes, {"failures": {}, **outputs})
+    return _of_workload(problem.workload.name, names, outcomes, {"failures": {}, **_outputs(run, agreement)})
 
 
 def _runs(once: Callable[[], Outcome]) -> list[Outcome]:

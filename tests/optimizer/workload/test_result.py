@@ -60,6 +60,7 @@ def test_a_model_that_lies_where_the_study_ran_is_found_from_elsewhere(
     Path("other").mkdir()
     monkeypatch.chdir("other")
     assert json.loads(printed([], capsys, "execute", "../run", "--json"))["outputs"] is None
+    assert json.loads(printed([], capsys, "compare", "../run", "../run", "--json"))["first"]
     assert Path.cwd().name == "other"
 
 
