@@ -9,6 +9,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,7 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def _no_turns(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Studies of tests that run at once, in processes of pytest, do not wait for each other's measurements."""
     tmp_path_factory.getbasetemp()  # stays where it is
+    get_temp_dir()  # multiprocessing removes its folder at exit, so it may not lie in the one that goes before
     with tempfile.TemporaryDirectory(prefix="t") as folder, pytest.MonkeyPatch.context() as patch:
         Path(folder).chmod(0o755)  # a server of a test may run as another user
         patch.setenv("TMPDIR", folder)
