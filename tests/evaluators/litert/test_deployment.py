@@ -251,7 +251,7 @@ def edits(draw: st.DrawFn, document: dict[str, Any]) -> dict[str, Any]:
     return changed
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_changed_plan_runs_or_raises_one_line(data: st.DataObject, broken: Path, folder: Path) -> None:
     document = json.loads((folder / "plan.json").read_text())

@@ -153,7 +153,7 @@ def test_operators_that_take_no_time(tmp_path: Path) -> None:
 
 
 def test_two_models_whose_edges_cross(tmp_path: Path) -> None:
-    path, _ = table(tmp_path, 80, 1)
+    path, _ = table(tmp_path, 40, 1)
     result = optimize(f"{path}*2", evaluator="table", budget=4, out=tmp_path / "run")
     assert result.best is not None
 
