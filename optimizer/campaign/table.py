@@ -187,6 +187,8 @@ def write_tables(tables: Tables, folder: Path) -> str:
             write_atomic(folder / f"{name}.csv", to_csv(rows).encode())
         else:  # of a run with other settings
             (folder / f"{name}.csv").unlink(missing_ok=True)
+    parquet = folder / "results.parquet"
+    parquet.unlink(missing_ok=True)  # it may not be written again here
     if not tables.results:
         return ""
     try:
@@ -197,7 +199,7 @@ def write_tables(tables: Tables, folder: Path) -> str:
     table = pa.Table.from_pylist([{k: _scalar(v) for k, v in row.items()} for row in tables.results])
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
-    write_atomic(folder / "results.parquet", sink.getvalue().to_pybytes())
+    write_atomic(parquet, sink.getvalue().to_pybytes())
     return ""
 
 

@@ -393,7 +393,7 @@ def finalists(
     widest = {t.plan.digest: _interval_s(t, history) for t in kept}
     limit_s = (1.0 + REACH) * min(high for _, high in widest.values())
     # The verdict names the best plan that cuts no model and the best criterion, so they always take part: the machine
-    # may have been slower when the search measured them. Such a plan has a stage for each model.
+    # may have been slower when the search measured them. Such a plan has a stage for each model, the fewest there are.
     fewest = min(len(t.plan.stages) for t in kept)
     wholes = [t for t in kept if len(t.plan.stages) == fewest][:_WHOLES]
     criteria = [t for t in kept if names.get(t.plan.digest, "").startswith(CRITERIA)][:1]

@@ -63,7 +63,10 @@ def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
     assert main(["run", str(path), "--out", str(out), "-q"]) == 0
     before = {p: p.stat().st_mtime_ns for p in out.glob("*/trials.jsonl")}
     path.write_text(BASIC.replace("seed: [0, 1]", "seed: [0, 2]"))
+    stale = out / "results.parquet"
+    stale.write_bytes(b"of the run before")
     assert main(["run", str(path), "--out", str(out), "-q"]) == 0
+    assert not stale.exists() or stale.read_bytes()[:4] == b"PAR1"
     after = {p: p.stat().st_mtime_ns for p in out.glob("*/trials.jsonl")}
     assert len(after) == len(before) + 2
     assert all(after[p] == before[p] for p in before)
