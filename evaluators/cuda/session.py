@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -271,11 +271,12 @@ class CudaCandidate(Candidate):
     def _load_frames(self) -> list[Loaded]:
         """Load the instances of a stream, all or none."""
         loaded: list[Loaded] = []
-        with ExitStack() as undo:
-            for load in self._streamed:
-                loaded.append(load())
-                undo.callback(self._bench.give_back, loaded[-1])
-            undo.pop_all()
+        try:
+            loaded.extend(load() for load in self._streamed)  # keeps those before one that fails
+        except UnavailableError:
+            with suppress(UnavailableError):  # why an instance could not be loaded is what counts
+                self._give_back(loaded)
+            raise
         return loaded
 
     def _periods(self, n: int, block: int) -> Batch:

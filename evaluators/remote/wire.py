@@ -230,9 +230,13 @@ def platform_from_json(data: Any, known: Sequence[Processor] | None = None) -> P
     Raises:
         WireError: a field is missing or has the wrong type, or a processor is unknown.
     """
+    entries = data.get("processors") if isinstance(data, dict) else None
+    if isinstance(entries, list):  # before anything compares all of their names
+        if len(entries) > _MAX_PROCESSORS:
+            raise WireError(f"a platform of {len(entries)} processors is not accepted")
+        for entry in entries:
+            text(entry if isinstance(entry, dict) else {}, "name")
     found = built(Platform, data, "a platform is", WireError)
-    if len(found.processors) > _MAX_PROCESSORS:
-        raise WireError(f"a platform of {len(found.processors)} processors is not accepted")
     for limit_s in (found.limits.load_s, found.limits.run_s):
         if not 0.01 <= limit_s <= 86_400.0:
             raise WireError(f"a limit of {limit_s} s is not accepted")
@@ -241,7 +245,7 @@ def platform_from_json(data: Any, known: Sequence[Processor] | None = None) -> P
 
 
 def _accepted(given: Processor, known: Sequence[Processor] | None) -> Processor:
-    name, options = text({"name": given.name}, "name"), dict(given.options)
+    name, options = given.name, dict(given.options)
     if not all(0.0 < share <= 1.0 for share in given.resources.values()):
         raise WireError(f"processor {name!r} has shares that are not valid: {shown(given.resources)}")
     if known is None:

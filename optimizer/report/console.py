@@ -593,7 +593,7 @@ def _bound(result: Result) -> str:
         text = f"within {percent(_NOISE)} of the optimum of this space, {least} by {model}"
     if result.front is not None:
         text = f"{result.objective.name}: {text}"
-    if result.objective == LATENCY and gap >= -_NOISE:
+    if result.objective == LATENCY and gap >= -_NOISE and bounds.all_plans.latency_s < bounds.space_s:
         text += f"; lower bound for any plan: {bounds.all_plans.latency_s * 1e3:.4g} ms"
     return text
 

@@ -189,7 +189,7 @@ def _bound(result: dict[str, Any]) -> Iterator[Block]:
         text += "the plan reaches it." if more.get("proven") is not False else "the plan reaches it, within 0.1 %."
     else:
         text += f"the plan is {percent(gap, 1)} above it."
-    if "all_plans_ms" in more and unit == "ms" and gap >= -0.01:
+    if unit == "ms" and gap >= -0.01 and more.get("all_plans_ms", bound) < bound:
         text += f" Lower bound for any plan: {more['all_plans_ms']:.4g} ms."
     yield Text(text)
 

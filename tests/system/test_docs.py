@@ -90,10 +90,12 @@ NOT_RUN = {
     **{
         f"optimize run experiments/{name}.yaml": "builds gigabytes of models; test_campaign_file.py plans it"
         for name in (
+            "joint",
             "machine",
             "runtimes",
             "seed_000_criteria",
             "seed_001_pairs",
+            "seed_001_pairs_predicted",
             "seed_002_coexecution",
             "seed_004_memory_access",
         )
