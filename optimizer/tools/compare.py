@@ -104,8 +104,9 @@ def compare_runs(
     """
     with ExitStack() as stack:
         paths = [plan_of(run) for run in (first, second)]
-        # A study of several models that is opened again runs in the folder where its models lie.
-        paths = [path.resolve() if path.exists() else path for path in paths]
+        if not all(is_workload_plan(path) or runs_here(path) for path in paths):
+            # A study of several models that is opened again runs in the folder where its models lie.
+            paths = [path.resolve() if path.exists() else path for path in paths]
         one, other = (_source(path, stack, custom_ops) for path in paths)
         if one.content != other.content and one.interface != other.interface:
             names = " and ".join(source.interface[0] for source in (one, other))
