@@ -171,6 +171,8 @@ def test_states_of_the_platform_are_allowed_for(capsys: pytest.CaptureFixture[st
             "squeezenet1_1x2",
             "--budget",
             "4",
+            "--max-stages",
+            "1",
             "--objective",
             "makespan",
             *words,
