@@ -224,6 +224,11 @@ class _Bomb:
         return open, ("/nonexistent/was-run",)
 
 
+def test_processors_are_counted_before_their_names_are_compared() -> None:
+    with fails(wire.WireError):
+        wire.platform_from_json({"name": "many", "processors": [{"name": f"p{i}"} for i in range(20_000)]})
+
+
 def test_code_is_not_run(agent: tuple[Agent, Served]) -> None:
     ours = connection(agent[1].address)
     for method in (*agent[0].methods, "Renew", "Has"):

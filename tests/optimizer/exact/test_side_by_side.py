@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from evaluators.table.table import Table, read_table
 from optimizer import optimize
+from optimizer.cli import main
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.segment_model import SegmentModel
@@ -24,6 +25,7 @@ from search_spaces.core.errors import UsageError
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.spaces.segment_space import SegmentSpace
 from tests.search_spaces.spaces.test_segments import spaces
+from tests.support.commands import printed
 from tests.support.sentences import fails
 from tests.support.strategies import one_core
 
@@ -156,6 +158,19 @@ def test_two_models_whose_edges_cross(tmp_path: Path) -> None:
     path, _ = table(tmp_path, 40, 1)
     result = optimize(f"{path}*2", evaluator="table", budget=4, out=tmp_path / "run")
     assert result.best is not None
+
+
+def test_a_bound_that_is_that_of_any_plan_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, _ = table(tmp_path, 40, 1)
+    text = printed(
+        ["-q"], capsys, "--model", str(path), "--evaluator", "table", "--budget", "4", "--out", str(tmp_path / "run")
+    )
+    assert "at least" in text
+    assert "lower bound for any plan" not in text
+    assert main(["report", str(tmp_path / "run")]) == 0
+    page = (tmp_path / "run" / "report.md").read_text()
+    assert "Lower bound for plans of this space" in page
+    assert page.count("Lower bound for any plan") == 1  # beside the path that it is of
 
 
 def test_a_study_of_a_table_is_never_worse_than_list_scheduling(tmp_path: Path) -> None:
