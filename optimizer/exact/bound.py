@@ -109,7 +109,8 @@ def _work_s(costs: OperatorCosts) -> float:
     processors, count = costs.operator_s.shape
     if not np.isfinite(costs.operator_s).any(axis=0).all():
         return float("inf")
-    scale = float(np.where(np.isfinite(costs.operator_s), costs.operator_s, 0.0).max(initial=0.0))
+    # The solver takes coefficients below 1e-9 for 0, so the slowest operator, where it is fastest, is the unit.
+    scale = float(costs.operator_s.min(axis=0).max(initial=0.0))
     if scale == 0.0:
         return 0.0
     groups = exclusive_groups(costs.platform)
