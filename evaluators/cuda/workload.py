@@ -165,12 +165,10 @@ class CudaWorkload(MeasuredWorkload[Loaded]):
             self._inputs[key] = tensors.model_inputs(graph, _INPUT_SEED)
         return self._bench.take(graph, jobs, owner, weights, self._inputs[key], after)
 
-    def run_alone(self, found: Setting, parts: Parts, runs: int) -> tuple[list[Outcome], list[Outputs]]:
-        """Run models outside their workload, at most as many as there are instances.
-
-        Returns:
-            The outcome of each run, and the outputs of each model.
-        """
+    def run_alone(
+        self, found: Setting, parts: Parts, runs: int, *, outputs: bool = False
+    ) -> tuple[list[Outcome], list[Outputs]]:
+        """Run models outside their workload, at most as many as there are instances."""
         names = [p.name for p in self._processors]
         owners = self._owners([graph for graph, _ in parts])
         with ExitStack() as undo:
@@ -188,7 +186,7 @@ class CudaWorkload(MeasuredWorkload[Loaded]):
             settled = Setting(found.clients, found.components, found.stages, tuple(names), found.excluded)
             run = partial(self._bench.run, settled, "fifo", instances)
             outcomes = [outcome(run()[0], found.stages, found.processors) for _ in range(runs)]
-            return outcomes, [self.outputs(instance) for instance in instances]
+            return outcomes, [self.outputs(instance) for instance in instances] if outputs else []
 
     def _owners(self, graphs: Sequence[Graph]) -> list[str]:
         """Return the owner of each of some models: where possible an instance of the same model, to share its weights.

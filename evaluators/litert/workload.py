@@ -143,8 +143,10 @@ class LitertWorkload(LocalSession, MeasuredWorkload[InstanceBinding]):
         """Return the executor of a setting."""
         return Executor(found, dispatch, instances, self._stages)
 
-    def run_alone(self, found: Setting, parts: Parts, runs: int) -> tuple[list[Outcome], list[Outputs]]:
-        """Run models outside their workload; return the outcome of each run, and the outputs of each model."""
+    def run_alone(
+        self, found: Setting, parts: Parts, runs: int, *, outputs: bool = False
+    ) -> tuple[list[Outcome], list[Outputs]]:
+        """Run models outside their workload."""
         with _named(", ".join(dict.fromkeys(graph.name for graph, _ in parts))), ExitStack() as undo:
             instances = []
             for number, (client, (graph, cuts)) in enumerate(zip(found.clients, parts, strict=True)):
@@ -154,7 +156,7 @@ class LitertWorkload(LocalSession, MeasuredWorkload[InstanceBinding]):
             outcomes = [executor.run() for _ in range(runs)]
             if executor.failures:
                 raise UnavailableError(next(iter(executor.failures.values())))
-            return outcomes, [instance.outputs() for instance in instances]
+            return outcomes, [instance.outputs() for instance in instances] if outputs else []
 
     def agreement(self, graph: Graph, outputs: Outputs, processors: Sequence[Processor], off: float = 0.0) -> Agreement:
         """Compare outputs of a model with those of the whole model on the reference processor."""

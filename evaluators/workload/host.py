@@ -237,7 +237,8 @@ class MeasuredWorkload(PricedWorkload, ABC, Generic[Instance]):
     def whole_outputs(self, graph: Graph) -> Outputs:
         """Return the outputs of a whole model on the reference processor."""
         processor = [p.name for p in self._processors].index(self._reference_processor.name)
-        return self.run_alone(closed_loops([processor], [1], self._processors), [(graph, ())], 1)[1][0]
+        found = closed_loops([processor], [1], self._processors)
+        return self.run_alone(found, [(graph, ())], 1, outputs=True)[1][0]
 
     def price(
         self,
@@ -261,13 +262,16 @@ class MeasuredWorkload(PricedWorkload, ABC, Generic[Instance]):
         return self.run_alone(found, parts, runs)[0]
 
     @abstractmethod
-    def run_alone(self, found: Setting, parts: Parts, runs: int) -> tuple[list[Outcome], list[Outputs]]:
+    def run_alone(
+        self, found: Setting, parts: Parts, runs: int, *, outputs: bool = False
+    ) -> tuple[list[Outcome], list[Outputs]]:
         """Run models outside the workload; return the outcome of each run, and the outputs of each model.
 
         Args:
             found: the setting, with one client for each model.
             parts: model of each client, and where it is cut.
             runs: number of runs.
+            outputs: whether to return any; a device's outputs take a while to read.
         """
 
     @abstractmethod
