@@ -5,7 +5,10 @@
 Every model asks for one inference after another (a closed loop, batch 1); the image is copied to the device and the
 result back each time. The original and the decomposed models in one process each, threads that launch kernel by kernel
 on streams, CUDA graphs one after another and on streams, the seed's jobs on streams, and plans that are searched by
-measuring them: the ways run in turns, and each round gives a reduction against the round's own processes.
+measuring them: the ways run in turns, and each round gives a reduction against the round's own processes. With ``--mps
+FOLDER``, where an MPS control daemon listens (``CUDA_MPS_PIPE_DIRECTORY=FOLDER nvidia-cuda-mps-control -d``), it is
+without Tucker and threads, and processes with the same graphs take part, also as clients of MPS: what capture, kernels,
+streams and the search gain each.
 ``--device cpu --toy`` shows on any machine that everything runs; its times say nothing.
 """
 
@@ -14,11 +17,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -43,14 +48,16 @@ from search_spaces.core.workload import Arrival, Client, Workload
 from search_spaces.spaces.workload_space import WorkloadSpace
 from tests.benchmarks import seed_001_probe as probe
 from tests.benchmarks.seed_001_models import SETS, Model, cuts_of, prepared
-from tests.benchmarks.seed_001_processes import Processes, preload
+from tests.benchmarks.seed_001_processes import PIPE, QUEUES, Processes, preload
 
 PROCESSES, TUCKER_PROCESSES = "original in processes", "Tucker in processes"
 THREADS, SEQUENTIAL, STREAMS = "threads on streams", "graphs one after another", "graphs on streams"
+GRAPHS, MPS, MPS_GRAPHS = "graphs in processes", "original in processes, MPS", "graphs in processes, MPS"
 SEED, OURS, OURS_TUCKER = "Tucker in jobs on streams (the seed's)", "ours, searched", "ours with Tucker, searched"
 JOBS = 8
 T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 Row = dict[str, Any]
+Ways = Callable[[float], list[float]]
 
 
 def tell(text: str) -> None:
@@ -139,6 +146,48 @@ class Graphs:
         return list({plan.digest: plan for plan in plans}.values())
 
 
+class Alone:
+    """Models captured as CUDA graphs in a process of the evaluator each, which all ask at once.
+
+    Args:
+        models: name and network of each.
+        mps: the pipe directory of an MPS control daemon; None without.
+    """
+
+    def __init__(
+        self, models: Sequence[tuple[str, Graph]], benches: Benches, device: str, mps: str | None = None
+    ) -> None:
+        self._stack = ExitStack()
+        with served_by(mps), ThreadPoolExecutor(len(models) if mps is None else 1) as pool:
+            self._loops = list(pool.map(lambda model: self._loop(model[0], model[1], benches, device), models))
+
+    def _loop(self, name: str, graph: Graph, benches: Benches, device: str) -> Loop:
+        bench = self._stack.enter_context(closing(benches.another(device)))
+        made = Graphs([(name, graph, 1)], benches.platform, bench)
+        return self._stack.enter_context(closing(Loop(made, made.static(1))))
+
+    def latencies_s(self, seconds: float) -> list[float]:
+        """Return each model's mean latency while all ask for some seconds."""
+        with ThreadPoolExecutor(len(self._loops)) as pool:
+            return [found for (found,) in pool.map(lambda loop: loop.latencies_s(seconds), self._loops)]
+
+    def close(self) -> None:
+        """End the processes."""
+        self._stack.close()
+
+
+@contextmanager
+def served_by(mps: str | None) -> Iterator[None]:
+    """Let processes that start meanwhile be clients of an MPS control daemon, given its pipe directory."""
+    if mps is not None:
+        os.environ |= {PIPE: mps, QUEUES: "1"}
+    try:
+        yield
+    finally:
+        os.environ.pop(PIPE, None)
+        os.environ.pop(QUEUES, None)
+
+
 def searched(made: Graphs, seconds: float, look_s: float) -> tuple[Plan, Row]:
     """Return the plan with the least mean latency: known ones first, then neighbours of the best, then a final."""
     rng = np.random.default_rng(1)
@@ -218,10 +267,12 @@ class Benches:
 
     def __init__(self, gpu: str, device: str, precision: str, chosen: dict[str, str]) -> None:
         self.platform = with_pools(platform_of(gpu, "tf32" if precision == "tf32" else "f32"))
-        known = None if device == "cpu" else chosen
-        self.plain, self.seeds, self.quick = (
-            Bench(GpuProcess(device, probe.BUSY, known), self.platform.limits) for _ in range(3)
-        )
+        self._known = None if device == "cpu" else chosen
+        self.plain, self.seeds, self.quick = (self.another(device) for _ in range(3))
+
+    def another(self, device: str) -> Bench:
+        """Return another process, which takes the kernels that are known; a caller closes it."""
+        return Bench(GpuProcess(device, probe.BUSY, self._known), self.platform.limits)
 
     def __enter__(self) -> Self:
         return self
@@ -235,22 +286,23 @@ def measured(models: Sequence[tuple[Model, int]], given: argparse.Namespace, ben
     """Measure one set."""
     row: Row = {"kept_triples": {m.name: [m.kept, len(m.ranks)] for m, _ in models}}
     paths = [m.path for m, n in models for _ in range(n)]
-    tucker = [[m.tucker_path] for m, n in models for _ in range(n)]
-    groups = {PROCESSES: [[p] for p in paths], TUCKER_PROCESSES: tucker, THREADS: [paths]}
     with ExitStack() as stack:
 
         def graphs(pick: Callable[[Model], Graph], bench: Bench) -> Graphs:
             return Graphs([(m.name, pick(m), n) for m, n in models], benches.platform, bench)
 
-        def loop(made: Graphs, plan: Plan) -> Callable[[float], list[float]]:
+        def loop(made: Graphs, plan: Plan) -> Ways:
             return stack.enter_context(closing(Loop(made, plan))).latencies_s
 
         plain = graphs(lambda m: m.graph, benches.plain)
-        seeds = graphs(lambda m: m.tucker.graph, benches.seeds)
-        quick = graphs(lambda m: m.quick.graph if m.quick is not None else m.graph, benches.quick)
-        cuts = {m.name: cuts_of(m.tucker.graph, JOBS, m.tucker.origins) for m, _ in models}
         ways = {SEQUENTIAL: loop(plain, plain.static(1)), STREAMS: loop(plain, plain.plan(plain.stream))}
-        ways[SEED] = loop(seeds, seeds.plan(lambda _: seeds.pool, cuts))
+        groups = {PROCESSES: [[p] for p in paths]}
+        if given.mps is None:
+            seeds = graphs(lambda m: m.tucker.graph, benches.seeds)
+            quick = graphs(lambda m: m.quick.graph if m.quick is not None else m.graph, benches.quick)
+            cuts = {m.name: cuts_of(m.tucker.graph, JOBS, m.tucker.origins) for m, _ in models}
+            ways[SEED] = loop(seeds, seeds.plan(lambda _: seeds.pool, cuts))
+            groups |= {TUCKER_PROCESSES: [[m.tucker_path] for m, n in models for _ in range(n)], THREADS: [paths]}
         tell("  processes")  # not before the kernels are timed
         groups_of_processes = {
             name: stack.enter_context(Processes(group, given.device, precision)) for name, group in groups.items()
@@ -260,13 +312,48 @@ def measured(models: Sequence[tuple[Model, int]], given: argparse.Namespace, ben
         tell("  search")
         plan, row["search"] = searched(plain, given.search, given.look)
         ways[OURS] = loop(plain, plan)
-        plan, row["search_tucker"] = searched(quick, given.search, given.look)
-        ways[OURS_TUCKER] = loop(quick, plan)
+        if given.mps is None:
+            plan, row["search_tucker"] = searched(quick, given.search, given.look)
+            ways[OURS_TUCKER] = loop(quick, plan)
         tell("  rounds")
         ways |= {name: processes.latencies_s for name, processes in groups_of_processes.items()}
-        row["rounds"] = _rounds(ways, given)
+        if given.mps is None:
+            row["rounds"] = _rounds(ways, given)
+        else:
+            each = [(m.name, m.graph) for m, n in models for _ in range(n)]
+            row["rounds"], row["mps_rounds"] = _with_processes(ways, each, paths, given, benches, precision)
         row["device"] = plain.session.facts()["facts"]
     return row
+
+
+def _with_processes(
+    ways: dict[str, Ways],
+    each: Sequence[tuple[str, Graph]],
+    paths: Sequence[Path],
+    given: argparse.Namespace,
+    benches: Benches,
+    precision: str,
+) -> tuple[Row, Row]:
+    """Return the rounds with the same graphs in processes, and those with clients of MPS, or why there are none."""
+    with closing(Alone(each, benches, given.device)) as alone:
+        first = _rounds({**ways, GRAPHS: alone.latencies_s}, given)
+    served: Row = {}
+    for name in (MPS, MPS_GRAPHS):  # one after the other, since there is room for few clients
+        tell(f"  rounds: {name}")
+        with ExitStack() as stack:
+            try:
+                if name == MPS:
+                    others = stack.enter_context(
+                        Processes([[p] for p in paths], given.device, precision, given.mps)
+                    ).ready()
+                    latencies_s = others.latencies_s
+                else:
+                    graphs = Alone(each, benches, given.device, given.mps)
+                    latencies_s = stack.enter_context(closing(graphs)).latencies_s
+                served[name] = _rounds({PROCESSES: ways[PROCESSES], OURS: ways[OURS], name: latencies_s}, given)
+            except (OptimizeError, OSError, RuntimeError, SystemExit) as error:
+                served[name] = str(error)
+    return first, served
 
 
 def look_at(models: Mapping[str, Model], given: argparse.Namespace, gpu: str, precision: str) -> tuple[Row, Row]:
@@ -311,6 +398,7 @@ def main() -> None:
     parser.add_argument("--look", type=float, default=0.1, help="seconds for each plan of a search")
     parser.add_argument("--probe", type=float, default=70.0, help="seconds for the timing of triples")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--mps", help="pipe directory of an MPS control daemon, whose clients processes are too")
     parser.add_argument("--toy", action="store_true")
     given = parser.parse_args()
     gpu = CudaEvaluator(given.device)._gpu()
@@ -351,6 +439,11 @@ def main() -> None:
                     continue
                 row["roofline"] = roofline(mine, ceilings)
                 floor_ms = row["roofline"]["least_mean_latency_ms"]
+                for way, served in row.pop("mps_rounds", {}).items():
+                    failed = isinstance(served, str)
+                    known = served if failed else summary(served, SETS[which][1], floor_ms)["ways"]
+                    row.setdefault("mps", {})[way] = known
+                    tell(f"  {way}: {served}" if failed else f"  {way}: {known[way]['reduction_percent']:+.1f} %")
                 row |= summary(row.pop("rounds"), SETS[which][1], floor_ms)
                 document["sets"].setdefault(precision, {})[which] = row
                 for way, each in row["ways"].items():

@@ -8,6 +8,7 @@ lowering in its plain form: NCHW, PyTorch's ordinary calls and its defaults.
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ from typing import Any, Self
 import numpy as np
 
 START_S, ANSWER_S = 180.0, 120.0
+PIPE, QUEUES = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_DEVICE_MAX_CONNECTIONS"
+"""MPS has few hardware queues: a fourth process with captured graphs and the usual eight ran out of memory."""
 Message = dict[str, Any]
 
 
@@ -53,8 +56,10 @@ def eager(path: Path, device: str) -> Callable[[], Any]:
     return run
 
 
-def child(channel: Connection, paths: Sequence[str], device: str, precision: str) -> None:
+def child(channel: Connection, paths: Sequence[str], device: str, precision: str, mps: str | None) -> None:
     """Serve: each of some models in a thread and on a stream of its own; one alone needs neither."""
+    if mps is not None:
+        os.environ[PIPE] = mps  # read when CUDA starts, after PyTorch is imported
     import torch
 
     torch.set_grad_enabled(mode=False)
@@ -110,14 +115,15 @@ class Processes:
 
     Args:
         groups: for each child the files of its models.
+        mps: the pipe directory of an MPS control daemon whose clients they are; None without.
     """
 
-    def __init__(self, groups: Sequence[Sequence[Path]], device: str, precision: str) -> None:
+    def __init__(self, groups: Sequence[Sequence[Path]], device: str, precision: str, mps: str | None = None) -> None:
         context = get_context("forkserver")
         self._children = []
         for group in groups:
             ours, theirs = context.Pipe()
-            process = context.Process(target=child, args=(theirs, [str(p) for p in group], device, precision))
+            process = context.Process(target=child, args=(theirs, [str(p) for p in group], device, precision, mps))
             process.daemon = True
             process.start()
             theirs.close()
