@@ -56,11 +56,13 @@ class Options(TypedDict, total=False):
     power: str | Sequence[str]
     state: str | Sequence[str]
     robust: Literal["worst", "expected"]
+    rate: float | None
     deadline: float | None
     max_energy: float | None
     max_error: float | None
     stop_when_proven: bool
     warm_start: Model | None
+    compare_with: Model | Sequence[Model]
     input_shape: str | Sequence[str]
     input: Model | Sequence[Model]
     signature: str | Sequence[str]
@@ -123,7 +125,7 @@ def _config(model: Model | Sequence[Model], budget: int, options: Options) -> St
     freedoms = given.get("allow")
     if freedoms is not None and not isinstance(freedoms, str):
         given["allow"] = ",".join(freedoms)
-    for name in ("objective", "power", "state", "input_shape", "processors", *GIVEN):
+    for name in ("compare_with", "objective", "power", "state", "input_shape", "processors", *GIVEN):
         if (value := given.get(name)) is not None and not isinstance(value, str):
             given[name] = (fspath(value),) if isinstance(value, PathLike) else tuple(map(fspath, value))
     libraries = given.get("custom_ops") or ()

@@ -17,6 +17,7 @@ from optimizer.campaign.table import (
     fronts_of,
     gain_text,
     named,
+    rate_text,
     ratio_heading,
     shown_axes,
     verdict_of,
@@ -196,6 +197,7 @@ def render_summary(run: CampaignRun, tables: Tables) -> Group:
     for row in tables.gains:
         which = ", ".join(named(row[axis]) for axis in axes if axis != "model")
         parts.append(Text(f"{which}: {gain_text(row)}" if which else gain_text(row)))
+    parts += [Text(rate_text(row)) for row in tables.rates]
     if tables.expected:
         parts += [Text(), table(("published", ">paper", ">ours", ">ours / paper", ""), map(_expected, tables.expected))]
     done, failed = (sum(s.status == status for s in run.states) for status in ("done", "failed"))

@@ -38,6 +38,7 @@ def _objective(value: str | None) -> str | None:
 Objective = Annotated[str, AfterValidator(_objective)]
 Whole = Annotated[int, Field(strict=True, le=2**32 - 1)]
 Error = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class _Strict(BaseModel):
@@ -57,6 +58,8 @@ class Matrix(_Strict):
         objective: one, or several as ``latency,memory``; energy needs the powers of the processors, or a meter.
         max_stages: stages of a plan at most; null for 4, or the model's operators where it has fewer.
         max_error: by how much outputs may differ from the whole model's, relative to its largest one.
+        rate: how many times as often requests of workloads come; null for as often as they say.
+        compare_with: file of a plan of one's own, relative to the campaign file; it takes part in the final.
         budget: distinct plans to try.
         seed: the same seed proposes the same plans, given the same measurements.
     """
@@ -70,6 +73,8 @@ class Matrix(_Strict):
     objective: tuple[Objective, ...] = Field(default=("latency",), min_length=1)
     max_stages: tuple[Whole | None, ...] = Field(default=(None,), min_length=1)
     max_error: tuple[Error | None, ...] = Field(default=(None,), min_length=1)
+    rate: tuple[Rate | None, ...] = Field(default=(None,), min_length=1)
+    compare_with: tuple[str | None, ...] = Field(default=(None,), min_length=1)
     budget: tuple[Whole, ...] = Field(default=(200,), min_length=1)
     seed: tuple[Whole, ...] = Field(default=(0,), min_length=1)
 
@@ -97,6 +102,8 @@ class Cell(_Strict):
     objective: Objective | None = None
     max_stages: int | None = None
     max_error: Error | None = None
+    rate: Rate | None = None
+    compare_with: str | None = None
     budget: int | None = None
     seed: int | None = None
 

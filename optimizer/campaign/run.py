@@ -299,6 +299,7 @@ def _summary_json(saved: Mapping[str, Any], tables: Tables, path: Path) -> dict[
         "summary": tables.summary,
         "fronts": tables.fronts,
         "gains": tables.gains,
+        "rates": tables.rates,
         "expected": tables.expected,
         "explained": tables.explained,
         "mean_excess": {

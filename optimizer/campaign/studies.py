@@ -19,6 +19,7 @@ from typing import Any
 from evaluators.litert.processors import check_libraries
 from evaluators.own_process import own_process
 from optimizer.campaign.file import AXES, Campaign, CampaignFile, Loc, Settings
+from optimizer.model.baselines import OWN
 from optimizer.samplers import make_sampler
 from optimizer.study.config import StudyConfig, option, parse_config
 from search_spaces.core.errors import EXIT_INTERRUPTED, ModelError, UnavailableError, UnstableError, UsageError
@@ -31,7 +32,8 @@ from search_spaces.models.zoo.names import is_name, nearest, parse_name
 from search_spaces.spaces.registry import parse_freedoms
 
 MOST_STUDIES = 10_000
-_KNOWN = re.compile(r"(whole on .+|(layer length|parameter count) K=[2-4]|layer type K=2|every layer|best)")
+_FILES = ("model", "platform", "compare_with")  # axes whose values may be files
+_KNOWN = re.compile(rf"(whole on .+|{OWN}.+|(layer length|parameter count) K=[2-4]|layer type K=2|every layer|best)")
 _EXAMPLES = ("whole on cpu", "layer length K=2", "layer length K=3", "layer length K=4", "layer type K=2",
              "parameter count K=2", "parameter count K=3", "parameter count K=4", "every layer", "best")  # fmt: skip
 
@@ -170,7 +172,7 @@ def _config(file: CampaignFile, axes: dict[str, Any], loc: Loc) -> StudyConfig:
     settings = file.campaign.settings
     values = {**axes, **{name: value for name, value in settings if value not in (None, (), False)}}
     values["objective"] = tuple(axes["objective"].split(","))
-    for axis in ("model", "platform"):
+    for axis in _FILES:
         path = _file(file, axes[axis])
         if path is not None:
             values[axis] = str(path)
@@ -239,7 +241,7 @@ def _inputs(
 ) -> dict[str, Any]:
     """Return all that a study depends on, as plain values; files are represented by their digests."""
     inputs = config.model_dump(mode="json", exclude={"study", "out"})
-    for axis in ("model", "platform"):
+    for axis in _FILES:
         path = _file(file, axes[axis])
         if path is None:
             continue
@@ -252,11 +254,11 @@ def _inputs(
 
 
 def _name(axes: dict[str, Any], varying: list[str]) -> str:
-    short = {"seed": "s", "budget": "b", "max_stages": "k", "max_error": "e"}
+    short = {"seed": "s", "budget": "b", "max_stages": "k", "max_error": "e", "rate": "x"}
     words = []
     for axis in varying:
         text = "default" if axes[axis] is None else str(axes[axis])
-        text = Path(text).stem if axis == "platform" else text
+        text = Path(text).stem if axis in ("platform", "compare_with") or names_file(text) else text
         words.append(short.get(axis, "") + _cut(re.sub(r"[^A-Za-z0-9._]+", "_", text).strip("_."), 40))
     return _cut("-".join(words), 90)
 

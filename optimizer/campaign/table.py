@@ -29,7 +29,7 @@ STATE = "campaign.json"
 GROUP = ("evaluator", "platform", "processors")
 """Axes that identify a device: R² is computed over the latencies of one device."""
 
-SUMMARIES = ("summary", "fronts", "gains", "expected", "indicators", "explained")
+SUMMARIES = ("summary", "fronts", "gains", "rates", "expected", "indicators", "explained")
 """The tables, fields of :class:`Tables`, that follow from ``results`` and the models."""
 
 Row = dict[str, Any]
@@ -47,6 +47,7 @@ class Tables:
         summary: a row for each cell of the matrix, over its seeds and repetitions.
         fronts: of each study with several objectives, the values of each plan of its front.
         gains: the mean gain over the models of the matrix, for each cell of its other axes.
+        rates: the highest rate of each workload at which nothing is missed, by our plans and by the best baseline.
         expected: published figures beside ours.
         indicators: work, weights and memory traffic of each model, with the latency of its best plan.
         explained: R² of each indicator, and relative errors of models that were left out.
@@ -60,6 +61,7 @@ class Tables:
     summary: Sequence[Row]
     fronts: Sequence[Row]
     gains: Sequence[Row]
+    rates: Sequence[Row]
     expected: Sequence[Row]
     indicators: Sequence[Row]
     explained: Sequence[Row]
@@ -137,9 +139,10 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
     expected = [_expected(e, results) for e in campaign.expect]
     explained = list(_explained_rows(measured))
     missing = sorted(shown - {row["plan"] for row in results}) if results else []
-    summary, gains = _summary(results), mean_gains(results)
-    ran_on = sorted(processors)
-    return Tables(results, curves, summary, fronts, gains, expected, measured, explained, missing, unreadable, ran_on)
+    summary, gains, rates, ran_on = _summary(results), mean_gains(results), _rates(results), sorted(processors)
+    return Tables(
+        results, curves, summary, fronts, gains, rates, expected, measured, explained, missing, unreadable, ran_on
+    )
 
 
 def verdict_of(row: Row) -> str:
@@ -230,6 +233,7 @@ def _in_ms(objective: Objective, **numbers: Any) -> Row:
 
 def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
     objective, rows = objective_of(result), []
+    outcomes = result.get("workload", {}).get("outcomes", {})
     for name, entry in {"best": result["best"], **result["baselines"]}.items():
         found = entry["latency_ms"] or {}  # in the objective's unit, whatever the key says
         low, high = found.get("ci95", (None, None))
@@ -261,6 +265,7 @@ def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
                 "space_plans": float(min(result["space"]["plans"], 1e308)),
                 "wall_s": result["wall_s"],
                 "failure": entry["failure"],
+                "misses": outcomes.get(name, {}).get("misses"),
                 "value": found.get("median"),
                 "value_low": low,
                 "value_high": high,
@@ -358,6 +363,36 @@ def gain_text(row: Row) -> str:
         f"(95 %: {row['gain_low']:.3f} to {row['gain_high']:.3f}); in {row['of_baselines']} of "
         f"{row['studies']} studies a baseline is recommended, which counts as 1"
     )
+
+
+def _rates(results: Sequence[Row]) -> list[Row]:
+    """Return the highest rate that each workload is run at and below which no plan of a kind misses a deadline."""
+    axes, found = [axis for axis in AXES if axis not in {"rate", *_POOLED}], []
+    for rows in _grouped((row for row in results if row["rate"] is not None and row["misses"] is not None), axes):
+        tried = sorted({row["rate"] for row in rows})
+        kept = {}
+        for each in _grouped(rows, ("plan",)):
+            late = min((row["rate"] for row in each if row["misses"]), default=math.inf)
+            kept[each[0]["plan"]] = max((row["rate"] for row in each if row["rate"] < late), default=None)
+        ours = kept.pop("best", None)
+        known = {plan: rate for plan, rate in kept.items() if rate is not None}
+        other = max(known, key=lambda plan: known[plan], default=None)
+        theirs = known.get(other or "")
+        head = {axis: rows[0][axis] for axis in axes} | {"lowest": tried[0], "highest": tried[-1]}
+        gain = ours / theirs if ours and theirs else None
+        found.append(head | {"best": ours, "baseline": other, "baseline_rate": theirs, "gain": gain})
+    return found
+
+
+def rate_text(row: Row) -> str:
+    """Return a row of the rates in a sentence."""
+
+    def kept(rate: float | None) -> str:
+        at_least = "at least " if rate == row["highest"] else ""
+        return f"below {row['lowest']:g}" if rate is None else f"{at_least}{rate:g}"
+
+    baseline = f"; by the best baseline, {row['baseline']}: {kept(row['baseline_rate'])}" if row["baseline"] else ""
+    return f"{row['model']}: highest rate without a missed deadline: {kept(row['best'])}{baseline}"
 
 
 def _pooled(rows: Sequence[Row]) -> tuple[float | None, float | None, float | None]:

@@ -79,6 +79,8 @@ def make_parser(summaries: str = "") -> Parser:
     )
     add("--model", metavar="MODEL", action="append", help="the same; may be given several times")
     add("--workload", metavar="FILE", action="append", dest="model", help="the same, for a workload's YAML file")
+    rate = "requests of a workload come X times as often as its file says, with the same deadlines"
+    add("--rate", metavar="X", help=rate)
     add_shapes(add)
     add_given(add, *GIVEN)
     add = parser.add_argument_group("device").add_argument
@@ -117,6 +119,8 @@ def make_parser(summaries: str = "") -> Parser:
     proven = "stop once a plan is within --precision of the model's bound"
     add("--stop-when-proven", action="store_true", default=None, help=proven)
     add("--warm-start", metavar="RUN", help="reuse the measurements of a finished study, or its best plans")
+    own = "a plan of your own to compare with: a plan.json, or the run folder of a study; may be repeated"
+    add("--compare-with", metavar="PLAN", action="append", help=own)
     add("--seed", metavar="S", help="seed of the proposals (default 0)")
     add = parser.add_argument_group("limits of a plan").add_argument
     add("--deadline", metavar="MS", help="latency limit of one inference, ms")

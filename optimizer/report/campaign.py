@@ -19,6 +19,7 @@ from optimizer.campaign.table import (
     gather,
     mean_excess,
     named,
+    rate_text,
     ratio_heading,
     read_state,
     shown_axes,
@@ -91,6 +92,8 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
         which = " · ".join(named(row[axis]) for axis in axes if axis != "model")
         said = gain_text(row)
         yield Text(f"{which}: {said}." if which else f"{said[0].upper()}{said[1:]}.")
+    for row in tables.rates:
+        yield Text(f"{rate_text(row)}.")
     names = [" · ".join(named(row[a]) for a in axes) for row in tables.summary]
     head = headed(*(Column(a.replace("_", " ")) for a in axes), "studies|d; best|.4g; unit")
     ratio = headed(f"{ratio_heading(tables.summary)}|.4f; 95 % from|.4f; to|.4f; verdict")

@@ -54,7 +54,7 @@ SETTINGS, PROFILE, ERRORS = "settings", "profile", "errors"
 KINDS = ("trial", "baseline")
 
 # What a worker decides for itself; all else is the study's.
-_OWN = ("minutes", "study", "out", "storage", "device", "heartbeat", "warm_start")
+_OWN = ("minutes", "study", "out", "storage", "device", "heartbeat", "warm_start", "compare_with")
 # Settings that define values and plans: all workers must agree on them.
 _AGREED = ("evaluator", "objective", "max_stages", "allow", "state", "robust", "power")
 

@@ -31,7 +31,14 @@ _STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SHOWN_CHARACTERS = 60
 _MOST_DIGITS = 300  # longer numbers may overflow a float
 _MOST = 10**_MOST_DIGITS
-_REPEATED = ("input_shape", "objective", "power", "state", *GIVEN)  # options that may be given several times
+_REPEATED = (
+    "compare_with",
+    "input_shape",
+    "objective",
+    "power",
+    "state",
+    *GIVEN,
+)  # options that may be given several times
 
 
 def _order(name: str) -> int:
@@ -65,6 +72,7 @@ class StudyConfig(BaseModel):
         state: ``name:processor=factor,…`` for each state of the platform to optimise for; cost models only.
         robust: whether the worst of these states counts, or their mean.
         power: ``processor=watts`` for each processor, or for one of those that are alike.
+        rate: how many times as often periodic and random requests of a workload come; None for as it says.
         deadline: milliseconds that one inference may take; None for any. Plans that the model expects to take clearly
             longer are not run, and a study whose best plan takes longer fails.
         max_energy: millijoules that one inference may take; None for any.
@@ -72,6 +80,8 @@ class StudyConfig(BaseModel):
             as the precision of the processors explains.
         warm_start: folder of a finished study; its measurements of this model on this device are reused, and
             its best plans are tried on another one.
+        compare_with: plans of a person's own, measured first and always in the final: files as ``plan.json``, or run
+            folders of studies.
         stop_when_proven: whether to end once the best plan is within ``precision`` of the model's bound.
         input_shape: ``name=1,224,224,3`` for inputs of the model that have open dimensions; as in the file by default.
         input: an ``.npy`` or ``.npz`` file with the inputs to measure and verify with; drawn ones by default. Of one
@@ -103,11 +113,13 @@ class StudyConfig(BaseModel):
     power: tuple[str, ...] = ()
     state: tuple[str, ...] = ()
     robust: Literal["worst", "expected"] = "worst"
+    rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     deadline: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     max_energy: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     max_error: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     stop_when_proven: bool = False
     warm_start: Path | None = None
+    compare_with: tuple[str, ...] = ()
     input_shape: tuple[str, ...] = ()
     input: tuple[str, ...] = ()
     signature: tuple[Annotated[str, Field(max_length=1000)], ...] = ()
@@ -142,14 +154,14 @@ class StudyConfig(BaseModel):
     def _freedoms(cls, value: str) -> str:
         return parse_freedoms(value)
 
-    @field_validator("out", "platform", "warm_start", "input", "custom_ops", mode="before")
+    @field_validator("out", "platform", "warm_start", "compare_with", "input", "custom_ops", mode="before")
     @classmethod
     def _named(cls, value: object) -> object:
         if value == "" or (isinstance(value, list | tuple) and "" in value):  # the current folder
             raise ValueError("must not be empty")
         return value
 
-    @field_validator("model", "out", "platform", "warm_start", "input", "custom_ops", mode="after")
+    @field_validator("model", "out", "platform", "warm_start", "compare_with", "input", "custom_ops", mode="after")
     @classmethod
     def _path(cls, value: str | Path | tuple[str, ...] | None) -> str | Path | tuple[str, ...] | None:
         if any("\0" in str(path) for path in (value if isinstance(value, tuple) else (value,))):

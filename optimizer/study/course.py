@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +16,7 @@ from evaluators.measurement.disturbance import Disturbance, RunFilter
 from evaluators.measurement.final import FinalPolicy
 from evaluators.registry import make_evaluator
 from optimizer.devices import asks_for_several
+from optimizer.model.baselines import Baseline, own_plans
 from optimizer.model.bounds import Bounds
 from optimizer.model.goals import decide_front
 from optimizer.samplers import make_sampler
@@ -50,6 +51,7 @@ class Study:
     """The state that the steps of a study share.
 
     Attributes:
+        own: plans of ``--compare-with``.
         front: of several objectives.
         restored: how many plans the log held.
         disturbed: what kept measurements of earlier sessions off their cores.
@@ -61,6 +63,7 @@ class Study:
     watcher: Watcher
     run: RunFolder
     shared: SharedStudy | None
+    own: tuple[Baseline, ...] = ()
     history: History = field(init=False)
     begin_s: float = field(default_factory=time.monotonic)
     baselines: dict[str, Plan] = field(default_factory=dict)
@@ -94,6 +97,11 @@ class Study:
     def holds(self, plan: Plan) -> bool:
         """Return whether the space holds a plan."""
         return in_space(self.subject.space, plan)
+
+    def canonical(self, own: Baseline) -> Baseline:
+        """Return a person's plan as the space has it, if the space holds it."""
+        space = self.subject.space
+        return replace(own, plan=space.decode(space.encode(own.plan))) if self.holds(own.plan) else own
 
     def result(self, verdict: Verdict | None, deployed: Agreement | None) -> Result:
         """Return the result so far."""
@@ -129,6 +137,7 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
     watcher.message(f"reading {config.model}")
     subject = read_subject(placed(config))
     config, of = subject.config, identity(subject)
+    own = own_plans(config.compare_with, subject.graph, subject.measured_on)
     fingerprint = {"evaluator": config.evaluator, "platform": subject.platform.to_json()}
     with (
         sharing(config, of) as shared,
@@ -136,7 +145,7 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
     ):
         tell_of_damage(run, watcher)
         subject.resume(run.contents.records)
-        study = Study(config, subject, watcher, run, shared, begin_s)
+        study = Study(config, subject, watcher, run, shared, own, begin_s=begin_s)
         with kept_at_the_end(study):
             if subject.ready:
                 study.opened()
@@ -152,13 +161,15 @@ def foreseen(config: StudyConfig) -> dict[str, Any]:
     """
     subject = read_subject(placed(config))
     config, of = subject.config, identity(subject)
+    own = own_plans(config.compare_with, subject.graph, subject.measured_on)
     check_joins(config, of)
     RunFolder.check(config, of)
     with TemporaryDirectory() as folder, subject.session(Path(folder)) as session:
         subject.ask(session)
         if config.warm_start is not None:
             subject.taken(config.warm_start, fingerprint_of(session))
-    return subject.foreseen()
+    found = subject.foreseen()
+    return {**found, "baselines": [*found["baselines"], *(b.name for b in own)]}
 
 
 def identity(subject: Subject) -> Identity:
@@ -186,6 +197,7 @@ def _search(study: Study, session: Session) -> Result:
     history = study.history
     study.runs = RunFilter(counters_of(search.session))
     study.bounds = search.bounds
+    search = replace(search, baselines=(*search.baselines, *map(study.canonical, study.own)))
     study.baselines = {b.name: b.plan for b in search.baselines}
 
     def notify(trial: Trial) -> None:

@@ -16,6 +16,7 @@ from evaluators.machine import available_nbytes
 from evaluators.measurement.disturbance import in_words
 from evaluators.measurement.final import Final, FinalComparison, FinalPolicy, Ratio, Standing
 from evaluators.samples import Samples, read_agreement
+from optimizer.model.baselines import OWN
 from optimizer.study.history import History, Trial
 from search_spaces.core.errors import PlanError, RunFolderError, UnavailableError, damage
 from search_spaces.core.graph import Graph
@@ -27,6 +28,9 @@ REACH = 0.15
 """A plan is measured again when its interval reaches within this share of the best one."""
 
 LEAST_FINALISTS, MOST_FINALISTS = 10, 64
+FAR = 0.5
+"""A plan of several stages that is slower than the best one by more than this, interval included, is no finalist to
+make up the number: such plans cost large networks the rounds that decide between the others."""
 _WIDEST = 2.0  # a wider interval of the ratio is useless
 _MEMORY_SHARE = 0.5  # of the free memory, for instances that stay loaded
 
@@ -384,7 +388,7 @@ def finalists(
     """Return the plans that may be the best, the most promising first, and how many more there are.
 
     A plan may be the best if its interval, widened by the drift of the machine, reaches within :data:`REACH` of the
-    best one's. At least ten plans take part if there are as many.
+    best one's. At least ten plans take part if there are as many within :data:`FAR`, and those that a person gave.
     """
     own = history.ranking()
     if not own:
@@ -397,7 +401,10 @@ def finalists(
     fewest = min(len(t.plan.stages) for t in kept)
     wholes = [t for t in kept if len(t.plan.stages) == fewest][:_WHOLES]
     criteria = [t for t in kept if names.get(t.plan.digest, "").startswith(CRITERIA)][:1]
-    always = {t.plan.digest for t in (*kept[:LEAST_FINALISTS], *wholes, *criteria)}
+    asked = [t for t in kept if names.get(t.plan.digest, "").startswith(OWN)]
+    far_s = limit_s * (1.0 + FAR) / (1.0 + REACH)
+    first = [t for t in kept[:LEAST_FINALISTS] if widest[t.plan.digest][0] <= far_s or len(t.plan.stages) == fewest]
+    always = {t.plan.digest for t in (*first, *wholes, *criteria, *asked)}
     near = [t for t in kept if t.plan.digest in always or widest[t.plan.digest][0] <= limit_s]
     place = {plan.digest: i for i, plan in enumerate(ranking)}
     last = len(own)

@@ -104,6 +104,7 @@ def _asked(config: StudyConfig) -> Workload:
     """Return the workload that the command line names, from its file or from words."""
     most_error = RANKED_ERROR if config.max_error is None else config.max_error
     found = read_workload(Path(config.model), most_error) if names_file(config.model) else workload_of(config.model)
+    found = found if config.rate is None else found.at_rate(config.rate)
     return replace(found, clients=with_given(found.clients, config.given))
 
 

@@ -158,6 +158,21 @@ class Workload:
         """Whether some request has a deadline."""
         return any(c.deadline_s is not None for c in self.clients)
 
+    def at_rate(self, factor: float) -> Workload:
+        """Return the workload with periodic and random requests that come ``factor`` times as often, equally urgent.
+
+        Raises:
+            UsageError: no requests come at a rate.
+        """
+        if all(client.arrival.kind in {"burst", "closed"} for client in self.clients):
+            raise UsageError("--rate has no effect: no requests come at a rate", "give a workload with arrivals")
+        clients = []
+        for client in self.clients:
+            arrival, rated = client.arrival, client.arrival.kind not in {"burst", "closed"}
+            slower = replace(arrival, period_s=arrival.period_s / factor, offset_s=arrival.offset_s / factor)
+            clients.append(replace(client, arrival=slower if rated else arrival))
+        return replace(self, clients=tuple(clients))
+
     def to_json(self) -> dict[str, Any]:
         """Return the workload as plain values."""
         document = asdict(self)

@@ -129,6 +129,33 @@ def test_folders_of_others_are_left_alone(tmp_path: Path, capsys: pytest.Capture
     says(capsys.readouterr().err)
 
 
+def test_the_highest_rate_without_a_missed_deadline_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arrival = "arrival: {kind: periodic, period_ms: 20, requests: 8}"
+    models = f"models: [{{model: {MODEL}, {arrival}}}, {{model: mobilenet_v1@0.25/64, {arrival}}}]"
+    (tmp_path / "pair.yaml").write_text(models)
+    text = """
+name: x
+matrix:
+  model: pair.yaml
+  evaluator: cost-model
+  platform: pixel4
+  processors: "1large,1small"
+  objective: misses
+  rate: [1, 1000]
+  budget: 4
+"""
+    path, out = written(tmp_path, text), tmp_path / "out"
+    assert main(["run", str(path), "--out", str(out), "-q"]) == 0
+    assert "highest rate without a missed deadline: 1;" in capsys.readouterr().out
+    (row,) = rows_of(out / "rates.csv")
+    assert (float(row["lowest"]), float(row["highest"]), float(row["best"])) == (1, 1000, 1)
+    assert float(row["gain"]) == 1.0
+    assert {r["misses"] == "0" for r in rows_of(out / "results.csv") if r["rate"] == "1.0" and r["plan"] == "best"} == {
+        True
+    }
+    assert "highest rate without a missed deadline" in (out / "report.html").read_text()
+
+
 def test_what_explains_latency_is_reported(tmp_path: Path) -> None:
     models = ", ".join(f"mobilenet_v1@{width}/64" for width in (0.25, 0.5, 0.75, 1.0))
     text = f"""

@@ -128,6 +128,8 @@ BOTH = ("--objective", "latency", "--objective", "memory")
         (["--model", "squeezenet1_1x2", "--objective", "energy"], 2),
         (["--model", "squeezenet1_1x2", "--deadline", "5"], 2),
         (["--model", "squeezenet1_1x2", "--warm-start", "x"], 2),
+        (["--model", "squeezenet1_1x2", "--rate", "2"], 2),
+        (["--model", "squeezenet1_1", "--rate", "2"], 2),
         (["--model", "squeezenet1_1x2", "--sampler", "reinforce", *BOTH], 2),
         (["--model", "squeezenet1_1x2", "--max-stages", "0"], 2),
         (["--workload", "missing.yaml"], 2),

@@ -256,6 +256,19 @@ def test_a_workload_is_read_from_a_file(tmp_path: Path) -> None:
     assert found.digest != workload_of("mobilenet_v1").digest
 
 
+def test_requests_come_more_often_with_the_deadlines_that_they_had(tmp_path: Path) -> None:
+    path = tmp_path / "robot.yaml"
+    path.write_text(GOOD)
+    found = read_workload(path).at_rate(2.0)
+    detector, again, other = found.clients
+    assert detector.arrival.period_s == 0.02
+    assert detector.deadline_s == 0.04
+    assert again == read_workload(path).clients[1]
+    assert other.arrival.period_s == 0.1
+    with fails(UsageError):
+        workload_of("squeezenet1_1,mobilenet_v1").at_rate(2.0)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
