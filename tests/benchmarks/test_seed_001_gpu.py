@@ -14,7 +14,17 @@ from search_spaces.core.plan import LayerRanks
 from search_spaces.models.zoo import draft
 from search_spaces.rewrites.lower import Lowering
 from search_spaces.rewrites.tucker_ranks import SEED_001, choose_ranks
-from tests.benchmarks.seed_001_gpu import OURS, OURS_TUCKER, PROCESSES, summary
+from tests.benchmarks.seed_001_gpu import (
+    GRAPHS,
+    MPS,
+    MPS_GRAPHS,
+    OURS,
+    OURS_TUCKER,
+    PROCESSES,
+    SEQUENTIAL,
+    STREAMS,
+    summary,
+)
 from tests.benchmarks.seed_001_models import SETS, cuts_of
 
 RESULT = Path(__file__).parents[2] / "experiments" / "results" / "seed_001_gpu.json"
@@ -70,3 +80,20 @@ def test_the_committed_result_says_what_is_said_of_it() -> None:
     assert set(in_full) == set(SETS)
     for name, row in in_full.items():
         assert row["ways"][row["best_of_ours"]]["reduction_ci95"][1] < -SETS[name][1]
+
+
+def test_what_processes_with_mps_gain_stands_on_the_page() -> None:
+    runs = json.loads(RESULT.read_text(encoding="utf-8"))["runs"]
+    sets = runs["tf32_mps"]["sets"]["tf32"] | runs["tf32_mps_2"]["sets"]["tf32"]
+    rows: dict[str, list[str]] = {}
+    for name in SETS:
+        ways, served = sets[name]["ways"], sets[name]["mps"]
+        found = {way: ways[way] for way in (GRAPHS, SEQUENTIAL, STREAMS, OURS)}
+        found |= {way: served[way][way] for way in (MPS, MPS_GRAPHS)}
+        for way, each in found.items():
+            rows.setdefault(way, []).append(f"{-each['reduction_percent']:.0f}")
+        same_rounds = served[MPS_GRAPHS]
+        assert 1.08 <= same_rounds[MPS_GRAPHS]["mean_ms"] / same_rounds[OURS]["mean_ms"] <= 1.27
+        assert ways[OURS]["mean_ms"] <= 1.01 * ways[STREAMS]["mean_ms"]
+    page = RESULT.with_name("README.md").read_text(encoding="utf-8")
+    assert all(f"| {' | '.join(row)} |" in page for row in rows.values())
