@@ -146,7 +146,7 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
 
 
 def verdict_of(row: Row) -> str:
-    """Return in words whether the best other plan of a row of the summary is better than the best known one."""
+    """Return in words whether the best other plan of a row of the summary is better than the best baseline."""
     if row["ratio"] is None:
         return ""
     objective = _objective(row)
@@ -158,9 +158,9 @@ def ratio_heading(rows: Iterable[Row]) -> str:
     """Return the heading of the ratios of a summary."""
     times = all(_objective(row).is_time for row in rows)
     return (
-        "best other plan: speed over that of the best known"
+        "best other plan: speed over that of the best baseline"
         if times
-        else "best known plan's value over the best other's"
+        else "best baseline's value over the best other plan's"
     )
 
 

@@ -77,7 +77,7 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
     faster = sum(bool(r["significant"]) and r["ratio"] > 1.0 for r in compared)
     count = f"{faster or 'none'} of {plural(len(compared), 'row')}"
     better = better_word(tables.summary)
-    text = f"A plan is significantly {better} than the best known one in {count}."
+    text = f"A plan is significantly {better} than the best baseline in {count}."
     if compared or not tables.summary:
         yield Text(text if tables.summary else "No study is finished yet.", "answer")
     by = ", ".join(dict.fromkeys(named(r["evaluator"]) for r in tables.summary))

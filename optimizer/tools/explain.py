@@ -31,6 +31,7 @@ from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.chain_costs import Objective as Law
 from optimizer.exact.least import chain_costs, least_chain
+from optimizer.exact.segment_model import SegmentModel
 from optimizer.exact.weighed import weighed
 from optimizer.files import damage_of
 from optimizer.model.bounds import price_of
@@ -49,7 +50,8 @@ from search_spaces.core.plan import Plan, Stage, canonical
 from search_spaces.core.wording import percent, plural
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.cuts import cut_points
-from search_spaces.spaces.registry import needs_any_stages
+from search_spaces.spaces.registry import freedoms_of, needs_any_stages
+from search_spaces.spaces.segment_space import SegmentSpace
 
 SCHEMA_VERSION = 1
 _MOST_PARTS = 8
@@ -124,6 +126,7 @@ def explain(study: Study) -> Document:
             "parts": list(work.parts()),
             "limits": list(work.limits()),
             "by_stages": list(work.by_stages()),
+            "by_cuts_alone": work.has_segments,
             "baselines": {name: work.known(plan) for name, plan in study.plans.items()},
             "no_plan_below": {
                 "predicted_ms": least.latency_s * 1e3,
@@ -222,6 +225,14 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e3
 
 
+def _segments(study: Study, model: Model) -> SegmentSpace | None:
+    """Return the space of a study of latencies whose plans may have branches or splits; None for any other."""
+    freedoms = freedoms_of(str(study.config.get("allow") or "cuts"))
+    if study.objective.law != "latency" or freedoms.isdisjoint(("branches", "splits")):
+        return None
+    return SegmentSpace(model.graph, model.costs.platform, splits="splits" in freedoms, branches="branches" in freedoms)
+
+
 class _Work:
     """Makes the parts of an explanation, from a study and its model."""
 
@@ -238,9 +249,25 @@ class _Work:
         self._any_stages = needs_any_stages(str(study.config.get("allow") or "cuts"))
         self._most = min(_MOST_PARTS if self._any_stages else most, len(self._graph.operators))
         self._most = max(self._most, len(self._plan.stages) if self.is_chain else 1)
-        best = _best_by_costs(self._graph, model.costs, 1, self._most, model.law) if self._adds_up else None
+        self._space = _segments(study, model)
+        best = self._solved(model.costs, self._most) if self._adds_up else None
         self._least_s = best[1] if best is not None else None
         self._best_s = self._priced(self._plan)[0]
+
+    @property
+    def has_segments(self) -> bool:
+        """Whether the study's plans may have branches or splits, so that limits are those of such plans."""
+        return self._space is not None
+
+    def _solved(self, costs: ChainCosts, most: int) -> tuple[Plan, float] | None:
+        """Return the best plan of the study's space under other costs and its price; None where none fits."""
+        if self._space is None:
+            return _best_by_costs(self._graph, costs, 1, most, self._model.law)
+        try:
+            found = SegmentModel(self._space, costs).best()
+        except InfeasibleError:
+            return None
+        return self._space.plan(found.parts), found.cost_s
 
     @property
     def _adds_up(self) -> bool:
@@ -362,7 +389,7 @@ class _Work:
             yield self._limit(what, replace(costs, beyond_s=None))
 
     def _processors(self) -> Iterator[Document]:
-        """Yield the best chain without each kind of processor."""
+        """Yield the best plan without each kind of processor."""
         costs = self._model.costs
         kinds = costs.platform.classes()
         for like, members in kinds.items() if len(kinds) > 1 else ():
@@ -374,8 +401,8 @@ class _Work:
             yield self._limit(what, replace(costs, operator_s=without))
 
     def _limit(self, what: str, costs: ChainCosts, most: int | None = None) -> Document:
-        """Return the best chain under other costs, and what it saves, both by the additive model."""
-        found = _best_by_costs(self._graph, costs, 1, most or self._most, self._model.law)
+        """Return the best plan under other costs, and what it saves, both by the additive model."""
+        found = self._solved(costs, most or self._most)
         if found is None or self._least_s is None:
             return _limit(what, None, None)
         saves_s = self._least_s - found[1]
@@ -400,7 +427,7 @@ class _Work:
 
 
 def _limit(what: str, without_s: float | None, saves_s: float | None) -> Document:
-    """Return a limit, the seconds of the best chain without it, and by how much that is faster."""
+    """Return a limit, the seconds of the best plan without it, and by how much that is faster."""
     binds = saves_s is not None and saves_s > 0
     return {"what": what, "binds": binds, "without_ms": _ms(without_s), "saves_ms": _ms(saves_s)}
 
@@ -528,7 +555,8 @@ def _by_stages(found: Document) -> Table:
         for k in found["by_stages"]
     )
     unit = found["unit"]
-    predicted = headed(Column(f"predicted, {unit}", _TIME), "best predicted")
+    alone = ", by cuts alone" if found["by_cuts_alone"] else ""
+    predicted = headed(Column(f"predicted{alone}, {unit}", _TIME), f"best predicted{alone}")
     columns = headed("stages|d", *predicted, Column(f"measured, {unit}", _TIME), "best measured")
     return Table("The best plan of each number of stages", columns, rows)
 

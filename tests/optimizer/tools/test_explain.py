@@ -175,3 +175,18 @@ def test_sides_of_a_split_are_reported_as_such(tmp_path: Path, capsys: pytest.Ca
     split = [p for p, s in zip(explained["parts"], best["stages"], strict=True) if "share" in s]
     assert all("share of a split" in p["elsewhere"]["–"]["why_not"] for p in split)
     assert not any("--max-stages" in limit["what"] for limit in explained["limits"])
+
+
+def test_limits_are_those_of_plans_with_branches_where_these_are_allowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--model", "googlenet@0.25/64", *SEARCH[2:], "--processors", "1large,3med", "--out", str(tmp_path / "run")]
+    assert main([*words, "--allow", "cuts,branches", "--json"]) == 0
+    capsys.readouterr()
+    assert main(["explain", str(tmp_path / "run"), "--json"]) == 0
+    explained = json.loads(capsys.readouterr().out)
+    best = min(e["predicted_ms"] for e in (explained["best"], *explained["baselines"].values()) if e["predicted_ms"])
+    easier = [e for e in explained["limits"] if "take" in e["what"]]
+    assert easier
+    assert all(e["without_ms"] <= best * 1.01 for e in easier)
+    assert explained["by_cuts_alone"]
