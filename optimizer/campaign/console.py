@@ -16,6 +16,7 @@ from optimizer.campaign.table import (
     front_text,
     fronts_of,
     gain_text,
+    makespan_text,
     named,
     rate_text,
     ratio_heading,
@@ -198,6 +199,7 @@ def render_summary(run: CampaignRun, tables: Tables) -> Group:
         which = ", ".join(named(row[axis]) for axis in axes if axis != "model")
         parts.append(Text(f"{which}: {gain_text(row)}" if which else gain_text(row)))
     parts += [Text(rate_text(row)) for row in tables.rates]
+    parts += [Text(text)] if (text := makespan_text(tables.results)) else []
     if tables.expected:
         parts += [Text(), table(("published", ">paper", ">ours", ">ours / paper", ""), map(_expected, tables.expected))]
     done, failed = (sum(s.status == status for s in run.states) for status in ("done", "failed"))

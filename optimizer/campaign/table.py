@@ -22,7 +22,7 @@ from optimizer.report.data import Study, objective_of, points, read_study
 from optimizer.study.folder import RESULT
 from optimizer.study.front import Front
 from search_spaces.core.errors import OptimizeError, RunFolderError, printable
-from search_spaces.core.wording import plural
+from search_spaces.core.wording import percent, plural
 
 SCHEMA_VERSION = 1
 STATE = "campaign.json"
@@ -265,7 +265,7 @@ def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
                 "space_plans": float(min(result["space"]["plans"], 1e308)),
                 "wall_s": result["wall_s"],
                 "failure": entry["failure"],
-                "misses": outcomes.get(name, {}).get("misses"),
+                **_of_requests(outcomes.get(name, {})),
                 "value": found.get("median"),
                 "value_low": low,
                 "value_high": high,
@@ -274,6 +274,26 @@ def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
             }
         )
     return rows
+
+
+def _of_requests(outcome: Mapping[str, Any]) -> Row:
+    """Return figures of a run of several models; None of one model."""
+    predicted = outcome.get("predicted") or {}
+    names = ("misses", "makespan_ms")
+    return {name: outcome.get(name) for name in names} | {"predicted_makespan_ms": predicted.get("makespan_ms")}
+
+
+def makespan_text(results: Sequence[Row]) -> str:
+    """Return how far the simulator's makespans are off those that were measured, in a sentence; "" without any."""
+    known = [row for row in results if row["predicted_makespan_ms"] and row["makespan_ms"] and row["plan"] != "best"]
+    if not known or all(row["predicted_makespan_ms"] == row["makespan_ms"] for row in known):
+        return ""
+    off = [abs(row["predicted_makespan_ms"] / row["makespan_ms"] - 1.0) for row in known]
+    near = sum(error <= 0.1 for error in off)
+    return (
+        f"predicted times until all is done are {percent(statistics.median(off))} off in the median of "
+        f"{plural(len(off), 'baseline')}, {near} of them within 10 %"
+    )
 
 
 def _front(head: Row, result: Mapping[str, Any]) -> Iterator[Row]:

@@ -17,6 +17,7 @@ from optimizer.campaign.table import (
     fronts_of,
     gain_text,
     gather,
+    makespan_text,
     mean_excess,
     named,
     rate_text,
@@ -94,6 +95,8 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
         yield Text(f"{which}: {said}." if which else f"{said[0].upper()}{said[1:]}.")
     for row in tables.rates:
         yield Text(f"{rate_text(row)}.")
+    if text := makespan_text(tables.results):
+        yield Text(f"{text[0].upper()}{text[1:]}.")
     names = [" · ".join(named(row[a]) for a in axes) for row in tables.summary]
     head = headed(*(Column(a.replace("_", " ")) for a in axes), "studies|d; best|.4g; unit")
     ratio = headed(f"{ratio_heading(tables.summary)}|.4f; 95 % from|.4f; to|.4f; verdict")

@@ -258,5 +258,5 @@ def _mark(plot: Plot, x: float, y: Scale, point: Point, unit: str) -> None:
 def _tip(point: Point, unit: str = "ms") -> str:
     text = f"plan {point.number}, {point.origin}: {point.latency_s * 1e3:.4g} {unit}, K={point.stages}"
     if point.predicted_s is not None:
-        text += f", predicted {point.predicted_s * 1e3:.4g} ms"
+        text += f", predicted from its operators: {point.predicted_s * 1e3:.4g} ms"
     return text + (", stopped early" if point.raced else "")

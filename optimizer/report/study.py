@@ -353,13 +353,12 @@ def _history(study: Study, found: tuple[Point, ...]) -> Iterator[Block]:
         return
     bound = study.result["model_bound_ms"]
     unit = study.objective.shown
-    columns = headed(
-        f"plan|d; proposed by; stages|d; {_how(study)}|.4g; best so far, {unit}|.4g; predicted, {unit}|.4g"
-    )
+    columns = headed(f"plan|d; proposed by; stages|d; {_how(study)}|.4g; best so far, {unit}|.4g")
+    columns += () if study.predicted else headed(f"predicted from its operators, {unit}|.4g")
     rows = []
     for p in found:
-        predicted_ms = p.predicted_s * 1e3 if p.predicted_s else None
-        rows.append((p.number, p.origin, p.stages, p.latency_s * 1e3, p.best_s * 1e3, predicted_ms))
+        row = (p.number, p.origin, p.stages, p.latency_s * 1e3, p.best_s * 1e3)
+        rows.append(row if study.predicted else (*row, p.predicted_s * 1e3 if p.predicted_s else None))
     yield Figure(
         "history",
         plots.optimisation(found, bound / 1e3 if bound else None, _how(study)),
