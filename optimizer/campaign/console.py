@@ -198,7 +198,7 @@ def render_summary(run: CampaignRun, tables: Tables) -> Group:
     for row in tables.gains:
         which = ", ".join(named(row[axis]) for axis in axes if axis != "model")
         parts.append(Text(f"{which}: {gain_text(row)}" if which else gain_text(row)))
-    parts += [Text(rate_text(row)) for row in tables.rates]
+    parts += [Text(rate_text(row, axes)) for row in tables.rates]
     parts += [Text(text)] if (text := makespan_text(tables.results)) else []
     if tables.expected:
         parts += [Text(), table(("published", ">paper", ">ours", ">ours / paper", ""), map(_expected, tables.expected))]

@@ -38,7 +38,7 @@ def _objective(value: str | None) -> str | None:
 Objective = Annotated[str, AfterValidator(_objective)]
 Whole = Annotated[int, Field(strict=True, le=2**32 - 1)]
 Error = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(ge=1e-3, le=1e3)]
 
 
 class _Strict(BaseModel):

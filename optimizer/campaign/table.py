@@ -233,7 +233,8 @@ def _in_ms(objective: Objective, **numbers: Any) -> Row:
 
 def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
     objective, rows = objective_of(result), []
-    outcomes = result.get("workload", {}).get("outcomes", {})
+    workload = result.get("workload", {})
+    outcomes, due = workload.get("outcomes", {}), any(c.get("deadline_s") for c in workload.get("clients", ()))
     for name, entry in {"best": result["best"], **result["baselines"]}.items():
         found = entry["latency_ms"] or {}  # in the objective's unit, whatever the key says
         low, high = found.get("ci95", (None, None))
@@ -265,7 +266,7 @@ def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
                 "space_plans": float(min(result["space"]["plans"], 1e308)),
                 "wall_s": result["wall_s"],
                 "failure": entry["failure"],
-                **_of_requests(outcomes.get(name, {})),
+                **_of_requests(outcomes.get(name, {}), due=due),
                 "value": found.get("median"),
                 "value_low": low,
                 "value_high": high,
@@ -276,11 +277,13 @@ def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
     return rows
 
 
-def _of_requests(outcome: Mapping[str, Any]) -> Row:
-    """Return figures of a run of several models; None of one model."""
-    predicted = outcome.get("predicted") or {}
-    names = ("misses", "makespan_ms")
-    return {name: outcome.get(name) for name in names} | {"predicted_makespan_ms": predicted.get("makespan_ms")}
+def _of_requests(outcome: Mapping[str, Any], *, due: bool) -> Row:
+    """Return figures of a typical run of several models; None of one model, and of misses where nothing was due."""
+    return {
+        "misses": outcome.get("misses") if due else None,
+        "makespan_ms": outcome.get("makespan_ms"),
+        "predicted_makespan_ms": (outcome.get("predicted") or {}).get("makespan_ms"),
+    }
 
 
 def makespan_text(results: Sequence[Row]) -> str:
@@ -291,7 +294,7 @@ def makespan_text(results: Sequence[Row]) -> str:
     off = [abs(row["predicted_makespan_ms"] / row["makespan_ms"] - 1.0) for row in known]
     near = sum(error <= 0.1 for error in off)
     return (
-        f"predicted times until all is done are {percent(statistics.median(off))} off in the median of "
+        f"predicted makespans are {percent(statistics.median(off))} off in the median of "
         f"{plural(len(off), 'baseline')}, {near} of them within 10 %"
     )
 
@@ -404,15 +407,21 @@ def _rates(results: Sequence[Row]) -> list[Row]:
     return found
 
 
-def rate_text(row: Row) -> str:
-    """Return a row of the rates in a sentence."""
+def rate_text(row: Row, axes: Sequence[str]) -> str:
+    """Return a row of the rates in a sentence.
+
+    Args:
+        axes: that tell rows apart, as of :func:`shown_axes`.
+    """
 
     def kept(rate: float | None) -> str:
         at_least = "at least " if rate == row["highest"] else ""
         return f"below {row['lowest']:g}" if rate is None else f"{at_least}{rate:g}"
 
-    baseline = f"; by the best baseline, {row['baseline']}: {kept(row['baseline_rate'])}" if row["baseline"] else ""
-    return f"{row['model']}: highest rate without a missed deadline: {kept(row['best'])}{baseline}"
+    which = ", ".join(named(row[axis]) for axis in axes if axis != "rate")
+    by = f"the best baseline ({row['baseline']})" if row["baseline"] else "every baseline"
+    ends = f"{kept(row['best'])} by our plan, {kept(row['baseline_rate'])} by {by}"
+    return f"{which}: highest rate at which a typical run misses no deadline: {ends}"
 
 
 def _pooled(rows: Sequence[Row]) -> tuple[float | None, float | None, float | None]:

@@ -1,13 +1,13 @@
-"""Baselines of one model: each processor alone, and the cut criteria of seed 000. And plans that a person gives."""
+"""Baselines of one model (each processor alone, and the cut criteria of seed 000), and plans that a person gives."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from search_spaces.core.bounded import parsed_json, read_bounded
-from search_spaces.core.errors import OptimizeError, PlanError, UsageError
+from search_spaces.core.errors import OptimizeError, PlanError, UsageError, damage
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, canonical
 from search_spaces.core.platform import Platform
@@ -48,31 +48,38 @@ def baselines(graph: Graph, platform: Platform, fastest: str) -> tuple[Baseline,
     return tuple(Baseline(b.name, canonical(b.plan, graph, platform)) for b in found)
 
 
-def own_plans(paths: Sequence[str], graph: Graph, platform: Platform) -> tuple[Baseline, ...]:
-    """Return the plans of ``--compare-with``: of files as ``plan.json``, or of studies.
+def own_plans(paths: Sequence[str], checked: Callable[[Plan], Plan]) -> tuple[Baseline, ...]:
+    """Return the plans of ``--compare-with``: of files as ``plan.json``, or the recommended ones of studies.
 
     Args:
         paths: of plans, of their folders, or of run folders.
-        platform: the processors that plans may name.
+        checked: returns the canonical form of a plan that can be run.
 
     Raises:
-        PlanError: a file is missing or damaged, or its plan is not for this model or these processors.
+        PlanError: a file is missing or damaged, or its plan cannot be run.
         UsageError: two plans have one name.
     """
     found: dict[str, Baseline] = {}
     for text in paths:
-        file = next((f for f in (Path(text, "best", "plan.json"), Path(text, "plan.json")) if f.is_file()), Path(text))
-        name = OWN + (file.stem if file == Path(text) and file.stem != "plan" else text)
+        path = Path(text)
+        name = OWN + (path.stem if path.suffix == ".json" and path.stem != "plan" else text)
         if name in found:
             raise UsageError(f"--compare-with {text}: another plan has this name", "rename one of the files")
         try:
-            plan = Plan.from_json(parsed_json(read_bounded(file)))
-            plan.validate(graph, platform)
+            plan = checked(_read_plan(path))
         except OSError as error:
             raise PlanError(f"--compare-with {text}: {error.strerror}", "give a plan.json, or a run folder") from error
-        except (ValueError, RecursionError) as error:
-            raise PlanError(f"--compare-with {text}: not a plan: {error}", "give a plan.json") from error
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise PlanError(f"--compare-with {text}: not a plan: {damage(error)}", "give a plan.json") from error
         except OptimizeError as error:
             raise PlanError(f"--compare-with {text}: {error.what}", error.hint) from error
         found[name] = Baseline(name, plan)
     return tuple(found.values())
+
+
+def _read_plan(path: Path) -> Plan:
+    """Return the plan of a file or folder: of a study as it was searched, since its files hold the rewritten one."""
+    if (result := path / "result.json").is_file():
+        return Plan.from_json(parsed_json(read_bounded(result))["best"]["plan"])
+    document = parsed_json(read_bounded(path / "plan.json" if path.is_dir() else path))
+    return Plan.from_json(document["plan"] if isinstance(document, dict) and "plan" in document else document)

@@ -334,6 +334,8 @@ def decide_front(
     )
     if not trials:
         raise UnavailableError("no plan could be measured", "see the failures in the trial log")
+    given = front_finalists(history, objectives, lambda t: t.plan.digest in how.asked)
+    trials += [t for t in given if t not in trials]
     count = len(objectives)
     policy = replace(
         how.policy,

@@ -94,7 +94,7 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
         said = gain_text(row)
         yield Text(f"{which}: {said}." if which else f"{said[0].upper()}{said[1:]}.")
     for row in tables.rates:
-        yield Text(f"{rate_text(row)}.")
+        yield Text(f"{rate_text(row, axes)}.")
     if text := makespan_text(tables.results):
         yield Text(f"{text[0].upper()}{text[1:]}.")
     names = [" · ".join(named(row[a]) for a in axes) for row in tables.summary]

@@ -11,9 +11,8 @@ import numpy as np
 
 from optimizer.model.baselines import Baseline
 from optimizer.shared.study import SharedStudy
-from optimizer.study.history import WARM, Trial, constraint_attributes
+from optimizer.study.history import Trial, constraint_attributes
 from optimizer.study.loop import Loop
-from search_spaces.spaces.space import in_space
 
 if TYPE_CHECKING:
     from optimizer.samplers.study import StudySampler
@@ -64,7 +63,7 @@ class SharedLoop(Loop):
         sampler = self._sampler(problem, int(np.random.SeedSequence([self.seed, self.worker]).generate_state(1)[0]))
         while True:
             if self._take_up(sampler) or not known:
-                known = sum(t.origin == WARM and in_space(self.space, t.plan) for t in self.history.outside)
+                known = self.beside
             most = min(self.budget, cardinality - known)
             if self.history.measured >= most or self.proven or time.monotonic() >= self.end_s:
                 return self.history.measured + known >= cardinality
@@ -120,7 +119,7 @@ class SharedLoop(Loop):
             else:
                 self.history.tell(trial)
                 self.history.add(trial)
-            if sampler is not None:
+            if sampler is not None and self._teaches(trial):
                 sampler.update(trial)
             self.notify(trial)
         return bool(found)

@@ -113,7 +113,7 @@ class StudyConfig(BaseModel):
     power: tuple[str, ...] = ()
     state: tuple[str, ...] = ()
     robust: Literal["worst", "expected"] = "worst"
-    rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    rate: float | None = Field(default=None, ge=1e-3, le=1e3)
     deadline: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     max_energy: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     max_error: float | None = Field(default=None, ge=0, allow_inf_nan=False)

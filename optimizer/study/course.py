@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -98,11 +98,6 @@ class Study:
         """Return whether the space holds a plan."""
         return in_space(self.subject.space, plan)
 
-    def canonical(self, own: Baseline) -> Baseline:
-        """Return a person's plan as the space has it, if the space holds it."""
-        space = self.subject.space
-        return replace(own, plan=space.decode(space.encode(own.plan))) if self.holds(own.plan) else own
-
     def result(self, verdict: Verdict | None, deployed: Agreement | None) -> Result:
         """Return the result so far."""
         known = {
@@ -137,7 +132,7 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
     watcher.message(f"reading {config.model}")
     subject = read_subject(placed(config))
     config, of = subject.config, identity(subject)
-    own = own_plans(config.compare_with, subject.graph, subject.measured_on)
+    own = own_plans(config.compare_with, subject.checked)
     fingerprint = {"evaluator": config.evaluator, "platform": subject.platform.to_json()}
     with (
         sharing(config, of) as shared,
@@ -161,7 +156,7 @@ def foreseen(config: StudyConfig) -> dict[str, Any]:
     """
     subject = read_subject(placed(config))
     config, of = subject.config, identity(subject)
-    own = own_plans(config.compare_with, subject.graph, subject.measured_on)
+    own = own_plans(config.compare_with, subject.checked)
     check_joins(config, of)
     RunFolder.check(config, of)
     with TemporaryDirectory() as folder, subject.session(Path(folder)) as session:
@@ -197,8 +192,7 @@ def _search(study: Study, session: Session) -> Result:
     history = study.history
     study.runs = RunFilter(counters_of(search.session))
     study.bounds = search.bounds
-    search = replace(search, baselines=(*search.baselines, *map(study.canonical, study.own)))
-    study.baselines = {b.name: b.plan for b in search.baselines}
+    study.baselines = {b.name: b.plan for b in (*search.baselines, *study.own)}
 
     def notify(trial: Trial) -> None:
         study.watcher.trial(trial)
@@ -227,7 +221,6 @@ def _search(study: Study, session: Session) -> Result:
         search.breaks,
         study.bounds.space_s * (1.0 + config.precision) if study.bounds and config.stop_when_proven else 0.0,
         asks_all=search.asks_all,
-        known=sum(t.origin == WARM and study.holds(t.plan) for t in history.outside),
         runs=study.runs,
         end_s=end_of_search(config),
         lost={str(record.data.get("plan")) for record in run.contents.records if record.kind == LOST},
@@ -238,7 +231,7 @@ def _search(study: Study, session: Session) -> Result:
         tried = f"{plural(history.measured, 'plan')} had been tried already"
         study.watcher.warn(f"{tried}, so --budget {config.budget} adds none")
     try:
-        loop.run_outside(b for b in search.baselines if not study.holds(b.plan))
+        loop.run_outside((*study.own, *(b for b in search.baselines if not study.holds(b.plan))))
         study.exhausted = loop.run()
     finally:
         if disturbed := study.runs.total.to_json():
@@ -276,6 +269,7 @@ def _decide(study: Study, search: Search, loop: Loop) -> Verdict:
         pauses=pauses,
         platform=study.subject.measured_on,
         counted=study.subject.objectives[0].law == "memory",
+        asked=frozenset(b.plan.digest for b in study.own),
     )
     objectives = study.subject.objectives
     if search.priced is not None and len(objectives) > 1:

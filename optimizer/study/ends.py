@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from evaluators.base import Agreement
+from optimizer.model.baselines import Baseline
 from optimizer.study.folder import RESULT, RunFolder, write_json
 from optimizer.study.front import Front
 from optimizer.study.history import History, Trial
@@ -56,11 +57,13 @@ class Underway(Protocol):
 
     Attributes:
         run: its folder, open.
+        own: plans of ``--compare-with``.
         restored: how many plans the log knew when the run folder was opened.
     """
 
     run: RunFolder
     history: History
+    own: tuple[Baseline, ...]
     restored: int
 
     def result(self, verdict: Verdict | None, deployed: Agreement | None) -> Result:
@@ -69,12 +72,14 @@ class Underway(Protocol):
 
 
 def kept_verdict(study: Underway) -> Verdict | None:
-    """Return the verdict that the log holds, unless it is undecided, or plans were measured since."""
+    """Return the verdict that the log holds; None where it is undecided, or lacks plans that were measured since."""
     last = next((r for r in reversed(study.run.contents.records) if r.kind in _KINDS), None)
     if last is None or last.kind != "verdict" or len(study.history.known) != study.restored:
         return None
     found = Verdict.from_json(last.data)
-    return None if found.undecided else found
+    known = study.history.known
+    given = [b.plan for b in study.own if b.plan.digest in known and known[b.plan.digest].measurement is not None]
+    return None if found.undecided or any(plan not in found.plans for plan in given) else found
 
 
 def kept_front(run: RunFolder) -> Front | None:

@@ -44,7 +44,10 @@ LOG = "trials.jsonl"
 RUNTIME_LOG = "runtime.log"
 RESULT = "result.json"
 # Settings that decide which plans are proposed and what their figures mean; they are constant within a study.
-_FIXED = ("seed", "sampler", "max_stages", "evaluator", "objective", "processors", "allow", "state", "robust", "power")
+_FIXED = (
+    *("seed", "sampler", "max_stages", "evaluator", "objective", "processors", "allow", "state", "robust", "power"),
+    "rate",
+)
 _MAX_MANIFEST_NBYTES = 16 << 20
 _SHOWN_CHARACTERS = 80
 _WRITABLE = "give --out a folder that you can write to"
@@ -256,7 +259,7 @@ def _place(config: StudyConfig) -> tuple[Path, str]:
 def _fixed(config: StudyConfig, identity: Identity) -> dict[str, Any]:
     """Return what is constant within a study."""
     settings = config.model_dump(mode="json") | {"objective": ",".join(config.objective)}
-    return {**identity.to_json(), **{name: settings[name] for name in _FIXED}}
+    return {"rate": settings["rate"], **identity.to_json(), **{name: settings[name] for name in _FIXED}}
 
 
 def _make(path: Path) -> None:

@@ -25,7 +25,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.spaces.rank_space import RankSpace
 from search_spaces.spaces.segment_space import SegmentSpace
-from search_spaces.spaces.space import EnumerableSpace
+from search_spaces.spaces.space import EnumerableSpace, in_space
 
 if TYPE_CHECKING:
     from optimizer.samplers.study import StudySampler
@@ -47,7 +47,7 @@ class Loop:
     """The search loop and its inputs.
 
     Attributes:
-        queue: plans of the space to be measured first, with their origin: baselines, warm starts, a user's own.
+        queue: plans of the space to be measured first, with their origin: baselines and warm starts.
         predict: the additive model's seconds of a plan.
         problem: the search as samplers see it.
         violations: of a plan; a plan with any is reported as infeasible and never run.
@@ -55,7 +55,6 @@ class Loop:
         named, policy: sampling policies of the queue's plans, and of proposals.
         budget: distinct plans of the space to try.
         end_s: begin no trial later, by :func:`time.monotonic`.
-        known: plans of the space that were measured before and cost no budget.
         asks_all: whether outputs of plans that lost their race are compared too, since the error is limited.
         notify: called after every trial.
         runs: makes runs, and repeats those that waited for a core.
@@ -79,7 +78,6 @@ class Loop:
     problem: Problem | None = None
     violations: Callable[[Plan], Sequence[Violation]] = lambda _: ()
     proven_s: float = 0.0
-    known: int = 0
     asks_all: bool = False
     end_s: float = math.inf
     runs: RunFilter = field(default_factory=RunFilter)
@@ -87,7 +85,7 @@ class Loop:
     lost: set[str] = field(default_factory=set)
 
     def run_outside(self, plans: Iterable[Baseline]) -> None:
-        """Measure baselines outside of the space; they cost no budget."""
+        """Measure baselines outside of the space, and a person's own plans; they cost no budget."""
         for baseline in plans:
             if baseline.plan.digest not in self.history.known:
                 trial = self._try(Trial(-1, baseline.plan, baseline.name, {}), race=False)
@@ -101,10 +99,10 @@ class Loop:
         Raises:
             UnavailableError: the device does not work: the first plans all failed, or one that worked fails now.
         """
-        cardinality = self.space.cardinality()
+        cardinality, known = self.space.cardinality(), self.beside
         sampler = self._sampler(self.problem, self.seed)
         while self.history.measured < self.budget and not self.proven and time.monotonic() < self.end_s:
-            if self.history.measured + self.known >= cardinality:
+            if self.history.measured + known >= cardinality:
                 break
             trial = self._next(sampler)
             self._write("trial", trial)
@@ -114,7 +112,12 @@ class Loop:
             self._give_up_if_none_works()
         self._give_up_if_none_works(most=1)
         self._write_held()
-        return self.history.measured + self.known >= cardinality
+        return self.history.measured + known >= cardinality
+
+    @property
+    def beside(self) -> int:
+        """Number of plans of the space that were measured and cost no budget."""
+        return sum(in_space(self.space, trial.plan) for trial in self.history.outside)
 
     def _write(self, kind: str, trial: Trial) -> None:
         """Write a trial to the log; those before the first plan that works only then: the device may be at fault."""
@@ -150,11 +153,20 @@ class Loop:
         return sampler
 
     def _modelled(self) -> Iterator[Trial]:
-        """Yield the trials on processors of the model, without those where the runtime itself places the network."""
-        known = {p.name for p in self.problem.platform.processors} if self.problem is not None else None
-        for trial in (*self.history.outside, *self.history.trials):
-            if known is None or known.issuperset(stage.processor for stage in trial.plan.stages):
-                yield trial
+        """Yield the trials from which a sampler learns."""
+        return filter(self._teaches, (*self.history.outside, *self.history.trials))
+
+    def _teaches(self, trial: Trial) -> bool:
+        """Return whether a sampler can learn from a trial.
+
+        It cannot where the runtime itself places the network, or where a person's plan is split or has ranks in a space
+        of other plans.
+        """
+        if self.problem is None:
+            return True
+        plan, known = trial.plan, {p.name for p in self.problem.platform.processors}
+        here = known.issuperset(stage.processor for stage in plan.stages)
+        return here and (not (plan.is_split or plan.ranks) or in_space(self.space, plan))
 
     def by_estimate(self) -> list[Plan]:
         """Return the measured plans of the space by the estimate from all measurements, the fastest first."""

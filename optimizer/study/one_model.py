@@ -35,11 +35,12 @@ from optimizer.study.subjects import Search
 from optimizer.study.verdict import Verdict
 from optimizer.study.warm import Warm, begin_warm, warm_start
 from search_spaces.core.constraints import Violation
-from search_spaces.core.errors import UsageError
+from search_spaces.core.errors import PlanError, UsageError
 from search_spaces.core.graph import Graph
-from search_spaces.core.plan import Plan
+from search_spaces.core.plan import Plan, canonical
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.models.inputs import given_digest
+from search_spaces.rewrites.lower import Lowering
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.rank_space import RankSpace
 from search_spaces.spaces.registry import freedoms_in
@@ -117,6 +118,17 @@ class OneModel:
     def ready(self) -> bool:
         """Whether the space is known before :meth:`learn` is called."""
         return True
+
+    def checked(self, plan: Plan) -> Plan:
+        """Return the canonical form of a plan that a person gives."""
+        plan.validate(self.graph, self.measured_on)
+        if plan.dispatch != "static":
+            raise PlanError(f"the plan has the dispatch {plan.dispatch!r} of several models", "give one of this model")
+        found = canonical(plan, self.graph, self.measured_on)
+        if plan.ranks and not in_space(self.space, found):
+            raise PlanError("the plan has ranks that this study does not search", "give --allow with ranks")
+        Lowering(self.graph).lower(found)
+        return found
 
     def resume(self, records: Sequence[Record]) -> None:
         """Do nothing: the settings alone define the space."""

@@ -15,9 +15,11 @@ from evaluators.base import Agreement, Evaluator, Session
 from evaluators.objectives import OBJECTIVES, Objective, PricedSession
 from evaluators.sampling import SamplingPolicy
 from evaluators.workload.host import WorkloadSession
+from evaluators.workload.lowered import Lowerings
 from evaluators.workload.objectives import WorkloadPricing, find_workload_objective, workload_pricing
 from evaluators.workload.outcome import Outcome
 from evaluators.workload.predicted import WorkloadSimulator
+from evaluators.workload.setting import setting
 from optimizer.model.baselines import Baseline
 from optimizer.model.robust import in_states
 from optimizer.samplers.auto import Problem as SamplerProblem
@@ -42,8 +44,8 @@ from optimizer.workload.search import STEPS, WorkloadProposer
 from optimizer.workload.starts import shared_starts
 from optimizer.workload.variants import Variants, find_variants
 from search_spaces.core.constraints import Violation, infeasible
-from search_spaces.core.decoded_plan import ranks_by_component
-from search_spaces.core.errors import RewriteError, UnavailableError
+from search_spaces.core.decoded_plan import decoded_plan, ranks_by_component
+from search_spaces.core.errors import PlanError, RewriteError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
@@ -129,6 +131,17 @@ class SeveralModels:
     def ready(self) -> bool:
         """Whether the variants of models are known, or none are searched."""
         return self.problem.variants is not None or not self.problem.choices
+
+    def checked(self, plan: Plan) -> Plan:
+        """Return the canonical form of a plan that a person gives."""
+        problem = self.problem
+        joined, platform = problem.joined, problem.platform
+        setting(problem.workload, joined, plan, platform, Lowerings(joined, platform))
+        clients = [i.client for i in problem.workload.instances]
+        found = decoded_plan(plan, joined).canonical(clients, platform).plan(joined)
+        if plan.ranks and not in_space(self.space, found):
+            raise PlanError("the plan has ranks that are not known before the search", "give one without ranks")
+        return found
 
     def resume(self, records: Sequence[Record]) -> None:
         """Restore the variants that an earlier session of the study has found."""
@@ -424,7 +437,7 @@ class SeveralModels:
             workload=problem.workload,
             joined=problem.joined,
             freedoms=(*problem.space.freedoms, *(("ranks",) if problem.choices else ())),
-            predictions=self._predictions(known["history"], verdict) if verdict is not None else {},
+            predictions=self._predictions(known, verdict) if verdict is not None else {},
             tucker=tucker,
         )
 
@@ -433,12 +446,13 @@ class SeveralModels:
         if (broken := none_keeps(limits_of(self.config), result.history, self.objectives[0].name)) is not None:
             raise broken
 
-    def _predictions(self, history: History, verdict: Verdict) -> dict[str, tuple[Outcome, float]]:
+    def _predictions(self, known: Mapping[str, Any], verdict: Verdict) -> dict[str, tuple[Outcome, float]]:
         """Return what the simulator predicts for the recommended plan and each baseline, and the objective's value."""
+        history: History = known["history"]
         if self.simulator is None:
             return {}
         found = {}
-        for plan in (verdict.best, *(b.plan for b in self.problem.baselines)):
+        for plan in (verdict.best, *known["baselines"].values()):
             if (trial := history.known.get(plan.digest)) is not None and trial.measurement is not None:
                 run = self.simulator.run(plan)
                 found[plan.digest] = run, self.asked[0].value(plan, run)

@@ -117,6 +117,14 @@ class Subject(Protocol):
         """Whether the space is known before :meth:`learn` is called."""
         ...
 
+    def checked(self, plan: Plan) -> Plan:
+        """Return the canonical form of a plan that a person gives.
+
+        Raises:
+            PlanError, RewriteError: it cannot be run.
+        """
+        ...
+
     def resume(self, records: Sequence[Record]) -> None:
         """Restore the space from an earlier session's records."""
         ...

@@ -16,7 +16,6 @@ from evaluators.machine import available_nbytes
 from evaluators.measurement.disturbance import in_words
 from evaluators.measurement.final import Final, FinalComparison, FinalPolicy, Ratio, Standing
 from evaluators.samples import Samples, read_agreement
-from optimizer.model.baselines import OWN
 from optimizer.study.history import History, Trial
 from search_spaces.core.errors import PlanError, RunFolderError, UnavailableError, damage
 from search_spaces.core.graph import Graph
@@ -29,8 +28,8 @@ REACH = 0.15
 
 LEAST_FINALISTS, MOST_FINALISTS = 10, 64
 FAR = 0.5
-"""A plan of several stages that is slower than the best one by more than this, interval included, is no finalist to
-make up the number: such plans cost large networks the rounds that decide between the others."""
+"""Plans of several stages that are clearly slower than the best one by more than this do not fill up the final: they
+cost large networks the rounds that decide between the others."""
 _WIDEST = 2.0  # a wider interval of the ratio is useless
 _MEMORY_SHARE = 0.5  # of the free memory, for instances that stay loaded
 
@@ -216,6 +215,7 @@ class FinalSettings:
         pauses: inferences after a pause, of the recommended plan and of the reference.
         platform: with the accelerators that plans load; None without any.
         counted: whether the figures are counts, see :func:`~evaluators.measurement.final.FinalComparison`.
+        asked: digests of plans that a person gave, which always take part.
     """
 
     graph: Graph
@@ -228,6 +228,7 @@ class FinalSettings:
     pauses: int = 3
     platform: Platform | None = None
     counted: bool = False
+    asked: frozenset[str] = frozenset()
 
     def loaded_by(self, plan: Plan) -> frozenset[str]:
         """Return the kinds of accelerators that a plan loads."""
@@ -258,7 +259,7 @@ def decide(
     names = {plan.digest: name for name, plan in reversed(list(baselines.items()))}
     beyond = 0
     if trials is None:
-        trials, beyond = finalists(history, names, ranking, how.fits)
+        trials, beyond = finalists(history, names, ranking, how.fits, how.asked)
     if not trials:
         raise UnavailableError("no plan could be measured", "see the failures in the trial log")
     plans = tuple(t.plan for t in trials)
@@ -383,12 +384,17 @@ def _room(how: FinalSettings, free_nbytes: int | None) -> int:
 
 
 def finalists(
-    history: History, names: Mapping[str, str], ranking: Sequence[Plan], fits: Callable[[Trial], bool]
+    history: History,
+    names: Mapping[str, str],
+    ranking: Sequence[Plan],
+    fits: Callable[[Trial], bool],
+    asked: frozenset[str] = frozenset(),
 ) -> tuple[list[Trial], int]:
     """Return the plans that may be the best, the most promising first, and how many more there are.
 
     A plan may be the best if its interval, widened by the drift of the machine, reaches within :data:`REACH` of the
-    best one's. At least ten plans take part if there are as many within :data:`FAR`, and those that a person gave.
+    best one's. At least ten plans take part if there are as many that are not slower by more than :data:`FAR`; those
+    whose digests are ``asked`` for always do.
     """
     own = history.ranking()
     if not own:
@@ -401,10 +407,11 @@ def finalists(
     fewest = min(len(t.plan.stages) for t in kept)
     wholes = [t for t in kept if len(t.plan.stages) == fewest][:_WHOLES]
     criteria = [t for t in kept if names.get(t.plan.digest, "").startswith(CRITERIA)][:1]
-    asked = [t for t in kept if names.get(t.plan.digest, "").startswith(OWN)]
+    given = [t for t in own if t.plan.digest in asked]
+    kept += [t for t in given if t not in kept]
     far_s = limit_s * (1.0 + FAR) / (1.0 + REACH)
     first = [t for t in kept[:LEAST_FINALISTS] if widest[t.plan.digest][0] <= far_s or len(t.plan.stages) == fewest]
-    always = {t.plan.digest for t in (*first, *wholes, *criteria, *asked)}
+    always = {t.plan.digest for t in (*first, *wholes, *criteria, *given)}
     near = [t for t in kept if t.plan.digest in always or widest[t.plan.digest][0] <= limit_s]
     place = {plan.digest: i for i, plan in enumerate(ranking)}
     last = len(own)

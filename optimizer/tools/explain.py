@@ -26,6 +26,7 @@ from evaluators.workload.outcome import Objective as OfOutcome
 from evaluators.workload.outcome import Outcome
 from evaluators.workload.predicted import WorkloadSimulator
 from optimizer.devices import choose_model_and_platform
+from optimizer.exact.blocks import NEVER_S
 from optimizer.exact.bound import Relaxation, model_error, relax
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts
@@ -126,7 +127,7 @@ def explain(study: Study) -> Document:
             "parts": list(work.parts()),
             "limits": list(work.limits()),
             "by_stages": list(work.by_stages()),
-            "by_cuts_alone": work.has_segments,
+            "by_cuts_alone": work.by_cuts_alone,
             "baselines": {name: work.known(plan) for name, plan in study.plans.items()},
             "no_plan_below": {
                 "predicted_ms": least.latency_s * 1e3,
@@ -250,24 +251,21 @@ class _Work:
         self._most = min(_MOST_PARTS if self._any_stages else most, len(self._graph.operators))
         self._most = max(self._most, len(self._plan.stages) if self.is_chain else 1)
         self._space = _segments(study, model)
-        best = self._solved(model.costs, self._most) if self._adds_up else None
+        best = self._best_under(model.costs, self._most) if self._adds_up else None
         self._least_s = best[1] if best is not None else None
         self._best_s = self._priced(self._plan)[0]
 
     @property
-    def has_segments(self) -> bool:
-        """Whether the study's plans may have branches or splits, so that limits are those of such plans."""
+    def by_cuts_alone(self) -> bool:
+        """Whether the study's plans may have branches or splits, and the best plans by number of stages have none."""
         return self._space is not None
 
-    def _solved(self, costs: ChainCosts, most: int) -> tuple[Plan, float] | None:
+    def _best_under(self, costs: ChainCosts, most: int) -> tuple[Plan, float] | None:
         """Return the best plan of the study's space under other costs and its price; None where none fits."""
         if self._space is None:
             return _best_by_costs(self._graph, costs, 1, most, self._model.law)
-        try:
-            found = SegmentModel(self._space, costs).best()
-        except InfeasibleError:
-            return None
-        return self._space.plan(found.parts), found.cost_s
+        found = SegmentModel(self._space, costs).best()
+        return None if found.cost_s >= NEVER_S else (self._space.plan(found.parts), found.cost_s)
 
     @property
     def _adds_up(self) -> bool:
@@ -367,7 +365,8 @@ class _Work:
             spare_ms = float(deadline) - 1e3 * (self._measured.get(self._plan.digest) or self._best_s or 0.0)
             how = f"{spare_ms:.4g} ms to spare" if spare_ms >= 0 else f"missed by {-spare_ms:.4g} ms"
             yield _limit(f"--deadline {float(deadline):g} ms: {how}", self._least_s, 0.0)
-        if costs.operator_nbytes is not None and costs.memory_bytes is not None:
+        chains = self._space is None  # the model of branches and splits knows no memory and no large stages
+        if chains and costs.operator_nbytes is not None and costs.memory_bytes is not None:
             yield self._limit("memory of the processors", replace(costs, memory_bytes=None, operator_nbytes=None))
         lifted = np.where(np.isfinite(costs.operator_s), costs.operator_s, costs.operator_s.min(axis=0))
         for number, processor in enumerate(costs.platform.processors):
@@ -384,7 +383,7 @@ class _Work:
             yield self._limit("transfers take time", replace(costs, transfer_s=np.zeros_like(costs.transfer_s)))
         if costs.overhead_s.any():
             yield self._limit("starting a stage takes time", replace(costs, overhead_s=np.zeros_like(costs.overhead_s)))
-        if costs.beyond_s is not None and costs.beyond_s.any():
+        if self._space is None and costs.beyond_s is not None and costs.beyond_s.any():
             what = "large stages slow down, and tensors that cross a cut are copied"
             yield self._limit(what, replace(costs, beyond_s=None))
 
@@ -402,7 +401,7 @@ class _Work:
 
     def _limit(self, what: str, costs: ChainCosts, most: int | None = None) -> Document:
         """Return the best plan under other costs, and what it saves, both by the additive model."""
-        found = self._solved(costs, most or self._most)
+        found = self._best_under(costs, most or self._most)
         if found is None or self._least_s is None:
             return _limit(what, None, None)
         saves_s = self._least_s - found[1]

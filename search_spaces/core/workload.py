@@ -169,8 +169,8 @@ class Workload:
         clients = []
         for client in self.clients:
             arrival, rated = client.arrival, client.arrival.kind not in {"burst", "closed"}
-            slower = replace(arrival, period_s=arrival.period_s / factor, offset_s=arrival.offset_s / factor)
-            clients.append(replace(client, arrival=slower if rated else arrival))
+            scaled = replace(arrival, period_s=arrival.period_s / factor, offset_s=arrival.offset_s / factor)
+            clients.append(replace(client, arrival=scaled if rated else arrival))
         return replace(self, clients=tuple(clients))
 
     def to_json(self) -> dict[str, Any]:

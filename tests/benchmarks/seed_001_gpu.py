@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
 import sys
 import time
@@ -30,6 +29,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import numpy as np
+import pytest
 
 from evaluators.cuda.client import Bench
 from evaluators.cuda.client import Client as GpuProcess
@@ -158,8 +158,12 @@ class Alone:
         self, models: Sequence[tuple[str, Graph]], benches: Benches, device: str, mps: str | None = None
     ) -> None:
         self._stack = ExitStack()
-        with served_by(mps), ThreadPoolExecutor(len(models) if mps is None else 1) as pool:
-            self._loops = list(pool.map(lambda model: self._loop(model[0], model[1], benches, device), models))
+        try:
+            with served_by(mps), ThreadPoolExecutor(len(models) if mps is None else 1) as pool:
+                self._loops = list(pool.map(lambda model: self._loop(model[0], model[1], benches, device), models))
+        except BaseException:
+            self.close()
+            raise
 
     def _loop(self, name: str, graph: Graph, benches: Benches, device: str) -> Loop:
         bench = self._stack.enter_context(closing(benches.another(device)))
@@ -179,13 +183,11 @@ class Alone:
 @contextmanager
 def served_by(mps: str | None) -> Iterator[None]:
     """Let processes that start meanwhile be clients of an MPS control daemon, given its pipe directory."""
-    if mps is not None:
-        os.environ |= {PIPE: mps, QUEUES: "1"}
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        if mps is not None:
+            patch.setenv(PIPE, mps)
+            patch.setenv(QUEUES, "1")
         yield
-    finally:
-        os.environ.pop(PIPE, None)
-        os.environ.pop(QUEUES, None)
 
 
 def searched(made: Graphs, seconds: float, look_s: float) -> tuple[Plan, Row]:

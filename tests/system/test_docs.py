@@ -97,6 +97,9 @@ NOT_RUN = {
             "seed_001_pairs",
             "seed_001_pairs_predicted",
             "seed_002_coexecution",
+            "seed_003_branches",
+            "seed_001_rates",
+            "seed_001_multi_dnn",
             "seed_004_memory_access",
         )
     },
@@ -164,7 +167,6 @@ NOT_RUN = {
             "cost_model_plans evaluate DATA CPU_DATA OUT.json",
             "seed_001_workloads run FOLDER 4 8 mix burst",
             "coexecution_pairs runs/seed_002_coexecution OUT.json --rounds 10",
-            "seed_003_branches OUT.json",
             "runtimes OUT.json --runs FOLDER --only squeezenet1_1",
             "runtimes experiments/results/runtimes.json --runs runs/runtimes",
             "samplers run OUT.json",

@@ -35,7 +35,7 @@ def slow_plan() -> Plan:
 
 def verdict_of(out: str) -> Verdict:
     lines = Path(out, "trials.jsonl").read_text().splitlines()
-    return next(Verdict.from_json(json.loads(line)["data"]) for line in lines if '"verdict"' in line[:200])
+    return [Verdict.from_json(json.loads(line)["data"]) for line in lines if '"verdict"' in line[:200]][-1]
 
 
 def test_it_takes_part_in_the_final(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,10 +69,81 @@ def test_dry_run_lists_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert SLOW in answered(capsys, [*ONE, "--dry-run", "--compare-with", "slow.json"])["baselines"]
 
 
-@pytest.mark.parametrize("given", ["missing.json", ".", "other.json", "text.json", "phone.json", "twice"])
+def test_it_costs_no_budget_and_is_measured_when_a_finished_study_resumes(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = slow_plan()
+    words = [*ONE, "--budget", "3", "--study", "mine"]
+    answered(capsys, words)
+    found = answered(capsys, [*words, "--compare-with", "slow.json"])
+    assert found["unique_plans"] == 3
+    assert plan in verdict_of("runs/mine").plans
+    again = answered(capsys, [*words, "--compare-with", "slow.json"])
+    assert again["best"] == found["best"]
+
+
+def test_a_baseline_is_in_the_final_where_a_person_gives_it(capsys: pytest.CaptureFixture[str]) -> None:
+    graph = load("squeezenet1_1")
+    plan = write(chain_plan(graph, range(1, len(graph.operators)), ["gpu"] * len(graph.operators)), "mine.json")
+    answered(capsys, [*ONE, "--out", "run", "--compare-with", "mine.json"])
+    assert plan in verdict_of("run").plans
+
+
+def test_it_takes_part_by_several_objectives(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = slow_plan()
+    answered(
+        capsys, [*ONE, "--objective", "latency", "--objective", "memory", "--out", "run", "--compare-with", "slow.json"]
+    )
+    assert plan in verdict_of("run").plans
+
+
+def test_a_plan_with_splits_is_compared_with_cuts(capsys: pytest.CaptureFixture[str]) -> None:
+    on = ["--evaluator", "cost-model", "--platform", "pixel4", "--processors", "1large,3med", "-q"]
+    model = ["--model", "squeezenet1_1", "--budget", "6", *on]
+    first = answered(capsys, [*model, "--allow", "cuts,branches,splits", "--out", "first"])
+    assert any("share" in stage for stage in first["best"]["plan"]["stages"])
+    found = answered(capsys, [*model, "--allow", "cuts", "--out", "second", "--compare-with", "first"])
+    assert "plan of first" in found["baselines"]
+    assert Plan.from_json(first["best"]["plan"]) in verdict_of("second").plans
+
+
+def test_a_deployed_plan_of_several_models_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    first = answered(capsys, [*TWO, "--out", "first"])["best"]["plan"]
+    Path("deployed.json").write_text(json.dumps({"kind": "workload plan", "plan": first}))
+    assert "plan of deployed" in answered(capsys, [*TWO, "--dry-run", "--compare-with", "deployed.json"])["baselines"]
+
+
+@pytest.mark.parametrize("wrong", ["static", "two models in a stage", "ranks"])
+def test_a_plan_that_several_models_cannot_have_is_one_line(capsys: pytest.CaptureFixture[str], wrong: str) -> None:
+    plan = answered(capsys, [*TWO, "--out", "first"])["best"]["plan"]
+    last = plan["stages"][-1]["operators"][-1][1]
+    plan |= {
+        "static": {"dispatch": "static"},
+        "two models in a stage": {"stages": [{"operators": [[0, last]], "processor": "gpu"}]},
+        "ranks": {"ranks": [[3, 7, 7]]},
+    }[wrong]
+    Path("wrong.json").write_text(json.dumps(plan))
+    capsys.readouterr()
+    assert main([*TWO, "--out", "second", "--compare-with", "wrong.json"]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    says(told)
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["missing.json", ".", "other.json", "text.json", "phone.json", "twice", "ranks.json", "queue.json", "gap.json"],
+)
 def test_a_file_that_cannot_be_compared_with_is_one_line(capsys: pytest.CaptureFixture[str], given: str) -> None:
     plan = slow_plan()
     Path("twice").mkdir()
+    Path("ranks.json").write_text(json.dumps(plan.to_json() | {"ranks": [[3, 7, 7]]}))
+    Path("queue.json").write_text(json.dumps(plan.to_json() | {"dispatch": "fifo"}))
+    split = plan.to_json()
+    first = split["stages"][0]
+    split["stages"][0:1] = [
+        first | {"share": ["height", 0, 3]},
+        first | {"share": ["height", 5, 9], "processor": "gpu"},
+    ]
+    Path("gap.json").write_text(json.dumps(split))
     write(plan, "twice/slow.json")
     write(chain_plan(load("alexnet"), [], ["gpu"]), "other.json")
     Path("text.json").write_text("[1, ")

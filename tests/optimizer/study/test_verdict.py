@@ -207,7 +207,7 @@ def test_outputs_that_the_search_did_not_look_at_are_compared_in_the_final() -> 
     whole = NAMED["whole on cpu"]
     for wrong in (False, True):
         agreement = Agreement(identical=False, max_abs_error=0.1, max_rel_error=0.5 if wrong else 1e-3, tolerance=1e-2)
-        history = history_of({whole: 0.1, SPLIT: 0.2})
+        history = history_of({whole: 0.1, SPLIT: 0.14})
         with replace(EVALUATOR, interaction=lambda plan: 0.5 if plan == SPLIT else 1.0).prepare(PLATFORM) as session:
             found = decide(ComparingSession(session, SPLIT, agreement), history, NAMED, HOW)
         assert found.best == (whole if wrong else SPLIT)

@@ -190,3 +190,32 @@ def test_limits_are_those_of_plans_with_branches_where_these_are_allowed(
     assert easier
     assert all(e["without_ms"] <= best * 1.01 for e in easier)
     assert explained["by_cuts_alone"]
+
+
+def test_no_plan_is_left_where_an_operator_runs_nowhere_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.yaml").write_text(
+        """
+name: branches
+unit: ms
+devices: [{kind: cpu}, {kind: npu, overhead: 0.2}]
+transfers:
+  - {from: cpu, to: npu, takes: 0.3, bandwidth_bytes_per_s: 1.0e+9}
+  - {from: npu, to: cpu, takes: 0.3, bandwidth_bytes_per_s: 1.0e+9}
+networks:
+  - name: net
+    operators:
+      - {name: stem, times: {cpu: 6.0, npu: 1.0}, output_bytes: 4.0e+5}
+      - {name: left, reads: [stem], times: {cpu: 9.0, npu: 9.2}, output_bytes: 2.0e+5}
+      - {name: right, reads: [stem], times: {cpu: never, npu: 1.1}, output_bytes: 1.0e+5}
+      - {name: join, reads: [left, right], times: {cpu: 0.4, npu: 0.2}, output_bytes: 1.0e+5}
+"""
+    )
+    words = ["--model", str(tmp_path / "net.yaml"), "--evaluator", "table", "--allow", "cuts,branches", "--budget", "8"]
+    assert main([*words, "-q", "--json", "--out", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    assert main(["explain", str(tmp_path / "run"), "--json"]) == 0
+    limits = {e["what"]: e for e in json.loads(capsys.readouterr().out)["limits"]}
+    assert limits["no stage on npu"]["without_ms"] is None
+    assert limits["no stage on cpu"]["without_ms"] > 0.0

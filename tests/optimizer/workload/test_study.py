@@ -130,6 +130,7 @@ BOTH = ("--objective", "latency", "--objective", "memory")
         (["--model", "squeezenet1_1x2", "--warm-start", "x"], 2),
         (["--model", "squeezenet1_1x2", "--rate", "2"], 2),
         (["--model", "squeezenet1_1", "--rate", "2"], 2),
+        (["--model", "squeezenet1_1", "--rate", "1e-300"], 2),
         (["--model", "squeezenet1_1x2", "--sampler", "reinforce", *BOTH], 2),
         (["--model", "squeezenet1_1x2", "--max-stages", "0"], 2),
         (["--workload", "missing.yaml"], 2),
@@ -150,6 +151,16 @@ def test_what_cannot_be_is_one_line_with_its_exit_code(
     assert output.startswith("optimize: ")
     assert output.count("\n") == 1
     says(output)
+
+
+def test_another_rate_is_another_study(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("pair.yaml").write_text(
+        "models: [{model: squeezenet1_1, arrival: {kind: periodic, period_ms: 50, requests: 3}}]\n"
+    )
+    words = ("--workload", "pair.yaml", "--budget", "2", "--study", "mine")
+    run(capsys, *words, "--rate", "2")
+    says(run(capsys, *words, code=2))
+    run(capsys, *words, "--rate", "2")
 
 
 def test_the_report_tells_model_by_model(capsys: pytest.CaptureFixture[str]) -> None:
