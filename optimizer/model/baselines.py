@@ -72,7 +72,8 @@ def own_plans(paths: Sequence[str], checked: Callable[[Plan], Plan]) -> tuple[Ba
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise PlanError(f"--compare-with {text}: not a plan: {damage(error)}", "give a plan.json") from error
         except OptimizeError as error:
-            raise PlanError(f"--compare-with {text}: {error.what}", error.hint) from error
+            hint = error.hint or "give a plan of this model, or the run folder of its study"
+            raise PlanError(f"--compare-with {text}: {error.what}", hint) from error
         found[name] = Baseline(name, plan)
     return tuple(found.values())
 

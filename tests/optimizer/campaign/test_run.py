@@ -140,7 +140,7 @@ def test_folders_of_others_are_left_alone(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_the_highest_rate_without_a_missed_deadline_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arrival = "arrival: {kind: periodic, period_ms: 20, requests: 60}"
+    arrival = "arrival: {kind: periodic, period_ms: 20, requests: 8}, deadline_ms: 5"
     models = f"models: [{{model: {MODEL}, {arrival}}}, {{model: mobilenet_v1@0.25/64, {arrival}}}]"
     (tmp_path / "pair.yaml").write_text(models)
     text = """
@@ -150,6 +150,7 @@ matrix:
   evaluator: cost-model
   platform: pixel4
   processors: "1large,1small"
+  allow: cuts
   objective: misses
   rate: [1, 20]
   budget: 4

@@ -17,7 +17,7 @@ from tests.support.sentences import says
 
 ON = ["--evaluator", "cost-model", "--platform", "pixel4", "--processors", "1large,1small,gpu", "-q"]
 ONE = ["--model", "squeezenet1_1", "--budget", "12", "--max-stages", "3", *ON]
-TWO = ["--model", "squeezenet1_1", "--model", "mobilenet_v1@0.25/128", "--budget", "6", *ON]
+TWO = ["--model", "squeezenet1_1", "--model", "mobilenet_v1@0.25/128", "--budget", "6", "--allow", "cuts", *ON]
 SLOW = "plan of slow"
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
