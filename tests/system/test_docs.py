@@ -34,6 +34,7 @@ from search_spaces.core.plugins import entries
 from search_spaces.models import load
 from search_spaces.models.zoo import write
 from search_spaces.models.zoo.names import parse_name
+from search_spaces.spaces.chain import chain_plan
 from tests.benchmarks.readme_picture import picture
 
 ROOT = Path(__file__).parents[2]
@@ -347,7 +348,10 @@ def test_options_are_understood(option: str, here: Path, capsys: pytest.CaptureF
         f"{option} --evaluator cost-model --platform pixel4".replace("cpu=", "gpu=") if "--state" in option else option
     )
     option = option.replace("detector=", f"{here / 'path' / 'to' / 'model.tflite'}=")
+    Path("plan.json").write_text(json.dumps(chain_plan(graph, (), ["cpu"]).to_json()))
     model = str(here / "path" / "to" / "model.tflite") if "input-shape" not in option else SMALL
+    if "--rate" in option:
+        model, option = "experiments/workloads/robot.yaml", f"{option} --evaluator cost-model --platform xavier"
     option = option.replace("1,224,224,3", "1,64,64,3")
     option = f"{option} --study one" if "--storage" in option else option
     code = main(["--model", model, "--dry-run", *shlex.split(option)])
