@@ -134,7 +134,7 @@ class Objective:
 
     @property
     def better(self) -> str:
-        """The comparative in "no plan is …": ``faster``, ``better``."""
+        """The comparative in "no … plan was found": ``faster``, ``better``."""
         return "better" if self.amount else "faster"
 
 

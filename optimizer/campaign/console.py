@@ -12,16 +12,16 @@ from rich.text import Text
 
 from evaluators.registry import make_evaluator
 from optimizer.campaign.table import (
+    AGAINST,
     Tables,
+    against_baseline,
     front_text,
     fronts_of,
     gain_text,
     makespan_text,
     named,
     rate_text,
-    ratio_heading,
     shown_axes,
-    verdict_of,
 )
 from optimizer.report.console import make_console, progress_bar
 from optimizer.report.terminal import table
@@ -187,12 +187,9 @@ def render_summary(run: CampaignRun, tables: Tables) -> Group:
     rows = []
     for row in tables.summary:
         best = "–" if row["best"] is None else f"{row['best']:.4g}" if one else f"{row['best']:.4g} {row['unit']}"
-        ratio = verdict = ""
-        if row["ratio"] is not None:
-            ratio = f"{row['ratio']:.4f} [{row['ratio_low']:.4f}, {row['ratio_high']:.4f}]"
-            verdict = verdict_of(row)
-        rows.append((*(named(row[a]) for a in axes), str(row["studies"]), best, ratio or "–", verdict))
-    heads = (">studies", f">best, {one}" if one else ">best", f">{ratio_heading(tables.summary)}", "")
+        rows.append((*(named(row[a]) for a in axes), str(row["studies"]), best, against_baseline(row) or "–"))
+    predicted = "predicted " if all(row["predicted"] for row in tables.summary) else ""
+    heads = (">studies", f">{predicted}best, {one}" if one else f">{predicted}best", AGAINST)
     parts: list[Table | Text] = [table((*axes, *heads), rows)]
     parts += [Text(f"{study}: {front_text(rows)}") for study, rows in fronts_of(tables)]
     for row in tables.gains:

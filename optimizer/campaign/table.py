@@ -15,14 +15,17 @@ from typing import Any
 from evaluators.cost_model.indicators import LEAST_MODELS, Indicators, indicators, left_out_errors
 from evaluators.cost_model.indicators import explained as explained_by
 from evaluators.cost_model.profile import find_profile
+from evaluators.measurement.final import Ratio
 from evaluators.objectives import LATENCY, OBJECTIVES, Objective
 from optimizer.campaign.file import AXES, Campaign, Expectation
 from optimizer.files import damage_of, read_document, write_atomic
+from optimizer.report.console import slower_text
 from optimizer.report.data import Study, objective_of, points, read_study
 from optimizer.study.folder import RESULT
 from optimizer.study.front import Front
-from search_spaces.core.errors import OptimizeError, RunFolderError, printable
+from search_spaces.core.errors import InfeasibleError, OptimizeError, RunFolderError, printable
 from search_spaces.core.wording import percent, plural
+from search_spaces.core.workload import names_file
 
 SCHEMA_VERSION = 1
 STATE = "campaign.json"
@@ -139,7 +142,9 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
     expected = [_expected(e, results) for e in campaign.expect]
     explained = list(_explained_rows(measured))
     missing = sorted(shown - {row["plan"] for row in results}) if results else []
-    summary, gains, rates, ran_on = _summary(results), mean_gains(results), _rates(results), sorted(processors)
+    summary, gains, ran_on = _summary(results), mean_gains(results), sorted(processors)
+    never = [study["axes"] for study in state["studies"] if study["exit_code"] == InfeasibleError.exit_code]
+    rates = _rates(results, never)
     return Tables(
         results, curves, summary, fronts, gains, rates, expected, measured, explained, missing, unreadable, ran_on
     )
@@ -154,11 +159,22 @@ def verdict_of(row: Row) -> str:
     return f"significantly {how}" if row["significant"] else "not significant"
 
 
+AGAINST = "best other plan against the best baseline"
+"""Heading of :func:`against_baseline`."""
+
+
+def against_baseline(row: Row) -> str:
+    """Return how the best other plan of a row of the summary compares with the best baseline; "" where none did."""
+    if row["ratio"] is None:
+        return ""
+    return slower_text(Ratio(row["ratio"], row["ratio_low"], row["ratio_high"]).inverse, _objective(row))
+
+
 def ratio_heading(rows: Iterable[Row]) -> str:
     """Return the heading of the ratios of a summary."""
     times = all(_objective(row).is_time for row in rows)
     return (
-        "best other plan: speed over that of the best baseline"
+        "best other plan, times as fast as the best baseline"
         if times
         else "best baseline's value over the best other plan's"
     )
@@ -251,6 +267,7 @@ def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
                 "stages": len(entry["plan"]["stages"]),
                 **_in_ms(objective, latency_ms=found.get("median"), ci_low_ms=low, ci_high_ms=high),
                 "samples": None if found.get("source") == "predicted" else found.get("samples"),
+                "predicted": bool(result.get("predicted")),
                 "over_best": slower.get("ratio"),
                 "over_best_low": over_low,
                 "over_best_high": over_high,
@@ -347,6 +364,7 @@ def _summary(results: Sequence[Row]) -> list[Row]:
             {
                 **{axis: rows[0][axis] for axis in axes},
                 "studies": len(rows),
+                "predicted": all(row["predicted"] for row in rows),
                 "best_ms": best if latency else None,
                 "ratio": ratio,
                 "ratio_low": low,
@@ -388,11 +406,16 @@ def gain_text(row: Row) -> str:
     )
 
 
-def _rates(results: Sequence[Row]) -> list[Row]:
-    """Return the highest rate that each workload is run at and below which no plan of a kind misses a deadline."""
+def _rates(results: Sequence[Row], never: Sequence[Row] = ()) -> list[Row]:
+    """Return the highest rate that each workload is run at and below which no plan of a kind misses a deadline.
+
+    Args:
+        never: axes of studies that ended since no plan can keep the deadlines.
+    """
     axes, found = [axis for axis in AXES if axis not in {"rate", *_POOLED}], []
     for rows in _grouped((row for row in results if row["rate"] is not None and row["misses"] is not None), axes):
-        tried = sorted({row["rate"] for row in rows})
+        over = [each["rate"] for each in never if all(each[axis] == rows[0][axis] for axis in axes)]
+        tried = sorted({*(row["rate"] for row in rows), *(rate for rate in over if rate is not None)})
         kept = {}
         for each in _grouped(rows, ("plan",)):
             late = min((row["rate"] for row in each if row["misses"]), default=math.inf)
@@ -551,5 +574,5 @@ def _cache_bytes(study: Study) -> int:
 
 
 def named(value: object) -> str:
-    """Return the value of an axis as text."""
-    return "default" if value is None else str(value)
+    """Return the value of an axis as text, a workload's file by its name."""
+    return "default" if value is None else Path(str(value)).stem if names_file(str(value)) else str(value)

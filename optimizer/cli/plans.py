@@ -89,7 +89,8 @@ def export(parser: Parser, arguments: list[str]) -> None:
     add("run", metavar="RUN", type=Path, help="the folder of a finished study")
     add("--out", metavar="DIR", type=Path, help="output folder (default: RUN/export)")
     targets = ("linux", "android", "openvino", "onnxruntime", "model-explorer")
-    add("--target", choices=targets, default="linux", help="the system or runtime that runs it (default: linux)")
+    runs = f"the system or runtime that runs it: {', '.join(targets)} (default: linux)"
+    add("--target", choices=targets, metavar="TARGET", default="linux", help=runs)
     add("--fallback", action="store_true", help="include the whole model, so that the runner can fall back to it")
     options = parser.read(arguments)
     from optimizer.export.folder import export_run

@@ -98,7 +98,8 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
     if text := makespan_text(tables.results):
         yield Text(f"{text[0].upper()}{text[1:]}.")
     names = [" · ".join(named(row[a]) for a in axes) for row in tables.summary]
-    head = headed(*(Column(a.replace("_", " ")) for a in axes), "studies|d; best|.4g; unit")
+    best = "predicted best" if all(r["predicted"] for r in tables.summary) else "best"
+    head = headed(*(Column(a.replace("_", " ")) for a in axes), f"studies|d; {best}|.4g; unit")
     ratio = headed(f"{ratio_heading(tables.summary)}|.4f; 95 % from|.4f; to|.4f; verdict")
     rows = tuple(
         (*(named(r[a]) for a in axes), r["studies"], r["best"], r["unit"], *(_ratio(r) if compared else ()))

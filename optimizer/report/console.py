@@ -486,8 +486,21 @@ def answer(result: Result) -> str:
     faster, better = "", result.objective.better
     if verdict.speedup is not None:
         sure = verdict.speedup.inverse.significant
-        faster = f": no plan is {better}" if sure else f": no significantly {better} plan was found"
+        faster = f": {no_better(better, sure=sure, all_tried=result.exhausted)}"
     return f"“{verdict.reference[0]}”{faster}{predicted}"
+
+
+def no_better(better: str, *, sure: bool, all_tried: bool) -> str:
+    """Return the answer where no other plan won.
+
+    Args:
+        better: the comparative, as ``faster``.
+        sure: whether the next best plan is significantly worse.
+        all_tried: whether no plan of the space is left.
+    """
+    if not sure:
+        return f"no significantly {better} plan was found"
+    return f"no plan is {better}" if all_tried else f"no {better} plan was found"
 
 
 def _called(verdict: Verdict, plan: Plan) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from evaluators.measurement.final import Ratio
 from optimizer.model.ranks_text import describe_ranks
 from optimizer.report import plots
-from optimizer.report.console import against_text, crossing, describe_operators, slower_text, slower_than
+from optimizer.report.console import against_text, crossing, describe_operators, no_better, slower_text, slower_than
 from optimizer.report.data import STREAMED, Bar, Point, Study, bars, best_by_stages, objective_of, points, spreads
 from optimizer.report.document import Block, Code, Column, Document, Figure, Section, Table, Text, headed, listed, plain
 from optimizer.report.graph import render_svg
@@ -102,8 +102,8 @@ def verdict_text(result: dict[str, Any]) -> str:
         return f"The recommended plan {verb} {took}: {how}."
     other = slower_text(ratio.inverse, objective)
     better = objective.better
-    least = f"No plan is {better}" if ratio.inverse.significant else f"No significantly {better} plan was found"
-    return f"{least} than “{speedup['baseline']}”, which {verb} {took}; next best plan: {other}."
+    least = no_better(better, sure=ratio.inverse.significant, all_tried=bool(result["space"]["exhausted"]))
+    return f"{least.capitalize()}: “{speedup['baseline']}” {verb} {took}; next best plan: {other}."
 
 
 def _answer(study: Study) -> Iterator[Block]:

@@ -17,7 +17,7 @@ from optimizer.model.bounds import Bounds
 from optimizer.study.front import Front
 from optimizer.study.history import History
 from optimizer.study.verdict import Verdict, shown_samples
-from search_spaces.core.errors import UnavailableError
+from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
@@ -253,10 +253,13 @@ class Result:
         """Write the report for a browser, into the run folder or another one; return the page's path.
 
         Raises:
+            UsageError: a file is given and no folder.
             RunFolderError: it cannot be written.
         """
         from optimizer.report.write import report
 
+        if folder is not None and Path(folder).suffix == ".html":
+            raise UsageError(f"report {str(folder)!r}: a report is a folder with a page", "give a folder")
         return report(self.run_dir, Path(folder) if folder is not None else None).page
 
     def runner(self) -> PlanRunner:

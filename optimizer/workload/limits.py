@@ -193,7 +193,9 @@ def _broken(
     processors = _at_once(simulator)
     yield from _late_together(workload, bounds, processors)
     if busy > TRUST * processors:
-        yield Violation("processors for the periodic models", busy, processors, "processors", _BUSY)
+        sentence = "the periodic models need {demand}; the device has {bound}"
+        what, busy = "processors for the periodic models", float(f"{busy:.3g}")
+        yield Violation(what, busy, processors, "processors", _BUSY, sentence)
 
 
 def _late_together(workload: Workload, bounds: Mapping[str, Least], processors: int) -> Iterator[Violation]:
@@ -215,7 +217,8 @@ def _late_together(workload: Workload, bounds: Mapping[str, Least], processors: 
             needed_s += work_s / processors
             if needed_s > TRUST * (end_s - begin_s):
                 what = f"requests from {begin_s:g} s on that are due by {end_s:g} s"
-                yield Violation(what, needed_s, end_s - begin_s, "s", _LATE_TOGETHER)
+                sentence = f"{what} take at least {{demand}}, and have {{bound}}"
+                yield Violation(what, needed_s, end_s - begin_s, "s", _LATE_TOGETHER, sentence)
                 return
 
 

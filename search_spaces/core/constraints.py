@@ -50,7 +50,7 @@ class Violation:
 def infeasible(first: Violation, *others: Violation) -> InfeasibleError:
     """Return the error for constraints that contradict each other; it carries them as ``violations``."""
     violations = (first, *others)
-    levers = dict.fromkeys(v.lever for v in violations)
+    levers = dict.fromkeys(part for violation in violations for part in violation.lever.split(", or "))
     return InfeasibleError("; ".join(map(str, violations)), ", or ".join(levers), violations)
 
 

@@ -183,6 +183,8 @@ def test_rates_are_told_of_workloads_with_deadlines() -> None:
     (found,) = _rates([*ours[:2], row("whole", 1.0, 0), row("whole", 2.0, 1)])
     assert (found["baseline"], found["baseline_rate"], found["gain"]) == ("whole", 1.0, 2.0)
     assert "at least 2 by our plan, 1 by the best baseline (whole)" in rate_text(found, ["model"])
+    (found,) = _rates(ours[:2], [axes | {"rate": 5.0}, axes | {"rate": 6.0, "model": "other.yaml"}])
+    assert rate_text(found, ["model"]).endswith(": 2 by our plan, below 1 by every baseline")
     text = makespan_text([*ours, row("whole", 1.0, 0), row("other", 1.0, 0)])
     assert text == "predicted makespans are 5 % off in the median of 2 baselines, 2 of them within 10 %"
     assert not makespan_text(ours)

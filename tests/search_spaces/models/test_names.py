@@ -103,6 +103,7 @@ def test_variants_share_the_float_models_weights() -> None:
         "vgg16/99999",
         "vgg16/224x",
         "vgg16/224x224x3",
+        "vgg16/224x2",
         "yolov2/417",
         "retinaface/608",
         "mobilebert/128x128",
