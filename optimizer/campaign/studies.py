@@ -184,6 +184,9 @@ def _config(file: CampaignFile, axes: dict[str, Any], loc: Loc) -> StudyConfig:
                 raise file.error(("settings", name), error.what, error.hint) from error
         axis = next((a for a in AXES if f"--{a.replace('_', '-')} " in error.what), "model")
         raise file.error(_place(file, loc, axis, axes[axis]), error.what, error.hint) from error
+    if config.rate is not None and not names_file(config.model):
+        what = f"a rate has no effect on {config.model!r}, whose requests do not arrive"
+        raise file.error(_place(file, loc, "rate", axes["rate"]), what, "give a workload's file")
     for axis, check in _CHECKS.items():
         try:
             check(getattr(config, axis))
@@ -207,6 +210,12 @@ def _check_sampler(name: str) -> None:
         make_sampler(name, 0, 0)
 
 
+def _check_given(paths: tuple[str, ...]) -> None:
+    for path in paths:
+        if not Path(path).exists():
+            raise UsageError(f"there is no plan {path!r}", "give a file relative to the campaign's, or a run folder")
+
+
 def _check_processors(names: tuple[str, ...] | None) -> None:
     for name in names or ():
         check_libraries(name)
@@ -218,6 +227,7 @@ _CHECKS: dict[str, Callable[[Any], object]] = {
     "allow": cache(parse_freedoms),
     "sampler": cache(_check_sampler),
     "processors": _check_processors,
+    "compare_with": _check_given,
 }
 
 

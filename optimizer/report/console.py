@@ -349,7 +349,7 @@ def _outcomes(result: WorkloadResult) -> Table:
     heads += [*(["missed"] if late else []), *([f"{objective.name}, {objective.shown}"] if own else [])]
     if not result.predicted:
         heads.append(f"predicted, {objective.shown}")
-    made = table(("plan", *(f">{head}" for head in heads)))
+    made = table(("plan, predicted" if result.predicted else "plan", *(f">{head}" for head in heads)))
     for name, entry in result.outcomes.items():
         row = [_number(entry[key]) for _, key in _OUTCOMES]
         if late:

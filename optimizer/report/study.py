@@ -244,7 +244,8 @@ def _workload(result: Mapping[str, Any]) -> Iterator[Block]:
         figures.append(Column(f"predicted, {objective.shown}", ".4g"))
         expected = ((entry.get("predicted") or {}).get("objective") for entry in outcomes.values())
         rows = [(*row, value) for row, value in zip(rows, expected, strict=True)]
-    yield Table("Plans of the models", headed("plan", *figures), tuple(rows))
+    said = "predicted" if result.get("predicted") else "measured"
+    yield Table(f"Plans of the models, {said}", headed("plan", *figures), tuple(rows))
     if tucker := workload.get("tucker"):
         found = tuple(
             (name, e["max_error"], e["variants"], len(e["ranks"]), e["macs_saved"], e["error"], _known_by(e))
@@ -257,7 +258,9 @@ def _workload(result: Mapping[str, Any]) -> Iterator[Block]:
         yield Table("Convolutions decomposed (Tucker-2)", columns, found)
     names = workload["instances"]
     each = tuple((plan, *(entry["instances_ms"].get(name) for name in names)) for plan, entry in outcomes.items())
-    yield Table("Each model's mean latency, ms", headed("plan", *(Column(f"{n}, ms", ".4g") for n in names)), each)
+    yield Table(
+        f"Each model's mean latency, {said}, ms", headed("plan", *(Column(f"{n}, ms", ".4g") for n in names)), each
+    )
 
 
 def _known_by(entry: Mapping[str, Any]) -> str:

@@ -538,7 +538,7 @@ def _limits(found: Document) -> Table:
             word = "needed"
         rows.append((limit["what"], without, None if saves is None else -saves, word))
     name = f"best plan without it, predicted, {found['unit']}"
-    columns = headed("limit", Column(name, _TIME), f"change, {found['unit']}|+.4g; remark")
+    columns = headed("limit", Column(name, _TIME), f"predicted change, {found['unit']}|+.4g; remark")
     return Table(f"Which limits cost {found['amount']}: against the best predicted plan", columns, tuple(rows))
 
 
@@ -655,7 +655,7 @@ def _workload_blocks(found: Document) -> Iterator[Block]:
     busiest = max(busy, key=lambda name: busy[name])
     yield Text(f"The busiest processor is {busiest}: it works for {percent(busy[busiest])} of the makespan.")
     yield Table("How busy processors are", headed("processor; busy|.0%"), tuple(busy.items()))
-    change = Column("change, ms", "+.4g")
+    change = Column("predicted change, ms", "+.4g")
     rows = tuple(
         (
             job["instance"],

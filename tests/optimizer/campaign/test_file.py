@@ -97,6 +97,8 @@ BOMB = "a: &a [x, x]\n" + "".join(
         "name: x\nmatrix:\n  model: vgg16\n  evaluator: litertt\n",
         "name: x\nmatrix:\n  model: vgg16\n  allow: magic\n",
         "name: x\nmatrix:\n  model: [vgg16, vgg16]\n",
+        "name: x\nmatrix:\n  model: vgg16\n  rate: [null, 2]\n",
+        "name: x\nmatrix:\n  model: vgg16\n  compare_with: [null, none.json]\n",
         "name: x\nname: y\n",
         "name: ../x\nmatrix: {model: vgg16}\n",
         "name: x\nmatrix: {model: vgg16}\ninclude:\n- {model: vgg16}\n",

@@ -168,7 +168,7 @@ def test_the_report_tells_model_by_model(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["report", "told"]) == 0
     capsys.readouterr()
     page = Path("told/report.html").read_text()
-    assert "Each model&#x27;s mean latency, ms" in page or "Each model's mean latency, ms" in page
+    assert "s mean latency, predicted, ms" in page or "s mean latency, measured, ms" in page
     assert "squeezenet1_1 2" in page
     assert "timeline" in page
     events = json.loads(Path("told/viewers/trace.json").read_text())["traceEvents"]
