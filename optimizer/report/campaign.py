@@ -98,8 +98,7 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
     if text := makespan_text(tables.results):
         yield Text(f"{text[0].upper()}{text[1:]}.")
     names = [" · ".join(named(row[a]) for a in axes) for row in tables.summary]
-    best = "predicted best" if all(r["predicted"] for r in tables.summary) else "best"
-    head = headed(*(Column(a.replace("_", " ")) for a in axes), f"studies|d; {best}|.4g; unit")
+    head = headed(*(Column(a.replace("_", " ")) for a in axes), f"studies|d; {_how(tables)}best|.4g; unit")
     ratio = headed(f"{ratio_heading(tables.summary)}|.4f; 95 % from|.4f; to|.4f; verdict")
     rows = tuple(
         (*(named(r[a]) for a in axes), r["studies"], r["best"], r["unit"], *(_ratio(r) if compared else ()))
@@ -119,6 +118,11 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
             f"{heading[0].upper()}{heading[1:]}, with the 95 % interval: over "
             "seeds and repetitions where there are several, else that of the study's final comparison.",
         )
+
+
+def _how(tables: Tables) -> str:
+    """Return ``predicted`` and a space before figures that are all predicted, or ""."""
+    return "predicted " if tables.summary and all(row["predicted"] for row in tables.summary) else ""
 
 
 def _ratio(row: Row) -> tuple[Cell, ...]:
@@ -173,7 +177,8 @@ def _curves(tables: Tables) -> Iterator[Block]:
 
 def _studies(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
     best = {r["study"]: r for r in tables.results if r["plan"] == "best"}
-    columns = headed("study; state; best|.4g; 95 % from|.4g; to|.4g; unit; K|d; gap to the model|+.1%; remark")
+    found = f"{_how(tables)}best"
+    columns = headed(f"study; state; {found}|.4g; 95 % from|.4g; to|.4g; unit; K|d; gap to the model|+.1%; remark")
     rows: list[tuple[Cell, ...]] = []
     for study in state["studies"]:
         row = best.get(study["name"], {})
@@ -187,7 +192,7 @@ def _plans(tables: Tables) -> Iterator[Block]:
     if not tables.results:
         return
     columns = headed(
-        "study; plan; stages|d; median|.4g; 95 % from|.4g; to|.4g; unit; samples|d; "
+        f"study; plan; stages|d; {_how(tables).strip() or 'median'}|.4g; 95 % from|.4g; to|.4g; unit; samples|d; "
         "relative to the best plan|.3f; 95 % from|.3f; to|.3f"
     )
     measured = ("value", "value_low", "value_high", "unit", "samples")
