@@ -46,7 +46,7 @@ from optimizer.model.segments import segment_estimate, segment_price
 from optimizer.samplers.auto import Problem, Proposer
 from optimizer.study.config import StudyConfig, most_stages
 from optimizer.study.front import Front, FrontPlan, criteria, front_finalists, knee, significant_front
-from optimizer.study.history import History
+from optimizer.study.history import History, Trial
 from optimizer.study.limits import allowed_error, limits_of
 from optimizer.study.verdict import FinalSettings, Verdict, decide
 from optimizer.workload.search import WorkloadProposer
@@ -315,6 +315,10 @@ def needed(config: StudyConfig) -> list[str]:
     return [name for name in limited if name not in config.objective]
 
 
+def _is(digest: str, trial: Trial) -> bool:
+    return trial.plan.digest == digest
+
+
 def decide_front(
     session: Priced,
     history: History,
@@ -334,8 +338,8 @@ def decide_front(
     )
     if not trials:
         raise UnavailableError("no plan could be measured", "see the failures in the trial log")
-    given = front_finalists(history, objectives, lambda t: t.plan.digest in how.asked)
-    trials += [t for t in given if t not in trials]
+    for digest in sorted(how.asked - {t.plan.digest for t in trials}):  # each, even where another one dominates it
+        trials += front_finalists(history, objectives, partial(_is, digest))
     count = len(objectives)
     policy = replace(
         how.policy,

@@ -407,10 +407,10 @@ def finalists(
     fewest = min(len(t.plan.stages) for t in kept)
     wholes = [t for t in kept if len(t.plan.stages) == fewest][:_WHOLES]
     criteria = [t for t in kept if names.get(t.plan.digest, "").startswith(CRITERIA)][:1]
-    given = [t for t in own if t.plan.digest in asked]
-    kept += [t for t in given if t not in kept]
     far_s = limit_s * (1.0 + FAR) / (1.0 + REACH)
     first = [t for t in kept[:LEAST_FINALISTS] if widest[t.plan.digest][0] <= far_s or len(t.plan.stages) == fewest]
+    given = [t for t in own if t.plan.digest in asked]
+    kept = [*kept, *(t for t in given if t not in kept)]  # even those that break a limit
     always = {t.plan.digest for t in (*first, *wholes, *criteria, *given)}
     near = [t for t in kept if t.plan.digest in always or widest[t.plan.digest][0] <= limit_s]
     place = {plan.digest: i for i, plan in enumerate(ranking)}

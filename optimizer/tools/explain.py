@@ -365,8 +365,8 @@ class _Work:
             spare_ms = float(deadline) - 1e3 * (self._measured.get(self._plan.digest) or self._best_s or 0.0)
             how = f"{spare_ms:.4g} ms to spare" if spare_ms >= 0 else f"missed by {-spare_ms:.4g} ms"
             yield _limit(f"--deadline {float(deadline):g} ms: {how}", self._least_s, 0.0)
-        chains = self._space is None  # the model of branches and splits knows no memory and no large stages
-        if chains and costs.operator_nbytes is not None and costs.memory_bytes is not None:
+        # The prices of plans with branches or splits take neither memory nor slow large stages into account.
+        if self._space is None and costs.operator_nbytes is not None and costs.memory_bytes is not None:
             yield self._limit("memory of the processors", replace(costs, memory_bytes=None, operator_nbytes=None))
         lifted = np.where(np.isfinite(costs.operator_s), costs.operator_s, costs.operator_s.min(axis=0))
         for number, processor in enumerate(costs.platform.processors):

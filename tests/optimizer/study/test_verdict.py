@@ -113,6 +113,15 @@ def test_whole_models_side_by_side_take_part_whatever_the_search_said_of_them() 
     assert {t.plan for t in found} >= set(wholes)
 
 
+def test_a_plan_that_is_asked_for_takes_part_even_where_it_breaks_a_limit() -> None:
+    whole = NAMED["whole on cpu"]
+    found, _ = finalists(
+        history_of({whole: 0.1, SPLIT: 0.5}), {}, [], lambda t: t.plan != SPLIT, frozenset({SPLIT.digest})
+    )
+    assert [t.plan for t in found] == [whole, SPLIT]
+    assert [t.plan for t in finalists(history_of({whole: 0.1, SPLIT: 0.5}), {}, [], lambda _: True)[0]] == [whole]
+
+
 def test_plans_with_too_many_stages_are_compared_and_not_recommended() -> None:
     every, whole = NAMED["every layer"], NAMED["whole on cpu"]
     how = replace(HOW, allowed=lambda plan: len(plan.stages) <= 4)
