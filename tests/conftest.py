@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command line has it; numpy reads it when it is imported
+os.environ.pop("COLUMNS", None)  # of the terminal that the tests run in
 
 from evaluators.measurement import final
 from evaluators.measurement.final import FinalPolicy

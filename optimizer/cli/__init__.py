@@ -23,10 +23,15 @@ from search_spaces.core.errors import EXIT_INTERRUPTED, OptimizeError, UsageErro
 
 
 class _Warnings(logging.Handler):
-    """Writes to the current ``sys.stderr``, which a progress bar replaces while it runs."""
+    """Writes to the current ``sys.stderr``, which a progress bar replaces while it runs; no line twice in a row."""
+
+    _last = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        note(self.format(record))
+        line = self.format(record)
+        if line != self._last:  # two sessions of one command say the same of a profile
+            note(line)
+        self._last = line
 
 
 def main(argv: Sequence[str] | None = None) -> int:

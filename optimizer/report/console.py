@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import re
 import shlex
 import time
@@ -59,6 +60,7 @@ _TIE = 1.0  # per cent: plans that differ by no more, and not significantly, are
 _NOISE = 0.01  # smaller relative differences are noise of the machine
 _CHANGE = 0.05  # a difference between two blocks of runs that is more than noise
 _PIPE_WIDTH = 110
+_NARROWEST = 40
 _LABEL = 12  # width of the labels before the lines of the answer
 _NUMBER = re.compile(r"[0-9]+( of [0-9]+)?$")  # at the end: what only counts on
 _EVERY_S = 5.0
@@ -82,11 +84,12 @@ class _PlainConsole(Console):
 
 
 def make_console(*, stderr: bool = False, record: bool = False) -> Console:
-    """Return a console; into a pipe it writes lines of a fixed width."""
+    """Return a console; into a pipe it writes lines of ``COLUMNS`` characters, or of a fixed width."""
     file = io.StringIO() if record else None  # what is recorded is exported, and not shown
     console = _PlainConsole(file=file, stderr=stderr, record=record, highlight=False, soft_wrap=False)
     if not console.is_terminal:
-        console.width = _PIPE_WIDTH
+        asked = os.environ.get("COLUMNS", "")
+        console.width = max(_NARROWEST, int(asked)) if asked.isdecimal() and len(asked) < 5 else _PIPE_WIDTH
     return console
 
 
@@ -206,10 +209,13 @@ def _baselines(result: Result) -> Table:
     what = f"{'predicted ' if result.predicted else ''}{result.objective.title}{' [95 %]' if wide else ''}"
     against = "" if result.verdict is None else "difference"
     made = table(("plan", what, against, ">stages"))
+    names: dict[str, str] = {}
     for name, plan in result.rows():
         style = "bold" if result.verdict is not None and plan == result.verdict.best else ""
         shown_name = f"{name}: {_borders(plan)}" if name == PROPOSED else name
-        cells = (shown_name, _figure(result, plan), _against(result, plan), str(len(plan.stages)))
+        first = names.setdefault(plan.digest, name)
+        difference = _against(result, plan) if first == name else same_plan(first)
+        cells = (shown_name, _figure(result, plan), difference, str(len(plan.stages)))
         made.add_row(*map(Text, cells), style=style)
     return made
 
@@ -248,6 +254,11 @@ def _against(result: Result, plan: Plan) -> str:
     if ratio is None:
         return "not in the final" if result.predicted and result.samples(plan) is not None else ""
     return against_text(ratio, result.objective, racing=result.verdict.still_racing(plan))
+
+
+def same_plan(name: str) -> str:
+    """Return what stands in place of a comparison where a plan has two names."""
+    return f"the same plan as “{name}”"
 
 
 def against_text(ratio: Ratio, objective: Objective, *, racing: bool) -> str:

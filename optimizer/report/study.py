@@ -10,7 +10,15 @@ from typing import Any
 from evaluators.measurement.final import Ratio
 from optimizer.model.ranks_text import describe_ranks
 from optimizer.report import plots
-from optimizer.report.console import against_text, crossing, describe_operators, no_better, slower_text, slower_than
+from optimizer.report.console import (
+    against_text,
+    crossing,
+    describe_operators,
+    no_better,
+    same_plan,
+    slower_text,
+    slower_than,
+)
 from optimizer.report.data import STREAMED, Bar, Point, Study, bars, best_by_stages, objective_of, points, spreads
 from optimizer.report.document import Block, Code, Column, Document, Figure, Section, Table, Text, headed, listed, plain
 from optimizer.report.graph import render_svg
@@ -285,7 +293,10 @@ def _baselines(study: Study) -> Iterator[Block]:
         against = entry.get("slower_than_best")
         ratio = Ratio(against["ratio"], *against["ci95"]) if against else None
         text = against_text(ratio, study.objective, racing=against["racing"]) if ratio else ""
-        if entry["plan"] == study.result["best"]["plan"]:
+        first = next(n for n, other in study.result["baselines"].items() if other["plan"] == entry["plan"])
+        if first != name:
+            text = same_plan(first)
+        elif entry["plan"] == study.result["best"]["plan"]:
             text = "recommended"
         remark = entry["failure"] or ("measured in the search" if latency and latency["source"] == "search" else "")
         rows.append((name, *numbers, text, len(entry["plan"]["stages"]), remark))

@@ -53,6 +53,7 @@ def run_solver(model: cp.CpModel, time_limit_s: float, *, workers: int = WORKERS
     """Solve a model; return the solver, which holds values and bound, and its status.
 
     Raises:
+        RuntimeError: the model is none that the solver takes, for instance since its integers are too large.
         KeyboardInterrupt: Ctrl-C, or another exception of a signal's handler; the solver is stopped first.
     """
     module = solver_module()
@@ -73,4 +74,6 @@ def run_solver(model: cp.CpModel, time_limit_s: float, *, workers: int = WORKERS
                 wait([solved], 0.05)
     if status in (module.OPTIMAL, module.FEASIBLE):
         return solver, "found"
+    if status == module.MODEL_INVALID:
+        raise RuntimeError(f"the solver refuses the model: {model.validate()}")
     return solver, "infeasible" if status == module.INFEASIBLE else "no time"

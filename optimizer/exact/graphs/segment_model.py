@@ -7,6 +7,7 @@ ruled out by time: a stage begins when those that it reads from have ended.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optimizer.exact.chain_costs import exclusive_groups
-from optimizer.exact.graphs.cpsat import run_solver, solver_module
+from optimizer.exact.graphs.cpsat import WORKERS, run_solver, solver_module
 from optimizer.exact.graphs.graph_costs import GraphCosts
 from optimizer.exact.graphs.segments import Segment
 from search_spaces.core.graph import Graph
@@ -66,11 +67,15 @@ def solve_segment(
     if known is not None:
         model.hint(known)
     model.model.minimize(model.end)
-    solver, outcome = run_solver(model.model, time_limit_s)
-    bound_s = max(0.0, solver.best_objective_bound - len(segment.operators)) / model.scale
-    if outcome != "found":
-        return None
-    return model.plan(solver, bound_s)
+    until = time.monotonic() + time_limit_s
+    for workers in (WORKERS, 1):  # two at once ended without an answer and long before the limit, once in some 50,000
+        solver, outcome = run_solver(model.model, until - time.monotonic(), workers=workers)
+        if outcome == "found":
+            bound_s = max(0.0, solver.best_objective_bound - len(segment.operators)) / model.scale
+            return model.plan(solver, bound_s)
+        if time.monotonic() > until:
+            break
+    return None
 
 
 class _Model:

@@ -87,6 +87,39 @@ def test_a_baseline_is_in_the_final_where_a_person_gives_it(capsys: pytest.Captu
     assert plan in verdict_of("run").plans
 
 
+def test_workers_that_share_a_study_compare_it_each(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = slow_plan()
+    shared = [*ONE, "--storage", "sqlite:///shared.db", "--study", "together"]
+    answered(capsys, [*shared, "--out", "first"])
+    found = answered(capsys, [*shared, "--out", "second", "--compare-with", "slow.json"])
+    assert plan in verdict_of("second").plans
+    assert SLOW in found["baselines"]
+    again = answered(capsys, [*shared, "--out", "third"])  # the plan is no trial of the study that they share
+    assert SLOW not in again["baselines"]
+    assert again["unique_plans"] == found["unique_plans"]
+
+
+def test_the_plan_of_the_run_that_a_study_starts_from(capsys: pytest.CaptureFixture[str]) -> None:
+    slow_plan()
+    first = answered(capsys, [*ONE, "--out", "first"])["best"]["plan"]
+    given = ["--warm-start", "first", "--compare-with", "first", "--compare-with", "slow.json"]
+    found = answered(capsys, [*ONE, "--out", "second", *given])
+    assert {"plan of first", SLOW} <= set(found["baselines"])
+    assert {Plan.from_json(first), slow_plan()} <= set(verdict_of("second").plans)
+
+
+def test_a_plan_of_two_names_is_recommended_once(capsys: pytest.CaptureFixture[str]) -> None:
+    best = answered(capsys, [*ONE, "--out", "run"])["best"]["plan"]
+    write(Plan.from_json(best), "mine.json")
+    assert main([*ONE, "--out", "again", "--compare-with", "mine.json", "--compare-with", "run"]) == 0
+    told = capsys.readouterr().out.partition("recommended plan")[0]
+    assert told.count("  recommended  ") == 1
+    assert "the same plan as “" in told
+    assert main(["report", "again"]) == 0
+    page = Path("again/report.html").read_text()
+    assert "the same plan as “" in page
+
+
 def test_it_takes_part_by_several_objectives(capsys: pytest.CaptureFixture[str]) -> None:
     plan = slow_plan()
     answered(
