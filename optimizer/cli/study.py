@@ -26,6 +26,9 @@ EXIT_CODES = """exit codes:
   130 interrupted (everything measured is saved)"""
 
 
+_BUDGET = 200  # distinct plans, where none is given
+
+
 def optimize(arguments: list[str], commands: Collection[str], summaries: str) -> int:
     """Do ``optimize MODEL``.
 
@@ -95,7 +98,11 @@ def make_parser(summaries: str = "") -> Parser:
     add("--state", metavar="NAME:P=FACTOR,…", action="append", help=states)
     add("--robust", metavar="HOW", help="value over all --state: worst (default), or expected (their mean)")
     add = parser.add_argument_group("search").add_argument
-    add("--budget", metavar="N", default="200", help="measure at most N distinct plans (default 200)")
+    add(
+        "--budget",
+        metavar="N",
+        help="measure at most N distinct plans of the space (default 200, or the resumed study's)",
+    )
     add("--minutes", metavar="M", help="end the search after M minutes; the final comparison follows")
     freedoms = (
         "freedoms of a plan: some of cuts,branches,splits,ranks (default exact: all but ranks that model and processors"
@@ -171,8 +178,12 @@ def _config(options: argparse.Namespace) -> StudyConfig:
     with _uninterrupted():
         from optimizer.study.config import StudyConfig, check_effects, parse_config
 
+    from optimizer.study.folder import kept_budget
+
     given = {name: getattr(options, name, None) for name in StudyConfig.model_fields}
     check_effects(given)
+    if options.budget is None:
+        given["budget"] = kept_budget(options.out, options.study) or _BUDGET
     typed = [options.sampler, *(options.model or ()), *(options.processors or "").split(",")]
     allow(*map(str, filter(None, typed)))  # so that they may load code
     allow_libraries(options.custom_ops or ())

@@ -252,11 +252,9 @@ def with_freedoms(config: StudyConfig, graphs: Iterable[Graph], platform: Platfo
     Without ``allow``, a given ``max_stages`` means cuts alone. So do objectives of which none is a latency, as
     throughput, energy and memory: sharing work between processors does not reduce it.
     """
-    unsaid, laws = (
-        "allow" not in config.model_fields_set,
-        {OBJECTIVES[o].law for o in config.objective if o in OBJECTIVES},
-    )
-    plain = unsaid and ("max_stages" in config.model_fields_set or (laws and "latency" not in laws))
+    unsaid = "allow" not in config.model_fields_set
+    known = {OBJECTIVES[o].aggregation for o in config.objective if o in OBJECTIVES}
+    plain = unsaid and ("max_stages" in config.model_fields_set or (known and "path" not in known))
     allow = "cuts" if plain else offered(config.allow, graphs, platform)
     return config if allow == config.allow else config.model_copy(update={"allow": allow})
 

@@ -171,7 +171,7 @@ class Loop:
     def by_estimate(self) -> list[Plan]:
         """Return the measured plans of the space by the estimate from all measurements, the fastest first."""
         of = self.problem
-        plain = of is not None and of.law is None and of.criteria is None and of.search is None
+        plain = of is not None and of.chains is None and of.guided and of.criteria is None and of.search is None
         if of is None or not plain or isinstance(of.space, SegmentSpace | RankSpace):
             return [trial.plan for trial in self.history.ranking()]  # sides of a split predict other splits poorly
         judge = AutoProposer(of, self.seed)
