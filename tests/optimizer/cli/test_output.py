@@ -9,6 +9,7 @@ import pytest
 
 from optimizer.cli import main
 from tests.support.commands import SYNTHETIC
+from tests.support.models.tflite_models import Net
 from tests.support.sentences import says
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -82,6 +83,25 @@ def test_progress_goes_to_stderr_and_stays_out_of_the_way(capsys: pytest.Capture
     out, err = capsys.readouterr()
     assert json.loads(out)["unique_plans"] == 3
     assert err
+
+
+def test_an_open_batch_size_is_noted_once_and_not_where_a_finished_run_is_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    net = Net()
+    open_batch = {"shapeSignature": [-1, 4, 4, 2]}
+    net.outputs(net.op("RELU", [net.input(name="image", **open_batch)], net.tensor(**open_batch)))
+    model = str(net.write(Path("m.tflite")))
+    study = [model, "--evaluator", "synthetic", "--out"]
+    assert main([*study, "other", "-q"]) == 0
+    assert capsys.readouterr().err == ""
+    for words in (["inspect", model], [*study, "run", "--warm-start", "other"]):
+        assert main(words) == 0
+        (said,) = [line for line in capsys.readouterr().err.splitlines() if "note: " in line]
+        says(said)
+    for words in (["explain", "run"], ["report", "run"], ["compare", "run", "other"]):
+        assert main(words) == 0
+        assert "note: " not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("as_json", [False, True])
