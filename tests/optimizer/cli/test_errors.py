@@ -92,6 +92,9 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int 
         ["execute", "nothing.json"],
         ["execute", "text.tflite"],
         ["execute", "."],
+        ["--model", "squeezenet1_1", "--study", "my int8"],
+        ["--model", "squeezenet1_1", "-v"],
+        ["--model", "squeezenet1_1", "--objective", "latency,sped"],
     ],
 )
 def test_wrong_words_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str]) -> None:

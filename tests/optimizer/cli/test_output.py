@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from optimizer.cli import main
-from tests.support.commands import SYNTHETIC
+from tests.support.commands import SYNTHETIC, answered
 from tests.support.models.tflite_models import Net
 from tests.support.sentences import says
 
@@ -102,6 +103,18 @@ def test_an_open_batch_size_is_noted_once_and_not_where_a_finished_run_is_read(
     for words in (["explain", "run"], ["report", "run"], ["compare", "run", "other"]):
         assert main(words) == 0
         assert "note: " not in capsys.readouterr().err
+
+
+def test_a_sampler_of_the_current_folder_and_objectives_with_a_comma(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "sampler_of_this_folder"
+    Path(f"{name}.py").write_text(
+        "from optuna.samplers import RandomSampler\n\n\nclass Mine(RandomSampler):\n    pass\n"
+    )
+    words = ["squeezenet1_1@0.25/64", "--evaluator", "cost-model", "--platform", "pixel4", "--processors", "gpu,1large"]
+    powers = ["--objective", "energy,latency", "--power", "gpu=2", "--power", "1large=1"]
+    found = answered(capsys, [*words, *powers, "--sampler", f"{name}:Mine", "--budget", "3", "-q", "--out", "run"])
+    assert found["front"]["objectives"] == ["latency", "energy"]
+    assert str(Path.cwd()) not in sys.path
 
 
 @pytest.mark.parametrize("as_json", [False, True])
