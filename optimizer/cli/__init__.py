@@ -13,7 +13,7 @@ from functools import partial
 
 from optimizer.cli import study
 from optimizer.cli.campaigns import pretrain, run, schema, solve
-from optimizer.cli.completion import completed_line, skip_command
+from optimizer.cli.completion import complete, completed_line, skip_command
 from optimizer.cli.machines import calibrate, devices, doctor, plugins
 from optimizer.cli.models import inspect, models, rewrite
 from optimizer.cli.parsing import Parser, Work, note, show_notes
@@ -77,6 +77,11 @@ def _run(arguments: list[str]) -> int:
     if len(completed := completed_line()) > 1 and completed[0] in COMMANDS:
         skip_command()
         return COMMANDS[completed[0]][1]([])
+    if len(completed) > 1 and completed[0] == "help":
+        skip_command()
+        asked = Parser(prog="optimize help", add_help=False)
+        asked.add_argument("command", choices=sorted(COMMANDS))
+        complete(asked)
     match arguments:
         case ["help"]:
             arguments = ["--help"]
