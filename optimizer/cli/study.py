@@ -44,6 +44,8 @@ def optimize(arguments: list[str], commands: Collection[str], summaries: str) ->
 
         print(f"optimize {version('partition-optimizer')}")
         return 0
+    if options.quiet and options.verbose:
+        parser.error("-q and -v exclude each other")
     models = [*options.models, *(options.model or ())]
     if options.models and not options.model:
         _check_models(options.models[0], commands)
@@ -111,10 +113,10 @@ def make_parser(summaries: str = "") -> Parser:
     add("--allow", metavar="A,B", help=freedoms)
     add(
         "--objective",
-        metavar="NAME",
+        metavar="A,B",
         action="append",
-        help="latency (default), latency-p99, throughput, energy, memory, occupancy; give it again for a front of"
-        " several. Of several models latency is the mean, and there are also worst, makespan and misses",
+        help="latency (default), latency-p99, throughput, energy, memory, occupancy; several give their front. Of"
+        " several models latency is the mean, and there are also worst, makespan and misses",
     )
     add("--max-stages", metavar="K", help="stages of a plan at most (default 4 for cuts alone)")
     add("--sampler", metavar="NAME", help="proposes plans: auto (default), reinforce, tpe, …, or module:Class")

@@ -63,8 +63,8 @@ _CHANGE = 0.05  # a difference between two blocks of runs that is more than nois
 _PIPE_WIDTH = 110
 _NARROWEST = 40
 _LABEL = 12  # width of the labels before the lines of the answer
-_NUMBER = re.compile(r"[0-9]+( of [0-9]+)?$")  # at the end: what only counts on
-_EVERY_S = 5.0
+_NUMBER = re.compile(r"\b[0-9]+\b")  # what only counts on
+_EVERY_S = 10.0
 _MOST_JOBS = 24  # of the models of a plan that are listed
 _OUTCOMES = (("mean", "mean_ms"), ("worst", "worst_ms"), ("makespan", "makespan_ms"), ("per s", "throughput_per_s"))
 _ORDERS = {
@@ -102,6 +102,21 @@ def progress_bar(console: Console, unit: str, clock: ProgressColumn, *first: Pro
     return Progress(*first, *bar, clock, console=console, disable=hidden, transient=True)
 
 
+class Steps:
+    """Chooses the steps that are written as lines: new ones, and every few seconds one that differs in numbers only."""
+
+    def __init__(self) -> None:
+        self._step, self._written_s = "", -math.inf
+
+    def is_due(self, text: str) -> bool:
+        """Return whether a step is to be written now."""
+        step, now_s = _NUMBER.sub("", text), time.monotonic()
+        due = step != self._step or now_s >= self._written_s + _EVERY_S
+        if due:
+            self._step, self._written_s = step, now_s
+        return due
+
+
 class ProgressWatcher:
     """Shows a bar with trials, best so far, distinct plans and time left."""
 
@@ -112,7 +127,7 @@ class ProgressWatcher:
         self._verbose = verbose
         self._history: History | None = None
         self._unit = "ms"
-        self._step, self._written_s, self._failed = "", 0.0, False
+        self._steps, self._failed = Steps(), False
         clock = TimeRemainingColumn(compact=True)
         self._progress = progress_bar(self._console, "plans {task.fields[best]}", clock, SpinnerColumn(), quiet=quiet)
         self._task = self._progress.add_task("starting", total=budget, best="")
@@ -129,11 +144,9 @@ class ProgressWatcher:
         self._progress.update(self._task, description=text)
         if self._history is not None and self._history.measured >= self._budget:  # room for the rounds of the final
             self._progress.update(self._task, best="")
-        step, now_s = _NUMBER.sub("", text), time.monotonic()
-        new = step != self._step or now_s >= self._written_s + _EVERY_S
-        if self._verbose or (new and not self._console.is_terminal and not self._quiet):
+        shown = not self._console.is_terminal and not self._quiet
+        if self._verbose or (shown and self._steps.is_due(text)):
             self._console.print(text, style="dim", markup=False)
-            self._step, self._written_s = step, now_s
 
     def warn(self, text: str) -> None:
         """Print a warning above the bar."""
