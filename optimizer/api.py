@@ -10,9 +10,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from os import PathLike, fspath
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack
 
 if TYPE_CHECKING:
@@ -105,7 +107,7 @@ def optimize(
 
         model = converted_module(model, example_inputs or ())
     config = _config(model, budget, options)
-    with _watching(config, on_trial, progress=progress) as watcher:
+    with _watching(config, on_trial, sys._getframe(1), progress=progress) as watcher:  # noqa: SLF001
         try:
             return run_study(config, watcher, ["optimizer.optimize"])
         except Interrupted as interrupted:
@@ -135,10 +137,12 @@ def _config(model: Model | Sequence[Model], budget: int, options: Options) -> St
     named = processors.split(",") if isinstance(processors, str) else processors
     allow(*filter(None, [given.get("sampler"), *named, *(str(m) for m in models)]))
     check_effects(given)
-    return parse_config({**given, "model": tuple(fspath(m) for m in models), "budget": budget})
+    return parse_config({**given, "model": tuple(fspath(m) for m in models), "budget": budget}, keywords=True)
 
 
-def _watching(config: StudyConfig, on_trial: Callable[[Trial], None] | None, *, progress: bool) -> Any:
+def _watching(
+    config: StudyConfig, on_trial: Callable[[Trial], None] | None, caller: FrameType, *, progress: bool
+) -> Any:
     import warnings
 
     from optimizer.report.console import ProgressWatcher
@@ -159,7 +163,9 @@ def _watching(config: StudyConfig, on_trial: Callable[[Trial], None] | None, *, 
         opened = message
 
         def warn(self, text: str) -> None:
-            warnings.warn(text, stacklevel=2)
+            # With the line that called optimize(): a search warns from several depths.
+            of = caller.f_globals.get("__name__")
+            warnings.warn_explicit(text, UserWarning, caller.f_code.co_filename, caller.f_lineno, of)
 
         def trial(self, trial: Trial) -> None:
             call_back(trial)

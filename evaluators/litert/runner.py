@@ -42,7 +42,7 @@ from evaluators.litert.workers import Arena, Workers
 from evaluators.workload.outcome import Outcome
 from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.platform import Platform
-from search_spaces.models.inputs import read_inputs
+from search_spaces.models.inputs import by_full_name, read_inputs
 from search_spaces.rewrites.views import as_it_is
 
 Arrays = NDArray[Any] | Sequence[NDArray[Any]] | Mapping[str, NDArray[Any]]
@@ -142,7 +142,8 @@ class PlanRunner(_Runner):
         """Run once.
 
         Args:
-            inputs: one array, or one per input, by position or by name; of the shape and type that ``inputs`` says.
+            inputs: one array, or one per input, by position or by name, whose ``:0`` may be left out; of the shape and
+                type that ``inputs`` says.
 
         Returns:
             Copies of the outputs by name.
@@ -226,6 +227,7 @@ class PlanRunner(_Runner):
     def _arrays(self, inputs: Arrays) -> list[NDArray[Any]]:
         wanted = self.inputs
         if isinstance(inputs, Mapping):
+            inputs = by_full_name(inputs, list(wanted))
             unknown = sorted(set(inputs) - set(wanted))
             missing = sorted(set(wanted) - set(inputs))
             if unknown or missing:

@@ -667,12 +667,22 @@ def _next(result: Result) -> list[Text]:
     plan = str(result.run_dir / "best" / "plan.json")
     runner = "WorkloadRunner" if isinstance(result, WorkloadResult) else "PlanRunner"
     made = f"runner = {runner}({json.dumps(plan, ensure_ascii=False)})"
-    run = "runner.run()" if runner == "WorkloadRunner" else "outputs = runner.run(inputs)"
+    run = "runner.run()" if runner == "WorkloadRunner" else f"outputs = runner.run({_inputs(result.graph)})"
     return [
         folder,
         Text("run it      ").append(f"optimize execute {shlex.quote(plan)}", style="cyan"),
         Text("in Python   ").append(f"from evaluators.litert import {runner}; {made}; {run}", style="cyan"),
     ]
+
+
+def _inputs(graph: Graph) -> str:
+    """Return what a runner of one model takes, in Python: an array, or several by name."""
+    names = [graph.tensors[index].name for index in graph.inputs]
+    if len(names) == 1:
+        return "inputs"
+    if len(names) > _MOST_NAMED or len(set(names)) < len(names):
+        return "inputs_by_name"  # many names make no line to be copied; runner.inputs has them
+    return f"{{{', '.join(f'{json.dumps(name, ensure_ascii=False)}: …' for name in names)}}}"
 
 
 def crossing(graph: Graph, operators: Sequence[int]) -> str | None:

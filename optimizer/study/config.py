@@ -10,9 +10,9 @@ import math
 import re
 import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
@@ -307,16 +307,25 @@ def check_effects(values: Mapping[str, Any]) -> None:
             raise UsageError(f"--{name} has no effect without {what}", "see optimize --help")
 
 
-def parse_config(values: Mapping[str, Any]) -> StudyConfig:
+def parse_config(values: Mapping[str, Any], *, keywords: bool = False) -> StudyConfig:
     """Return the settings; options that are None or absent get their defaults.
 
+    Args:
+        keywords: whether the values are those of keywords in Python, where a number is no text.
+
     Raises:
-        UsageError: a value is wrong; the message names the option as on the command line.
+        UsageError: a value is wrong; the message names the option as on the command line, or the keyword.
     """
+    for name in StudyConfig.model_fields if keywords else ():
+        kind = StudyConfig.model_fields[name].annotation
+        kinds = {int, float, bool}.intersection(get_args(kind) or (kind,))
+        if kinds and isinstance(value := values.get(name), str):
+            wanted = "True or False" if bool in kinds else "a number"
+            raise UsageError(f"{name} {value[:_SHOWN_CHARACTERS]!r}: must be {wanted}, not text")
     try:
         return StudyConfig.model_validate({name: value for name, value in values.items() if value is not None})
     except ValidationError as error:
-        raise _explain(error.errors(include_url=False)[0]) from None
+        raise _explain(error.errors(include_url=False)[0], str if keywords else option) from None
 
 
 def option(field: str) -> str:
@@ -342,15 +351,14 @@ def command_line(config: StudyConfig) -> str:
     return shlex.join(words)
 
 
-def _explain(error: ErrorDetails) -> UsageError:
+def _explain(error: ErrorDetails, named: Callable[[str], str]) -> UsageError:
+    """Return the error in words; ``named`` returns how a setting is called where it was given."""
     name = str(error["loc"][0]) if error["loc"] else "configuration"
     if error["type"] == "missing":
-        return UsageError(f"{option(name)} is missing")
+        return UsageError(f"{named(name)} is missing")
     if error["type"] == "extra_forbidden":
         near = difflib.get_close_matches(name, StudyConfig.model_fields, n=1)
-        return UsageError(
-            f"{option(name)}: there is no such option", f"did you mean {option(near[0])}?" if near else ""
-        )
+        return UsageError(f"{named(name)}: there is no such option", f"did you mean {named(near[0])}?" if near else "")
     context = error.get("ctx", {})
     problem = {
         "greater_than_equal": f"must be at least {context.get('ge')}",
@@ -372,4 +380,4 @@ def _explain(error: ErrorDetails) -> UsageError:
     shown = " ".join(text.split()) or "''"
     if len(shown) > _SHOWN_CHARACTERS:
         shown = f"{shown[: _SHOWN_CHARACTERS - 1]}…"
-    return UsageError(f"{option(name)} {shown}: {problem}")
+    return UsageError(f"{named(name)} {shown}: {problem}")

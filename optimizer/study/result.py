@@ -21,6 +21,7 @@ from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
+from search_spaces.core.wording import plural
 
 if TYPE_CHECKING:
     from evaluators.litert.runner import PlanRunner
@@ -59,7 +60,7 @@ class Row:
     plan: Plan = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Result:
     """The result of a finished or interrupted study.
 
@@ -272,6 +273,18 @@ class Result:
         from evaluators.litert.runner import PlanRunner
 
         return PlanRunner(self.run_dir / "best")
+
+    def __repr__(self) -> str:
+        """Return one line: the model, the recommended plan's name or stages, and its figure."""
+        best = self.best
+        if best is None:
+            return f"<{type(self).__name__} {self.graph.name}: no plan measured>"
+        names = [name for name, plan in self.baselines.items() if plan == best]
+        processors = ", ".join(dict.fromkeys(stage.processor for stage in best.stages))
+        what = names[0] if names else f"{plural(len(best.stages), 'stage')} on {processors}"
+        samples = self.samples(best)
+        figure = f", {samples.median * 1e3:.4g} {self.objective.shown}" if samples else ""
+        return f"<{type(self).__name__} {self.graph.name}: {what}{figure}>"
 
     def __str__(self) -> str:
         """Return the text of the terminal."""

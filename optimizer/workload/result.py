@@ -16,7 +16,7 @@ from search_spaces.core.plan import Plan
 from search_spaces.core.workload import Workload
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class WorkloadResult(Result):
     """The result of a study of several models; its latencies are the objective's values.
 

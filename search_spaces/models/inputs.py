@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ _MAX_ARRAYS = 1024
 _MAX_HEADER = 10_000
 
 Array = NDArray[Any]
+Value = TypeVar("Value")
 
 # Types that NumPy lacks → the type of their bytes as an array.
 PACKED: Mapping[str, np.dtype[Any]] = {
@@ -317,10 +318,17 @@ def given_digest(graphs: Iterable[Graph]) -> str:
     return found.hexdigest() if any(given) else ""
 
 
+def by_full_name(arrays: Mapping[str, Value], names: Sequence[str]) -> dict[str, Value]:
+    """Return arrays by the names of a model's inputs; where none is called ``camera``, that stands for ``camera:0``."""
+    full = {name.removesuffix(":0"): name for name in names if name.endswith(":0") and name not in arrays}
+    return {name if name in names else full.get(name, name): array for name, array in arrays.items()}
+
+
 def read_inputs(path: Path, ports: Sequence[Tensor], model: str = "the model") -> list[Array]:
     """Return the inputs that a file holds: an array of a model with one input, or an ``.npz`` with one for each name.
 
-    Arrays of an ``.npz`` that was written without names (``arr_0``, ``arr_1`` …) are taken by position.
+    Arrays of an ``.npz`` that was written without names (``arr_0``, ``arr_1`` …) are taken by position. The ``:0`` of a
+    name may be left out.
 
     Raises:
         UsageError: the file is missing, damaged, too large, or does not fit the model.
@@ -346,6 +354,7 @@ def read_inputs(path: Path, ports: Sequence[Tensor], model: str = "the model") -
         arrays = {names[0]: arrays[""]}
     elif set(arrays) == {f"arr_{i}" for i in range(len(names))} and set(arrays) != set(names):
         arrays = {name: arrays[f"arr_{i}"] for i, name in enumerate(names)}
+    arrays = by_full_name(arrays, names)
     if len(set(names)) != len(names) or set(arrays) != set(names):
         given = ", ".join(shown(name) for name in arrays if name) or f"{len(arrays)} without a name"
         raise UsageError(f"{OPTION} {path}: holds {given}", hint)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -44,6 +44,24 @@ def test_a_study_from_python_gives_a_typed_result(tmp_path: Path) -> None:
     assert page.read_text().startswith("<!doctype html>")
 
 
+def test_a_result_is_one_line(tmp_path: Path) -> None:
+    found = optimize(SMALL_MODEL, budget=2, evaluator="synthetic", out=tmp_path / "run")
+    assert re.fullmatch(rf"<Result {SMALL_MODEL}: [^,]+, [0-9.]+ ms>", repr(found))
+    where = Options(evaluator="cost-model", platform="pixel4", processors=["gpu", "1large"], out=tmp_path / "several")
+    several = optimize([f"{SMALL_MODEL}*2"], budget=2, **where)
+    assert re.fullmatch(r"<WorkloadResult [^\n]{10,80}: [^\n]+, [0-9.]+ ms>", repr(several))
+
+
+def test_a_warning_comes_with_the_line_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    def warned(_: object, watcher: Any, __: object) -> None:
+        watcher.warn("the machine is slow")
+
+    monkeypatch.setattr("optimizer.study.course.run_study", warned)
+    with pytest.warns(UserWarning, match="the machine is slow") as caught:
+        optimize(SMALL_MODEL)
+    assert [warning.filename for warning in caught] == [__file__]
+
+
 def test_a_study_ends_when_its_time_is_up(tmp_path: Path) -> None:
     result = optimize(SMALL_MODEL, budget=10_000, minutes=0.001, evaluator="synthetic", out=tmp_path / "run")
     assert result.history.measured < 20
@@ -63,6 +81,12 @@ def test_wrong_options_are_reported() -> None:
         optimize(SMALL_MODEL, budget=0)
     with fails(UsageError):
         optimize(SMALL_MODEL, bugdet=3)  # type: ignore[call-arg]
+    with fails(UsageError):
+        optimize(SMALL_MODEL, budget="3")  # type: ignore[arg-type]
+    with fails(UsageError):
+        optimize(SMALL_MODEL, deadline="3")  # type: ignore[arg-type]
+    with fails(UsageError):
+        optimize(SMALL_MODEL, allow_fallback="yes")  # type: ignore[arg-type]
     with fails(UsageError):
         optimize(SMALL_MODEL, minutes=-1.0)
     with fails(UsageError):

@@ -90,8 +90,9 @@ def test_an_open_batch_size_is_noted_once_and_not_where_a_finished_run_is_read(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     net = Net()
-    open_batch = {"shapeSignature": [-1, 4, 4, 2]}
-    net.outputs(net.op("RELU", [net.input(name="image", **open_batch)], net.tensor(**open_batch)))
+    shape = [-1, 4, 4, 2]
+    image = net.input(name="image", shapeSignature=shape)
+    net.outputs(net.op("RELU", [image], net.tensor(shapeSignature=shape)))
     model = str(net.write(Path("m.tflite")))
     study = [model, "--evaluator", "synthetic", "--out"]
     assert main([*study, "other", "-q"]) == 0

@@ -302,6 +302,27 @@ def test_rewritten_models_keep_inputs_and_kernels(tmp_path: Path) -> None:
 
 
 @pytest.mark.litert
+def test_several_inputs_are_given_by_name_with_or_without_zero(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net = Net()
+    path = net.outputs(net.add(net.input(name="camera:0"), net.input(name="lidar:0"))).write(tmp_path / "m.tflite")
+    camera, lidar = np.full(SHAPE, 1, np.float32), np.full(SHAPE, 2, np.float32)
+    np.savez(tmp_path / "x.npz", camera=camera, lidar=lidar)
+    out = tmp_path / "run"
+    command = [str(path), "--processors", "cpu0", "--budget", "2", "-q", "--input", str(tmp_path / "x.npz")]
+    assert main([*command, "--out", str(out)]) in SEARCHED
+    says(capsys.readouterr().out.rpartition("runner = ")[2])
+    with PlanRunner(out / "best") as runner:
+        for given in ({"camera": camera, "lidar:0": lidar}, {"camera:0": camera, "lidar": lidar}, [camera, lidar]):
+            assert same(list(runner.run(given).values()), [camera + lidar])
+        with fails(UsageError):
+            runner.run({"camera": camera, "camera:0": camera, "lidar": lidar})
+        with fails(UsageError):
+            runner.run({"radar": camera, "lidar": lidar})
+
+
+@pytest.mark.litert
 def test_given_inputs_that_do_not_fit_name_the_operator(tmp_path: Path) -> None:
     net = Net()
     x, k = net.input((1, 20)), net.input((), TYPES.INT32)
