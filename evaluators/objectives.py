@@ -4,8 +4,8 @@ An objective is one number per run; smaller is better. :class:`PricedSession` wr
 return this number instead of the latency, and each stage's share of it. Sampling, racing, comparison and search work
 the same for all objectives.
 
-A new objective is one entry of :data:`OBJECTIVES` if it is a weighted sum of the processors' times. Any other law also
-needs a measurement in :meth:`Pricing._batch`.
+A new objective is one entry of :data:`OBJECTIVES` if it is a weighted sum of the processors' times, or follows from the
+plan alone. What must be measured in another way needs a branch in :meth:`Pricing._batch`, too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -31,14 +31,27 @@ from search_spaces.core.states import State
 from search_spaces.rewrites.lower import LoweringCache
 
 
-def peak_nbytes(graph: Graph, plan: Plan) -> dict[str, int]:
-    """Return the bytes that each processor needs: weights of its stages, and the largest peak activation memory."""
+@dataclass(frozen=True, slots=True)
+class PlacedModel:
+    """A model of a plan as it is run: the lowered graph, and the operators and processor of each stage.
+
+    Attributes:
+        weights: models for which this is equal share their weights; None for weights of its own.
+    """
+
+    graph: Graph
+    plan: Plan
+    weights: Hashable = None
+
+
+def peak_nbytes(graph: Graph, plan: Plan) -> dict[str, tuple[int, int]]:
+    """Return the bytes that each processor needs: for weights of its stages, and at most for activations."""
     found = {}
     for processor, indices in plan.by_processor().items():
         stages = [plan.stages[i].operators for i in indices]
         constants = {t for operators in stages for t in graph.boundary(operators).constants}
         weights = sum(graph.tensors[t].nbytes for t in constants)
-        found[processor] = weights + max(most_alive_nbytes(graph, operators) for operators in stages)
+        found[processor] = weights, max(most_alive_nbytes(graph, operators) for operators in stages)
     return found
 
 
@@ -60,8 +73,27 @@ def most_alive_nbytes(graph: Graph, operators: Sequence[int]) -> int:
     return most
 
 
-Law = Literal["latency", "period", "sum", "memory"]
-"""How the cost of a plan follows from its stages: longest path, busiest processor, sum, or sizes of tensors."""
+def memory_gb(models: Sequence[PlacedModel]) -> float:
+    """Return the gigabytes that a plan needs: activations of every model, and weights, once where they are shared."""
+    activations = 0
+    weights: dict[Hashable, int] = {}
+    for index, model in enumerate(models):
+        for processor, (own, most) in peak_nbytes(model.graph, model.plan).items():
+            activations += most
+            key = processor, index if model.weights is None else (model.weights,)
+            weights[key] = max(own, weights.get(key, 0))
+    return (activations + sum(weights.values())) / 1e9
+
+
+def least_memory_gb(graph: Graph) -> float:
+    """Return gigabytes that every plan of one model needs: those of its operators, one by one."""
+    constants = {t for o in range(len(graph.operators)) for t in graph.boundary((o,)).constants}
+    most = max(most_alive_nbytes(graph, (o,)) for o in range(len(graph.operators)))
+    return (sum(graph.tensors[t].nbytes for t in constants) + most) / 1e9
+
+
+Aggregation = Literal["path", "busiest", "sum", "plan"]
+"""How a plan's value follows: the longest path of its stages, the busiest processor, a sum over stages, or no times."""
 
 TAIL = 0.99
 _TAIL_RUNS, _TAIL_S = (20, 100), 1.0
@@ -69,6 +101,7 @@ _METER_S = 0.2
 FIGURE_RUNS = 3
 
 
+Placed = Callable[[], Sequence[PlacedModel]]
 PerSecond = Callable[[Platform, Mapping[str, float]], Mapping[str, float]]
 """Returns the weight of a second of each processor, given the platform and, with ``of_powers``, their watts."""
 
@@ -92,25 +125,35 @@ class Objective:
     Attributes:
         name: on the command line.
         title: for the header of a table.
-        unit, shown: unit of the values, and of a thousandth, in which they are shown.
-        law: how it follows from the stages: their longest path, the busiest processor, a sum, or memory.
-        key: in the document of ``--json``.
-        of_blocks: whether an observation takes many runs, so that few observations are made.
-        amount: what plans need more or less of; "" for times, by which plans are slower or faster.
+        unit: of the values, which are positive.
+        shown_unit: a thousandth of it, in which values are shown.
+        aggregation: how a plan's value follows from the times of its stages; ``plan``: from the plan alone.
+        key: in the documents of ``--json`` and in tables: the name and the unit shown, such as ``energy_mj``.
+        many_runs: whether an observation takes many runs, so that few observations are made.
+        amount: what plans need more or less of, as in "less memory"; "" for times, by which plans are slower or faster.
         per_second: weight of a second of each processor, for a sum.
         of_powers: whether these weights depend on the watts of the processors.
+        of_plan: its value for the models of a plan, where it follows from the plan alone.
+        least: of which no plan of a graph has less, for the same objectives; unknown where it is None.
     """
 
     name: str
     title: str
     unit: str
-    shown: str
-    law: Law
+    shown_unit: str
+    aggregation: Aggregation
     key: str
-    of_blocks: bool = False
+    many_runs: bool = False
     amount: str = ""
     per_second: PerSecond = _time
     of_powers: bool = False
+    of_plan: Callable[[Sequence[PlacedModel]], float] | None = None
+    least: Callable[[Graph], float] | None = None
+
+    @property
+    def stage_unit(self) -> str:
+        """The unit in which its stages are shown: they have times where the objective follows from the plan alone."""
+        return self.shown_unit if self.of_plan is None else "ms"
 
     @property
     def value_key(self) -> str:
@@ -138,13 +181,13 @@ class Objective:
         return "better" if self.amount else "faster"
 
 
-LATENCY = Objective("latency", "latency, median", "s", "ms", "latency", "latency_ms")
+LATENCY = Objective("latency", "latency, median", "s", "ms", "path", "latency_ms")
 OBJECTIVES = {
     o.name: o
     for o in (
         LATENCY,
-        Objective("latency-p99", "latency, 99th percentile", "s", "ms", "latency", "latency_p99_ms", of_blocks=True),
-        Objective("throughput", "period of a stream", "s", "ms", "period", "period_ms", of_blocks=True),
+        Objective("latency-p99", "latency, 99th percentile", "s", "ms", "path", "latency_p99_ms", many_runs=True),
+        Objective("throughput", "period of a stream", "s", "ms", "busiest", "period_ms", many_runs=True),
         Objective(
             "energy",
             "energy of an inference",
@@ -152,12 +195,22 @@ OBJECTIVES = {
             "mJ",
             "sum",
             "energy_mj",
-            of_blocks=True,
+            many_runs=True,
             amount="energy",
             per_second=_energy,
             of_powers=True,
         ),
-        Objective("memory", "memory for weights and activations", "GB", "MB", "memory", "memory_mb", amount="memory"),
+        Objective(
+            "memory",
+            "memory for weights and activations",
+            "GB",
+            "MB",
+            "plan",
+            "memory_mb",
+            amount="memory",
+            of_plan=memory_gb,
+            least=least_memory_gb,
+        ),
         Objective(
             "occupancy",
             "processor time of an inference",
@@ -208,11 +261,11 @@ class Pricing:
     powers: Mapping[str, float]
     meter: Meter | None = None
 
-    def batch(self, plan: Plan, candidate: Candidate, n: int, stop_above: float, nbytes: Callable[[], int]) -> Batch:
+    def batch(self, plan: Plan, candidate: Candidate, n: int, stop_above: float, placed: Placed) -> Batch:
         """Run a plan and return the objective of each run, and each stage's share of it.
 
         Args:
-            nbytes: returns the memory that the plan needs.
+            placed: returns the models of the plan as they are run.
             stop_above: in the objective's unit; runs may end early after one above it.
 
         Raises:
@@ -221,18 +274,18 @@ class Pricing:
         if self.objective.name == "latency":
             return candidate.run(n, stop_above)
         begin_s = time.monotonic()
-        found = self._batch(plan, candidate, n, stop_above, nbytes)
+        found = self._batch(plan, candidate, n, stop_above, placed)
         return replace(found, run_s=(time.monotonic() - begin_s) / max(1, len(found.latency_s)))
 
-    def _batch(self, plan: Plan, candidate: Candidate, n: int, stop_above: float, nbytes: Callable[[], int]) -> Batch:
+    def _batch(self, plan: Plan, candidate: Candidate, n: int, stop_above: float, placed: Placed) -> Batch:
         name = self.objective.name
         if name == "latency-p99":
             return _tails(candidate, n, stop_above)
         if name == "throughput":
             return candidate.stream(n)
-        if name == "memory":
-            found = candidate.run(1)
-            return Batch(np.full(n, nbytes() / 1e9), np.tile(found.stage_s, (n, 1))[:n], found.timeline)
+        if self.objective.of_plan is not None:
+            found, value = candidate.run(1), self.objective.of_plan(placed())
+            return Batch(np.full(n, value), np.tile(found.stage_s, (n, 1))[:n], found.timeline)
         if name == "energy" and self.meter is not None:
             return _metered(candidate, n, self.meter)
         found = candidate.run(n)
@@ -328,33 +381,33 @@ class PricedSession(ForwardingSession):
         """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance)."""
         lowering = self._lowerings.of(graph)
 
-        def nbytes() -> int:
+        def placed() -> Sequence[PlacedModel]:
             lowered = lowering.lower(plan)
-            return sum(peak_nbytes(lowered.graph, lowered.plan).values())
+            return (PlacedModel(lowered.graph, lowered.plan),)
 
-        return PricedCandidate(self.inner.load(graph, plan, fresh=fresh), plan, self.how, nbytes)
+        return PricedCandidate(self.inner.load(graph, plan, fresh=fresh), plan, self.how, placed)
 
 
 class PricedCandidate(ForwardingCandidate):
     """A loaded plan whose runs return an objective."""
 
-    def __init__(self, inner: Candidate, plan: Plan, how: tuple[Pricing, ...], nbytes: Callable[[], int]) -> None:
+    def __init__(self, inner: Candidate, plan: Plan, how: tuple[Pricing, ...], placed: Placed = tuple) -> None:
         super().__init__(inner)
-        self._plan, self._how, self._nbytes = plan, how, nbytes
+        self._plan, self._how, self._placed = plan, how, placed
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
         """Run ``n`` inferences, fewer where one takes longer than ``stop_above_s``.
 
         All numbers are in the objective's unit.
         """
-        return self._how[0].batch(self._plan, self.inner, n, stop_above_s, self._nbytes)
+        return self._how[0].batch(self._plan, self.inner, n, stop_above_s, self._placed)
 
     def figures(self) -> dict[str, float]:
         """Run a few more times, and return the medians of the further figures."""
         found = {}
         for how in self._how[1:]:
-            runs = 1 if how.objective.name in ("memory", "latency-p99") else FIGURE_RUNS
-            batch = how.batch(self._plan, self.inner, runs, math.inf, self._nbytes)
+            runs = 1 if how.objective.of_plan is not None or how.objective.name == "latency-p99" else FIGURE_RUNS
+            batch = how.batch(self._plan, self.inner, runs, math.inf, self._placed)
             found[how.objective.name] = float(np.median(batch.latency_s))
         return found
 

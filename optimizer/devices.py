@@ -74,9 +74,10 @@ def go_to(evaluator: Evaluator, config: StudyConfig) -> None:
     """
     if config.device is not None:
         if not evaluator.capabilities.targets:
-            raise UsageError(
-                f"--device {config.device}: evaluator {config.evaluator!r} measures on this machine", "leave it out"
+            why = (
+                "measures on this machine" if evaluator.capabilities.measures_here else "has no devices to choose from"
             )
+            raise UsageError(f"--device {config.device}: evaluator {config.evaluator!r} {why}", "leave it out")
         evaluator.at(config.device)
 
 

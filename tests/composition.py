@@ -321,7 +321,7 @@ def _beaten(found: Mapping[str, Any]) -> str:
     better = [n for n, e in others.items() if e[objective.key]["median"] < best * (1 - 1e-9)]
     if better and "front" not in found:
         return f"{better[0]} is better than the best plan"
-    least = found[f"model_bound_{objective.shown.lower()}"]
+    least = found[f"model_bound_{objective.shown_unit.lower()}"]
     return f"it is below the bound of {least}" if least is not None and least > best * (1 + 1e-6) else ""
 
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.base import Batch, Candidate
-from evaluators.objectives import TAIL, Objective, Pricing, find_objective, peak_nbytes, powers_or_meter
+from evaluators.objectives import TAIL, Objective, Placed, PlacedModel, Pricing, find_objective, powers_or_meter
 from evaluators.workload.host import WorkloadSession, came_of
 from evaluators.workload.outcome import OBJECTIVES as OF_OUTCOMES
 from evaluators.workload.outcome import Objective as OfOutcome
 from evaluators.workload.outcome import Outcome
-from evaluators.workload.setting import Setting
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.core.pools import single_processors
@@ -36,7 +35,7 @@ def find_workload_objective(name: str) -> Objective:
 
 _OF_RUNS: dict[str, OfOutcome] = {name: name for name in OF_OUTCOMES}
 _OWN = {
-    name: Objective(name, title, "s", "ms", "latency", "latency_ms")
+    name: Objective(name, title, "s", "ms", "path", "latency_ms")
     for name, title in (
         ("mean", "mean of the models' latencies"),
         ("worst", "largest of the models' latencies"),
@@ -51,10 +50,10 @@ class WorkloadPricing(Pricing):
     """How an objective of a workload's plans is measured.
 
     Attributes:
-        nbytes: returns the memory that a plan needs.
+        models: returns the models of a plan as they are run.
     """
 
-    nbytes: Callable[[Plan], int] = lambda _: 0
+    models: Callable[[Plan], Sequence[PlacedModel]] = lambda _: ()
 
     def value(self, plan: Plan, outcome: Outcome) -> float:
         """Return the objective of a run of a plan, in its unit."""
@@ -63,8 +62,8 @@ class WorkloadPricing(Pricing):
             return outcome.value_s(self.of_run)
         if name == "latency-p99":
             return float(np.quantile(outcome.request_s, TAIL))
-        if name == "memory":
-            return self.nbytes(plan) / 1e9
+        if self.objective.of_plan is not None:
+            return self.objective.of_plan(self.models(plan))
         return float(self._shares(outcome, len(plan.stages)).sum())
 
     @property
@@ -78,7 +77,7 @@ class WorkloadPricing(Pricing):
         candidate: Candidate,
         n: int,
         stop_above: float,
-        nbytes: Callable[[], int],  # noqa: ARG002
+        placed: Placed,  # noqa: ARG002
     ) -> Batch:
         """Run a plan and return the objective of each run, and each stage's share of it (of latencies, its time).
 
@@ -97,11 +96,11 @@ class WorkloadPricing(Pricing):
             elif self.objective.name == "latency-p99" and last.errors is None:
                 value = self._tail(candidate, outcome)
             values.append(value)
-            summed = self.objective.law == "sum"
+            summed = self.objective.aggregation == "sum"
             stages.append(self._shares(outcome, len(plan.stages)) if summed else last.stage_s[0])
             if len(values) == n or value > stop_above:
                 break
-        errors = None if self.objective.name == "memory" else last.errors
+        errors = None if self.objective.of_plan is not None else last.errors
         return Batch(np.array(values), np.array(stages), last.timeline, errors, outcome)
 
     def _shares(self, outcome: Outcome, stages: int) -> NDArray[np.float64]:
@@ -132,28 +131,13 @@ def workload_pricing(
     processors = Platform(platform.name, single_processors(platform))
     powers, meter = powers_or_meter(objective, processors, session)
 
-    def nbytes(plan: Plan) -> int:
-        return memory_nbytes(workload, session.simulator.setting(plan, known=True))
+    def models(plan: Plan) -> Sequence[PlacedModel]:
+        setting = session.simulator.setting(plan, known=True)
+        found = []
+        for component, model in zip(setting.components, setting.models, strict=True):
+            client = workload.client_of(component)
+            shared = None if client.own_weights else (client.source, model.lowered.graph.digest)
+            found.append(PlacedModel(model.lowered.graph, model.lowered.plan, shared))
+        return found
 
-    return WorkloadPricing(objective, processors, powers, meter, nbytes)
-
-
-def memory_nbytes(workload: Workload, setting: Setting) -> int:
-    """Return the bytes that a plan needs: activations of every instance, and weights, once where they are shared."""
-    total = 0
-    shared: dict[object, int] = {}
-    for component, model in zip(setting.components, setting.models, strict=True):
-        client = workload.client_of(component)
-        graph, plan = model.lowered.graph, model.lowered.plan
-        for processor, nbytes in peak_nbytes(graph, plan).items():
-            read = (
-                t for i in plan.by_processor()[processor] for t in graph.boundary(plan.stages[i].operators).constants
-            )
-            weights_nbytes = sum(graph.tensors[t].nbytes for t in set(read))
-            total += nbytes - weights_nbytes
-            if client.own_weights:
-                total += weights_nbytes
-            else:
-                key = (client.source, graph.digest, processor)
-                shared[key] = max(weights_nbytes, shared.get(key, 0))
-    return total + sum(shared.values())
+    return WorkloadPricing(objective, processors, powers, meter, models)

@@ -18,6 +18,7 @@ from pydantic_core import ErrorDetails
 
 from evaluators.objectives import OBJECTIVES
 from evaluators.workload.outcome import OBJECTIVES as OF_WORKLOADS
+from optimizer.study.config import unsafe_name
 from search_spaces.core.errors import UsageError, shown
 from search_spaces.core.wording import did_you_mean
 from search_spaces.core.yaml_file import composed, yaml_errors
@@ -201,7 +202,7 @@ class Campaign(_Strict):
     @classmethod
     def _safe(cls, value: str) -> str:
         if not _NAME.fullmatch(value):
-            raise ValueError("must start with a letter or digit and hold at most 61 letters, digits, '.', '_' and '-'")
+            raise ValueError(unsafe_name(value, 61))
         return value
 
 

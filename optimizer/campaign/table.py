@@ -135,7 +135,7 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
                 **_in_ms(read.objective, latency_ms=p.latency_s * 1e3, best_ms=p.best_s * 1e3),
                 "value": p.latency_s * 1e3,
                 "best": p.best_s * 1e3,
-                "unit": read.objective.shown,
+                "unit": read.objective.shown_unit,
             }
             for p in curve
         ]
@@ -288,7 +288,7 @@ def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
                 "value_low": low,
                 "value_high": high,
                 "bound": result["model_bound_ms"],
-                "unit": objective.shown,
+                "unit": objective.shown_unit,
             }
         )
     return rows
@@ -324,7 +324,7 @@ def _front(head: Row, result: Mapping[str, Any]) -> Iterator[Row]:
     for number, each in enumerate(front.plans):
         about = {"number": number + 1, "plan": each.name, "stages": len(each.plan.stages), "knee": number == front.knee}
         for objective, value in zip(front.objectives, each.values, strict=True):
-            yield head | about | {"of": objective.name, "value": value * 1e3, "unit": objective.shown}
+            yield head | about | {"of": objective.name, "value": value * 1e3, "unit": objective.shown_unit}
 
 
 def fronts_of(tables: Tables) -> Iterator[tuple[str, Sequence[Row]]]:

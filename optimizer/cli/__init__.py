@@ -13,25 +13,32 @@ from functools import partial
 
 from optimizer.cli import study
 from optimizer.cli.campaigns import pretrain, run, schema, solve
-from optimizer.cli.completion import completed_line, skip_command
+from optimizer.cli.completion import complete, completed_line, skip_command
 from optimizer.cli.machines import calibrate, devices, doctor, plugins
 from optimizer.cli.models import inspect, models, rewrite
-from optimizer.cli.parsing import Parser, Work, note
+from optimizer.cli.parsing import Parser, Work, note, show_notes
 from optimizer.cli.plans import compare, dashboard, execute, explain, export, report
 from optimizer.cli.serving import agent, storage
 from search_spaces.core.errors import EXIT_INTERRUPTED, OptimizeError, UsageError, shown
 
 
 class _Warnings(logging.Handler):
-    """Writes to the current ``sys.stderr``, which a progress bar replaces while it runs; no line twice in a row."""
+    """Writes to the current ``sys.stderr``, which a progress bar replaces while it runs.
 
-    _last = ""
+    No warning comes twice in a row: two sessions of one command say the same of a profile. No note comes twice.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last, self._notes = "", set[str]()
 
     def emit(self, record: logging.LogRecord) -> None:
         line = self.format(record)
-        if line != self._last:  # two sessions of one command say the same of a profile
+        if line != self._last and line not in self._notes:
             note(line)
         self._last = line
+        if record.levelno < logging.WARNING:
+            self._notes.add(line)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     logging.basicConfig(handlers=[_Warnings()], format="optimize: %(message)s", level=logging.WARNING, force=True)
+    show_notes(on=False)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would compete with what is measured
     for stream in (sys.stdout, sys.stderr):
@@ -69,6 +77,11 @@ def _run(arguments: list[str]) -> int:
     if len(completed := completed_line()) > 1 and completed[0] in COMMANDS:
         skip_command()
         return COMMANDS[completed[0]][1]([])
+    if len(completed) > 1 and completed[0] == "help":
+        skip_command()
+        asked = Parser(prog="optimize help", add_help=False)
+        asked.add_argument("command", choices=sorted(COMMANDS))
+        complete(asked)
     match arguments:
         case ["help"]:
             arguments = ["--help"]
@@ -97,7 +110,7 @@ def _parsed(work: Work, arguments: list[str]) -> int:
 _ALL: tuple[tuple[Work, str], ...] = (
     (agent, "serve this machine as a device for --evaluator remote"),
     (calibrate, "fit a cost model of this machine's processors"),
-    (compare, "compare the plans of two runs: which is faster, by how much"),
+    (compare, "compare the plans of two runs by latency: which is faster, by how much"),
     (devices, "list processors here, known devices, phones and agents"),
     (doctor, "check this machine (runtimes, processors, load) and suggest fixes"),
     (execute, "run a plan, or the plan of a study, and print its latency"),

@@ -1,10 +1,11 @@
-"""Completion of a word in a shell: commands, options, names of models, platforms, evaluators and samplers."""
+"""Completion of a word in a shell: commands, options, and for values names of ours, or files and folders that fit."""
 
 from __future__ import annotations
 
 import argparse
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 _COMPLETING = "_ARGCOMPLETE"
@@ -36,23 +37,38 @@ def complete(parser: argparse.ArgumentParser, commands: Iterable[str] = ()) -> N
     import argcomplete
 
     for action in parser._actions:  # noqa: SLF001 - argparse has no other way to its options
-        names = _NAMES.get(action.dest)
-        if names is not None:
+        if (values := _VALUES.get(action.dest)) is not None:
             more = tuple(commands) if action.dest == "models" else ()
-            setattr(action, "completer", _offering(names, more))  # noqa: B010 - which argparse does not declare
+            setattr(action, "completer", values.completer(more))  # noqa: B010 - which argparse does not declare
     argcomplete.autocomplete(parser)
 
 
-def _offering(names: Callable[[], Iterable[str]], more: Iterable[str]) -> Callable[..., list[str]]:
-    """Return a completer that offers names and existing files."""
-    from argcomplete.completers import FilesCompleter
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """Values to offer for an option.
 
-    files = FilesCompleter()
+    Attributes:
+        names: returns words.
+        files: endings of files that are offered beside folders; () for any, None for no files and no folders.
+        several: whether words follow each other with commas between them.
+    """
 
-    def offered(prefix: str, **_: Any) -> list[str]:
-        return [word for word in (*more, *names(), *files(prefix)) if word.startswith(prefix)]
+    names: Callable[[], Iterable[str]] = tuple
+    files: tuple[str, ...] | None = None
+    several: bool = False
 
-    return offered
+    def completer(self, more: Iterable[str]) -> Callable[..., list[str]]:
+        """Return a completer that offers these values, and more words."""
+        from argcomplete.completers import FilesCompleter
+
+        files: Callable[[str], list[str]] = FilesCompleter(self.files) if self.files is not None else lambda _: []
+
+        def offered(prefix: str, **_: Any) -> list[str]:
+            given, comma, last = prefix.rpartition(",") if self.several else ("", "", prefix)
+            words = (word for word in (*more, *self.names()) if word.startswith(last) and word not in given.split(","))
+            return [*(given + comma + word for word in words), *files(prefix)]
+
+        return offered
 
 
 def _models() -> list[str]:
@@ -80,13 +96,38 @@ def _samplers() -> list[str]:
     return sampler_names()
 
 
-_NAMES: dict[str, Callable[[], Iterable[str]]] = {
-    "models": _models,
-    "model": _models,
-    "names": _models,
-    "name": _models,
-    "platform": _platforms,
-    "evaluator": _evaluators,
-    "sampler": _samplers,
+def _objectives() -> list[str]:
+    from evaluators.objectives import OBJECTIVES
+    from evaluators.workload.outcome import OBJECTIVES as OF_WORKLOADS
+
+    return list(dict.fromkeys((*OBJECTIVES, *OF_WORKLOADS)))
+
+
+def _freedoms() -> list[str]:
+    from search_spaces.core.plugins import entries
+    from search_spaces.spaces.registry import EXACT, FREEDOMS
+
+    return [*FREEDOMS, EXACT, *(entry.name for entry in entries("space"))]
+
+
+_MODEL = _Values(_models, ())
+_RUN = _Values(files=("json",))
+_VALUES = {
+    "models": _MODEL,
+    "model": _MODEL,
+    "name": _MODEL,
+    "names": _Values(_models),
+    "platform": _Values(_platforms, ("yaml", "yml", "json")),
+    "evaluator": _Values(_evaluators),
+    "sampler": _Values(_samplers),
+    "objective": _Values(_objectives, several=True),
+    "allow": _Values(_freedoms, several=True),
+    "run": _RUN,
+    "runs": _RUN,
+    "plan": _RUN,
+    "refine": _RUN,
+    "warm_start": _RUN,
+    "compare_with": _RUN,
+    "file": _Values(files=("yaml", "yml", "json")),
 }
 """Values to offer, by the option's name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -45,7 +46,10 @@ class Parser(argparse.ArgumentParser):
     def parsed(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Return the options, at any place among the other words."""
         complete(self, self.commands)
-        return self.parse_intermixed_args(arguments)
+        options = self.parse_intermixed_args(arguments)
+        # Notes are about models and their inputs: commands that read a finished run leave them out.
+        show_notes(on="input_shape" in options and not getattr(options, "quiet", False))
+        return options
 
     def whole(self, option: str, text: str, least: int, most: int | None = None) -> int:
         """Return an option's value, a whole number from ``least`` to ``most``.
@@ -96,6 +100,11 @@ def show(options: argparse.Namespace, document: Callable[[], object], text: Call
         from optimizer.report.console import make_console
 
         make_console().print(shown, crop=False)
+
+
+def show_notes(*, on: bool) -> None:
+    """Write notes of the product to stderr, beside its warnings."""
+    logging.getLogger("partition_optimizer").setLevel(logging.INFO if on else logging.NOTSET)
 
 
 def note(text: str) -> None:

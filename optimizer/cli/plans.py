@@ -27,14 +27,17 @@ def execute(parser: Parser, arguments: list[str]) -> int:
 
 
 def compare(parser: Parser, arguments: list[str]) -> None:
-    """Compare the plans of two runs: which is faster, and by how much."""
+    """Compare the latencies of the plans of two runs: which is faster, and by how much."""
     parser.add_argument("runs", metavar="RUN", nargs=2, help="a run folder, or a plan.json")
     add_given(parser.add_argument, "custom_ops")
     options = parser.read(arguments, quiet=True)
+    from optimizer.report.console import Steps
     from optimizer.tools.compare import compare_runs
 
+    steps = Steps()
+
     def progress(text: str) -> None:
-        if not options.quiet:
+        if not options.quiet and steps.is_due(text):
             note(f"optimize: {text}")
 
     libraries = options.custom_ops or ()

@@ -26,6 +26,9 @@ EXIT_CODES = """exit codes:
   130 interrupted (everything measured is saved)"""
 
 
+_BUDGET = 200  # distinct plans, where none is given
+
+
 def optimize(arguments: list[str], commands: Collection[str], summaries: str) -> int:
     """Do ``optimize MODEL``.
 
@@ -41,6 +44,8 @@ def optimize(arguments: list[str], commands: Collection[str], summaries: str) ->
 
         print(f"optimize {version('partition-optimizer')}")
         return 0
+    if options.quiet and options.verbose:
+        parser.error("-q and -v exclude each other")
     models = [*options.models, *(options.model or ())]
     if options.models and not options.model:
         _check_models(options.models[0], commands)
@@ -95,7 +100,11 @@ def make_parser(summaries: str = "") -> Parser:
     add("--state", metavar="NAME:P=FACTOR,…", action="append", help=states)
     add("--robust", metavar="HOW", help="value over all --state: worst (default), or expected (their mean)")
     add = parser.add_argument_group("search").add_argument
-    add("--budget", metavar="N", default="200", help="measure at most N distinct plans (default 200)")
+    add(
+        "--budget",
+        metavar="N",
+        help="measure at most N distinct plans of the space (default 200, or the resumed study's)",
+    )
     add("--minutes", metavar="M", help="end the search after M minutes; the final comparison follows")
     freedoms = (
         "freedoms of a plan: some of cuts,branches,splits,ranks (default exact: all but ranks that model and processors"
@@ -104,10 +113,10 @@ def make_parser(summaries: str = "") -> Parser:
     add("--allow", metavar="A,B", help=freedoms)
     add(
         "--objective",
-        metavar="NAME",
+        metavar="A,B",
         action="append",
-        help="latency (default), latency-p99, throughput, energy, memory, occupancy; give it again for a front of"
-        " several. Of several models latency is the mean, and there are also worst, makespan and misses",
+        help="latency (default), latency-p99, throughput, energy, memory, occupancy; several give their front. Of"
+        " several models latency is the mean, and there are also worst, makespan and misses",
     )
     add("--max-stages", metavar="K", help="stages of a plan at most (default 4 for cuts alone)")
     add("--sampler", metavar="NAME", help="proposes plans: auto (default), reinforce, tpe, …, or module:Class")
@@ -171,8 +180,12 @@ def _config(options: argparse.Namespace) -> StudyConfig:
     with _uninterrupted():
         from optimizer.study.config import StudyConfig, check_effects, parse_config
 
+    from optimizer.study.folder import kept_budget
+
     given = {name: getattr(options, name, None) for name in StudyConfig.model_fields}
     check_effects(given)
+    if options.budget is None:
+        given["budget"] = kept_budget(options.out, options.study) or _BUDGET
     typed = [options.sampler, *(options.model or ()), *(options.processors or "").split(",")]
     allow(*map(str, filter(None, typed)))  # so that they may load code
     allow_libraries(options.custom_ops or ())

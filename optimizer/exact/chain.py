@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.exact.chain_costs import ChainCosts, CostedChain, Objective, Seconds, chain_cost, exclusive_groups
+from optimizer.exact.chain_costs import ChainCosts, ChainObjective, CostedChain, Seconds, chain_cost, exclusive_groups
 from optimizer.exact.chain_tables import ChainStates, latency_to_go, part_costs, period_to_go
 from search_spaces.core.constraints import Violation, infeasible
 from search_spaces.core.errors import InfeasibleError, UnavailableError
@@ -42,7 +42,7 @@ def best_chains(
     max_stages: int,
     k: int = 1,
     *,
-    objective: Objective = "latency",
+    objective: ChainObjective = "latency",
     min_stages: int = 1,
     stop_s: float = math.inf,
 ) -> list[CostedChain]:
@@ -74,7 +74,7 @@ def chains_in_order(
     max_stages: int,
     k: int,
     *,
-    objective: Objective = "latency",
+    objective: ChainObjective = "latency",
     min_stages: int = 1,
     stop_s: float = math.inf,
 ) -> Iterator[CostedChain]:
@@ -96,7 +96,7 @@ def chains_in_order(
 
 
 def _fewest_parts(
-    costs: ChainCosts, best: CostedChain, objective: Objective, min_stages: int, stop_s: float
+    costs: ChainCosts, best: CostedChain, objective: ChainObjective, min_stages: int, stop_s: float
 ) -> CostedChain:
     """Return a chain with the fewest stages among those that cost what the best one costs; ``best`` when time is up."""
     enough_s = best.cost_s * (1.0 + _ROUNDING)
@@ -149,7 +149,7 @@ class _Siblings(NamedTuple):
 class _Search:
     """Best-first search over chains, from the first stage on."""
 
-    def __init__(self, costs: ChainCosts, objective: Objective, min_stages: int, max_stages: int) -> None:
+    def __init__(self, costs: ChainCosts, objective: ChainObjective, min_stages: int, max_stages: int) -> None:
         self._costs = costs
         self._processors = ChainStates(costs.platform, max_stages)
         self._part_s = part_costs(costs)

@@ -14,7 +14,7 @@ from search_spaces.core.platform import Platform
 
 Seconds = NDArray[np.float64]
 Bytes = NDArray[np.float64]
-Objective = Literal["latency", "period"]
+ChainObjective = Literal["latency", "period"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +84,7 @@ class CostedChain:
     cost_s: float
 
 
-def chain_cost(costs: ChainCosts, plan: Plan, objective: Objective = "latency") -> float:
+def chain_cost(costs: ChainCosts, plan: Plan, objective: ChainObjective = "latency") -> float:
     """Return the model's seconds of a plan of consecutive stages: its latency, or its period.
 
     The latency is the sum over the stages, which run one after another. The period is the time between two inferences

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.exact.chain_costs import ChainCosts, CostedChain, Objective
+from optimizer.exact.chain_costs import ChainCosts, ChainObjective, CostedChain
 from optimizer.exact.chain_tables import part_costs
 from search_spaces.core.errors import InfeasibleError, UnavailableError
 
@@ -24,7 +24,7 @@ _Came = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 def best_pipeline(
-    costs: ChainCosts, max_stages: int, objective: Objective = "latency", *, stop_s: float = math.inf
+    costs: ChainCosts, max_stages: int, objective: ChainObjective = "latency", *, stop_s: float = math.inf
 ) -> CostedChain:
     """Return the cheapest chain of at most ``max_stages`` stages, no two of them on one device.
 

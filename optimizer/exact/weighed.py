@@ -13,8 +13,7 @@ from operator import itemgetter
 import numpy as np
 
 from optimizer.exact.chain import chains_in_order
-from optimizer.exact.chain_costs import ChainCosts
-from optimizer.exact.chain_costs import Objective as Law
+from optimizer.exact.chain_costs import ChainCosts, ChainObjective
 from search_spaces.core.errors import InfeasibleError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
@@ -61,14 +60,19 @@ def weighed(costs: ChainCosts, weights: Mapping[str, float], *, idle: bool = Fal
 
 
 def least_plan(
-    graph: Graph, costs: ChainCosts, price: Callable[[Plan], float], max_stages: int, law: Law, stop_s: float
+    graph: Graph,
+    costs: ChainCosts,
+    price: Callable[[Plan], float],
+    max_stages: int,
+    objective: ChainObjective,
+    stop_s: float,
 ) -> LeastPlan:
     """Return the plan that an evaluator prices lowest; plans are priced in ascending order of their bounds.
 
     The whole graph on each processor is priced first, as the answer if time is up before the first chain is found.
 
     Args:
-        costs: a bound on the evaluator's cost, by ``law``: ``latency`` for a sum over the stages.
+        costs: a bound on the evaluator's cost, by ``objective``: ``latency`` for a sum over the stages.
         price: the evaluator's cost of a plan; infinite if the plan is not supported.
         stop_s: the monotonic time at which to return the best plan that is known.
 
@@ -79,7 +83,7 @@ def least_plan(
     best = min(((price(plan), plan) for plan in wholes), key=itemgetter(0))
     bound, left = 0.0, _MOST_PRICED
     try:
-        for chain in chains_in_order(costs, max_stages, _MOST_PRICED, objective=law, stop_s=stop_s):
+        for chain in chains_in_order(costs, max_stages, _MOST_PRICED, objective=objective, stop_s=stop_s):
             left -= 1
             bound = chain.cost_s
             if bound >= best[0] * (1 - _HAIR):

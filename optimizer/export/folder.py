@@ -278,7 +278,7 @@ def _expected(study: Study, stages: int) -> dict[str, Any]:
     # A result stores the objective under the name of the latency.
     if entry.get("latency_ms"):
         found[objective.key] = entry["latency_ms"]["median"]
-    timed = entry.get("stage_ms") and objective.law in ("latency", "period")  # otherwise these are not times
+    timed = entry.get("stage_ms") and objective.aggregation in ("path", "busiest")  # otherwise these are not times
     if timed and len(entry["stage_ms"]) == stages:
         found["stage_ms"] = entry["stage_ms"]
     return found

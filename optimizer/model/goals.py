@@ -45,7 +45,7 @@ from optimizer.model.search_model import (
 from optimizer.model.segments import segment_estimate, segment_price
 from optimizer.samplers.auto import Problem, Proposer
 from optimizer.study.config import StudyConfig, most_stages
-from optimizer.study.front import Front, FrontPlan, criteria, front_finalists, knee, significant_front
+from optimizer.study.front import Front, FrontPlan, criteria, front_finalists, has_criterion, knee, significant_front
 from optimizer.study.history import History, Trial
 from optimizer.study.limits import allowed_error, limits_of
 from optimizer.study.verdict import FinalSettings, Verdict, decide
@@ -268,15 +268,16 @@ def _priced_objective(
     latency = latency_costs(session.inner, graph, platform, profiled)
     count = len(config.objective)
     first = session.how[0]
-    by = weights(first.objective, platform, first.powers) if first.objective.law == "sum" else {}
+    by = weights(first.objective, platform, first.powers) if first.objective.aggregation == "sum" else {}
     named = PricedSession(session.inner, session.how[:count])
-    makes = (
-        (lambda costs: criteria(graph, named, costs), lambda processor: by.get(processor, 1.0)) if count > 1 else None
-    )
+    guided = all(has_criterion(how.objective) if count > 1 else how.objective.of_plan is None for how in named.how)
+    makes = None
+    if count > 1 and guided:
+        makes = (lambda costs: criteria(graph, named, costs), lambda processor: by.get(processor, 1.0))
     figures: dict[str, Callable[[Plan], float]] = {}
     least: dict[str, float] = {}
     for how in session.how:
-        if how.objective.name in {limit.name for limit in limits_of(config)} and how.objective.law == "sum":
+        if how.objective.name in {limit.name for limit in limits_of(config)} and how.objective.aggregation == "sum":
             by = weights(how.objective, platform, how.powers)
             if set(by) >= {p.name for p in platform.processors}:
                 costs = weighed(latency, by)
@@ -293,7 +294,9 @@ def _priced_objective(
         model.predict,
         latency,
         lambda plan: chain_cost(latency, plan),
-        lambda fits: Problem(graph, platform, space, latency if count > 1 else model.costs, fits, model.law, makes),
+        lambda fits: Problem(
+            graph, platform, space, latency if count > 1 else model.costs, fits, model.chains, makes, guided=guided
+        ),
         priced=session,
         figures=figures,
         least=least,
@@ -362,7 +365,7 @@ def decide_front(
                 counters=counters_of(other),
                 watched=lambda found: found.measured,
                 computed=other.capabilities.computed,
-                counted=session.how[which].objective.law == "memory",
+                counted=session.how[which].objective.of_plan is not None,
                 groups=[how.loaded_by(t.plan) for t in trials],
             ).run()
         )
@@ -407,7 +410,7 @@ def policies(config: StudyConfig) -> tuple[SamplingPolicy, SamplingPolicy]:
     belongs to the finalists, which are all measured again.
     """
     each_s = min(max(_PROPOSALS_S / config.budget, _LEAST_S), _MOST_S)
-    if find_objective(config.objective[0]).of_blocks:  # each observation takes many runs
+    if find_objective(config.objective[0]).many_runs:  # each observation takes many runs
         named = SamplingPolicy(precision=config.precision, min_runs=2, max_runs=6, warmup_max=2)
         return named, SamplingPolicy(precision=config.precision, min_runs=1, max_runs=4, warmup_max=1)
     named = SamplingPolicy(precision=config.precision, max_s=_MOST_S, min_runs=2)

@@ -7,11 +7,10 @@ import time
 from dataclasses import dataclass
 
 from evaluators.base import Session
-from evaluators.objectives import Objective, PricedSession, Pricing, most_alive_nbytes, peak_nbytes, weights
+from evaluators.objectives import Objective, PlacedModel, PricedSession, Pricing, weights
 from optimizer.exact.bound import Relaxation
 from optimizer.exact.chain import chains_in_order
-from optimizer.exact.chain_costs import ChainCosts, chain_cost
-from optimizer.exact.chain_costs import Objective as Law
+from optimizer.exact.chain_costs import ChainCosts, ChainObjective, chain_cost
 from optimizer.exact.least import chain_costs
 from optimizer.exact.weighed import least_plan, weighed
 from optimizer.model.bounds import Bounds, ModelEstimate, price_of
@@ -30,7 +29,7 @@ class ObjectiveModel:
     """The additive model of an objective.
 
     Attributes:
-        costs: in the objective's unit; by ``law``.
+        costs: in the objective's unit, of chains; of times where the objective follows from the plan alone.
     """
 
     objective: Objective
@@ -38,15 +37,15 @@ class ObjectiveModel:
     costs: ChainCosts
 
     @property
-    def law(self) -> Law:
+    def chains(self) -> ChainObjective:
         """How stages add up: to a sum, or to the load of the busiest processor."""
-        return "period" if self.objective.law == "period" else "latency"
+        return "period" if self.objective.aggregation == "busiest" else "latency"
 
     def predict(self, plan: Plan) -> float:
         """Return the model's value of a plan, in the objective's unit."""
-        if self.objective.law == "memory":
-            return sum(peak_nbytes(self.graph, plan).values()) / 1e9
-        return chain_cost(self.costs, plan, self.law)
+        if self.objective.of_plan is not None:
+            return self.objective.of_plan((PlacedModel(self.graph, plan),))
+        return chain_cost(self.costs, plan, self.chains)
 
 
 def objective_model(session: PricedSession, graph: Graph, platform: Platform, profiled: Profile) -> ObjectiveModel:
@@ -54,7 +53,7 @@ def objective_model(session: PricedSession, graph: Graph, platform: Platform, pr
     how = session.how[0]
     costs = latency_costs(session, graph, platform, profiled)
     by = known_weights(how, platform)
-    return ObjectiveModel(how.objective, graph, weighed(costs, by, idle=how.objective.law == "latency"))
+    return ObjectiveModel(how.objective, graph, weighed(costs, by, idle=how.objective.aggregation == "path"))
 
 
 def known_weights(how: Pricing, platform: Platform) -> dict[str, float]:
@@ -77,16 +76,16 @@ def objective_estimate(model: ObjectiveModel, session: PricedSession, most: int,
         InfeasibleError: no plan fits.
     """
     graph, own = model.graph, session.capabilities.costs
-    if model.objective.law == "memory":
+    if model.objective.of_plan is not None:
         return _smallest(model, own=own)
     stop_s = time.monotonic() + _SOLVE_S
     if own:
-        least = least_plan(graph, model.costs, price_of(graph, session), most, model.law, stop_s)
+        least = least_plan(graph, model.costs, price_of(graph, session), most, model.chains, stop_s)
         return ModelEstimate(model.costs, (least.plan,), bounds_at(least.bound, proven=least.proven, own=True))
     found = []
     bound = 0.0
     try:
-        for chain in chains_in_order(model.costs, most, optima, objective=model.law, stop_s=stop_s):
+        for chain in chains_in_order(model.costs, most, optima, objective=model.chains, stop_s=stop_s):
             found.append(chain_plan(graph, chain.cuts, chain.processors))
             bound = bound or chain.cost_s
     except UnavailableError:
@@ -96,14 +95,10 @@ def objective_estimate(model: ObjectiveModel, session: PricedSession, most: int,
 
 
 def _smallest(model: ObjectiveModel, *, own: bool) -> ModelEstimate:
-    """Return the estimate of the memory: every operator alone needs its weights and its activations."""
-    graph = model.graph
-    constants = {t for o in range(len(graph.operators)) for t in graph.boundary((o,)).constants}
-    weights_nbytes = sum(graph.tensors[t].nbytes for t in constants)
-    most = max(most_alive_nbytes(graph, (o,)) for o in range(len(graph.operators)))
-    wholes = [chain_plan(graph, (), [p.name]) for p in model.costs.platform.processors]
+    """Return the estimate of what follows from plans alone: the best whole model, and the objective's own bound."""
+    wholes = [chain_plan(model.graph, (), [p.name]) for p in model.costs.platform.processors]
     best = min(wholes, key=model.predict)
-    bound = (weights_nbytes + most) / 1e9
+    bound = model.objective.least(model.graph) if model.objective.least is not None else 0.0
     return ModelEstimate(
         model.costs, (best,), bounds_at(bound, proven=math.isclose(model.predict(best), bound), own=own)
     )

@@ -19,8 +19,9 @@ from evaluators.base import PartCosts, Session, unsupported_operators
 from evaluators.samples import MOST_S, Measurement
 from evaluators.sampling import SamplingPolicy, measure
 from optimizer.exact.chain import ChainCosts
-from search_spaces.core.errors import RunFolderError, damage
+from search_spaces.core.errors import RunFolderError, UnavailableError, damage
 from search_spaces.core.graph import Graph
+from search_spaces.core.intensity import operator_costs
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.core.wording import plural
@@ -185,11 +186,12 @@ def profile(
             continue
         progress(f"timing {plural(count - len(refused[name]), 'operator')} on {name}")
         if not refused[name]:
-            timings[like] = _timing(session, graph, name)
+            timings[like] = _timing(session, graph, name, progress)
     for like, timing in timings.items():
         # Kinds are compared by their times, so a busy spell during one of them must not count.
         again = len(operator_s.keys() | timings.keys()) > 1
-        sure = timing.lesser(_timing(session, graph, platform.classes()[like][0].name)) if again else timing
+        again &= timing.one_by_one
+        sure = timing.lesser(_timing(session, graph, platform.classes()[like][0].name, progress)) if again else timing
         operator_s[like], overhead_s[like], whole_s[like] = sure.scaled()
     stand_in = next((n for n in refused if not refused[n]), None)
     for like, members in platform.classes().items():
@@ -206,7 +208,14 @@ def profile(
         if plan is None:
             transfer_s[pair] = max(transfer_s.values(), default=0.0)
             continue
-        found = _time(session, graph, plan)
+        try:
+            found = _time(session, graph, plan)
+        except UnavailableError as error:
+            if all(timing.one_by_one for timing in timings.values()):
+                raise
+            progress(f"transfers are taken as free: {error}")
+            transfer_s[pair] = 0.0
+            continue
         copied = sum(event.copied_s for event in found.timeline.events) if found.timeline else 0.0
         transfer_s[pair] = max(0.0, found.latency_s.median - sum(found.stage_s)) + copied
     return Profile(operator_s, overhead_s, transfer_s, whole_s, known.triple_s if known is not None else {})
@@ -214,16 +223,22 @@ def profile(
 
 @dataclass(frozen=True, slots=True)
 class _Timing:
-    """Seconds of a whole model on one processor, and of its operators as stages of their own."""
+    """Seconds of a whole model on one processor, and of its operators as stages of their own.
+
+    Attributes:
+        one_by_one: whether the operators were timed; else their shares of the whole are by multiply-accumulates.
+    """
 
     whole_s: float
     apart_s: float
     stage_s: tuple[float, ...]
+    one_by_one: bool = True
 
     def lesser(self, other: _Timing) -> _Timing:
         """Return the smaller times of two measurements."""
         apart = min(self, other, key=lambda timing: timing.apart_s)
-        return _Timing(min(self.whole_s, other.whole_s), apart.apart_s, apart.stage_s)
+        one_by_one = self.one_by_one and other.one_by_one
+        return _Timing(min(self.whole_s, other.whole_s), apart.apart_s, apart.stage_s, one_by_one)
 
     def scaled(self) -> tuple[tuple[float, ...], float, float]:
         """Return the operators' times, the overhead of a stage, and the time of the whole model."""
@@ -236,11 +251,19 @@ class _Timing:
         return tuple(scaled.tolist()), overhead, self.whole_s
 
 
-def _timing(session: Session, graph: Graph, name: str) -> _Timing:
+def _timing(session: Session, graph: Graph, name: str, progress: Callable[[str], None]) -> _Timing:
+    """Time the operators in a plan of one stage each; where that fails, share the whole model's time out among them."""
     count = len(graph.operators)
-    whole = _time(session, graph, chain_plan(graph, (), [name]))
-    apart = _time(session, graph, chain_plan(graph, every_layer(graph), [name] * count))
-    return _Timing(whole.latency_s.median, apart.latency_s.median, apart.stage_s)
+    whole_s = _time(session, graph, chain_plan(graph, (), [name])).latency_s.median
+    try:
+        apart = _time(session, graph, chain_plan(graph, every_layer(graph), [name] * count))
+    except UnavailableError as error:
+        progress(
+            f"operators cannot be timed one by one on {name}; its time is shared out by multiply-accumulates: {error}"
+        )
+        work = [1 + cost.macs for cost in operator_costs(graph)]
+        return _Timing(whole_s, whole_s, tuple(whole_s * each / sum(work) for each in work), one_by_one=False)
+    return _Timing(whole_s, apart.latency_s.median, apart.stage_s)
 
 
 def _with_help(

@@ -151,7 +151,7 @@ def starts_of(
         shapes.append(_Shared(inner))
     for how in asked:
         by = known_weights(how, costs.platform)
-        summed = how.objective.law == "sum"
+        summed = how.objective.aggregation == "sum"
         own = weighed(costs, by) if summed else costs
         scale = np.array([by[p.name] if summed else 1.0 for p in costs.platform.processors])
         for shape in shapes:
@@ -200,9 +200,9 @@ def bound_of(graph: Graph, space: object, costs: ChainCosts, how: Pricing, ranks
     cheapest = replace(costs, operator_s=operator_s, beyond_s=None)
     inner = space.chains if isinstance(space, RankSpace) else space
     splits = isinstance(inner, SegmentSpace) and bool(inner.axes)
-    if how.objective.law == "memory":
+    if how.objective.aggregation == "plan":
         return Relaxation(0.0, 0.0)
-    if how.objective.law == "sum":
+    if how.objective.aggregation == "sum":
         own = weighed(cheapest, known_weights(how, costs.platform))
         least = float(own.operator_s.min(axis=0).sum())
         if isinstance(inner, SegmentSpace):  # running side by side never reduces the sum
@@ -210,7 +210,7 @@ def bound_of(graph: Graph, space: object, costs: ChainCosts, how: Pricing, ranks
             least = max(least, chains.cost_s)
         return Relaxation(least, least)
     found = relax(graph, cheapest, range(len(graph.operators)) if splits else ())
-    return Relaxation(found.work_s, found.work_s) if how.objective.law == "period" else found
+    return Relaxation(found.work_s, found.work_s) if how.objective.aggregation == "busiest" else found
 
 
 def composed_estimate(

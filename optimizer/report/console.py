@@ -56,14 +56,15 @@ _TIMES = 2.0  # larger ratios are shown as factors, not in per cent
 UNDECIDED = "not decided"
 _VAGUE = (UNDECIDED, "about ")
 _TELLING = 25.0  # per cent: a wider interval decides nothing
+_VAGUE_RATIO = 0.25  # an interval wider than this, and than the difference, tells only that there is one
 _TIE = 1.0  # per cent: plans that differ by no more, and not significantly, are called equal
 _NOISE = 0.01  # smaller relative differences are noise of the machine
 _CHANGE = 0.05  # a difference between two blocks of runs that is more than noise
 _PIPE_WIDTH = 110
 _NARROWEST = 40
 _LABEL = 12  # width of the labels before the lines of the answer
-_NUMBER = re.compile(r"[0-9]+( of [0-9]+)?$")  # at the end: what only counts on
-_EVERY_S = 5.0
+_NUMBER = re.compile(r"\b[0-9]+\b")  # what only counts on
+_EVERY_S = 10.0
 _MOST_JOBS = 24  # of the models of a plan that are listed
 _OUTCOMES = (("mean", "mean_ms"), ("worst", "worst_ms"), ("makespan", "makespan_ms"), ("per s", "throughput_per_s"))
 _ORDERS = {
@@ -101,6 +102,21 @@ def progress_bar(console: Console, unit: str, clock: ProgressColumn, *first: Pro
     return Progress(*first, *bar, clock, console=console, disable=hidden, transient=True)
 
 
+class Steps:
+    """Chooses the steps that are written as lines: new ones, and every few seconds one that differs in numbers only."""
+
+    def __init__(self) -> None:
+        self._step, self._written_s = "", -math.inf
+
+    def is_due(self, text: str) -> bool:
+        """Return whether a step is to be written now."""
+        step, now_s = _NUMBER.sub("", text), time.monotonic()
+        due = step != self._step or now_s >= self._written_s + _EVERY_S
+        if due:
+            self._step, self._written_s = step, now_s
+        return due
+
+
 class ProgressWatcher:
     """Shows a bar with trials, best so far, distinct plans and time left."""
 
@@ -111,7 +127,7 @@ class ProgressWatcher:
         self._verbose = verbose
         self._history: History | None = None
         self._unit = "ms"
-        self._step, self._written_s, self._failed = "", 0.0, False
+        self._steps, self._failed = Steps(), False
         clock = TimeRemainingColumn(compact=True)
         self._progress = progress_bar(self._console, "plans {task.fields[best]}", clock, SpinnerColumn(), quiet=quiet)
         self._task = self._progress.add_task("starting", total=budget, best="")
@@ -128,11 +144,9 @@ class ProgressWatcher:
         self._progress.update(self._task, description=text)
         if self._history is not None and self._history.measured >= self._budget:  # room for the rounds of the final
             self._progress.update(self._task, best="")
-        step, now_s = _NUMBER.sub("", text), time.monotonic()
-        new = step != self._step or now_s >= self._written_s + _EVERY_S
-        if self._verbose or (new and not self._console.is_terminal and not self._quiet):
+        shown = not self._console.is_terminal and not self._quiet
+        if self._verbose or (shown and self._steps.is_due(text)):
             self._console.print(text, style="dim", markup=False)
-            self._step, self._written_s = step, now_s
 
     def warn(self, text: str) -> None:
         """Print a warning above the bar."""
@@ -141,7 +155,7 @@ class ProgressWatcher:
     def opened(self, run: RunFolder, history: History, space_size: int) -> None:
         """Show the state of the run folder, and that a study is resumed."""
         self._history = history
-        self._unit = OBJECTIVES.get(run.config.objective[0], LATENCY).shown
+        self._unit = OBJECTIVES.get(run.config.objective[0], LATENCY).shown_unit
         self._progress.update(self._task, completed=history.measured)
         if run.resumed:
             failed = sum(bool(t.broke) for t in history.known.values())
@@ -233,7 +247,7 @@ def _figure(result: Result, plan: Plan) -> str:
     if samples is None or interval is None:
         trial = result.history.known.get(plan.digest)
         return trial.failure if trial else "not tried (budget)"
-    unit = result.objective.shown
+    unit = result.objective.shown_unit
     text = figure_text(samples.median, interval, unit)
     measured = result.measurement(plan)
     if result.verdict is not None and not result.in_final(plan) and not result.predicted:
@@ -264,6 +278,8 @@ def same_plan(name: str) -> str:
 def against_text(ratio: Ratio, objective: Objective, *, racing: bool) -> str:
     """Return how a plan compares with the recommended one; ``racing``: the final compared it to the end."""
     text = slower_text(ratio, objective)
+    if ratio.low > 1.0 and ratio.high - ratio.low > max(_VAGUE_RATIO, ratio.value - 1.0):
+        return f"at least {percent(ratio.low - 1.0)} {objective.larger}"  # after few rounds
     early = text == UNDECIDED and not racing and ratio.value > 1.0  # after too few rounds for an interval
     return f"about {percent(ratio.value - 1.0)} {objective.larger}" if early else text
 
@@ -303,7 +319,7 @@ def _brief(number: float) -> str:
 
 def _front(front: Front) -> Table:
     title = f"front: {plural(len(front.plans), 'plan')} that no other plan beats significantly"
-    made = table((*(f">{o.title}, {o.shown}" for o in front.objectives), ">stages", "plan"), title=title)
+    made = table((*(f">{o.title}, {o.shown_unit}" for o in front.objectives), ">stages", "plan"), title=title)
     for index in _spread(len(front.plans), front.knee):
         each = front.plans[index]
         placed = each.name or ", ".join(
@@ -325,12 +341,11 @@ def _spread(count: int, knee: int) -> list[int]:
 
 def _stages(result: Result, plan: Plan) -> Table:
     samples, stage_s, interval = result.samples(plan), result.stage_s(plan), result.interval(plan)
-    unit = result.objective.shown
+    unit = result.objective.shown_unit
     kind = "recommended plan, predicted" if result.predicted else "recommended plan"
     title = f"{kind}: {figure_text(samples.median, interval, unit)}" if samples and interval else kind
-    if samples and result.objective.law == "period":
+    if samples and result.objective.aggregation == "busiest":
         title += f", {1.0 / samples.median:.4g} results a second"
-    took = unit if result.objective.law != "memory" else "ms"
     rows = []
     for index, stage in enumerate(plan.stages):
         if index == _MOST_STAGES_SHOWN and len(plan.stages) > _MOST_STAGES_SHOWN + 1:
@@ -339,7 +354,7 @@ def _stages(result: Result, plan: Plan) -> Table:
         stage_ms = f"{stage_s[index] * 1e3:.4g}" if stage_s else ""
         what = describe_operators(result.graph, stage.operators)
         rows.append((str(index), what, stage.processor, stage_ms, crossing(result.graph, stage.operators) or "–"))
-    return table((">stage", "operators", "processor", f">{took}", ">transfers"), rows, title)
+    return table((">stage", "operators", "processor", f">{result.objective.stage_unit}", ">transfers"), rows, title)
 
 
 def _workload_head(result: WorkloadResult) -> Text:
@@ -357,9 +372,9 @@ def _outcomes(result: WorkloadResult) -> Table:
     late, objective = result.workload.deadlines, result.objective
     own = objective.name not in {"mean", "worst", "makespan", "misses", "throughput"}
     heads = [name if name == "per s" else f"{name}, ms" for name, _ in _OUTCOMES]
-    heads += [*(["missed"] if late else []), *([f"{objective.name}, {objective.shown}"] if own else [])]
+    heads += [*(["missed"] if late else []), *([f"{objective.name}, {objective.shown_unit}"] if own else [])]
     if not result.predicted:
-        heads.append(f"predicted, {objective.shown}")
+        heads.append(f"predicted, {objective.shown_unit}")
     made = table(("plan, predicted" if result.predicted else "plan", *(f">{head}" for head in heads)))
     for name, entry in result.outcomes.items():
         row = [_number(entry[key]) for _, key in _OUTCOMES]
@@ -544,7 +559,10 @@ def _gain(result: Result) -> str:
     else:
         other = f"the next best plan, {_called(verdict, verdict.challenger)}"
         text = f"none: {other}, is {slower}" if result.objective.is_time else f"none: {other}: {slower}"
-        text += "" if ratio.significant or slower.startswith("equal") else "; not significant"
+        if not (ratio.significant or slower.startswith("equal")):
+            simpler = len(verdict.best.stages) < len(verdict.challenger.stages)
+            why = ", so the plan of fewer stages is recommended" if ratio.value > 1.0 and simpler else ""
+            text += f"; not significant{why}"
     criterion = verdict.criterion
     if criterion is not None and criterion[0] not in {verdict.named(verdict.best), verdict.named(verdict.challenger)}:
         text += f"; best cut criterion, “{criterion[0]}”: {slower_than(criterion[1], result.objective)}"
@@ -602,11 +620,13 @@ def _bound(result: Result) -> str:
     bounds, gap = result.bounds, result.gap
     if bounds is None or gap is None:
         return ""
-    least = f"{bounds.space_s * 1e3:.4g} {result.objective.shown}"
+    least = f"{bounds.space_s * 1e3:.4g} {result.objective.shown_unit}"
     model = "this cost model" if bounds.own else "the operators' profiled times"
     if gap < -_NOISE:
         wrong = percent(-gap / (1.0 + gap), 1)
-        text = f"none: the optimum of this space by {model}, {least}, is at least {wrong} above what was found"
+        text = (
+            f"none: {model} predict{'s' if bounds.own else ''} at best {least}, at least {wrong} above what was found"
+        )
     elif gap >= _NOISE:
         most, at_least = ("", "") if bounds.proven else ("at most ", " at least")
         than = f"{most}{percent(gap, 1)} {result.objective.larger} than the optimum of this space"

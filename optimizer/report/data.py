@@ -302,7 +302,7 @@ def _bar(study: Study, name: str, source: Literal["measured", "predicted"], plan
     """Return a timeline to draw; in a study of throughput it is a stream of inferences."""
     index = {p.name: i for i, p in enumerate(study.platform.processors)}
     events = {e.stage: e for e in found.events}
-    if study.objective.law != "period" or study.graph is None or set(events) != set(range(len(plan.stages))):
+    if study.objective.aggregation != "busiest" or study.graph is None or set(events) != set(range(len(plan.stages))):
         return Bar(name, source, plan, found)
     needs = needs_of(study.graph, plan)
     tasks = [
@@ -347,8 +347,8 @@ def _as_latencies(result: dict[str, Any]) -> None:
         return
     for entry in (result["best"], *result["baselines"].values()):
         entry["latency_ms"] = entry.pop(objective.key, None)
-        entry.setdefault("stage_ms", entry.get(f"stage_{objective.shown.lower()}"))
-    result.setdefault("model_bound_ms", result.get(f"model_bound_{objective.shown.lower()}"))
+        entry.setdefault("stage_ms", entry.get(f"stage_{objective.shown_unit.lower()}"))
+    result.setdefault("model_bound_ms", result.get(f"model_bound_{objective.shown_unit.lower()}"))
 
 
 def objective_of(result: Mapping[str, Any]) -> Objective:

@@ -112,10 +112,10 @@ def verdict_text(result: dict[str, Any]) -> str:
         each = [objective_of({**result, "objective": name}) for name in front["objectives"]]
         knee = next(plan for plan in front["plans"] if plan["knee"])
         name = f"“{knee['name']}”" if knee["name"] else f"a plan of {plural(len(knee['plan']['stages']), 'stage')}"
-        values = ", ".join(f"{o.name} {shown(knee['values'][o.value_key], '.4g')} {o.shown}" for o in each)
+        values = ", ".join(f"{o.name} {shown(knee['values'][o.value_key], '.4g')} {o.shown_unit}" for o in each)
         how = "predicted" if result.get("predicted") else "measured"
         return f"The recommended plan is {name}, the knee of the front: the best compromise, {how}: {values}."
-    unit = objective.shown
+    unit = objective.shown_unit
     predicted = bool(result.get("predicted"))
     took = "not measured"
     if best:
@@ -210,7 +210,7 @@ def _front(study: Study) -> Iterator[Block]:
         stages = each["plan"]["stages"]
         placed = ", ".join(s["processor"] for s in stages)
         rows.append((*values, len(stages), each["name"] or placed, "knee" if each["knee"] else ""))
-    columns = headed(*(Column(f"{o.title}, {o.shown}", ".4g") for o in objectives), "stages|d; plan; remark")
+    columns = headed(*(Column(f"{o.title}, {o.shown_unit}", ".4g") for o in objectives), "stages|d; plan; remark")
     table = Table("The front", columns, tuple(rows))
     every = [
         (trial.median_s * 1e3, trial.measurement.figures[objectives[1].name] * 1e3, trial.origin)
@@ -218,7 +218,7 @@ def _front(study: Study) -> Iterator[Block]:
         if trial.measurement is not None and objectives[1].name in trial.measurement.figures
     ]
     knee = next(i for i, each in enumerate(front["plans"]) if each["knee"])
-    titles, names = [f"{o.title}, {o.shown}" for o in objectives[:2]], [str(row[-2]) for row in rows]
+    titles, names = [f"{o.title}, {o.shown_unit}" for o in objectives[:2]], [str(row[-2]) for row in rows]
     yield _drawn(
         "front",
         partial(plots.front, [tuple(row[:2]) for row in rows], every, titles, knee, names),
@@ -237,7 +237,7 @@ def _bound(result: dict[str, Any]) -> Iterator[Block]:
     own = more.get("model") == "the evaluator's own"
     whose = "this cost model" if own else "the operators' profiled times"
     least = shown(bound, ".4g")
-    unit = objective_of(result).shown
+    unit = objective_of(result).shown_unit
     text = f"{_bound_name(result).capitalize()} of this space by {whose}: {least} {unit}; "
     if gap < -1e-3:
         wrong = percent(-gap / (1.0 + gap), 1)
@@ -266,8 +266,7 @@ def _plan_table(study: Study, plan: Plan) -> Table:
         what = describe_operators(graph, operators) if graph is not None else f"{operators[0]} to {operators[-1]}"
         transferred = crossing(graph, operators) if graph is not None else None
         rows.append((index, took_ms, model, stage.processor, what, transferred))
-    unit = study.objective.shown if study.objective.law != "memory" else "ms"
-    took = f"{'predicted' if study.predicted else 'measured'}, {unit}|.4g"
+    took = f"{'predicted' if study.predicted else 'measured'}, {study.objective.stage_unit}|.4g"
     columns = headed("stage|d", took, "model; processor; operators; transfers")
     return Table("The best plan, stage by stage", columns, tuple(rows))
 
@@ -317,7 +316,7 @@ def _workload(result: Mapping[str, Any]) -> Iterator[Block]:
             "of the final comparison, or of the search, scaled to it; the last column is the simulator's prediction"
         )
         yield Text(f"{head} {source}.")
-        figures.append(Column(f"predicted, {objective.shown}", ".4g"))
+        figures.append(Column(f"predicted, {objective.shown_unit}", ".4g"))
         expected = ((entry.get("predicted") or {}).get("objective") for entry in outcomes.values())
         rows = [(*row, value) for row, value in zip(rows, expected, strict=True)]
     said = "predicted" if result.get("predicted") else "measured"
@@ -372,7 +371,7 @@ def _baselines(study: Study) -> Iterator[Block]:
         rows.append((name, *numbers, text, len(entry["plan"]["stages"]), remark))
     names = glossary(study.result["baselines"])
     meanings = Table("What the names mean", headed("baseline; plan"), tuple(names.items()))
-    unit = study.objective.shown
+    unit = study.objective.shown_unit
     word, interval = ("predicted", "model error") if study.predicted else ("median", "95 %")
     numbered = headed(f"{word}, {unit}|.4g; {interval} from|.4g; to|.4g")
     columns = headed("plan", *numbered, "samples|,d; against the recommended plan; stages|d; remark")
@@ -458,7 +457,7 @@ def _history(study: Study, found: tuple[Point, ...]) -> Iterator[Block]:
     if not found:
         return
     bound = study.result["model_bound_ms"]
-    unit = study.objective.shown
+    unit = study.objective.shown_unit
     columns = headed(f"plan|d; proposed by; stages|d; {_how(study)}|.4g; best so far, {unit}|.4g")
     columns += () if study.predicted else headed(f"predicted from its operators, {unit}|.4g")
     rows = []
@@ -596,4 +595,4 @@ def _again(study: Study) -> Iterator[Block]:
 
 def _how(study: Study) -> str:
     """Return the heading of plans' numbers, with their unit."""
-    return f"{'predicted' if study.predicted else 'median'}, {study.objective.shown}"
+    return f"{'predicted' if study.predicted else 'median'}, {study.objective.shown_unit}"

@@ -47,7 +47,7 @@ def tried_text(result: Result) -> str:
     explored = f"{'all' if result.exhausted else many(history.measured)} of them"
     taken = sum(trial.origin == WARM for trial in history.outside)
     if beyond := sum(trial.origin != WARM and trial.measurement is not None for trial in history.outside):
-        explored += f" and {plural(beyond, 'other plan')}"
+        explored += f" and {plural(beyond, 'baseline')} outside of it"
     new, took = len(history.known) - taken - result.earlier, seconds(result.wall_s)
     when = f" in {took}" if not result.earlier else f", {many(new)} now in {took}" if new > 0 else " earlier"
     over = f", {many(taken)} taken over" if taken else ""

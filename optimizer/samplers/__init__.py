@@ -24,8 +24,10 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -188,10 +190,27 @@ def _imported(path: str) -> SamplerKind:
         )
     module, _, attribute = path.partition(":")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        with _current_folder():
+            found = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # user code: any exception becomes one line
-        raise UsageError(f"sampler {path!r} cannot be imported: {error}", "give module:Class") from error
+        hint = "give module:Class, of an installed package or a file in the current folder"
+        raise UsageError(f"sampler {path!r} cannot be imported: {error}", hint) from error
     return _checked(path, found, module)
+
+
+@contextmanager
+def _current_folder() -> Iterator[None]:
+    """Let modules of the current folder be imported, after all others; with ``python -m`` they come first anyway."""
+    folder = str(Path.cwd())
+    if folder in sys.path:
+        yield
+        return
+    sys.path.append(folder)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
 
 
 def _checked(path: str, found: object, where: str) -> SamplerKind:

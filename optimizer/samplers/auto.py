@@ -20,13 +20,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.samples import Measurement
-from optimizer.exact.chain import ChainCosts
+from optimizer.exact.chain_costs import ChainCosts, ChainObjective
 from optimizer.exact.front import Criterion
 from optimizer.exact.ranks import RankLimits
 from optimizer.samplers.correction import Correction
@@ -73,7 +73,7 @@ class Problem:
     Attributes:
         model: the costs of operators, stages and transfers (s).
         fits: whether a plan keeps all constraints; others are never proposed.
-        law: how stages add up, for objectives other than the latency; the model is then in the objective's unit.
+        chains: what is minimised over chains, for objectives other than the latency; the model is then in its unit.
         criteria: for several objectives: makes them from costs of the latency; and the unit of a processor's stages.
         ranks: which convolutions may be decomposed, their costs, and the error that is allowed.
         search: for plans of any shape: makes their proposer from the problem and the study's seed.
@@ -81,6 +81,7 @@ class Problem:
         optima: the best plans under the model, which ``auto`` proposes first.
         predict: the model's value of any plan of the space; None where ``model`` serves (chains).
         critic: for several networks: makes the critic that learns from the times of their jobs.
+        guided: whether the model tells which plans may be good; else Optuna samples the space.
     """
 
     graph: Graph
@@ -88,7 +89,7 @@ class Problem:
     space: SearchSpace
     model: ChainCosts
     fits: Callable[[Plan], bool] = lambda _: True
-    law: Literal["latency", "period"] | None = None
+    chains: ChainObjective | None = None
     criteria: tuple[Callable[[ChainCosts], Sequence[Criterion]], Callable[[str], float]] | None = None
     ranks: RankLimits | None = None
     search: Callable[[Problem, int], Proposer] | None = None
@@ -96,6 +97,7 @@ class Problem:
     optima: tuple[Plan, ...] = ()
     predict: Callable[[Plan], float] | None = None
     critic: Callable[[], Critic] | None = None
+    guided: bool = True
 
 
 def proposer_of(problem: Problem, seed: int) -> Proposer | None:
@@ -105,14 +107,16 @@ def proposer_of(problem: Problem, seed: int) -> Proposer | None:
     from optimizer.samplers.ranks import RankProposer
     from optimizer.samplers.segments import SegmentProposer
 
+    if not problem.guided:
+        return None
     if problem.search is not None:
         return None if problem.front else problem.search(problem, seed)
     chains = not isinstance(problem.space, SegmentSpace)
     if problem.criteria is not None:
         return ParetoProposer(problem, seed, *problem.criteria) if chains else None
     # A sum cannot improve by splits: its optima are chains of whole operators.
-    if problem.law is not None and (chains or isinstance(problem.space, SegmentSpace)):
-        return ObjectiveProposer(problem, seed, problem.law)
+    if problem.chains is not None and (chains or isinstance(problem.space, SegmentSpace)):
+        return ObjectiveProposer(problem, seed, problem.chains)
     if isinstance(problem.space, SegmentSpace):
         return SegmentProposer(problem, problem.space, seed)
     if problem.ranks is not None:
@@ -131,7 +135,7 @@ class AutoProposer:
     def __init__(self, problem: Problem, seed: int) -> None:
         self._problem, self._seed = problem, seed
         self._correction = Correction(problem.model)
-        self._timing = Timing(problem.graph, problem.platform, problem.law)
+        self._timing = Timing(problem.graph, problem.platform, problem.chains)
         self._region = _region(problem)
         self._trials: list[tuple[Plan, Measurement | None, float]] = []
         self._measured: list[Plan] = []  # plans of the region that have been learnt from
@@ -253,4 +257,4 @@ def _block_size(start: int) -> int:
 def _region(problem: Problem) -> Region:
     if isinstance(problem.space, ChainSpace):
         return ChainRegion(problem.graph, problem.platform, problem.space)
-    return PlanRegion(problem.graph, problem.platform, problem.space, problem.law)
+    return PlanRegion(problem.graph, problem.platform, problem.space, problem.chains)

@@ -13,8 +13,7 @@ import numpy as np
 
 from evaluators.samples import Measurement
 from optimizer.exact.chain import chains_in_order
-from optimizer.exact.chain_costs import ChainCosts
-from optimizer.exact.chain_costs import Objective as Law
+from optimizer.exact.chain_costs import ChainCosts, ChainObjective
 from optimizer.samplers.auto import Problem
 from optimizer.samplers.correction import Correction
 from optimizer.samplers.draws import Draws
@@ -31,11 +30,11 @@ class ObjectiveProposer:
 
     Args:
         problem: its model is in the objective's unit.
-        law: how the stages of a plan add up.
+        objective: how the stages of a plan add up.
     """
 
-    def __init__(self, problem: Problem, seed: int, law: Law) -> None:
-        self._problem, self._seed, self._law = problem, seed, law
+    def __init__(self, problem: Problem, seed: int, objective: ChainObjective) -> None:
+        self._problem, self._seed, self._objective = problem, seed, objective
         self._correction = Correction(problem.model)
         self._tried: set[str] = set()
         self._trials = 0
@@ -57,10 +56,10 @@ class ObjectiveProposer:
         """Return a plan that was not tried, or None where there is none."""
         rng = np.random.default_rng([self._seed, self._trials])
         draws = self._correction.draw(1, rng)
-        costs = corrected(self._problem.model, draws, self._trials % 2, idle=self._law == "latency")
+        costs = corrected(self._problem.model, draws, self._trials % 2, idle=self._objective == "latency")
         stop_s = time.monotonic() + _LOOK_S
         try:
-            for chain in chains_in_order(costs, self._most, _LOOKED, objective=self._law, stop_s=stop_s):
+            for chain in chains_in_order(costs, self._most, _LOOKED, objective=self._objective, stop_s=stop_s):
                 plan = chain_plan(self._problem.graph, chain.cuts, chain.processors)
                 # A space of split operators contains fewer chains.
                 if plan.digest not in self._tried and self._problem.fits(plan) and in_space(self._problem.space, plan):

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.exact.chain_costs import Objective as Law
-from optimizer.exact.chain_costs import exclusive_groups
+from optimizer.exact.chain_costs import ChainObjective, exclusive_groups
 from optimizer.samplers.draws import Draws
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Stage
@@ -22,13 +21,13 @@ class Timing:
 
     Args:
         graph, platform: of the plans.
-        law: for objectives other than the latency: ``latency`` for the sum over all stages, whenever they run,
+        objective: for objectives other than the latency: ``latency`` for the sum over all stages, whenever they run,
             ``period`` for the load of the busiest group of processors that exclude each other.
     """
 
-    def __init__(self, graph: Graph, platform: Platform, law: Law | None = None) -> None:
-        self._law = law
-        self._groups = exclusive_groups(platform) if law == "period" else []
+    def __init__(self, graph: Graph, platform: Platform, objective: ChainObjective | None = None) -> None:
+        self._objective = objective
+        self._groups = exclusive_groups(platform) if objective == "period" else []
         self._processor = {p.name: i for i, p in enumerate(platform.processors)}
         self._blocked = [
             [j for j, q in enumerate(platform.processors) if i == j or p.excludes(q)]
@@ -41,7 +40,7 @@ class Timing:
         """Return the latency of a plan under each draw, shape ``(S,)``."""
         took = self.stage_s(stages, draws)
         processors = [self._processor[s.processor] for s in stages]
-        if self._law is not None:
+        if self._objective is not None:
             groups = self._groups or [tuple(self._processor.values())]
             loads = [
                 np.sum([t for t, processor in zip(took, processors, strict=True) if processor in g], axis=0)
@@ -87,7 +86,7 @@ class Timing:
             stages, stage_s, latency_s: the plan, its stages' times, and its latency.
             transfer_s: estimated times of transfers, ``[operator, from, to]``; they decide which path is longest.
         """
-        if self._law is not None:
+        if self._objective is not None:
             return [], 0.0
         processors = [self._processor[s.processor] for s in stages]
         ends: list[float] = []

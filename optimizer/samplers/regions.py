@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.cost_model.plans import all_chains
-from optimizer.exact.chain_costs import Objective as Law
+from optimizer.exact.chain_costs import ChainObjective
 from optimizer.samplers.chains import ChainPricing, Chains, distinct, from_plan, neighbours
 from optimizer.samplers.draws import Draws, cheapest_chains
 from optimizer.samplers.moves import neighbour
@@ -194,12 +194,14 @@ class PlanRegion:
 
     Args:
         space: decides which plans it contains.
-        law: see :class:`~optimizer.samplers.pricing.Timing`.
+        objective: see :class:`~optimizer.samplers.pricing.Timing`.
     """
 
-    def __init__(self, graph: Graph, platform: Platform, space: SearchSpace, law: Law | None = None) -> None:
+    def __init__(
+        self, graph: Graph, platform: Platform, space: SearchSpace, objective: ChainObjective | None = None
+    ) -> None:
         self._graph, self._platform, self._space = graph, platform, space
-        self._timing = Timing(graph, platform, law)
+        self._timing = Timing(graph, platform, objective)
         self._added: list[Plan] = []
         self._names: set[bytes] = set()
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optimizer.model.baselines import Baseline
+from optimizer.samplers.study import ExhaustedError
 from optimizer.shared.study import SharedStudy
 from optimizer.study.history import Trial, constraint_attributes
 from optimizer.study.loop import Loop
@@ -70,7 +71,12 @@ class SharedLoop(Loop):
             if self.history.measured + len(self.shared.pending) >= most:
                 time.sleep(_POLL_S)  # others measure the last plans, and may die
                 continue
-            self._propose(sampler)
+            try:
+                self._propose(sampler)
+            except ExhaustedError:  # fewer plans than points of the space
+                if not self.shared.pending:
+                    return True
+                time.sleep(_POLL_S)
 
     def _propose(self, sampler: StudySampler) -> None:
         """Ask this worker's own study, which knows all finished and pending trials, for a plan, and try to claim it."""

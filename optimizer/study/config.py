@@ -172,7 +172,7 @@ class StudyConfig(BaseModel):
     @classmethod
     def _safe(cls, value: str | None) -> str | None:
         if value is not None and not _STUDY.fullmatch(value):
-            raise ValueError("must start with a letter or digit and hold at most 100 letters, digits, '.', '_' and '-'")
+            raise ValueError(unsafe_name(value, 100))
         return value
 
     @field_validator("storage", mode="after")
@@ -193,6 +193,11 @@ class StudyConfig(BaseModel):
         if value is not None and (not value or not all(value) or len(set(value)) != len(value)):
             raise ValueError("must be different names separated by commas")
         return value
+
+    @field_validator("objective", mode="before")
+    @classmethod
+    def _separated(cls, value: object) -> object:
+        return separated(value)
 
     @field_validator("objective", mode="after")
     @classmethod
@@ -224,6 +229,21 @@ class StudyConfig(BaseModel):
         return value
 
 
+def separated(value: object) -> object:
+    """Return the words of texts with commas between them, as ``("latency,memory",)``; other values as they are."""
+    words = (value,) if isinstance(value, str) else value
+    if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
+        return value
+    return tuple(name.strip() for word in words for name in word.split(","))
+
+
+def unsafe_name(name: str, most: int) -> str:
+    """Return why a name cannot be that of a file, and a similar one that can where there is one."""
+    better = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-")[:most]
+    rule = f"may contain only letters, digits, '.', '_' and '-' (no spaces), at most {most}"
+    return f"{rule}, and must begin with a letter or digit{f'; try {better}' if better else ''}"
+
+
 def parse_powers(words: Sequence[str]) -> dict[str, float]:
     """Return the watts that words like ``cpu0=2.5`` give to processors.
 
@@ -252,11 +272,9 @@ def with_freedoms(config: StudyConfig, graphs: Iterable[Graph], platform: Platfo
     Without ``allow``, a given ``max_stages`` means cuts alone. So do objectives of which none is a latency, as
     throughput, energy and memory: sharing work between processors does not reduce it.
     """
-    unsaid, laws = (
-        "allow" not in config.model_fields_set,
-        {OBJECTIVES[o].law for o in config.objective if o in OBJECTIVES},
-    )
-    plain = unsaid and ("max_stages" in config.model_fields_set or (laws and "latency" not in laws))
+    unsaid = "allow" not in config.model_fields_set
+    known = {OBJECTIVES[o].aggregation for o in config.objective if o in OBJECTIVES}
+    plain = unsaid and ("max_stages" in config.model_fields_set or (known and "path" not in known))
     allow = "cuts" if plain else offered(config.allow, graphs, platform)
     return config if allow == config.allow else config.model_copy(update={"allow": allow})
 
@@ -277,8 +295,7 @@ def check_effects(values: Mapping[str, Any]) -> None:
     Raises:
         UsageError: one has none.
     """
-    objective = values.get("objective") or ()
-    objectives = objective.split(",") if isinstance(objective, str) else objective
+    objectives: Any = separated(values.get("objective") or ())
     need_powers = [name for name, known in OBJECTIVES.items() if known.of_powers]
     of_powers = not set(need_powers).isdisjoint(objectives)
     for name, needed, what in (

@@ -268,7 +268,7 @@ def _decide(study: Study, search: Search, loop: Loop) -> Verdict:
         cores=len({core for p in study.subject.processors for core in p.cores}),
         pauses=pauses,
         platform=study.subject.measured_on,
-        counted=study.subject.objectives[0].law == "memory",
+        counted=study.subject.objectives[0].of_plan is not None,
         asked=frozenset(b.plan.digest for b in study.own),
     )
     objectives = study.subject.objectives

@@ -256,6 +256,18 @@ def _place(config: StudyConfig) -> tuple[Path, str]:
     return path, study
 
 
+def kept_budget(out: str | None, study: str | None) -> int | None:
+    """Return the budget of the study in the folder that is asked for; None where there is none."""
+    path = Path(out) if out is not None else Path("runs", study) if study is not None else None
+    if path is None or not (path / CONFIG).is_file():
+        return None
+    try:
+        budget = read_settings(path / CONFIG).get("budget")
+    except OptimizeError:
+        return None
+    return budget if isinstance(budget, int) and not isinstance(budget, bool) and budget > 0 else None
+
+
 def _fixed(config: StudyConfig, identity: Identity) -> dict[str, Any]:
     """Return what is constant within a study."""
     settings = config.model_dump(mode="json") | {"objective": ",".join(config.objective)}

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.measurement.final import Final
-from evaluators.objectives import OBJECTIVES, Objective, PricedSession, weights
+from evaluators.objectives import OBJECTIVES, Objective, PricedSession, memory_gb, weights
 from evaluators.samples import Measurement
 from evaluators.workload.objectives import find_workload_objective
 from optimizer.exact.chain_costs import ChainCosts
@@ -114,6 +114,11 @@ def knee(values: NDArray[np.float64]) -> int:
     return int(share.sum(axis=1).argmin())
 
 
+def has_criterion(objective: Objective) -> bool:
+    """Return whether the front of chains by an objective can be computed."""
+    return objective.of_plan is None or objective.of_plan is memory_gb
+
+
 def criteria(graph: Graph, session: PricedSession, costs: ChainCosts) -> list[Criterion]:
     """Return the model's criteria for the objectives of a session.
 
@@ -123,12 +128,12 @@ def criteria(graph: Graph, session: PricedSession, costs: ChainCosts) -> list[Cr
     found = []
     for how in session.how:
         objective = how.objective
-        if objective.law == "memory":
+        if objective.of_plan is not None:
             found.append(memory(objective.name, graph, costs.platform))
-        elif objective.law == "period":
+        elif objective.aggregation == "busiest":
             moved = weighed(costs, {p.name: 1.0 for p in costs.platform.processors})
             found.append(busiest(objective.name, moved))
-        elif objective.law == "sum":
+        elif objective.aggregation == "sum":
             by = weights(objective, costs.platform, how.powers) or {p.name: 1.0 for p in costs.platform.processors}
             found.append(summed(objective.name, weighed(costs, by)))
         else:

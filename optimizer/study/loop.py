@@ -17,6 +17,7 @@ from evaluators.sampling import SamplingPolicy, measure
 from optimizer.model.baselines import Baseline
 from optimizer.samplers import resumes, study_sampler
 from optimizer.samplers.auto import AutoProposer, Problem
+from optimizer.samplers.study import ExhaustedError
 from optimizer.study.history import INFEASIBLE, OPTIMUM, UNSEEN, History, Trial, constraint_attributes
 from optimizer.study.log import TrialLog
 from search_spaces.core.constraints import Violation
@@ -104,7 +105,11 @@ class Loop:
         while self.history.measured < self.budget and not self.proven and time.monotonic() < self.end_s:
             if self.history.measured + known >= cardinality:
                 break
-            trial = self._next(sampler)
+            try:
+                trial = self._next(sampler)
+            except ExhaustedError:  # fewer plans than points of the space: several points may mean one plan
+                known = cardinality
+                break
             self._write("trial", trial)
             self.history.add(trial)
             sampler.update(trial)
@@ -171,7 +176,7 @@ class Loop:
     def by_estimate(self) -> list[Plan]:
         """Return the measured plans of the space by the estimate from all measurements, the fastest first."""
         of = self.problem
-        plain = of is not None and of.law is None and of.criteria is None and of.search is None
+        plain = of is not None and of.chains is None and of.guided and of.criteria is None and of.search is None
         if of is None or not plain or isinstance(of.space, SegmentSpace | RankSpace):
             return [trial.plan for trial in self.history.ranking()]  # sides of a split predict other splits poorly
         judge = AutoProposer(of, self.seed)

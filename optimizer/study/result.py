@@ -231,7 +231,7 @@ class Result:
             value = samples.median * 1e3 if has and samples else None
             slower = ratio.value - 1.0 if ratio else None
             processors = tuple(dict.fromkeys(s.processor for s in plan.stages))
-            best, unit = plan == self.best, self.objective.shown
+            best, unit = plan == self.best, self.objective.shown_unit
             row = Row(name, value, low, high, unit, source, slower, len(plan.stages), processors, best, failure, plan)
             found.append(row)
         return found
@@ -307,7 +307,7 @@ class Result:
             "baselines": {name: self._plan_json(plan) for name, plan in self.baselines.items()},
             "speedup": self._speedup_json(),
             "final": self._final_json(),
-            f"model_bound_{self.objective.shown.lower()}": self.model_bound_s * 1e3
+            f"model_bound_{self.objective.shown_unit.lower()}": self.model_bound_s * 1e3
             if self.model_bound_s is not None
             else None,
             "gap": self.gap,
@@ -369,7 +369,7 @@ class Result:
         interval, ratio = self.interval(plan), self.against_best(plan)
         outputs = agreement.to_json() if agreement is not None else None
         failure = self.history.known[plan.digest].failure if plan.digest in self.history.known else "not tried"
-        unit = "ms" if self.objective.law == "memory" else self.objective.shown.lower()
+        unit = self.objective.stage_unit.lower()
         return {
             "plan": plan.to_json(),
             self.objective.key: {

@@ -331,7 +331,7 @@ class SeveralModels:
             except (RewriteError, UnavailableError):
                 return math.inf
 
-        learns = how.objective.law == "latency" and not self.config.state and not computed
+        learns = how.objective.aggregation == "path" and not self.config.state and not computed
         critic = partial(workload_critic, simulator, costs, value) if learns else None
         return SamplerProblem(
             self.graph,

@@ -328,7 +328,6 @@ def decide(
     loads_s = [t.measurement.load_s if t.measurement else 0.0 for t in trials]
     least_s = policy.loads_slowly_s(loads_s)
     slow = [i for i, load_s in enumerate(loads_s) if load_s > least_s]
-    how.progress(f"final comparison of the {plural(len(plans), 'best plan')}")
     final = FinalComparison(
         [load(p) for p in plans],
         policy,

@@ -20,7 +20,9 @@ from evaluators.measurement.disturbance import TaskCounters, in_words
 from evaluators.measurement.final import FinalPolicy, Ratio, compare
 from evaluators.objectives import LATENCY
 from optimizer.report.console import UNDECIDED, interval_ms, slower_text, slower_than
+from optimizer.report.data import read_result
 from optimizer.tools.execute import has_several, is_predicted, plan_of, reloaded, reloaded_workload, study_of
+from search_spaces.core.bounded import parsed_json, read_bounded
 from search_spaces.core.errors import RunFolderError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.wording import plural
@@ -36,6 +38,7 @@ class _Source:
     Attributes:
         interface: equal for all plans of the same model or models.
         content: digest of the model that its files were cut from.
+        plan: equal for plans that do the same work with the same files, or by the same evaluator on the same platform.
         load: returns a rebuilt instance.
         processes: of the instances that run.
         queued_s: how long these have waited for measurements of other studies.
@@ -46,6 +49,7 @@ class _Source:
 
     interface: tuple[Any, ...]
     content: str
+    plan: tuple[Any, ...]
     load: Callable[[], Candidate]
     processes: Callable[[], list[int]] = list
     queued_s: Callable[[], float] = float
@@ -91,7 +95,8 @@ def compare_runs(
 ) -> tuple[dict[str, Any], str]:
     """Compare the best plans of two run folders (or two ``plan.json``); return the document of ``--json``, and text.
 
-    Plans of several models are compared by the mean of their models' latencies.
+    Plans are compared by their latency; those of several models by the mean of their models' latencies. Where both are
+    the same plan, nothing is run.
 
     Args:
         custom_ops: libraries with kernels of custom operators, as typed.
@@ -126,6 +131,10 @@ def compare_runs(
                 f"the plans are predicted for different devices ({one.predicted} and {other.predicted})",
                 "compare runs of one device",
             )
+        named = {"schema_version": 1, "first": first, "second": second, "same_plan": one.plan == other.plan}
+        if one.plan == other.plan:
+            equal = {"speedup": 1.0, "ci95": [1.0, 1.0], "significant": False, "rounds": 0}
+            return {**named, **equal, "baseline": None, "candidate": None}, "the two runs have the same plan"
         counters = TaskCounters(
             os.sched_getaffinity(0),
             lambda: [*one.processes(), *other.processes()],
@@ -157,7 +166,7 @@ def compare_runs(
         lines.append("both are predicted; nothing was run")
     if one.content != other.content:
         lines.append("their model files differ: operators of one are split, or have other weights")
-    return {"schema_version": 1, "first": first, "second": second, **found.to_json()}, "\n".join(lines)
+    return {**named, **found.to_json()}, "\n".join(lines)
 
 
 def _source(path: Path, stack: ExitStack, custom_ops: Sequence[str]) -> _Source:
@@ -176,6 +185,7 @@ def _source(path: Path, stack: ExitStack, custom_ops: Sequence[str]) -> _Source:
         return _Source(
             (names,),
             names,
+            _documents(path),
             load_several,
             lambda: [p for runner in running for p in runner.processes()],
             lambda: sum(runner.queued_s for runner in running),
@@ -194,11 +204,13 @@ def _source(path: Path, stack: ExitStack, custom_ops: Sequence[str]) -> _Source:
         return _Source(
             _interface(deployed.graph),
             deployed.content_digest,
+            _documents(path),
             load,
             lambda: [p for runner in running for p in runner.candidate.processes()],
             lambda: sum(runner.candidate.queued_s for runner in running),
             accelerators=deployed.platform.accelerators(s.processor for s in deployed.plan.stages),
         )
+    evaluator = read_result(run).get("evaluator")
     if has_several(run):
         hosted = stack.enter_context(reloaded_workload(run))
         joined = hosted.problem.joined
@@ -207,6 +219,7 @@ def _source(path: Path, stack: ExitStack, custom_ops: Sequence[str]) -> _Source:
         return _Source(
             (names,),
             names,
+            (evaluator, hosted.problem.platform, hosted.problem.workload, hosted.plan),
             load_hosted,
             predicted=hosted.problem.platform.name if is_predicted(run) else "",
             objective=hosted.problem.objective,
@@ -216,7 +229,14 @@ def _source(path: Path, stack: ExitStack, custom_ops: Sequence[str]) -> _Source:
     load_again = partial(found.session.load, found.graph, found.plan, fresh=True)
     loaded = found.platform.accelerators(s.processor for s in found.plan.stages)
     predicted = found.platform.name if is_predicted(run) else ""
-    return _Source(_interface(found.graph), content, load_again, predicted=predicted, accelerators=loaded)
+    plan = (evaluator, found.platform, content, found.plan)
+    return _Source(_interface(found.graph), content, plan, load_again, predicted=predicted, accelerators=loaded)
+
+
+def _documents(path: Path) -> tuple[Any, ...]:
+    """Return what a ``plan.json`` and those of its models say; they name their files by digests."""
+    folder, file = (path, path / "plan.json") if path.is_dir() else (path.parent, path)
+    return tuple(parsed_json(read_bounded(each)) for each in (file, *sorted(folder.glob("model_*/plan.json"))))
 
 
 def _interface(graph: Graph) -> tuple[Any, ...]:

@@ -137,7 +137,7 @@ def execute(plan: str, *, stream: bool = False, inputs: Sequence[str] = (), cust
             if stream and not again.session.capabilities.stream:
                 raise UsageError("--stream: the evaluator of this study runs one inference at a time", "leave it out")
             how = (Pricing(objective, again.platform, {}),)
-            found = measure(PricedCandidate(candidate, again.plan, how, lambda: 0), policy)
+            found = measure(PricedCandidate(candidate, again.plan, how), policy)
             agreement = candidate.verify()
         document = _figures(again.graph.name, objective, found, again.plan, _outputs(study, agreement))
     else:
@@ -147,7 +147,7 @@ def execute(plan: str, *, stream: bool = False, inputs: Sequence[str] = (), cust
             runner.run(*read) if read else runner.run_seeded()
             deployed = runner.deployment
             how = (Pricing(objective, deployed.platform, {}),)
-            found = measure(PricedCandidate(runner.candidate, deployed.plan, how, lambda: 0), policy)
+            found = measure(PricedCandidate(runner.candidate, deployed.plan, how), policy)
             flying = {"in_flight": runner.in_flight} if stream else {}
         document = _figures(deployed.graph.name, objective, found, deployed.plan, flying)
     return Executed(document, "\n".join(_lines(document, objective, found)))
@@ -175,7 +175,7 @@ def _figures(
 def _lines(document: Mapping[str, Any], objective: Objective, found: Measurement) -> list[str]:
     samples = found.latency_s
     latency = f"{interval_ms(samples)}, {len(samples.values_s)} runs"
-    if objective.law == "period":
+    if objective.aggregation == "busiest":
         flying = f", {document['in_flight']} in flight" if "in_flight" in document else ""
         latency = f"a result every {interval_ms(samples)}, {1.0 / samples.median:.4g} a second{flying}"
     stages = [f"stage {i} on {s['processor']}: {s['ms']:.2f} ms" for i, s in enumerate(document["stages"])]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,8 +30,7 @@ from optimizer.devices import choose_model_and_platform
 from optimizer.exact.blocks import NEVER_S
 from optimizer.exact.bound import Relaxation, model_error, relax
 from optimizer.exact.chain import best_chains
-from optimizer.exact.chain_costs import ChainCosts
-from optimizer.exact.chain_costs import Objective as Law
+from optimizer.exact.chain_costs import ChainCosts, ChainObjective
 from optimizer.exact.least import chain_costs, least_chain
 from optimizer.exact.segment_model import SegmentModel
 from optimizer.exact.weighed import weighed
@@ -75,7 +75,7 @@ class Model:
         price: predicted seconds of a plan; infinite for one that cannot run.
         best: the best chain of a least and a most number of stages, and its price; None if there is none.
         own: whether it is the evaluator itself, whose predictions do not vary.
-        law: how stages add up.
+        chains: how stages add up.
     """
 
     name: str
@@ -84,23 +84,23 @@ class Model:
     price: Callable[[Plan], float]
     best: Best
     own: bool = False
-    law: Law = "latency"
+    chains: ChainObjective = "latency"
 
     def by(self, objective: Objective, powers: Mapping[str, float]) -> Model:
         """Return the model of another objective; a percentile of the latency is predicted as the latency."""
-        if objective.law == "latency":
+        if objective.aggregation == "path":
             return self
         platform = self.costs.platform
         costs = weighed(self.costs, known_weights(Pricing(objective, platform, powers), platform))
         alone = ObjectiveModel(objective, self.graph, replace(costs, beyond_s=None))  # stages need not be consecutive
-        if objective.law == "memory":
+        if objective.of_plan is not None:
             return replace(self, price=alone.predict, best=_unknown)
 
         def price(plan: Plan) -> float:
             return alone.predict(plan) if math.isfinite(self.price(plan)) else math.inf
 
-        best = partial(_best_by_costs, self.graph, costs, law=alone.law)
-        return Model(self.name, self.graph, costs, price, best, self.own, alone.law)
+        best = partial(_best_by_costs, self.graph, costs, chains=alone.chains)
+        return Model(self.name, self.graph, costs, price, best, self.own, alone.chains)
 
 
 def explain(study: Study) -> Document:
@@ -117,7 +117,8 @@ def explain(study: Study) -> Document:
             "schema_version": SCHEMA_VERSION,
             "run_dir": str(study.path),
             "objective": study.objective.name,
-            "unit": study.objective.shown,
+            "unit": study.objective.shown_unit,
+            "stage_unit": study.objective.stage_unit,
             "amount": study.objective.amount or "time",
             "front": bool(study.result.get("front")),
             "predicted_by": model.name,
@@ -126,6 +127,7 @@ def explain(study: Study) -> Document:
             "cuts": list(work.cuts()),
             "parts": list(work.parts()),
             "limits": list(work.limits()),
+            "best_predicted": work.best_predicted,
             "by_stages": list(work.by_stages()),
             "by_cuts_alone": work.by_cuts_alone,
             "baselines": {name: work.known(plan) for name, plan in study.plans.items()},
@@ -194,16 +196,16 @@ def _predicted_s(study: Study, plan: Plan) -> float:
 
 
 def _unknown(fewest: int, most: int) -> tuple[Plan, float] | None:  # noqa: ARG001
-    """Return None: memory has no additive model, and so no best chain."""
+    """Return None: what follows from the plan alone has no additive model, and so no best chain."""
     return None
 
 
 def _best_by_costs(
-    graph: Graph, costs: ChainCosts, fewest: int, most: int, law: Law = "latency"
+    graph: Graph, costs: ChainCosts, fewest: int, most: int, chains: ChainObjective = "latency"
 ) -> tuple[Plan, float] | None:
     """Return the best chain of an additive model and its price, or None where none fits."""
     try:
-        found = best_chains(costs, most, objective=law, min_stages=fewest)[0]
+        found = best_chains(costs, most, objective=chains, min_stages=fewest)[0]
     except (InfeasibleError, ValueError):
         return None
     return chain_plan(graph, found.cuts, found.processors), found.cost_s
@@ -229,7 +231,7 @@ def _ms(seconds: float | None) -> float | None:
 def _segments(study: Study, model: Model) -> SegmentSpace | None:
     """Return the space of a study of latencies whose plans may have branches or splits; None for any other."""
     freedoms = freedoms_of(str(study.config.get("allow") or "cuts"))
-    if study.objective.law != "latency" or freedoms.isdisjoint(("branches", "splits")):
+    if study.objective.aggregation != "path" or freedoms.isdisjoint(("branches", "splits")):
         return None
     return SegmentSpace(model.graph, model.costs.platform, splits="splits" in freedoms, branches="branches" in freedoms)
 
@@ -253,6 +255,7 @@ class _Work:
         self._space = _segments(study, model)
         best = self._best_under(model.costs, self._most) if self._adds_up else None
         self._least_s = best[1] if best is not None else None
+        self.best_predicted = best[0].to_json() if best is not None else None
         self._best_s = self._priced(self._plan)[0]
 
     @property
@@ -263,13 +266,13 @@ class _Work:
     def _best_under(self, costs: ChainCosts, most: int) -> tuple[Plan, float] | None:
         """Return the best plan of the study's space under other costs and its price; None where none fits."""
         if self._space is None:
-            return _best_by_costs(self._graph, costs, 1, most, self._model.law)
+            return _best_by_costs(self._graph, costs, 1, most, self._model.chains)
         found = SegmentModel(self._space, costs).best()
         return None if found.cost_s >= NEVER_S else (self._space.plan(found.parts), found.cost_s)
 
     @property
     def _adds_up(self) -> bool:
-        return self._study.objective.law != "memory"
+        return self._study.objective.of_plan is None
 
     def known(self, plan: Plan) -> Document:
         """Return a plan's prediction, its difference from the study's plan, its measurement, and why it has none."""
@@ -450,7 +453,7 @@ def _study_blocks(found: Document) -> Iterator[Block]:
     measured = "not measured" if best["measured_ms"] is None else f"{shown(best['measured_ms'], _TIME)} {unit} measured"
     yield Text(
         f"This plan: {shown(best['predicted_ms'], _TIME)} {unit} predicted by {found['predicted_by']}, {measured}. "
-        "All predictions below are by the same model."
+        f"All predictions below are by the same model.{_error(found)}"
     )
     if found["note"]:
         yield Text(f"Note: {found['note']}.", "note")
@@ -464,9 +467,16 @@ def _study_blocks(found: Document) -> Iterator[Block]:
     if text := _final(found):
         yield Text(text)
     yield _baselines(found)
+    objective = find_objective(found["objective"])
+    if objective.of_plan is not None:
+        if least["predicted_ms"]:
+            yield Text(
+                f"Lower bound for any plan: {least['predicted_ms']:.4g} {unit}, from the model's operators alone."
+            )
+        return
     shared = least["work_ms"] > least["critical_path_ms"]
     why = "all work shared evenly" if shared else "the longest path of operators"
-    if find_objective(found["objective"]).law == "sum":
+    if objective.aggregation == "sum":
         why = "each operator where it needs least"
     wrong = model_error(best["measured_ms"], least["predicted_ms"]) if best["measured_ms"] is not None else 0.0
     below = f" This one was measured {percent(wrong, 1)} below that, so the model is wrong by at least as much."
@@ -476,17 +486,29 @@ def _study_blocks(found: Document) -> Iterator[Block]:
     )
 
 
+def _error(found: Document) -> str:
+    """Return how far the predictions below were from what was measured."""
+    known = [k for k in (found["best"], *found["baselines"].values()) if k["predicted_ms"] and k["measured_ms"]]
+    if len(known) < 3 or find_objective(found["objective"]).of_plan is not None:
+        return ""
+    wrong = statistics.median(abs(k["predicted_ms"] / k["measured_ms"] - 1.0) for k in known)
+    return f" It was {percent(wrong)} off in the median of {len(known)} plans: smaller differences say little."
+
+
 def _final(found: Document) -> str:
     """Return the result of the final comparison, which decides; the table above has medians of few runs."""
     final, best_ms = found["final_comparison"], found["best"]["measured_ms"]
     if final is None:
         return ""
     ratio, (low, high) = final["ratio"], final["ci95"]
-    if final["plan"] == found["plan"]:
+    objective = find_objective(found["objective"])
+    if final["plan"] == found["plan"] and objective.is_time:
         how = f"{ratio:.3f} times as fast as “{final['baseline']}” (95 %: {low:.3f} to {high:.3f})"
         sentence = f"In the final comparison, this plan was {how}."
+    elif final["plan"] == found["plan"]:
+        other = slower_text(Ratio(ratio, low, high), objective)
+        sentence = f"In the final comparison, “{final['baseline']}” {'was' if 'equal' in other else 'took'} {other}."
     else:
-        objective = find_objective(found["objective"])
         slower = slower_text(Ratio(ratio, low, high).inverse, objective)
         took = "was" if objective.is_time or slower.startswith("equal") else "took"
         how = "was not decided against it" if slower == UNDECIDED else f"{took} {slower}"
@@ -523,23 +545,26 @@ def _parts(found: Document) -> Table:
         for name, entry in (part["elsewhere"] or alone).items()
     )
     source = "predicted" if found["best"]["measured_ms"] is None else "measured"
-    columns = headed("operators; processor", Column(f"{source}, {found['unit']}", _TIME), "moved to", *_columns(found))
+    columns = headed(
+        "operators; processor", Column(f"{source}, {found['stage_unit']}", _TIME), "moved to", *_columns(found)
+    )
     return Table("What each stage would cost on another processor", columns, rows, group=3)
 
 
 def _limits(found: Document) -> Table:
-    rows = []
+    rows, same = [], found["best_predicted"] in (None, found["plan"])
     for limit in found["limits"]:
         saves, without = limit["saves_ms"], limit["without_ms"]
         word = f"costs {found['amount']}" if limit["binds"] else "no plan left" if without is None else ""
         if limit["binds"] and saves < _LITTLE * without:
             word = "hardly any"
         elif saves is not None and saves < 0:
-            word = "needed"
+            word = "needed" if same else "used by the best predicted plan"
         rows.append((limit["what"], without, None if saves is None else -saves, word))
     name = f"best plan without it, predicted, {found['unit']}"
     columns = headed("limit", Column(name, _TIME), f"predicted change, {found['unit']}|+.4g; remark")
-    return Table(f"Which limits cost {found['amount']}: against the best predicted plan", columns, tuple(rows))
+    plan = "" if same else f", {Plan.from_json(found['best_predicted'])}, which was not the best when measured"
+    return Table(f"Which limits cost {found['amount']}: against the best predicted plan{plan}", columns, tuple(rows))
 
 
 def _by_stages(found: Document) -> Table:

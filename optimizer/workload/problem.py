@@ -93,7 +93,7 @@ def read_problem(config: StudyConfig, evaluator: Evaluator, workload: Workload |
     if any(o.name == "misses" for o in objectives) and not workload.deadlines:
         raise UsageError("--objective misses: no model has a deadline", "set deadline_ms in the workload's file")
     # The busy time of processes that share cores is not known, and no state names them.
-    if config.state or any(o.law == "sum" for o in objectives):
+    if config.state or any(o.aggregation == "sum" for o in objectives):
         threads = processes = False
     named = workload_baselines(space, threads=threads, processes=processes)
     processors = baseline_processors(space, threads=threads, processes=processes)

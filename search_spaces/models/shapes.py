@@ -127,7 +127,7 @@ def size_outputs(graph: Graph) -> Graph:
         shape = answer["shapes"][index]
         tensors[index] = changed(tensors[index], shape=np.array(shape, np.int32), shapeSignature=None)
         name = graph.tensors[index].name
-        _LOGGER.warning("output %r has a size that depends on the data: %s here", name, _shown(shape))
+        _LOGGER.info("note: the size of output %r depends on the data; here it is %s", name, _shown(shape))
     model = with_main(graph.source.schema, tensors=tensors)
     return graph_of(replace(graph.source, schema=model, operators=(), recipes={}, fixed=True), graph.name)
 
@@ -168,13 +168,17 @@ def _checked(graph: Graph, shapes: Shapes) -> dict[int, tuple[int, ...]]:
     for position, index in enumerate(graph.inputs):
         tensor = graph.tensors[index]
         if -1 in tensor.shape:
-            stored = shapes.get(tensor.name) or _stored(graph, index)
+            wanted[position] = shapes.get(tensor.name) or _stored(graph, index)
             if tensor.name not in shapes:
-                open_shape, example = _shown(tensor.shape), f"{INPUT_SHAPE} {tensor.name}={_shown(stored)}"
-                _LOGGER.warning(
-                    "input %r has open dimensions (%s): they are as in %s", tensor.name, open_shape, example
+                batch_only = tensor.shape[0] == -1 and -1 not in tensor.shape[1:]
+                _LOGGER.info(
+                    "note: %s of input %r is open; %s is used (change it with %s %s=…)",
+                    "the batch size" if batch_only else f"the shape {_shown(tensor.shape)}",
+                    tensor.name,
+                    _shown(wanted[position]),
+                    INPUT_SHAPE,
+                    tensor.name,
                 )
-            wanted[position] = stored
     return wanted
 
 

@@ -73,7 +73,7 @@ def sampler_of(problem: Problem, seed: int, weights: Weights | None = None, *, l
     """
     task = task_of(problem)
     # Stages in units other than seconds do not show operators' times.
-    model = problem.model if problem.law is None else None
+    model = problem.model if problem.chains is None else None
     critic = problem.critic() if problem.critic is not None else Critic(task.predict, model)
     return ReinforceSampler(task, seed, critic, weights, learns=learns)
 

@@ -18,7 +18,7 @@ from evaluators.registry import make_evaluator
 from evaluators.table.evaluator import TableEvaluator
 from evaluators.table.table import Table, read_table
 from optimizer.cli import main
-from optimizer.exact.chain_costs import ChainCosts, Objective, chain_cost
+from optimizer.exact.chain_costs import ChainCosts, ChainObjective, chain_cost
 from optimizer.exact.period import least_period
 from optimizer.exact.pipeline import best_pipeline
 from optimizer.model.bounds import price_of
@@ -420,7 +420,7 @@ def test_costs_of_a_table_are_its_numbers(tmp_path: Path) -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 6), st.integers(0, 2**32 - 1), st.sampled_from(("latency", "period")), st.integers(1, 4))
 def test_one_part_for_each_device_is_what_brute_force_finds(
-    count: int, seed: int, objective: Objective, most: int
+    count: int, seed: int, objective: ChainObjective, most: int
 ) -> None:
     rng = np.random.default_rng(seed)
     likes = ("big", "big", "little", "little")

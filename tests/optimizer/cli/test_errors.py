@@ -92,6 +92,9 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int 
         ["execute", "nothing.json"],
         ["execute", "text.tflite"],
         ["execute", "."],
+        ["--model", "squeezenet1_1", "--study", "my int8"],
+        ["--model", "squeezenet1_1", "-v"],
+        ["--model", "squeezenet1_1", "--objective", "latency,sped"],
     ],
 )
 def test_wrong_words_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str]) -> None:
@@ -179,19 +182,30 @@ def test_devices_are_listed(
         ("optimize in", {"inspect", "inception_v3"}, {"run", "vgg16"}),
         ("optimize inspect mob", {"mobilenet_v2"}, {"models"}),
         ("optimize vgg16 --platform pix", {"pixel4"}, {"zcu102"}),
+        ("optimize vgg16 --platform ", {"pixel4", "device.yaml", "here/"}, {"notes.txt"}),
         ("optimize vgg16 --sampler t", {"tpe"}, {"auto"}),
+        ("optimize vgg16 --objective ", {"latency", "makespan"}, {"device.yaml", "here/"}),
+        ("optimize vgg16 --objective latency,e", {"latency,energy"}, {"latency", "energy"}),
+        ("optimize vgg16 --allow cuts,", {"cuts,branches"}, {"cuts,cuts", "here/"}),
+        ("optimize help ", {"inspect", "report"}, {"--budget", "here/"}),
+        ("optimize compare here/ ", {"here/", "plan.json"}, {"notes.txt", "vgg16"}),
+        ("optimize run ", {"here/", "device.yaml"}, {"notes.txt"}),
         ("optimize vgg16 --evaluator c", {"cost-model", "cuda"}, {"litert"}),
     ],
 )
 def test_a_shell_completes(line: str, wanted: set[str], unwanted: set[str], tmp_path: Path) -> None:
     pytest.importorskip("argcomplete")
-    completions = tmp_path / "completions"
-    environment = os.environ | {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": " ", "COMP_LINE": line} | {
-        "COMP_POINT": str(len(line)), "_ARGCOMPLETE_STDOUT_FILENAME": str(completions), "COMP_TYPE": "9"
+    completions, folder = tmp_path / "completions", tmp_path / "folder"
+    (folder / "here").mkdir(parents=True)
+    for name in ("device.yaml", "plan.json", "notes.txt"):
+        (folder / name).touch()
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": " "} | {
+        "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(completions),
     }  # fmt: skip
     command = 'exec 8>"$1" 9>/dev/null; shift; exec "$@"'
     words = ["bash", "-c", command, "bash", str(completions), sys.executable, "-m", "optimizer.cli"]
-    subprocess.run(words, env=environment, check=True, timeout=60, cwd=ROOT)
+    subprocess.run(words, env=environment, check=True, timeout=60, cwd=folder)
     found = {word.strip() for word in completions.read_text().split()}
     assert wanted <= found
     assert not unwanted & found

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from optimizer.cli import main
-from tests.support.commands import SYNTHETIC
+from tests.support.commands import SYNTHETIC, answered
+from tests.support.models.tflite_models import Net
 from tests.support.sentences import says
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -82,6 +84,57 @@ def test_progress_goes_to_stderr_and_stays_out_of_the_way(capsys: pytest.Capture
     out, err = capsys.readouterr()
     assert json.loads(out)["unique_plans"] == 3
     assert err
+
+
+def test_an_open_batch_size_is_noted_once_and_not_where_a_finished_run_is_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    net = Net()
+    open_batch = {"shapeSignature": [-1, 4, 4, 2]}
+    net.outputs(net.op("RELU", [net.input(name="image", **open_batch)], net.tensor(**open_batch)))
+    model = str(net.write(Path("m.tflite")))
+    study = [model, "--evaluator", "synthetic", "--out"]
+    assert main([*study, "other", "-q"]) == 0
+    assert capsys.readouterr().err == ""
+    for words in (["inspect", model], [*study, "run", "--warm-start", "other"]):
+        assert main(words) == 0
+        (said,) = [line for line in capsys.readouterr().err.splitlines() if "note: " in line]
+        says(said)
+    for words in (["explain", "run"], ["report", "run"], ["compare", "run", "other"]):
+        assert main(words) == 0
+        assert "note: " not in capsys.readouterr().err
+
+
+def test_a_plan_is_not_compared_with_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in ("run", "other"):
+        assert main([*SYNTHETIC, "--budget", "3", "--out", folder]) == 0
+    for second in ("run", "other", "run/best/plan.json"):
+        capsys.readouterr()
+        assert main(["compare", "run", second]) == 0
+        out, err = capsys.readouterr()
+        assert err == ""
+        says(out)
+    found = answered(capsys, ["compare", "run", "other"])
+    assert found["same_plan"]
+    assert (found["speedup"], found["ci95"], found["significant"], found["rounds"]) == (1.0, [1.0, 1.0], False, 0)
+    assert main([*SYNTHETIC, "--budget", "3", "--max-stages", "1", "--processors", "cpu1", "--out", "third"]) == 0
+    capsys.readouterr()
+    assert main(["compare", "run", "third"]) == 0
+    out, err = capsys.readouterr()
+    assert "pairs of freshly loaded plans" in out
+    assert 1 <= err.count("\n") < 5
+
+
+def test_a_sampler_of_the_current_folder_and_objectives_with_a_comma(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "sampler_of_this_folder"
+    Path(f"{name}.py").write_text(
+        "from optuna.samplers import RandomSampler\n\n\nclass Mine(RandomSampler):\n    pass\n"
+    )
+    words = ["squeezenet1_1@0.25/64", "--evaluator", "cost-model", "--platform", "pixel4", "--processors", "gpu,1large"]
+    powers = ["--objective", "energy,latency", "--power", "gpu=2", "--power", "1large=1"]
+    found = answered(capsys, [*words, *powers, "--sampler", f"{name}:Mine", "--budget", "3", "-q", "--out", "run"])
+    assert found["front"]["objectives"] == ["latency", "energy"]
+    assert str(Path.cwd()) not in sys.path
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from optimizer.exact.bound import lower_bound, model_error, relax
 from optimizer.exact.chain import ChainCosts, best_chains, chain_cost
-from optimizer.exact.chain_costs import Objective
+from optimizer.exact.chain_costs import ChainObjective
 from search_spaces.core.errors import InfeasibleError
 from search_spaces.core.graph import Graph, Operator
 from search_spaces.core.plan import Plan, canonical
@@ -18,7 +18,7 @@ from search_spaces.spaces.chain import ChainSpace, chain_plan
 from tests.support.sentences import fails
 from tests.support.strategies import chain_costs, chain_graph, graphs, platforms, shared_platforms, tensor
 
-OBJECTIVES: tuple[Objective, ...] = ("latency", "period")
+OBJECTIVES: tuple[ChainObjective, ...] = ("latency", "period")
 _UNITS = ("cpu", "gpu", "npu")
 
 
@@ -40,7 +40,7 @@ def _loads(costs: ChainCosts, plan: Plan) -> dict[str, float]:
     return loads
 
 
-def _cost(costs: ChainCosts, plan: Plan, objective: Objective = "latency") -> float:
+def _cost(costs: ChainCosts, plan: Plan, objective: ChainObjective = "latency") -> float:
     """Return the latency; or the period, where each processor counts with each single processor that it excludes."""
     loads = _loads(costs, plan)
     if objective == "latency":
@@ -63,7 +63,7 @@ def _fits(costs: ChainCosts, plan: Plan) -> bool:
 
 @given(graphs(max_operators=5), st.one_of(platforms(), shared_platforms()), st.sampled_from(OBJECTIVES), st.data())
 def test_the_best_chains_are_those_that_brute_force_finds(
-    graph: Graph, platform: Platform, objective: Objective, data: st.DataObject
+    graph: Graph, platform: Platform, objective: ChainObjective, data: st.DataObject
 ) -> None:
     count = len(graph.operators)
     costs = data.draw(chain_costs(platform, count))
@@ -158,7 +158,7 @@ def test_a_cut_is_made_where_it_pays_and_not_where_it_does_not() -> None:
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_of_chains_that_cost_the_same_the_one_with_the_fewest_parts_is_named(objective: Objective) -> None:
+def test_of_chains_that_cost_the_same_the_one_with_the_fewest_parts_is_named(objective: ChainObjective) -> None:
     operator_s = np.array([[0.1, 0.2, 0.3, 0.7, 0.11]])
     costs = ChainCosts(_platform("cpu"), operator_s, np.zeros(1), np.zeros((5, 1, 1)))
     assert best_chains(costs, 4, objective=objective)[0].cuts == ()

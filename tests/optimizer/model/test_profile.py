@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from evaluators.base import Candidate
+from evaluators.forwarding import ForwardingSession
 from evaluators.testing import Noise, SyntheticEvaluator
 from optimizer.exact.chain import best_chains, chain_cost
 from optimizer.model.profile import Profile, profile
-from search_spaces.core.errors import RunFolderError
+from search_spaces.core.errors import RunFolderError, UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.intensity import operator_costs
+from search_spaces.core.plan import Plan
+from search_spaces.models import load
 from search_spaces.spaces.chain import chain_plan
 from tests.support.sentences import fails
 from tests.support.strategies import chain_graph
@@ -48,3 +55,22 @@ def test_a_profile_survives_the_log_and_a_damaged_one_is_reported() -> None:
     for damaged in (None, {}, {**found.to_json(), "whole_s": 3}, {**found.to_json(), "operator_s": {"cpu": ["x"]}}):
         with fails(RunFolderError):
             Profile.from_json(damaged)
+
+
+class _Choosy(ForwardingSession):
+    """Fails on plans of many stages, as a board does where each stage takes a process of its own."""
+
+    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Candidate:
+        if len(plan.stages) > 2:
+            raise UnavailableError("run(1) took longer than 40 s")
+        return self.inner.load(graph, plan, fresh=fresh)
+
+
+def test_where_operators_cannot_be_timed_one_by_one_their_shares_are_by_work() -> None:
+    graph, told = load("squeezenet1_1@0.25/64"), list[str]()
+    with EVALUATOR.prepare(PLATFORM) as session:
+        found = profile(_Choosy(session), graph, PLATFORM, told.append)
+    for like, seconds in found.operator_s.items():
+        assert sum(seconds) == pytest.approx(found.whole_s[like])
+        assert max(seconds) == seconds[int(np.argmax([c.macs for c in operator_costs(graph)]))]
+    assert sum("multiply-accumulates" in line for line in told) == len(found.operator_s)

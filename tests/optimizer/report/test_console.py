@@ -9,7 +9,7 @@ import pytest
 
 from evaluators.measurement.final import Ratio
 from evaluators.objectives import LATENCY, OBJECTIVES
-from optimizer.report.console import slower_text, slower_than
+from optimizer.report.console import _EVERY_S, Steps, slower_text, slower_than
 from optimizer.report.terminal import tried_text
 from optimizer.study.history import WARM
 from optimizer.study.result import Result
@@ -71,3 +71,17 @@ def study(tried: int, outside: int = 0, taken: int = 0, *, earlier: int = 0, exh
 )
 def test_what_was_tried(made: Result, text: str) -> None:
     assert tried_text(made) == text
+
+
+def test_steps_that_differ_in_numbers_only_are_written_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr("optimizer.report.console.time.monotonic", lambda: now_s)
+    steps, due = Steps(), []
+    for count, number in [(24, 1), (24, 2), (11, 3), (2, 4)]:
+        due.append(steps.is_due(f"final comparison of {count} plans, round {number}"))
+    assert due == [True, False, False, False]
+    assert steps.is_due("timing 39 operators on cpu0")
+    assert steps.is_due("timing 39 operators on cpu1")
+    now_s = _EVERY_S
+    assert steps.is_due("timing 40 operators on cpu1")
+    assert not steps.is_due("timing 41 operators on cpu1")

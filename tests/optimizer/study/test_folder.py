@@ -17,7 +17,7 @@ import yaml
 from optimizer import files
 from optimizer.files import write_atomic, write_json
 from optimizer.study.config import StudyConfig
-from optimizer.study.folder import Identity, RunFolder, read_manifest
+from optimizer.study.folder import Identity, RunFolder, kept_budget, read_manifest
 from optimizer.study.records import header
 from search_spaces.core.errors import OptimizeError, RunFolderError
 from tests.support.sentences import fails
@@ -377,3 +377,11 @@ def test_files_are_replaced_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch)
     assert [(p.name, p.read_bytes()) for p in path.parent.iterdir()] == [("plan.json", b'{\n  "a": 1\n}\n')]
     assert files.is_temporary(".plan.json.0123abcd.tmp")
     assert not files.is_temporary("plan.json")
+
+
+def test_a_study_that_resumes_keeps_its_budget_where_none_is_given(elsewhere: Path) -> None:
+    assert kept_budget(None, None) is kept_budget("run", None) is kept_budget(None, "mine") is None
+    for text, kept in (("budget: 30", 30), ("budget: -1", None), ("budget: true", None), ("[", None), ("{}", None)):
+        Path("run").mkdir(exist_ok=True)
+        Path("run/config.yaml").write_text(text)
+        assert kept_budget("run", "mine") == kept

@@ -37,6 +37,8 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.spaces.chain import ChainSpace, chain_plan
 from search_spaces.spaces.space import in_space
+from tests.support.commands import answered
+from tests.support.models.tflite_models import Net
 from tests.support.sentences import fails
 
 GRAPH = example_graph(6)
@@ -203,6 +205,19 @@ def test_an_exhausted_space_ends_the_study(tmp_path: Path, sampler: str) -> None
     with a_loop(tmp_path, sampler=sampler, budget=10_000, max_stages=2, graph=example_graph(4)) as (loop, session):
         assert loop.run()
         assert not session.loads
+
+
+def test_points_of_a_space_that_mean_one_plan_are_no_plans_to_wait_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One operator on two cores that are alike: 11 points, 6 plans."""
+    net = Net()
+    model = str(net.outputs(net.op("RELU", [net.input()])).write(tmp_path / "m.tflite"))
+    words = [model, "--evaluator", "synthetic", "-q", "--study", "s"]
+    for n, more in enumerate(([], ["--storage", f"sqlite:///{tmp_path / 's.db'}"])):
+        found = answered(capsys, [*words, *more, "--out", str(tmp_path / str(n))])
+        assert found["space"]["exhausted"]
+        assert found["unique_plans"] == 6
 
 
 def test_a_space_of_one_plan(tmp_path: Path) -> None:

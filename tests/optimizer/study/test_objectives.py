@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evaluators.objectives import LATENCY, OBJECTIVES, Objective, PricedSession, find_objective, pricing
+from evaluators.objectives import LATENCY, OBJECTIVES, Objective, PlacedModel, PricedSession, find_objective, pricing
 from evaluators.testing import Noise, SyntheticEvaluator
 from optimizer.cli import main
 from optimizer.exact.front import undominated
 from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.platform import Platform
+from search_spaces.models import load
 from search_spaces.spaces.chain import chain_plan
 from tests.support.commands import answered
 from tests.support.sentences import fails, says
@@ -44,7 +45,7 @@ def test_one_objective_is_searched_and_bounded(capsys: pytest.CaptureFixture[str
         for each in found["baselines"].values()
         if each[objective.key]
     )
-    bound = found[f"model_bound_{objective.shown.lower()}"]
+    bound = found[f"model_bound_{objective.shown_unit.lower()}"]
     assert bound <= best * (1 + 1e-9)
     if name != "memory":
         assert bound == pytest.approx(best, rel=0.02)
@@ -65,6 +66,41 @@ def test_a_new_objective_is_one_entry(capsys: pytest.CaptureFixture[str], monkey
     assert study(capsys, "--objective", "rent", "--objective", "latency", "--out", "front")
     assert main(["explain", "run"]) == 0
     assert "m$" in capsys.readouterr().out
+
+
+def largest_stage_gb(models: Sequence[PlacedModel]) -> float:
+    def weights(graph: Graph, operators: tuple[int, ...]) -> int:
+        return sum(graph.tensors[t].nbytes for t in graph.boundary(operators).constants)
+
+    return max(weights(m.graph, stage.operators) for m in models for stage in m.plan.stages) / 1e9
+
+
+def test_a_new_objective_that_follows_from_the_plan_is_one_entry(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = Objective(
+        "largest-stage",
+        "weights of the largest stage",
+        "GB",
+        "MB",
+        "plan",
+        "largest_stage_mb",
+        amount="weights in a stage",
+        of_plan=largest_stage_gb,
+    )
+    monkeypatch.setitem(OBJECTIVES, new.name, new)
+    whole = sum(t.nbytes for t in load("squeezenet1_1").tensors if t.constant) / 1e6
+    found = study(capsys, "--objective", new.name, "--max-stages", "3", "--out", "run")
+    assert found["best"]["largest_stage_mb"]["median"] < 0.7 * whole
+    assert found["baselines"]["whole on gpu"]["largest_stage_mb"]["median"] == pytest.approx(whole)
+    assert main(["explain", "run"]) == main(["report", "run"]) == 0
+    told = capsys.readouterr().out
+    assert "as fast" not in told
+    assert "Lower bound" not in told
+    front = study(capsys, "--objective", "latency", "--objective", new.name, "--max-stages", "3", "--out", "front")
+    assert len(front["front"]["plans"]) > 1
+    two = ["--model", "mobilenet_v1@0.25/128", "--allow", "cuts", "--objective", new.name]
+    assert study(capsys, *two)["best"]["largest_stage_mb"]["median"] < whole
 
 
 def test_a_new_objective_of_watts_gets_them(
@@ -168,4 +204,4 @@ def test_prices_are_of_the_plan_that_runs(squeezenet: Graph) -> None:
         assert tail.load(squeezenet, plan).run(1).latency_s[0] == pytest.approx(took.sum(), rel=1e-6)
         with fails(UnavailableError):
             pricing(OBJECTIVES["throughput"], stated, session)
-    assert LATENCY.shown == "ms"
+    assert LATENCY.shown_unit == "ms"

@@ -159,10 +159,10 @@ def test_a_plan_is_explained_by_what_it_was_chosen_by(
     objective, found = OBJECTIVES[name], json.loads(capsys.readouterr().out)
     assert main(["explain", str(tmp_path / "run"), "--json"]) == 0
     explained = json.loads(capsys.readouterr().out)
-    assert (explained["objective"], explained["unit"]) == (name, objective.shown)
+    assert (explained["objective"], explained["unit"]) == (name, objective.shown_unit)
     assert explained["best"]["predicted_ms"] == pytest.approx(found["best"][objective.key]["median"])
     assert main(["explain", str(tmp_path / "run")]) == 0
-    assert f"predicted, {objective.shown}" in capsys.readouterr().out or name == "memory"
+    assert f"predicted, {objective.shown_unit}" in capsys.readouterr().out or name == "memory"
 
 
 def test_sides_of_a_split_are_reported_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

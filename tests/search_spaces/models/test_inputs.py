@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import shutil
 import zipfile
 from contextlib import closing, suppress
@@ -186,9 +187,10 @@ def test_an_operator_that_cannot_be_run_is_named(tmp_path: Path) -> None:
 def test_open_sizes_are_those_of_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     net = Net()
     net.outputs(net.op("RELU", [net.input((1, 6), shapeSignature=[-1, 6])], net.tensor((1, 6), shapeSignature=[-1, 6])))
-    graph = load(str(net.write(tmp_path / "m.tflite")))
+    with caplog.at_level(logging.INFO, "partition_optimizer"):
+        graph = load(str(net.write(tmp_path / "m.tflite")))
     assert [graph.tensors[t].shape for t in (*graph.inputs, *graph.outputs)] == [(1, 6), (1, 6)]
-    assert "--input-shape t0=1,6" in caplog.text
+    says(caplog.messages[0])
     assert load(str(tmp_path / "m.tflite"), ("t0=4,6",)).tensors[graph.outputs[0]].shape == (4, 6)
 
 

@@ -103,9 +103,13 @@ def test_plans_are_run_and_compared_with_what_they_are_given(capsys: pytest.Capt
     found = execute("run").document
     says(found["failures"]["own"])  # the others go on
     assert set(found["failures"]) == {"own"}
-    assert main(["compare", "run", "run", "-q"]) == 4
+    shutil.copytree("run", "other")
+    plan = Path("other/best/plan.json")
+    plan.write_text(json.dumps({**json.loads(plan.read_text()), "dispatch": "priority"}))
+    assert main(["compare", "run", "other", "-q"]) == 4
     says(capsys.readouterr().err)
-    assert main(["compare", "run", "run", "-q", "--custom-ops", "libops.so"]) == 0
+    assert main(["compare", "run", "other", "-q", "--custom-ops", "libops.so"]) == 0
+    assert "pairs of freshly loaded plans" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("here")
