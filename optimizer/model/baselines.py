@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,53 @@ from search_spaces.spaces.cuts import every_layer, layer_length, layer_type, par
 MOST_PARTS = 4
 OWN = "plan of "
 """Start of the names of plans that a person gives."""
+
+SEED_003 = "branch greedy (NEST-C)"
+SIDE_BY_SIDE = "every group side by side"
+GREEDY = "CoDL's greedy chains"
+SINGLE = "operators split one by one"
+CHAINS = "chains split"
+EVERY = "every operator shared"
+BRANCHES = "branches side by side"
+CUTS = "best cuts by the model"
+LIST = "list scheduling (HEFT)"
+
+MEANINGS = {
+    "whole on": "The model is one stage on this processor.",
+    "layer length": "It is cut into K stages of as many operators each, all on the processor that runs it fastest.",
+    "layer type": "It is cut where its fully connected layers begin, all on the processor that runs it fastest.",
+    "parameter count": "It is cut into K stages with about the same number of parameters, all on the processor that "
+    "runs it fastest.",
+    "every layer": "Each operator is a stage of its own, all on the processor that runs the model fastest.",
+    SEED_003: "Each group of parallel branches is spread over the processors, or stays in one place where that is "
+    "predicted to be faster, as in NEST-C.",
+    SIDE_BY_SIDE: "Each group of parallel branches is spread over the processors, as if starting stages and transfers "
+    "took no time.",
+    GREEDY: "Each operator is split between two processors where that is predicted to be faster, and chains of them "
+    "grow while that saves time, as in CoDL.",
+    SINGLE: "Each operator alone is split between two processors where that is predicted to be faster.",
+    CHAINS: "Chains of operators are split between two processors in the best predicted way; branches stay together.",
+    EVERY: "Every operator that can be is split between the two fastest cores, in proportion to their speed.",
+    BRANCHES: "Branches run on different processors at once in the best predicted way; no operator is split.",
+    CUTS: "The model is cut into consecutive stages in the best predicted way, without branches or splits.",
+    LIST: "Stages are placed in order of priority, each where it ends first (HEFT).",
+    "LiteRT's own placement": "LiteRT decides which operators the accelerator runs; the CPU runs the others.",
+    "the model's optimum": "The plan that the model predicts to be best; here no processor can run the model alone.",
+    "the nominal plan": "The plan that is best by the model for the usual state of the machine.",
+    "Tucker, one share for all layers": "All convolutions are decomposed with the same share of their ranks.",
+    "the best chain without Tucker": "The model is cut into consecutive stages in the best predicted way, and no "
+    "convolution is decomposed.",
+    "one process per model": "Each model runs whole in its own process, and the operating system shares the cores.",
+    "one thread per model": "Each model runs whole in a thread of one process, and the operating system shares the "
+    "cores.",
+    "one after another": "The models run whole on this processor, one at a time.",
+    "one processor per model": "The models run whole, each on a processor of its own, in turns if there are too few.",
+    "whole models": "Each model runs whole on the processor that is best for all models together, by prediction.",
+    "the best predicted plan without Tucker": "The best plan by prediction in which no convolution is decomposed.",
+    "the best predicted plan": "The plan that is predicted to be best; here no other baseline keeps the limits.",
+    OWN: "A plan that was given by --compare-with.",
+}
+"""Start of a baseline's name → what the plan is, in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +93,16 @@ def baselines(graph: Graph, platform: Platform, fastest: str) -> tuple[Baseline,
         if positions:  # some criteria find no cut: a model without fully connected layers, or of one layer
             found.append(Baseline(name, chain_plan(graph, positions, [fastest] * (len(positions) + 1))))
     return tuple(Baseline(b.name, canonical(b.plan, graph, platform)) for b in found)
+
+
+def glossary(names: Iterable[str]) -> dict[str, str]:
+    """Return name → meaning of baselines; names that differ in an ending are one: ``layer length``."""
+    found: dict[str, str] = {}
+    for name in names:
+        key = max((start for start in MEANINGS if name.startswith(start)), key=len, default="")
+        if key:
+            found[key if name == key else f"{key.strip()} …"] = MEANINGS[key]
+    return found
 
 
 def own_plans(paths: Sequence[str], checked: Callable[[Plan], Plan]) -> tuple[Baseline, ...]:

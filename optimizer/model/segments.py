@@ -19,7 +19,20 @@ from optimizer.exact.chain_costs import ChainCosts, chain_cost
 from optimizer.exact.graphs.dag import list_scheduled
 from optimizer.exact.graphs.graph_costs import GraphCosts
 from optimizer.exact.segment_model import SegmentModel
-from optimizer.model.baselines import MOST_PARTS, Baseline, baselines
+from optimizer.model.baselines import (
+    BRANCHES,
+    CHAINS,
+    CUTS,
+    EVERY,
+    GREEDY,
+    LIST,
+    MOST_PARTS,
+    SEED_003,
+    SIDE_BY_SIDE,
+    SINGLE,
+    Baseline,
+    baselines,
+)
 from optimizer.model.bounds import Bounds, ModelEstimate
 from optimizer.model.branch_greedy import branch_greedy
 from optimizer.model.profile import Profile
@@ -34,15 +47,6 @@ from search_spaces.spaces.segment_space import Block, SegmentSpace
 from search_spaces.spaces.shared_chains import GRID
 from search_spaces.spaces.shared_parts import Part
 
-SEED_003 = "branch greedy (NEST-C)"
-SIDE_BY_SIDE = "every group side by side"
-GREEDY = "CoDL's greedy chains"
-SINGLE = "operators split one by one"
-CHAINS = "chains split"
-EVERY = "every operator shared"
-BRANCHES = "branches side by side"
-CUTS = "best cuts by the model"
-LIST = "list scheduling (HEFT)"
 _RUNS, _LEAST_RUNS, _MOST_S = 12, 3, 1.0
 
 

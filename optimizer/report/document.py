@@ -99,6 +99,7 @@ class Figure:
         svg: an ``<svg>`` element whose colours are those of the page (``var(--…)``).
         caption: what it shows.
         table: the same as numbers.
+        narrow: the picture drawn for a narrow screen, or "".
         wide: whether it keeps its own size and scrolls.
     """
 
@@ -107,6 +108,7 @@ class Figure:
     caption: str
     table: Table | None = None
     wide: bool = False
+    narrow: str = ""
 
 
 Block = Text | Code | Table | Figure
@@ -144,7 +146,7 @@ class Document:
 
 
 def shown(cell: Cell, form: str) -> str:
-    """Return a cell as formatted text."""
+    """Return a cell as formatted text: ``g`` keeps the zeros at the end, and a minus is U+2212."""
     if cell is None:
         return "–"
     if isinstance(cell, str):
@@ -152,6 +154,9 @@ def shown(cell: Cell, form: str) -> str:
     if isinstance(cell, float) and abs(cell) < _NOUGHT and "+" in form:
         cell = 0.0  # a difference of equal sums
     text = format(cell, form) if form else str(cell)
+    if form.endswith("g") and cell and "e" not in text:  # 6.870 below 12.34, as the terminal has it
+        text = format(cell, form.replace(".", "#.", 1)).rstrip(".")
     if not text.strip("+-0.%"):  # no sign before a zero
         text = text.lstrip("+-")
+    text = text.replace("-", "−")
     return f"{text[:-1]} %" if text.endswith("%") else text

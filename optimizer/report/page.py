@@ -13,6 +13,9 @@ from optimizer.report.document import Block, Code, Document, Figure, Table, Text
 from optimizer.report.svg import COLOURS, PLOT_STYLE
 
 _UNIT = re.compile(r"(?<=[0-9]) (?=%|m?s\b)")  # a number and its unit stay on one line
+_POWER = re.compile(r"\b10\^([0-9]+)")
+_LONG = 48  # characters of a cell that may take several lines
+_MANY = 3  # columns of a table that scrolls on a narrow screen
 
 
 def _colours(index: int) -> str:
@@ -71,7 +74,7 @@ def page(
 <a class="skip" href="#main">To the content</a>
 <header>
 <h1>{escape(heading)}</h1>
-<p class="sub">{escape(subtitle)}</p>
+<p class="sub">{_text(subtitle)}</p>
 <nav aria-label="Parts of this page">{links}</nav>
 </header>
 <main id="main">
@@ -85,7 +88,7 @@ def page(
 def _block(block: Block, heading: str) -> Iterator[str]:
     if isinstance(block, Text):
         style = f' class="{block.style}"' if block.style else ""
-        yield f"<p{style}>{_UNIT.sub('&nbsp;', escape(block.text))}</p>"
+        yield f"<p{style}>{_text(block.text)}</p>"
     elif isinstance(block, Code):
         yield f'<pre tabindex="0"><code>{escape(block.text)}</code></pre>'
     elif isinstance(block, Table):
@@ -96,11 +99,20 @@ def _block(block: Block, heading: str) -> Iterator[str]:
         yield from _figure(block)
 
 
+def _text(text: str) -> str:
+    """Return text as HTML, with powers of ten as superscripts."""
+    return _POWER.sub(r"10<sup>\1</sup>", _UNIT.sub("&nbsp;", escape(text)))
+
+
 def _figure(figure: Figure) -> Iterator[str]:
-    style = "scroll wide" if figure.wide else "scroll"
     label = escape(figure.caption, quote=True)
-    yield f'<figure><div class="{style}" tabindex="0" role="group" aria-label="{label}">{figure.svg}</div>'
-    yield f"<figcaption>{escape(figure.caption)}</figcaption>"
+    if figure.wide:
+        yield f'<figure><div class="scroll wide" tabindex="0" role="group" aria-label="{label}">{figure.svg}</div>'
+    elif figure.narrow:
+        yield f'<figure><div class="broad">{figure.svg}</div><div class="narrow">{figure.narrow}</div>'
+    else:
+        yield f'<figure><div class="scroll" tabindex="0" role="group" aria-label="{label}">{figure.svg}</div>'
+    yield f"<figcaption>{_text(figure.caption)}</figcaption>"
     if figure.table is not None:
         yield "<details><summary>The same as numbers</summary>"
         yield from _table(figure.table)
@@ -110,17 +122,21 @@ def _figure(figure: Figure) -> Iterator[str]:
 
 def _table(table: Table) -> Iterator[str]:
     label = escape(table.caption, quote=True)
-    yield f'<div class="table" tabindex="0" role="group" aria-label="{label}"><table>'
+    many = len(table.used) >= _MANY
+    if many:
+        yield '<p class="hint" aria-hidden="true">Scroll sideways for all columns →</p>'
+    style = "table many" if many else "table"
+    yield f'<div class="{style}" tabindex="0" role="group" aria-label="{label}"><table>'
     yield f"<caption>{escape(table.caption)}</caption><thead><tr>"
     columns = [(i, table.columns[i]) for i in table.used]
     yield "".join(f'<th scope="col"{_right(c.form)}>{escape(c.name)}</th>' for _, c in columns)
     yield "</tr></thead><tbody>"
     for row in table.cells():
-        cells = [f"<td{_right(column.form)}>{escape(row[i])}</td>" for i, column in columns]
+        cells = [f"<td{_right(column.form, row[i])}>{escape(row[i])}</td>" for i, column in columns]
         cells[0] = f'<th scope="row"{cells[0][3:-5]}</th>'
         yield f"<tr>{''.join(cells)}</tr>"
     yield "</tbody></table></div>"
 
 
-def _right(form: str) -> str:
-    return ' class="r"' if form else ""
+def _right(form: str, cell: str = "") -> str:
+    return ' class="r"' if form else ' class="long"' if len(cell) > _LONG else ""

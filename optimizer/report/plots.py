@@ -6,43 +6,50 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from optimizer.report.data import Bar, Point, Spread
-from optimizer.report.svg import Plot, Scale, around, part_colour, text_width
+from optimizer.report.svg import Plot, Scale, around, figure, part_colour, text_width
 from search_spaces.core.wording import plural
 
-WIDTH = 920.0
+WIDTH, NARROW = 920.0, 340.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 44.0, 44.0
 _LANE, _GAP = 24.0, 6.0
-_FAMILIES = (("baseline", "baselines"), ("model", "best of the model"), ("search", "search"))
+_FAMILIES = (("baseline", "baselines"), ("model", "best by the model"), ("search", "search"))
 _LONGEST_NAME = 36
 _ABOVE = ("above", "above the scale")
 _FAR_PREDICTED = 4.0
 _FAR = 1.5  # times the least latency; slower plans would flatten the scale
 
 
-def timelines(bars: Sequence[Bar], kinds: Sequence[str]) -> str:
+def timelines(bars: Sequence[Bar], kinds: Sequence[str], width: float = WIDTH) -> str:
     """Return processors over time, one block for each timeline, all on one scale.
 
     Args:
         kinds: of each operator, for the tips; empty where the model cannot be read.
     """
     rows = sum(len(_lanes(bar)) for bar in bars)
-    height = rows * (_LANE + _GAP) + len(bars) * 30 + _BOTTOM + 10
     names = [lane for bar in bars for lane in _lanes(bar)]
     left = max(_LEFT, 16 + max(map(text_width, names), default=0))
-    description = "; ".join(f"{b.name}, {b.source}: {b.timeline.makespan_s * 1e3:.4g} ms" for b in bars)
-    plot = Plot("timeline", "Stages over time, by processor", description, WIDTH, height)
+    above = 16.0 if left > width / 2 else 0.0  # long names stand above their rows
+    left = 12.0 if above else left
+    height = rows * (_LANE + _GAP + above) + len(bars) * 30 + _BOTTOM + 10
+    description = "; ".join(f"{b.name}, {b.source}: {figure(b.timeline.makespan_s * 1e3)} ms" for b in bars)
+    plot = Plot("timeline", "Stages over time, by processor", description, width, height)
     longest = max((bar.timeline.makespan_s for bar in bars), default=1.0) * 1e3
-    scale = around([longest], left, WIDTH - _RIGHT, zero=True)
+    scale = around([longest], left, width - _RIGHT, zero=True)
     plot.axis_x(scale, height - _BOTTOM, 8.0, "ms since the start of the first inference")
     y = 10.0
     for bar in bars:
         many = f" for {max(bar.inferences) + 1} inferences" if bar.inferences else ""
-        plot.text(8, y + 14, f"{bar.name}, {bar.source}: {bar.timeline.makespan_s * 1e3:.4g} ms{many}", style="s")
+        took = f", {bar.source}: {figure(bar.timeline.makespan_s * 1e3)} ms{many}"
+        plot.text(8, y + 14, f"{_fitted(bar.name, width - text_width(took))}{took}", style="s")
         y += 24
         start_s = min(e.start_s for e in bar.timeline.events)
         inferences = bar.inferences or (None,) * len(bar.timeline.events)
         for lane in _lanes(bar):
-            plot.text(left - 8, y + 16, lane, anchor="end")
+            if above:
+                plot.text(8, y + 12, _fitted(lane, width))
+            else:
+                plot.text(left - 8, y + 16, lane, anchor="end")
+            y += above
             for event, inference in zip(bar.timeline.events, inferences, strict=True):
                 if event.processor != lane:
                     continue
@@ -68,97 +75,107 @@ def _lanes(bar: Bar) -> list[str]:
     return [lane for lane in dict.fromkeys(named) if lane in busy]
 
 
-def optimisation(points: Sequence[Point], bound_s: float | None, unit: str = "ms") -> str:
-    """Return latency against the number of plans tried, with the best so far and the bound."""
-    height = 340.0
+def optimisation(
+    points: Sequence[Point], bound_s: float | None, unit: str = "ms", bound: str = "bound", width: float = WIDTH
+) -> str:
+    """Return latency against the number of plans tried, with the best so far and the model's bound of that name."""
+    top, height = _top(width), 340.0
     last = points[-1].number if points else 1
     best_ms = points[-1].best_s * 1e3 if points else 0.0
     plot = Plot("history", "Latency of the plans in the order in which they were tried",
-                f"{len(points)} plans; the best of them takes {best_ms:.4g} {unit}", WIDTH, height)  # fmt: skip
-    x = around([1, last], _LEFT, WIDTH - _RIGHT, margin=0.02)
-    y = _near(points, height - _BOTTOM, _TOP, bound_s)
-    plot.axis_y(y, _LEFT, WIDTH - _RIGHT, unit)
-    plot.axis_x(x, height - _BOTTOM, _TOP, "different plans tried")
+                f"{len(points)} plans; the best of them takes {figure(best_ms)} {unit}", width, height)  # fmt: skip
+    x = around([1, last], _LEFT, width - _RIGHT, margin=0.02)
+    y = _near(points, height - _BOTTOM, top, bound_s)
+    plot.axis_y(y, _LEFT, width - _RIGHT, unit)
+    plot.axis_x(x, height - _BOTTOM, top, "different plans tried")
     if bound_s:
         height_of = y(bound_s * 1e3)
-        plot.line([(x.start, height_of), (x.end, height_of)], "bound", f"bound {bound_s * 1e3:.4g} {unit}")
-        plot.line([(WIDTH - 326, 14), (WIDTH - 302, 14)], "bound")
-        plot.text(WIDTH - 296, 18, "lower bound of the model", style="m")
+        plot.line([(x.start, height_of), (x.end, height_of)], "bound", f"{bound}: {figure(bound_s * 1e3)} {unit}")
     # The line begins where it enters the scale.
     steps = _steps((x(p.number), y(p.best_s * 1e3)) for p in points if p.best_s * 1e3 <= y.high)
     for point in points:
         _mark(plot, x(point.number), y, point, unit)
     if steps:
         plot.line(steps, "best", "best so far")
-    plot.legend(_LEFT, 18, _legend(points, y))
-    plot.line([(WIDTH - 130, 14), (WIDTH - 106, 14)], "best")
-    plot.text(WIDTH - 100, 18, "best so far", style="m")
+    lines = [("best", "best so far"), *([("bound", bound)] if bound_s else [])]
+    plot.legend(_margin(width), 18, [*_legend(points, y), *lines])
     return plot.svg()
 
 
-def by_stages(points: Sequence[Point], best: Mapping[int, float], unit: str = "ms") -> str:
-    """Return latency against the number of stages; the best of each is joined by a line."""
-    height = 320.0
-    description = "; ".join(f"{plural(k, 'stage')}: best {s * 1e3:.4g} {unit}" for k, s in best.items())
-    plot = Plot("stages", "Latency by number of stages", description, WIDTH, height)
-    y = _near(points, height - _BOTTOM, _TOP)
-    plot.axis_y(y, _LEFT, WIDTH - _RIGHT, unit)
-    width = (WIDTH - _RIGHT - _LEFT) / max(len(best), 1)
-    middle = {k: _LEFT + width * (i + 0.5) for i, k in enumerate(best)}
-    for k, x in middle.items():
+def by_stages(points: Sequence[Point], best: Mapping[int, float], unit: str = "ms", width: float = WIDTH) -> str:
+    """Return latency against the number of stages; a line joins the best of neighbouring numbers."""
+    top, height = _top(width), 320.0
+    description = "; ".join(f"{plural(k, 'stage')}: best {figure(s * 1e3)} {unit}" for k, s in best.items())
+    plot = Plot("stages", "Latency by number of stages", description, width, height)
+    y = _near(points, height - _BOTTOM, top)
+    plot.axis_y(y, _LEFT, width - _RIGHT, unit)
+    column = (width - _RIGHT - _LEFT) / max(len(best), 1)
+    middle = {k: _LEFT + column * (i + 0.5) for i, k in enumerate(best)}
+    every = math.ceil(text_width(str(max(best, default=0))) / column)  # labels that do not touch
+    for k, x in list(middle.items())[::every]:
         plot.text(x, height - _BOTTOM + 16, str(k), anchor="middle", style="m")
-    plot.text((_LEFT + WIDTH - _RIGHT) / 2, height - 10, "stages of the plan", anchor="middle", style="m")
+    plot.text((_LEFT + width - _RIGHT) / 2, height - 10, "stages of the plan", anchor="middle", style="m")
     for i, point in enumerate(points):  # golden-ratio steps spread neighbours apart, the same way each time
-        x = middle[point.stages] + width * 0.6 * ((i * 0.618034) % 1.0 - 0.5)
+        x = middle[point.stages] + column * 0.6 * ((i * 0.618034) % 1.0 - 0.5)
         _mark(plot, x, y, point, unit)
-    line = [(middle[k], y(s * 1e3)) for k, s in best.items() if s * 1e3 <= y.high]
-    plot.line(line, "best", "best of each number of stages")
-    plot.legend(_LEFT, 18, _legend(points, y))
+    on_scale = {k: s for k, s in best.items() if s * 1e3 <= y.high}
+    neighbours = [k for k in on_scale if k + 1 in on_scale]  # 5 and 9 stages have no plans between them to compare
+    for k in neighbours:
+        ends = [(middle[j], y(on_scale[j] * 1e3)) for j in (k, k + 1)]
+        plot.line(ends, "best", "best of each number of stages")
+    line = [("best", "best of each number of stages")] if neighbours else []
+    plot.legend(_margin(width), 18, [*_legend(points, y), *line])
     return plot.svg()
 
 
-def predicted(points: Sequence[Point]) -> str:
+def predicted(points: Sequence[Point], width: float = WIDTH) -> str:
     """Return measured against predicted latency; where the model is right, plans lie on the diagonal."""
     known = [p for p in points if p.predicted_s is not None]
-    side = 420.0
-    plot = Plot("predicted", "Predicted against measured latency", f"{len(known)} plans", WIDTH, side)
+    top, side = _top(width), 420.0
+    plot = Plot("predicted", "Predicted against measured latency", f"{len(known)} plans", width, side)
     far_s = _FAR_PREDICTED * min((p.best_s for p in known), default=0.0)
     known = [p for p in known if max(p.latency_s, p.predicted_s or 0.0) <= far_s]
     both = [v * 1e3 for p in known for v in (p.latency_s, p.predicted_s or 0.0)]
-    x = around(both, _LEFT, WIDTH - _RIGHT)
-    y = around(both, side - _BOTTOM, _TOP)
-    plot.axis_y(y, _LEFT, WIDTH - _RIGHT, "measured, ms")
-    plot.axis_x(x, side - _BOTTOM, _TOP, "predicted from the profiled operators, ms")
+    x = around(both, _LEFT, width - _RIGHT)
+    y = around(both, side - _BOTTOM, top)
+    plot.axis_y(y, _LEFT, width - _RIGHT, "measured, ms")
+    plot.axis_x(x, side - _BOTTOM, top, "predicted from the profiled operators, ms")
     plot.line([(x(x.low), y(x.low)), (x(x.high), y(x.high))], "equal", "predicted = measured")
     for point in known:
         plot.mark(x((point.predicted_s or 0.0) * 1e3), y(point.latency_s * 1e3), point.family, _tip(point))
-    plot.legend(_LEFT + 120, 18, [f for f in _FAMILIES if any(p.family == f[0] for p in known)])
+    families = [f for f in _FAMILIES if any(p.family == f[0] for p in known)]
+    plot.legend(_margin(width), 18, [*families, ("equal", "predicted = measured")])
     return plot.svg()
 
 
-def distributions(spreads: Sequence[Spread], unit: str = "ms") -> str:
+def distributions(spreads: Sequence[Spread], unit: str = "ms", width: float = WIDTH) -> str:
     """Return every sample of the named plans, with median and 95 % interval."""
-    row = 30.0
+    above = 16.0 if width < WIDTH else 0.0  # a narrow picture has the names above their rows
+    row = 30.0 + above
     height = len(spreads) * row + _BOTTOM + 16
-    left = 16 + max((text_width(s.name) for s in spreads), default=0)
-    description = "; ".join(f"{s.name}: median {s.samples.median * 1e3:.4g} {unit}" for s in spreads)
-    plot = Plot("samples", "Samples of the plans that have a name", description, WIDTH, height)
+    left = 12 if above else 16 + max((text_width(s.name) for s in spreads), default=0)
+    description = "; ".join(f"{s.name}: median {figure(s.samples.median * 1e3)} {unit}" for s in spreads)
+    plot = Plot("samples", "Samples of the plans that have a name", description, width, height)
     far_ms = _FAR * min((s.samples.median for s in spreads), default=0.0) * 1e3
     values = [v * 1e3 for s in spreads for v in (*s.samples.values_s, *s.ci95_s) if v * 1e3 <= far_ms]
-    x = around(values, left, WIDTH - _RIGHT)
+    x = around(values, left, width - _RIGHT)
     plot.axis_x(x, height - _BOTTOM, 6.0, unit)
     for i, spread in enumerate(spreads):
-        y = 8 + row * (i + 0.5)
-        plot.text(left - 10, y + 4, spread.name, anchor="end")
+        y = 8 + row * (i + 0.5) + above / 2
+        if above:
+            plot.text(8, y - 14, _fitted(spread.name, width))
+        else:
+            plot.text(left - 10, y + 4, spread.name, anchor="end")
         if spread.samples.median * 1e3 > x.high:
-            plot.text(x.end, y + 4, f"{spread.samples.median * 1e3:.4g} {unit} →", anchor="end", style="m")
+            plot.text(x.end, y + 4, f"{figure(spread.samples.median * 1e3)} {unit} →", anchor="end", style="m")
             continue
         for j, value in enumerate(v * 1e3 for v in spread.samples.values_s):
             if value <= x.high:
                 plot.mark(x(value), y + 12 * ((j * 0.618034) % 1.0 - 0.5), "search", f"{value:.4f} {unit}", 2.5)
         low, high = max(spread.ci95_s[0], x.low / 1e3), min(spread.ci95_s[1], x.high / 1e3)
         middle = spread.samples.median
-        tip = f"{spread.name}: {middle * 1e3:.4g} {unit} [{spread.ci95_s[0] * 1e3:.4g}, {spread.ci95_s[1] * 1e3:.4g}]"
+        ends = ", ".join(figure(end * 1e3) for end in spread.ci95_s)
+        tip = f"{spread.name}: {figure(middle * 1e3)} {unit} [{ends}]"
         plot.line([(x(low * 1e3), y), (x(high * 1e3), y)], "ci", tip)
         plot.line([(x(middle * 1e3), y - 9), (x(middle * 1e3), y + 9)], "ci", tip)
     return plot.svg()
@@ -170,6 +187,7 @@ def front(
     titles: Sequence[str],
     knee: int,
     names: Sequence[str],
+    width: float = WIDTH,
 ) -> str:
     """Return one objective against another: all plans, and a line through those of the front.
 
@@ -181,29 +199,30 @@ def front(
     """
     height = 380.0
     description = f"{len(kept)} plans of {len(every)} are beaten by no other; the knee is at {kept[knee]}"
-    plot = Plot("front", "The plans that no other beats", description, WIDTH, height)
+    plot = Plot("front", "The plans that no other beats", description, width, height)
     most = [_FAR * max(p[side] for p in kept) for side in (0, 1)]
     near = [p for p in every if p[0] <= most[0] and p[1] <= most[1]]
-    x = around([*(p[0] for p in near), *(p[0] for p in kept)], _LEFT, WIDTH - _RIGHT)
+    x = around([*(p[0] for p in near), *(p[0] for p in kept)], _LEFT, width - _RIGHT)
     y = around([*(p[1] for p in near), *(p[1] for p in kept)], height - _BOTTOM, _TOP)
-    plot.axis_y(y, _LEFT, WIDTH - _RIGHT, titles[1])
+    plot.axis_y(y, _LEFT, width - _RIGHT, titles[1])
     plot.axis_x(x, height - _BOTTOM, _TOP, titles[0])
     for first, second, origin in near:
-        plot.mark(x(first), y(second), "search", f"{origin}: {first:.4g}, {second:.4g}")
+        plot.mark(x(first), y(second), "search", f"{origin}: {figure(first)}, {figure(second)}")
     plot.line(_steps((x(first), y(second)) for first, second in sorted(kept)), "best", "the front")
     named = {knee, *(min(range(len(kept)), key=lambda i: kept[i][side]) for side in (0, 1))}
     for index, (first, second) in enumerate(kept):
-        label = f"{names[index]}: {first:.4g}, {second:.4g}" + (" (the knee)" if index == knee else "")
+        label = f"{names[index]}: {figure(first)}, {figure(second)}" + (" (the knee)" if index == knee else "")
         plot.mark(x(first), y(second), "baseline" if index == knee else "model", label, 7.0 if index == knee else 4.0)
         if index in named:
-            right = x(first) > WIDTH / 2
-            text = names[index] if len(names[index]) <= _LONGEST_NAME else f"{names[index][: _LONGEST_NAME - 1]}…"
+            right = x(first) > width / 2
+            longest = min(_LONGEST_NAME, int(width / 16))
+            text = names[index] if len(names[index]) <= longest else f"{names[index][: longest - 1]}…"
             text += " (knee)" if index == knee else ""
             plot.text(x(first) + (-12 if right else 12), y(second) - 6, text, anchor="end" if right else "start")
     return plot.svg()
 
 
-def forest(rows: Sequence[tuple[str, float, float, float]], label: str) -> str:
+def forest(rows: Sequence[tuple[str, float, float, float]], label: str, width: float = WIDTH) -> str:
     """Return ratios with their intervals, one below the other, and a line at 1.
 
     Args:
@@ -213,18 +232,35 @@ def forest(rows: Sequence[tuple[str, float, float, float]], label: str) -> str:
     row = 26.0
     height = row * len(rows) + 60
     left = min(400.0, 16 + max(text_width(name) for name, *_ in rows))
-    plot = Plot("ratios", "Ratios with intervals", "; ".join(f"{name}: {r:.4g}" for name, r, *_ in rows), WIDTH, height)
+    plot = Plot(
+        "ratios", "Ratios with intervals", "; ".join(f"{name}: {figure(r)}" for name, r, *_ in rows), width, height
+    )
     values = [v for _, *ratios in rows for v in (*ratios, 1.0) if math.isfinite(v)]
-    x = around(values, left, WIDTH - 20)
+    x = around(values, left, width - 20)
     plot.axis_x(x, height - 44, 4, label)
     plot.line([(x(1.0), 4), (x(1.0), height - 44)], "axis")
     for i, (name, ratio, low, high) in enumerate(rows):
         y = 6 + row * (i + 0.5)
         plot.text(left - 10, y + 4, name[:56], anchor="end")
-        tip = f"{name}: {ratio:.4g} [{low:.4g}, {high:.4g}]"
+        tip = f"{name}: {figure(ratio)} [{figure(low)}, {figure(high)}]"
         plot.line([(x(low), y), (x(high), y)], "ci", tip)
         plot.mark(x(ratio), y, "search", tip, 4.5)
     return plot.svg()
+
+
+def _fitted(text: str, width: float) -> str:
+    """Return a text, shortened at its end where it does not fit into a picture."""
+    most = max(8, int((width - 16) / text_width("m")))
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _top(width: float) -> float:
+    """Return where the axes begin below the legend, which takes more rows in a narrow picture."""
+    return _TOP if width >= WIDTH else _TOP + 54
+
+
+def _margin(width: float) -> float:
+    return _LEFT if width >= WIDTH else 8.0
 
 
 def _steps(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -256,7 +292,7 @@ def _mark(plot: Plot, x: float, y: Scale, point: Point, unit: str) -> None:
 
 
 def _tip(point: Point, unit: str = "ms") -> str:
-    text = f"plan {point.number}, {point.origin}: {point.latency_s * 1e3:.4g} {unit}, K={point.stages}"
+    text = f"plan {point.number}, {point.origin}: {figure(point.latency_s * 1e3)} {unit}, K={point.stages}"
     if point.predicted_s is not None:
-        text += f", predicted from its operators: {point.predicted_s * 1e3:.4g} ms"
+        text += f", predicted from its operators: {figure(point.predicted_s * 1e3)} ms"
     return text + (", stopped early" if point.raced else "")

@@ -4,23 +4,44 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
+from scipy.stats import spearmanr
+
+from evaluators.machine import problems
 from evaluators.measurement.final import Ratio
+from optimizer.model.baselines import glossary
 from optimizer.model.ranks_text import describe_ranks
 from optimizer.report import plots
 from optimizer.report.console import (
     against_text,
     crossing,
     describe_operators,
+    figure_text,
     no_better,
     same_plan,
     slower_text,
     slower_than,
 )
 from optimizer.report.data import STREAMED, Bar, Point, Study, bars, best_by_stages, objective_of, points, spreads
-from optimizer.report.document import Block, Code, Column, Document, Figure, Section, Table, Text, headed, listed, plain
+from optimizer.report.document import (
+    Block,
+    Code,
+    Column,
+    Document,
+    Figure,
+    Section,
+    Table,
+    Text,
+    headed,
+    listed,
+    plain,
+    shown,
+)
 from optimizer.report.graph import render_svg
 from optimizer.report.svg import part_colour
 from optimizer.report.viewers import node_data, trace
@@ -39,6 +60,10 @@ _FIGURES = {
     "turned away": "rejected",
 }
 _SELDOM = {"longest_ms": "worst_ms", "misses": "", "rejected": ""}  # shown if a value differs from this key's, or 0
+_MODEL = "predicted from the profiled operators"
+_DRIFT = 0.02  # change of the machine's speed between search and final that captions mention
+_LEAST_RANKED = 5  # plans for a rank correlation
+_WEAK = 0.5  # rank correlation below which a model does not tell which plan is faster
 _MOST_OPERATORS = 1500  # of a graph that is drawn: beyond, the picture alone would be megabytes
 
 
@@ -59,11 +84,11 @@ def study_document(study: Study) -> Document:
         Section("front", "Front", tuple(_front(study))),
         Section("why", "Why this plan", tuple(_why(study))),
         Section("models", "Models", tuple(_workload(study.result))),
-        Section("baselines", "Baselines", tuple(_baselines(study))),
+        Section("baselines", f"Baselines, {'predicted' if study.predicted else 'measured'}", tuple(_baselines(study))),
         Section("timeline", "Timeline", tuple(_timeline(study, drawn))),
         Section("stages", "By number of stages", tuple(_stages(study, found))),
         Section("history", "The search", tuple(_history(study, found))),
-        Section("model", "Predicted and measured", () if study.predicted else tuple(_predicted(found))),
+        Section("model", "Predicted and measured", () if study.predicted else tuple(_predicted(study, found))),
         Section("graph", "Graph", tuple(_graph(study))),
         Section("environment", "Environment", tuple(_environment(study))),
         Section("again", "How to repeat it", tuple(_again(study))),
@@ -87,7 +112,7 @@ def verdict_text(result: dict[str, Any]) -> str:
         each = [objective_of({**result, "objective": name}) for name in front["objectives"]]
         knee = next(plan for plan in front["plans"] if plan["knee"])
         name = f"“{knee['name']}”" if knee["name"] else f"a plan of {plural(len(knee['plan']['stages']), 'stage')}"
-        values = ", ".join(f"{o.name} {knee['values'][o.value_key]:.4g} {o.shown_unit}" for o in each)
+        values = ", ".join(f"{o.name} {shown(knee['values'][o.value_key], '.4g')} {o.shown_unit}" for o in each)
         how = "predicted" if result.get("predicted") else "measured"
         return f"The recommended plan is {name}, the knee of the front: the best compromise, {how}: {values}."
     unit = objective.shown_unit
@@ -95,7 +120,7 @@ def verdict_text(result: dict[str, Any]) -> str:
     took = "not measured"
     if best:
         low, high = best["ci95"]
-        took = f"{best['median']:.4g} {unit}" + ("" if low == high else f" [{low:.4g}, {high:.4g}]")
+        took = figure_text(best["median"] / 1e3, (low / 1e3, high / 1e3), unit)
     verb = "take" if objective.is_time else "need"
     verb = f"is predicted to {verb}" if predicted else f"{verb}s"
     if speedup is None:
@@ -124,15 +149,39 @@ def _answer(study: Study) -> Iterator[Block]:
         yield Text("The study was interrupted before its final comparison: these are the results so far.")
     if (final := result.get("final")) and final["undecided"]:
         yield Text(f"Undecided: {final['undecided']}.")
-    for text in result.get("disturbances", ()):
-        yield Text(f"{text[:1].upper()}{text[1:]}.")
     yield from _bound(result)
     yield from _outputs(result["best"], result.get("deployed"))
     if result.get("tolerances"):
         yield Text(f"{result['tolerances'][:1].upper()}{result['tolerances'][1:]}.")
     yield _plan_table(study, study.best)
+    if any(study.result["best"].get("stage_ms") or ()) and not study.predicted:
+        yield Text(
+            "Each stage's figure is a median of its own, without waiting and transfers: they need not add up to the "
+            "plan's."
+        )
     if study.graph is not None and (ranks := describe_ranks(study.graph, study.best)):
         yield Text(f"{ranks}.")
+    yield from _quiet(study)
+
+
+def _quiet(study: Study) -> Iterator[Block]:
+    """Yield what else ran on the machine, and what that means for the figures."""
+    found = list(study.result.get("disturbances", ()))
+    if best := study.result["best"]["latency_ms"]:
+        found += [f"while the recommended plan was measured, {text}" for text in problems(best.get("conditions") or {})]
+    if study.predicted or not found:
+        return
+    if study.verdict is None or len(study.verdict.final.measured) < 2:
+        means = "The figures include these loads: repeat the study on a quiet machine"
+    elif study.verdict.undecided or (study.verdict.speedup is not None and not study.verdict.speedup.significant):
+        means = "Such loads widen the intervals: repeat the study on a quiet machine to decide between the best plans"
+    else:
+        means = (
+            "The final comparison ran the plans in turns, so that such loads affected them alike, and its intervals "
+            "include what remains; repeat the study on a quiet machine for absolute figures"
+        )
+    what = "; ".join(found)
+    yield Text(f"How quiet the machine was: {what}. {means}.")
 
 
 def _outputs(best: dict[str, Any], deployed: dict[str, Any] | None = None) -> Iterator[Block]:
@@ -170,9 +219,9 @@ def _front(study: Study) -> Iterator[Block]:
     ]
     knee = next(i for i, each in enumerate(front["plans"]) if each["knee"])
     titles, names = [f"{o.title}, {o.shown_unit}" for o in objectives[:2]], [str(row[-2]) for row in rows]
-    yield Figure(
+    yield _drawn(
         "front",
-        plots.front([tuple(row[:2]) for row in rows], every, titles, knee, names),
+        partial(plots.front, [tuple(row[:2]) for row in rows], every, titles, knee, names),
         "Every plan that was tried, by its first two objectives. The line joins the plans that no other one beats "
         "significantly in all objectives; the largest mark is the knee, which gives up least of all of them together. "
         "Marks with names: the best plan by each objective, and the knee.",
@@ -187,19 +236,25 @@ def _bound(result: dict[str, Any]) -> Iterator[Block]:
         return
     own = more.get("model") == "the evaluator's own"
     whose = "this cost model" if own else "the operators' profiled times"
+    least = shown(bound, ".4g")
     unit = objective_of(result).shown_unit
-    text = f"Lower bound for plans of this space by {whose}: {bound:.4g} {unit}; "
+    text = f"{_bound_name(result).capitalize()} of this space by {whose}: {least} {unit}; "
     if gap < -1e-3:
         wrong = percent(-gap / (1.0 + gap), 1)
-        text = f"There is no bound: the optimum of this space by {whose}, {bound:.4g} {unit}, is at least {wrong} "
+        text = f"There is no bound: the optimum of this space by {whose}, {least} {unit}, is at least {wrong} "
         text += "above what was found."
     elif gap < 1e-3:
         text += "the plan reaches it." if more.get("proven") is not False else "the plan reaches it, within 0.1 %."
     else:
         text += f"the plan is {percent(gap, 1)} above it."
     if unit == "ms" and gap >= -0.01 and more.get("all_plans_ms", bound) < bound:
-        text += f" Lower bound for any plan: {more['all_plans_ms']:.4g} ms."
+        text += f" Lower bound for any plan: {shown(more['all_plans_ms'], '.4g')} ms."
     yield Text(text)
+
+
+def _bound_name(result: Mapping[str, Any]) -> str:
+    """Return the name of the model's bound: it is a plan's prediction if the model's optimum is proven."""
+    return "predicted lower bound" if (result.get("bounds") or {}).get("proven") is False else "predicted optimum"
 
 
 def _plan_table(study: Study, plan: Plan) -> Table:
@@ -210,9 +265,9 @@ def _plan_table(study: Study, plan: Plan) -> Table:
         model, graph, operators = study.model_of(stage)
         what = describe_operators(graph, operators) if graph is not None else f"{operators[0]} to {operators[-1]}"
         transferred = crossing(graph, operators) if graph is not None else None
-        rows.append((index, model, what, stage.processor, took_ms, transferred))
+        rows.append((index, took_ms, model, stage.processor, what, transferred))
     took = f"{'predicted' if study.predicted else 'measured'}, {study.objective.stage_unit}|.4g"
-    columns = headed("stage|d; model; operators; processor", took, "transfers")
+    columns = headed("stage|d", took, "model; processor; operators; transfers")
     return Table("The best plan, stage by stage", columns, tuple(rows))
 
 
@@ -224,7 +279,20 @@ def _why(study: Study) -> Iterator[Block]:
     except OptimizeError as error:
         yield Text(f"The plan is not explained: {error}", "note")
         return
-    yield from blocks(found)
+    for block in blocks(found):  # another table of the page has the measured baselines
+        if isinstance(block, Table) and block.caption == "Baselines":
+            yield replace(block, caption="Baselines by the model that predicts")
+        elif isinstance(block, Table) and block.columns[0].form:
+            yield _numbers_first(block)
+        else:
+            yield block
+
+
+def _numbers_first(table: Table) -> Table:
+    """Return a table whose texts come last, so that a narrow screen shows its figures."""
+    order = sorted(range(len(table.columns)), key=lambda i: not table.columns[i].form)
+    rows = tuple(tuple(row[i] for i in order) for row in table.rows)
+    return replace(table, columns=tuple(table.columns[i] for i in order), rows=rows)
 
 
 def _workload(result: Mapping[str, Any]) -> Iterator[Block]:
@@ -297,24 +365,43 @@ def _baselines(study: Study) -> Iterator[Block]:
             text = same_plan(first)
         elif entry["plan"] == study.result["best"]["plan"]:
             text = "recommended"
+        elif entry["failure"]:
+            text = "failed"
         remark = entry["failure"] or ("measured in the search" if latency and latency["source"] == "search" else "")
         rows.append((name, *numbers, text, len(entry["plan"]["stages"]), remark))
+    names = glossary(study.result["baselines"])
+    meanings = Table("What the names mean", headed("baseline; plan"), tuple(names.items()))
     unit = study.objective.shown_unit
     word, interval = ("predicted", "model error") if study.predicted else ("median", "95 %")
     numbered = headed(f"{word}, {unit}|.4g; {interval} from|.4g; to|.4g")
     columns = headed("plan", *numbered, "samples|,d; against the recommended plan; stages|d; remark")
-    table = Table("Baselines", columns, tuple(rows))
-    measured = () if study.predicted else spreads(study)
-    if not measured:
-        yield table
-        return
-    yield Figure(
-        "samples",
-        plots.distributions(measured, unit),
-        "Measured: every sample as a dot, the median as a stroke, its 95 % interval as a line, scaled to the state of "
-        "the machine in the final comparison. Plans with few samples were ruled out early.",
-        table,
-    )
+    yield Table("Comparison with the baselines", columns, tuple(rows))
+    if names:
+        yield meanings
+    if measured := () if study.predicted else spreads(study):
+        yield _drawn(
+            "samples",
+            partial(plots.distributions, measured, unit),
+            "Every sample is a dot, the median a stroke, its 95 % interval a line. Samples of the search are scaled to "
+            "the speed of the machine in the final comparison. Plans with few samples were ruled out early.",
+        )
+
+
+def _drawn(name: str, draw: Callable[..., str], caption: str, table: Table | None = None) -> Figure:
+    """Return a figure that is drawn for broad and for narrow screens."""
+    return Figure(name, draw(), caption, table, narrow=draw(width=plots.NARROW))
+
+
+def _of_search(study: Study) -> str:
+    """Return where figures of the search come from, and why they differ from the answer's."""
+    if study.predicted:
+        return ""
+    text = " Figures are medians of the search, which measures each plan in few runs"
+    scale = study.verdict.scale if study.verdict else 1.0
+    if abs(scale - 1.0) >= _DRIFT:
+        faster = percent(max(scale, 1.0 / scale) - 1.0)
+        text += f", when the machine ran {faster} {'faster' if scale > 1.0 else 'slower'} than in the final comparison"
+    return text + ("; the answer is the median of the final comparison." if study.verdict else ".")
 
 
 def _timeline(study: Study, drawn: tuple[Bar, ...]) -> Iterator[Block]:
@@ -331,15 +418,21 @@ def _timeline(study: Study, drawn: tuple[Bar, ...]) -> Iterator[Block]:
     without = ", ".join(dict.fromkeys(f"“{bar.name}”" for bar in drawn if bar.name not in known))
     unseen = f" No measured timeline of {without} was kept."
     unseen = unseen if without and not study.predicted else ""
-    source = "predicted" if study.predicted else "measured, and predicted from the profiled operators (dashed)"
+    sources = dict.fromkeys(bar.source for bar in drawn)
+    source = " and ".join(s if study.predicted or s == "measured" else f"{_MODEL} (dashed)" for s in sources)
     what = "Stages by processor"
     if any(bar.inferences for bar in drawn):
         what = f"Stages by processor, of {STREAMED} inferences that follow each other (stage·inference)"
-    yield Figure(
+    yield _drawn(
         "timeline",
-        plots.timelines(drawn, kinds),
+        partial(plots.timelines, drawn, kinds),
         f"{what}; {source}; on one scale. viewers/trace.json holds the same for ui.perfetto.dev.{unseen}"
-        + ("" if study.predicted else " Measured is one run of each; the answer is that of all runs in the final."),
+        + (
+            ""
+            if study.predicted
+            else " Measured is a single run of each plan, which may be slower or faster than the median "
+            "of all runs that the answer gives."
+        ),
         Table("Timelines", columns, tuple(rows), group=2),
     )
 
@@ -351,12 +444,11 @@ def _stages(study: Study, found: tuple[Point, ...]) -> Iterator[Block]:
     counts = {k: sum(1 for p in found if p.stages == k) for k in best}
     rows = tuple((k, counts[k], s * 1e3) for k, s in best.items())
     columns = headed(f"stages|d; plans|,d; best {_how(study)}|.4g")
-    yield Figure(
+    yield _drawn(
         "stages",
-        plots.by_stages(found, best, _how(study)),
-        "Each plan by its number of stages, points of one number side by side; the line joins the best of each that is "
-        "on the scale. "
-        + ("" if study.predicted else "Medians of the search; the answer comes from the final comparison."),
+        partial(plots.by_stages, found, best, _how(study)),
+        "Each plan by its number of stages, points of one number side by side; lines join the best of neighbouring "
+        f"numbers.{_of_search(study)}",
         Table("By number of stages", columns, rows),
     )
 
@@ -372,12 +464,17 @@ def _history(study: Study, found: tuple[Point, ...]) -> Iterator[Block]:
     for p in found:
         row = (p.number, p.origin, p.stages, p.latency_s * 1e3, p.best_s * 1e3)
         rows.append(row if study.predicted else (*row, p.predicted_s * 1e3 if p.predicted_s else None))
-    yield Figure(
+    name = _bound_name(study.result)
+    dashed = f" The dashed line is the {name} of this space, {shown(bound, '.4g')} {unit}." if bound else ""
+    below = [p.latency_s * 1e3 for p in found if bound and p.latency_s * 1e3 < bound * (1.0 - 1e-6)]
+    if below and not study.predicted:
+        wrong = percent((bound or 0.0) / min(below) - 1.0, 1)
+        plans, was = plural(len(below), "plan"), "was" if len(below) == 1 else "were"
+        dashed += f" It is no limit: predictions have an error, and {plans} {was} measured below it, by up to {wrong}."
+    yield _drawn(
         "history",
-        plots.optimisation(found, bound / 1e3 if bound else None, _how(study)),
-        "Plans in the order in which they were tried."
-        + ("" if study.predicted else " Medians of the search; the answer comes from the final comparison.")
-        + (" The dashed line is the lower bound of the model that guided the search." if bound else ""),
+        partial(plots.optimisation, found, bound / 1e3 if bound else None, _how(study), name),
+        f"Plans in the order in which they were tried.{_of_search(study)}{dashed}",
         Table("The search", columns, tuple(rows)),
     )
     failures = [t for t in study.trials if t.failure]
@@ -385,7 +482,7 @@ def _history(study: Study, found: tuple[Point, ...]) -> Iterator[Block]:
         yield Text(f"{plural(len(failures), 'plan')} could not be measured; the first: {failures[0].failure}")
 
 
-def _predicted(found: tuple[Point, ...]) -> Iterator[Block]:
+def _predicted(study: Study, found: tuple[Point, ...]) -> Iterator[Block]:
     errors = sorted(abs(p.predicted_s / p.latency_s - 1.0) for p in found if p.predicted_s and not p.raced)
     if not errors:
         return
@@ -394,12 +491,34 @@ def _predicted(found: tuple[Point, ...]) -> Iterator[Block]:
         f"The profiled operators predict {within} of {plural(len(errors), 'fully measured plan')} within 10 % of their "
         f"medians in the search; the median error is {percent(errors[len(errors) // 2], 1)}."
     )
-    yield Figure(
+    if text := _ranking([(p.predicted_s, p.latency_s) for p in found if p.predicted_s and not p.raced]):
+        yield Text(text)
+    yield _drawn(
         "predicted",
-        plots.predicted(found),
+        partial(plots.predicted, found),
         "Plans on the dotted line are predicted right. Plans beyond the scale are not drawn; the table of the search "
-        "has all.",
+        f"has all. Predictions are sums of operators that were profiled before the search.{_of_search(study)}",
     )
+
+
+def _ranking(pairs: Sequence[tuple[float, float]]) -> str:
+    """Return how well predictions tell which plan is faster, from pairs of predicted and measured latencies."""
+    if len(pairs) < _LEAST_RANKED:
+        return ""
+    spreads = [
+        float(np.subtract(*np.percentile(side, [75, 25])) / np.median(side)) for side in zip(*pairs, strict=True)
+    ]
+    if len({round(predicted, 9) for predicted, _ in pairs}) == 1:
+        return f"The model does not rank these plans: it predicts the same for all {len(pairs)} of them."
+    rho = float(spearmanr(*zip(*pairs, strict=True)).statistic)
+    text = f"The rank correlation of predictions and measurements is {shown(rho, '.2f')} (1: the same order)"
+    if rho < _WEAK:
+        text += ": the model does not tell which of these plans is faster"
+    if spreads[0] < spreads[1] / 3.0:
+        near, far = percent(spreads[0], 1), percent(spreads[1], 1)
+        text += f". It hardly tells these plans apart: the middle half of its predictions spans {near}, that of the "
+        text += f"measurements {far}"
+    return f"{text}."
 
 
 def _graph(study: Study) -> Iterator[Block]:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+from optimizer.report.document import shown
+
 # name → colour on light, on dark. Words are set in ink only; a1 … a3 also differ in shape; p0 … p7 lie behind words.
 COLOURS = {
     "surface": ("#ffffff", "#15181c"),
@@ -28,6 +30,7 @@ COLOURS = {
 }
 FONT = 'system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,"DejaVu Sans",sans-serif'
 PARTS = 8
+_LINES = ("best", "bound", "equal")
 _CHARACTER = 7.0  # estimated width of a character of the 12 px font, px
 
 
@@ -125,7 +128,7 @@ class Plot:
 
     def axis_x(self, scale: Scale, y: float, top: float, label: str) -> None:
         """Draw the ticks of a horizontal scale below ``y``, with lines up to ``top``."""
-        for tick in scale.ticks():
+        for tick in scale.ticks(min(6, max(2, int(abs(scale.end - scale.start) / 70)))):
             x = scale(tick)
             self.line([(x, top), (x, y)], "grid")
             self.text(x, y + 16, number(tick), anchor="middle", style="m")
@@ -140,15 +143,22 @@ class Plot:
         self.text(x - 48, min(scale.start, scale.end) - 10, label, style="m")
 
     def legend(self, x: float, y: float, families: Sequence[tuple[str, str]]) -> None:
-        """Draw marks with their names in a row."""
+        """Draw marks, or lines (``best``, ``bound``, ``equal``), with their names in rows from the left."""
+        left = x
         for family, name in families:
-            self.mark(x + 4, y - 4, family, size=4)
-            self.text(x + 14, y, name, style="m")
-            x += 34 + text_width(name)
+            wide = 24.0 if (line := family in _LINES) else 8.0
+            if x > left and x + wide + 6 + text_width(name) > self.width:
+                x, y = left, y + 18
+            if line:
+                self.line([(x, y - 4), (x + wide, y - 4)], family)
+            else:
+                self.mark(x + 4, y - 4, family, size=4)
+            self.text(x + wide + 6, y, name, style="m")
+            x += wide + 26 + text_width(name)
 
     def svg(self) -> str:
         """Return the picture as an ``<svg>`` element."""
-        title, description = f"{self.name}-t", f"{self.name}-d"
+        title, description = (f"{self.name}-{self.width:.0f}-{end}" for end in "td")  # a page has several widths
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" class="plot" width="{self.width:.0f}" '
             f'height="{self.height:.0f}" viewBox="0 0 {self.width:.0f} {self.height:.0f}" role="img" '
@@ -186,7 +196,12 @@ def standalone(svg: str) -> str:
 
 def number(value: float) -> str:
     """Return a tick's number."""
-    return f"{value:g}" if abs(value) < 1e6 else f"{value:.3g}"
+    return (f"{value:g}" if abs(value) < 1e6 else f"{value:.3g}").replace("-", "−")
+
+
+def figure(value: float) -> str:
+    """Return a number with as many digits as tables have."""
+    return shown(value, ".4g")
 
 
 def text_width(text: str) -> float:

@@ -20,7 +20,7 @@ import numpy as np
 
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.measurement.final import Comparison, FinalPolicy, compare
-from optimizer.model.segments import BRANCHES, CHAINS, EVERY, GREEDY, SINGLE
+from optimizer.model.baselines import BRANCHES, CHAINS, EVERY, GREEDY, SINGLE
 from optimizer.provenance import provenance
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan

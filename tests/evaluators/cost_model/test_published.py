@@ -15,10 +15,10 @@ from evaluators.cost_model.plans import PlanSimulator
 from evaluators.cost_model.profile import CostProfile, find_profile
 from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.cost_model.transfers import prices
-from optimizer.model.baselines import baselines
+from optimizer.model.baselines import SEED_003, baselines
 from optimizer.model.bounds import price_of
 from optimizer.model.profile import known_profile
-from optimizer.model.segments import SEED_003, segment_baselines, segment_estimate
+from optimizer.model.segments import segment_baselines, segment_estimate
 from search_spaces.core.platform import Platform
 from search_spaces.models.zoo import draft
 from search_spaces.spaces.segment_space import SegmentSpace

@@ -19,7 +19,8 @@ from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.segment_model import SegmentModel
 from optimizer.exact.side_by_side import Timed, placed_s, side_by_side, words_of
-from optimizer.model.segments import LIST, segment_estimate
+from optimizer.model.baselines import LIST
+from optimizer.model.segments import segment_estimate
 from optimizer.tools.solve import table_costs
 from search_spaces.core.errors import UsageError
 from search_spaces.core.platform import Platform, Processor

@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import xml.etree.ElementTree as ET
+from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -19,11 +21,13 @@ from hypothesis import strategies as st
 
 from evaluators.schedule import Event, Timeline
 from optimizer.cli import main
+from optimizer.model.baselines import glossary
 from optimizer.report.data import STREAMED, Bar, Study, bars, best_by_stages, points, read_study, spreads
-from optimizer.report.document import Column, Document, Section, Table, Text
+from optimizer.report.document import Column, Document, Figure, Section, Table, Text, shown
 from optimizer.report.markdown import render as render_markdown
 from optimizer.report.page import render as render_page
-from optimizer.report.study import _outputs, study_document
+from optimizer.report.plots import NARROW, by_stages
+from optimizer.report.study import _history, _outputs, _quiet, _ranking, study_document
 from optimizer.report.svg import Scale, standalone
 from optimizer.report.viewers import trace
 from search_spaces.core.graph import Graph
@@ -424,3 +428,72 @@ def test_figure_and_table_of_the_baselines_have_one_interval(study: Study) -> No
     for name, entry in study.result["baselines"].items():
         if entry["latency_ms"] is not None:
             assert shown[name] == pytest.approx([end / 1e3 for end in entry["latency_ms"]["ci95"]])
+
+
+def test_numbers_keep_their_digits_and_have_one_minus() -> None:
+    assert [shown(x, ".4g") for x in (6.87, 12.3, 0.0, 12345.0, 1e-7)] == ["6.870", "12.30", "0", "1.234e+04", "1e−07"]
+    assert [shown(x, "+.4g") for x in (-0.2119, 4.1, 1234.0)] == ["−0.2119", "+4.100", "+1234"]
+    assert shown(-0.041, "+.1%") == "−4.1 %"
+
+
+def test_pages_have_superscripts_and_sections_have_names_of_their_own(page: str) -> None:
+    power = Document("a", "about 10^17 plans", (Section("b", "b", (Text("10^3"),)),), {})
+    assert render_page(power).count("<sup>") == 2
+    headings = re.findall(r"<h[23][^>]*>([^<]*)<", page)
+    assert len(headings) == len(set(headings))
+
+
+def test_narrow_screens_have_pictures_of_their_own(study: Study) -> None:
+    for figure in study_document(study).figures:
+        assert bool(figure.narrow) != figure.wide
+        if figure.narrow:
+            places = [float(x) for x in re.findall(r'<(?:text|circle)[^>]* c?x="([-0-9.]+)"', figure.narrow)]
+            assert all(0 <= x <= NARROW for x in places)
+
+
+def test_lines_join_neighbouring_numbers_of_stages_only(study: Study) -> None:
+    found = [replace(points(study)[0], stages=k) for k in (1, 2, 5, 9)]
+    drawn = by_stages(found, dict.fromkeys((1, 2, 5, 9), found[0].latency_s))
+    assert drawn.count("<title>best of each number of stages") == 1
+
+
+def test_every_baseline_of_a_page_has_its_sentence(page: str, study: Study) -> None:
+    names = glossary(study.result["baselines"])
+    assert names
+    assert all(escape(text) in page for text in names.values())
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [(1.0, 1.0)] * 3,
+        [(1.0, 1.0 + i) for i in range(8)],
+        [(1.0 + i, 1.0 + i) for i in range(8)],
+        [(1.0 + i, 9.0 - i) for i in range(8)],
+        [(1.0 + i / 1e3, 1.0 + i) for i in range(8)],
+    ],
+    ids=["too few", "one prediction", "same order", "wrong order", "alike"],
+)
+def test_how_well_the_model_ranks_plans_is_reported(pairs: list[tuple[float, float]]) -> None:
+    says(_ranking(pairs))
+
+
+def test_measurements_below_the_predicted_optimum_are_no_riddle(study: Study) -> None:
+    found = points(study)
+    bound_ms = 1.25e3 * min(p.latency_s for p in found)
+    other = replace(study, result={**study.result, "model_bound_ms": bound_ms, "bounds": {"proven": True}})
+    (figure,) = _history(other, found)
+    assert isinstance(figure, Figure)
+    assert "It is no limit: predictions have an error" in figure.caption
+    assert "by up to 25.0 %" in figure.caption
+    assert "predicted optimum" in figure.svg
+
+
+def test_loads_of_the_machine_end_with_what_they_mean(study: Study) -> None:
+    assert not list(_quiet(study))
+    loaded = replace(study, result={**study.result, "disturbances": ["during the final, other processes held 5 %"]})
+    (close,) = _quiet(loaded)
+    (alone,) = _quiet(replace(loaded, verdict=None))
+    assert isinstance(close, Text)
+    assert isinstance(alone, Text)
+    says(f"{close.text}\n{alone.text}")

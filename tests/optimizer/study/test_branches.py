@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from evaluators.schedule import Event, Timeline
 from optimizer.exact.chain_costs import ChainCosts
+from optimizer.model.baselines import SEED_003
 from optimizer.model.branch_greedy import branch_greedy
-from optimizer.model.segments import SEED_003, segment_baselines, segment_estimate, segment_price, waits_s
+from optimizer.model.segments import segment_baselines, segment_estimate, segment_price, waits_s
 from optimizer.study.config import StudyConfig, most_stages
 from optimizer.study.course import run_study
 from search_spaces.core.errors import UsageError
