@@ -283,7 +283,7 @@ class Result:
         processors = ", ".join(dict.fromkeys(stage.processor for stage in best.stages))
         what = names[0] if names else f"{plural(len(best.stages), 'stage')} on {processors}"
         samples = self.samples(best)
-        figure = f", {samples.median * 1e3:.4g} {self.objective.shown}" if samples else ""
+        figure = f", {samples.median * 1e3:.4g} {self.objective.shown_unit}" if samples else ""
         return f"<{type(self).__name__} {self.graph.name}: {what}{figure}>"
 
     def __str__(self) -> str:
