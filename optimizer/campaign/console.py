@@ -188,7 +188,7 @@ def render_summary(run: CampaignRun, tables: Tables) -> Group:
     for row in tables.summary:
         best = "–" if row["best"] is None else f"{row['best']:.4g}" if one else f"{row['best']:.4g} {row['unit']}"
         rows.append((*(named(row[a]) for a in axes), str(row["studies"]), best, against_baseline(row) or "–"))
-    predicted = "predicted " if all(row["predicted"] for row in tables.summary) else ""
+    predicted = "predicted " if tables.summary and all(row["predicted"] for row in tables.summary) else ""
     heads = (">studies", f">{predicted}best, {one}" if one else f">{predicted}best", AGAINST)
     parts: list[Table | Text] = [table((*axes, *heads), rows)]
     parts += [Text(f"{study}: {front_text(rows)}") for study, rows in fronts_of(tables)]

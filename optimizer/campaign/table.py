@@ -382,7 +382,8 @@ def _summary(results: Sequence[Row]) -> list[Row]:
 def mean_gains(results: Sequence[Row]) -> list[Row]:
     """Return how many times as fast as the best baseline plans are, in the mean over the models of each cell."""
     axes, found = [axis for axis in AXES if axis not in {"model", *_POOLED}], []
-    for rows in _grouped((row for row in results if row["gain"] is not None), axes):
+    compared = (row for row in results if row["gain"] is not None and row["objective"] != "misses")  # no ratio scale
+    for rows in _grouped(compared, axes):
         if len(models := {row["model"] for row in rows}) > 1:
             equal = {"ratio_low": 1.0, "ratio_high": 1.0}
             pooled = [row | {"ratio": row["gain"]} | (equal if row["gain"] == 1.0 else {}) for row in rows]

@@ -59,6 +59,7 @@ _TELLING = 25.0  # per cent: a wider interval decides nothing
 _VAGUE_RATIO = 0.25  # an interval wider than this, and than the difference, tells only that there is one
 _TIE = 1.0  # per cent: plans that differ by no more, and not significantly, are called equal
 _NOISE = 0.01  # smaller relative differences are noise of the machine
+_COARSE = 0.03  # an interval that is told
 _CHANGE = 0.05  # a difference between two blocks of runs that is more than noise
 _PIPE_WIDTH = 110
 _NARROWEST = 40
@@ -596,6 +597,9 @@ def _evidence(result: Result) -> list[str]:
             found.append(f"{name}: {how}, but it has too many stages or breaks a limit")
     if verdict.undecided:
         found.append(f"undecided: {verdict.undecided}")
+    if not result.predicted and verdict.precision > _COARSE:
+        half = percent(verdict.precision, 1)
+        found.append(f"the final ended with ±{half} between the best plans: smaller differences are not decided")
     failed = [t.broke for t in result.history.known.values() if t.broke]
     if failed:
         why = failed[0].splitlines()[0].rstrip(".")
@@ -653,7 +657,8 @@ def _disturbances(result: Result) -> list[str]:
     samples = result.samples(result.best) if result.best is not None else None
     bad = problems(samples.conditions) if samples is not None else []
     if bad:
-        found.append(f"measured while {', '.join(bad)}; optimize doctor says what to do")
+        first = "measurements run first where the system allows it, and an application is slower beside such work"
+        found.append(f"measured while {', '.join(bad)}: {first}; optimize doctor says what to do")
     return found
 
 

@@ -62,10 +62,10 @@ def study(tried: int, outside: int = 0, taken: int = 0, *, earlier: int = 0, exh
     ("made", "text"),
     [
         (study(20), "60 plans in the space, 20 of them tried in 5.0 s"),
-        (study(20, 1), "60 plans in the space, 20 of them and 1 other plan tried in 5.0 s"),
+        (study(20, 1), "60 plans in the space, 20 of them and 1 baseline outside of it tried in 5.0 s"),
         (study(60, exhausted=True), "60 plans in the space, all of them tried in 5.0 s"),
         (study(20, earlier=12), "60 plans in the space, 20 of them tried, 8 now in 5.0 s"),
-        (study(20, 2, earlier=22), "60 plans in the space, 20 of them and 2 other plans tried earlier"),
+        (study(20, 2, earlier=22), "60 plans in the space, 20 of them and 2 baselines outside of it tried earlier"),
         (study(6, taken=7), "60 plans in the space, 6 of them tried in 5.0 s, 7 taken over"),
     ],
 )
