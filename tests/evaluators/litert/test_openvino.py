@@ -487,7 +487,7 @@ def test_float32_is_the_default_and_an_error_allows_less(cache_folder: Path) -> 
     less = unused_precisions(evaluator, parse_config({"model": "squeezenet1_1", "budget": 9}))
     assert [p.name for p in less] == names
     assert not unused_precisions(evaluator, parse_config({"model": "squeezenet1_1", "budget": 9, "max_error": 0.01}))
-    line = tolerance_line(evaluator, load("squeezenet1_1@0.25/64"), less)
+    line = tolerance_line(evaluator, load("squeezenet1_1@0.25/64"), less) if less else ""
     assert line.count("\n") == 0
     assert all(name in line for name in names)
     assert not names or ("--max-error 0.01 would allow" in line and "0.05 would allow" in line)

@@ -170,7 +170,7 @@ def test_a_bound_that_is_that_of_any_plan_is_printed_once(tmp_path: Path, capsys
     assert "lower bound for any plan" not in text
     assert main(["report", str(tmp_path / "run")]) == 0
     page = (tmp_path / "run" / "report.md").read_text()
-    assert "Lower bound for plans of this space" in page
+    assert "predicted lower bound of this space" in page.lower()
     assert page.count("Lower bound for any plan") == 1  # beside the path that it is of
 
 
