@@ -492,7 +492,7 @@ def _error(found: Document) -> str:
     if len(known) < 3 or find_objective(found["objective"]).of_plan is not None:
         return ""
     wrong = statistics.median(abs(k["predicted_ms"] / k["measured_ms"] - 1.0) for k in known)
-    return f" It was {percent(wrong)} off in the median of {len(known)} plans: smaller differences say little."
+    return f" The model was {percent(wrong)} off in the median of {len(known)} plans: smaller differences say little."
 
 
 def _final(found: Document) -> str:
@@ -563,8 +563,12 @@ def _limits(found: Document) -> Table:
         rows.append((limit["what"], without, None if saves is None else -saves, word))
     name = f"best plan without it, predicted, {found['unit']}"
     columns = headed("limit", Column(name, _TIME), f"predicted change, {found['unit']}|+.4g; remark")
-    plan = "" if same else f", {Plan.from_json(found['best_predicted'])}, which was not the best when measured"
-    return Table(f"Which limits cost {found['amount']}: against the best predicted plan{plan}", columns, tuple(rows))
+    other = ""
+    if not same:
+        stages = Plan.from_json(found["best_predicted"]).stages
+        names = ", ".join(dict.fromkeys(stage.processor for stage in stages))
+        other = f" ({plural(len(stages), 'stage')} on {names}; not the best when measured)"
+    return Table(f"Which limits cost {found['amount']}: against the best predicted plan{other}", columns, tuple(rows))
 
 
 def _by_stages(found: Document) -> Table:
