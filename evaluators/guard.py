@@ -76,8 +76,13 @@ class _Guarded(Forwarding):
     def guard(self, method: str, *arguments: object) -> Iterator[None]:
         shown = ", ".join(repr(a) for a in arguments if isinstance(a, int | str))
         what = f"{self.what}: {method}({shown})"
-        with foreign(what), time_limit(self.limit_s(method, arguments), what):
-            yield
+        try:
+            with foreign(what), time_limit(self.limit_s(method, arguments), what):
+                yield
+        except UnavailableError as error:
+            if type(error) is not UnavailableError or error.what.startswith(self.what):
+                raise
+            raise UnavailableError(f"{what}: {error.what}", error.hint) from error
 
     def call(self, method: Method[Given, Found], /, *arguments: Given.args, **options: Given.kwargs) -> Found:
         name = method.__name__

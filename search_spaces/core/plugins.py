@@ -100,17 +100,15 @@ def contract_version(loaded: object) -> object:
 
 @contextmanager
 def foreign(what: str) -> Iterator[None]:
-    """Turn whatever a plug-in raises into one line that begins with ``what``; wrong use and interrupts pass.
+    """Turn whatever a plug-in raises into one line that begins with ``what``; OptimizeErrors and interrupts pass.
 
     Raises:
         UnavailableError: instead of any other exception, ``SystemExit`` among them.
     """
     try:
         yield
-    except (OptimizeError, KeyboardInterrupt, GeneratorExit, _TimeUp) as error:
-        if type(error) is not UnavailableError or error.what.startswith(what.partition(":")[0]):
-            raise
-        raise UnavailableError(f"{what}: {error.what}", error.hint) from error
+    except (OptimizeError, KeyboardInterrupt, GeneratorExit, _TimeUp):
+        raise
     except BaseException as error:
         text = " ".join(str(error).split())
         short = text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
