@@ -19,7 +19,7 @@ from evaluators.base import PartCosts, Session, unsupported_operators
 from evaluators.samples import MOST_S, Measurement
 from evaluators.sampling import SamplingPolicy, measure
 from optimizer.exact.chain import ChainCosts
-from search_spaces.core.errors import RunFolderError, UnavailableError, damage
+from search_spaces.core.errors import DeviceLostError, RunFolderError, UnavailableError, damage
 from search_spaces.core.graph import Graph
 from search_spaces.core.intensity import operator_costs
 from search_spaces.core.plan import Plan
@@ -190,8 +190,8 @@ def profile(
     for like, timing in timings.items():
         # Kinds are compared by their times, so a busy spell during one of them must not count.
         again = len(operator_s.keys() | timings.keys()) > 1
-        again &= timing.one_by_one
-        sure = timing.lesser(_timing(session, graph, platform.classes()[like][0].name, progress)) if again else timing
+        name = platform.classes()[like][0].name
+        sure = timing.lesser(_timing(session, graph, name, lambda _: None)) if again else timing
         operator_s[like], overhead_s[like], whole_s[like] = sure.scaled()
     stand_in = next((n for n in refused if not refused[n]), None)
     for like, members in platform.classes().items():
@@ -211,7 +211,7 @@ def profile(
         try:
             found = _time(session, graph, plan)
         except UnavailableError as error:
-            if all(timing.one_by_one for timing in timings.values()):
+            if isinstance(error, DeviceLostError) or all(timing.one_by_one for timing in timings.values()):
                 raise
             progress(f"transfers are taken as free: {error}")
             transfer_s[pair] = 0.0
@@ -236,9 +236,8 @@ class _Timing:
 
     def lesser(self, other: _Timing) -> _Timing:
         """Return the smaller times of two measurements."""
-        apart = min(self, other, key=lambda timing: timing.apart_s)
-        one_by_one = self.one_by_one and other.one_by_one
-        return _Timing(min(self.whole_s, other.whole_s), apart.apart_s, apart.stage_s, one_by_one)
+        apart = min(self, other, key=lambda timing: (not timing.one_by_one, timing.apart_s))
+        return _Timing(min(self.whole_s, other.whole_s), apart.apart_s, apart.stage_s, apart.one_by_one)
 
     def scaled(self) -> tuple[tuple[float, ...], float, float]:
         """Return the operators' times, the overhead of a stage, and the time of the whole model."""
@@ -257,6 +256,8 @@ def _timing(session: Session, graph: Graph, name: str, progress: Callable[[str],
     whole_s = _time(session, graph, chain_plan(graph, (), [name])).latency_s.median
     try:
         apart = _time(session, graph, chain_plan(graph, every_layer(graph), [name] * count))
+    except DeviceLostError:
+        raise
     except UnavailableError as error:
         progress(
             f"operators cannot be timed one by one on {name}; its time is shared out by multiply-accumulates: {error}"

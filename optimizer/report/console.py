@@ -279,8 +279,9 @@ def same_plan(name: str) -> str:
 def against_text(ratio: Ratio, objective: Objective, *, racing: bool) -> str:
     """Return how a plan compares with the recommended one; ``racing``: the final compared it to the end."""
     text = slower_text(ratio, objective)
-    if ratio.low > 1.0 and ratio.high - ratio.low > max(_VAGUE_RATIO, ratio.value - 1.0):
-        return f"at least {percent(ratio.low - 1.0)} {objective.larger}"  # after few rounds
+    vague = ratio.high - ratio.low > max(_VAGUE_RATIO, ratio.value - 1.0)  # after few rounds
+    if vague and not racing and ratio.low >= 1.0 + _NOISE and ratio.value < _TIMES:
+        return f"at least {percent(ratio.low - 1.0)} {objective.larger}"
     early = text == UNDECIDED and not racing and ratio.value > 1.0  # after too few rounds for an interval
     return f"about {percent(ratio.value - 1.0)} {objective.larger}" if early else text
 

@@ -280,7 +280,7 @@ def _auto(problem: Problem, seed: int) -> KnowingSampler:
     from optimizer.samplers.study import PlanSampler
 
     proposer = proposer_of(problem, seed)
-    # For several objectives in spaces other than chains, the model's front cannot be computed.
+    # No model guides what follows from the plan alone, and some fronts; the drawn plans are ranked by prediction.
     otherwise = None if proposer is not None else partial(make_sampler, "nsga2", seed)
     optima = problem.optima if problem.critic is None else ()  # the critic has already learnt from the baselines
     return PlanSampler(DEFAULT, problem.space, proposer, optima, problem.fits, otherwise)

@@ -296,6 +296,8 @@ def check_effects(values: Mapping[str, Any]) -> None:
         UsageError: one has none.
     """
     objectives: Any = separated(values.get("objective") or ())
+    if not isinstance(objectives, tuple | list) or not all(isinstance(each, str) for each in objectives):
+        objectives = ()  # told where the values are read
     need_powers = [name for name, known in OBJECTIVES.items() if known.of_powers]
     of_powers = not set(need_powers).isdisjoint(objectives)
     for name, needed, what in (

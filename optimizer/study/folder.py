@@ -40,6 +40,7 @@ __all__ = ["RunFolder", "write_atomic", "write_json"]
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 CONFIG = "config.yaml"
+_MOST_KEPT = 1_000_000  # a larger budget of a study that resumes must be given again
 LOG = "trials.jsonl"
 RUNTIME_LOG = "runtime.log"
 RESULT = "result.json"
@@ -259,13 +260,14 @@ def _place(config: StudyConfig) -> tuple[Path, str]:
 def kept_budget(out: str | None, study: str | None) -> int | None:
     """Return the budget of the study in the folder that is asked for; None where there is none."""
     path = Path(out) if out is not None else Path("runs", study) if study is not None else None
-    if path is None or not (path / CONFIG).is_file():
+    if path is None or not ((path / CONFIG).is_file() and (path / MANIFEST).is_file()):
         return None
     try:
         budget = read_settings(path / CONFIG).get("budget")
     except OptimizeError:
         return None
-    return budget if isinstance(budget, int) and not isinstance(budget, bool) and budget > 0 else None
+    known = isinstance(budget, int) and not isinstance(budget, bool) and 0 < budget <= _MOST_KEPT
+    return budget if known else None
 
 
 def _fixed(config: StudyConfig, identity: Identity) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from evaluators.measurement.disturbance import TaskCounters, in_words
 from evaluators.measurement.final import FinalPolicy, Ratio, compare
 from evaluators.objectives import LATENCY
 from optimizer.report.console import UNDECIDED, interval_ms, slower_text, slower_than
-from optimizer.report.data import read_result
 from optimizer.tools.execute import has_several, is_predicted, plan_of, reloaded, reloaded_workload, study_of
 from search_spaces.core.bounded import parsed_json, read_bounded
 from search_spaces.core.errors import RunFolderError, UnavailableError
@@ -210,7 +209,6 @@ def _source(path: Path, stack: ExitStack, custom_ops: Sequence[str]) -> _Source:
             lambda: sum(runner.candidate.queued_s for runner in running),
             accelerators=deployed.platform.accelerators(s.processor for s in deployed.plan.stages),
         )
-    evaluator = read_result(run).get("evaluator")
     if has_several(run):
         hosted = stack.enter_context(reloaded_workload(run))
         joined = hosted.problem.joined
@@ -219,7 +217,7 @@ def _source(path: Path, stack: ExitStack, custom_ops: Sequence[str]) -> _Source:
         return _Source(
             (names,),
             names,
-            (evaluator, hosted.problem.platform, hosted.problem.workload, hosted.plan),
+            (run.resolve(),),
             load_hosted,
             predicted=hosted.problem.platform.name if is_predicted(run) else "",
             objective=hosted.problem.objective,
@@ -229,7 +227,7 @@ def _source(path: Path, stack: ExitStack, custom_ops: Sequence[str]) -> _Source:
     load_again = partial(found.session.load, found.graph, found.plan, fresh=True)
     loaded = found.platform.accelerators(s.processor for s in found.plan.stages)
     predicted = found.platform.name if is_predicted(run) else ""
-    plan = (evaluator, found.platform, content, found.plan)
+    plan = (run.resolve(),)  # profiles and devices of two studies may differ
     return _Source(_interface(found.graph), content, plan, load_again, predicted=predicted, accelerators=loaded)
 
 

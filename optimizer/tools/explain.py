@@ -488,10 +488,11 @@ def _study_blocks(found: Document) -> Iterator[Block]:
 
 def _error(found: Document) -> str:
     """Return how far the predictions below were from what was measured."""
-    known = [k for k in (found["best"], *found["baselines"].values()) if k["predicted_ms"] and k["measured_ms"]]
+    pairs = ((k["predicted_ms"], k["measured_ms"]) for k in (found["best"], *found["baselines"].values()))
+    known = list(dict.fromkeys(pair for pair in pairs if all(pair)))  # one of a plan that has two names
     if len(known) < 3 or find_objective(found["objective"]).of_plan is not None:
         return ""
-    wrong = statistics.median(abs(k["predicted_ms"] / k["measured_ms"] - 1.0) for k in known)
+    wrong = statistics.median(abs(predicted / measured - 1.0) for predicted, measured in known)
     return f" The model was {percent(wrong)} off in the median of {len(known)} plans: smaller differences say little."
 
 
@@ -567,7 +568,7 @@ def _limits(found: Document) -> Table:
     if not same:
         stages = Plan.from_json(found["best_predicted"]).stages
         names = ", ".join(dict.fromkeys(stage.processor for stage in stages))
-        other = f" ({plural(len(stages), 'stage')} on {names}; not the best when measured)"
+        other = f" ({plural(len(stages), 'stage')} on {names}; not the recommended one)"
     return Table(f"Which limits cost {found['amount']}: against the best predicted plan{other}", columns, tuple(rows))
 
 

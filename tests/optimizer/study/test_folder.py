@@ -381,7 +381,15 @@ def test_files_are_replaced_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_study_that_resumes_keeps_its_budget_where_none_is_given(elsewhere: Path) -> None:
     assert kept_budget(None, None) is kept_budget("run", None) is kept_budget(None, "mine") is None
-    for text, kept in (("budget: 30", 30), ("budget: -1", None), ("budget: true", None), ("[", None), ("{}", None)):
+    for text, kept in (
+        ("budget: 30", 30),
+        ("budget: -1", None),
+        ("budget: true", None),
+        ("[", None),
+        ("{}", None),
+        ("budget: 0x" + 4500 * "f", None),
+    ):
         Path("run").mkdir(exist_ok=True)
+        Path("run/manifest.json").touch()
         Path("run/config.yaml").write_text(text)
         assert kept_budget("run", "mine") == kept
