@@ -68,7 +68,7 @@ def solve_segment(
         model.hint(known)
     model.model.minimize(model.end)
     until = time.monotonic() + time_limit_s
-    for workers in (WORKERS, 1):  # two at once ended without an answer and long before the limit, once in some 50,000
+    for workers in (WORKERS, 1):  # two were once seen to end early without an answer
         solver, outcome = run_solver(model.model, until - time.monotonic(), workers=workers)
         if outcome == "found":
             bound_s = max(0.0, solver.best_objective_bound - len(segment.operators)) / model.scale
