@@ -36,6 +36,7 @@ from optimizer.files import disk_errors, write_atomic, write_json
 from optimizer.report.data import Study, read_study, recorded_platform
 from optimizer.report.markdown import escaped
 from optimizer.report.viewers import node_data
+from optimizer.study.folder import resume_hint
 from optimizer.tools.execute import open_workload
 from search_spaces.core.bounded import parsed_json, read_bounded
 from search_spaces.core.errors import RunFolderError, UsageError, printable
@@ -115,7 +116,7 @@ def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "l
     study = read_study(run)
     best = run / "best"
     if not study.result.get("complete", True):
-        raise RunFolderError(f"{run}: the study is not finished", f"resume with: optimize --out {run} and its options")
+        raise RunFolderError(f"{run}: the study is not finished", resume_hint(run))
     several = "workload" in study.result
     if has_files(best):  # check the files again
         read_workload_plan(best) if several else _check_deployment(best)

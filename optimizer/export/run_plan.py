@@ -571,7 +571,7 @@ class Plan:
 
     def _begin(self, inputs: np.ndarray[Any, Any] | Arrays, whole: _Worker | None = None) -> _Inference:
         """Start an inference: of the plan, or of the whole model on its thread."""
-        arrays = [inputs[name] for name in self.inputs] if isinstance(inputs, Mapping) else [inputs]
+        arrays = _in_order(inputs, list(self.inputs))
         for array, (name, (shape, dtype)) in zip(arrays, self.inputs.items(), strict=True):
             if array.shape != shape or array.dtype != dtype:
                 raise ValueError(f"input {name!r} has shape {array.shape} and type {array.dtype}, not {shape} {dtype}")
@@ -692,7 +692,7 @@ class Models:
         """Set the inputs of an instance's requests: one array, or a mapping by name."""
         instance = self._instance(name)
         entries = instance.entries("inputs")
-        arrays = [inputs[name] for name in _port_names(entries)] if isinstance(inputs, Mapping) else [inputs]
+        arrays = _in_order(inputs, _port_names(entries))
         for array, t in zip(arrays, entries, strict=True):
             if array.shape != tuple(t["shape"]) or array.dtype != np.dtype(t["dtype"]):
                 raise ValueError(f"input {t['name']!r} of {name!r} is not {t['shape']} {t['dtype']}")
@@ -861,6 +861,17 @@ def _port_names(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     for position, t in enumerate(entries):
         found.append(f"{t['name']}:{position}" if t["name"] in found else t["name"])
     return found
+
+
+def _in_order(inputs: np.ndarray[Any, Any] | Arrays, names: Sequence[str]) -> _Tensors:
+    """Return the arrays in the order of their names, of which each may lack what follows its last ``:``."""
+    if not isinstance(inputs, Mapping):
+        inputs = {names[0]: inputs} if names else {}
+    short = {name.rpartition(":")[0]: name for name in names}
+    given = {name if name in names else short.get(name, name): array for name, array in inputs.items()}
+    if given.keys() != set(names):
+        raise ValueError(f"the inputs are {', '.join(map(repr, names))}, not {', '.join(map(repr, inputs))}")
+    return [given[name] for name in names]
 
 
 def _usual_inputs(folder: Path, document: Mapping[str, Any]) -> _Tensors:

@@ -32,6 +32,7 @@ from evaluators.machine import problems
 from evaluators.objectives import LATENCY, OBJECTIVES, Objective
 from optimizer.model.ranks_text import describe_ranks
 from optimizer.report.terminal import table, tried_text
+from optimizer.study.history import WARM
 from optimizer.study.result import PROPOSED, Result
 from optimizer.study.verdict import REACH, Verdict
 from optimizer.workload.result import WorkloadResult
@@ -160,8 +161,10 @@ class ProgressWatcher:
         self._progress.update(self._task, completed=history.measured)
         if run.resumed:
             failed = sum(bool(t.broke) for t in history.known.values())
+            baselines = sum(t.origin != WARM and t.measurement is not None for t in history.outside)
+            tried = f"{plural(history.measured + baselines, 'plan')} tried"
             also = f", {many(failed)} failed" if failed else ""
-            self.message(f"resuming study {run.study}: {plural(history.measured, 'plan')} tried so far{also}")
+            self.message(f"resuming study {run.study}: {tried} so far{also}")
         if self._verbose:
             self._console.print(
                 f"run folder {run.path}, {plural(space_size, 'plan')} in the space", style="dim", markup=False

@@ -17,7 +17,7 @@ from evaluators.workload.objectives import find_workload_objective
 from optimizer.exact.chain import ChainCosts
 from optimizer.files import damage_of, disk_errors, read_document
 from optimizer.model.profile import Profile
-from optimizer.study.folder import CONFIG, LOG, RESULT, read_manifest
+from optimizer.study.folder import CONFIG, LOG, RESULT, read_manifest, resume_hint
 from optimizer.study.history import OPTIMUM, Trial
 from optimizer.study.log import read_log
 from optimizer.study.verdict import Verdict
@@ -331,10 +331,10 @@ def read_result(path: Path) -> dict[str, Any]:
     with disk_errors(file):
         finished = file.is_file()
     if not finished:
-        raise RunFolderError(f"{path}: the study is not finished: it has no result.json", "resume it with its --study")
-    result = read_document(file, SCHEMA_VERSION, "resume it with its --study to write it again")
+        raise RunFolderError(f"{path}: the study is not finished: it has no result.json", resume_hint(path))
+    result = read_document(file, SCHEMA_VERSION, f"to write it again, {resume_hint(path)}")
     if result.get("best") is None:
-        raise RunFolderError(f"{path}: no plan has been measured yet", "resume it with its --study")
+        raise RunFolderError(f"{path}: no plan has been measured yet", resume_hint(path))
     with damage_of(file, _ANOTHER):
         _as_latencies(result)
     return result

@@ -173,9 +173,7 @@ class RunFolder:
     @property
     def resume_command(self) -> str:
         """The command, quoted for a shell, that resumes this study."""
-        from optimizer.study.config import command_line
-
-        return command_line(self.config)
+        return _resume_command(self.config)
 
     def close(self) -> None:
         """Close the log, so that another process may go on."""
@@ -422,3 +420,20 @@ def _value(value: Any) -> str:
         return "left out"
     text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     return _shown(text)[1:-1]
+
+
+def resume_hint(run: Path) -> str:
+    """Return how to resume the study of a run folder, as the command of its settings where they can be read."""
+    from optimizer.study.config import StudyConfig, parse_config
+
+    with suppress(OptimizeError):
+        settings = read_settings(run / CONFIG)
+        known = {name: value for name, value in settings.items() if name in StudyConfig.model_fields}
+        return f"resume it with: {_resume_command(parse_config(known))}"
+    return "resume it with its --study"
+
+
+def _resume_command(config: StudyConfig) -> str:
+    from optimizer.study.config import command_line
+
+    return command_line(config.model_copy(update={"study": None}) if config.out is not None else config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,9 +20,10 @@ from evaluators.measurement.disturbance import TaskCounters, in_words
 from evaluators.measurement.final import FinalPolicy, Ratio, compare
 from evaluators.objectives import LATENCY
 from optimizer.report.console import UNDECIDED, interval_ms, slower_text, slower_than
+from optimizer.report.data import objective_of, read_result
 from optimizer.tools.execute import has_several, is_predicted, plan_of, reloaded, reloaded_workload, study_of
 from search_spaces.core.bounded import parsed_json, read_bounded
-from search_spaces.core.errors import RunFolderError, UnavailableError
+from search_spaces.core.errors import OptimizeError, RunFolderError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.wording import plural
 from search_spaces.models.source import libraries_of
@@ -43,6 +44,8 @@ class _Source:
         queued_s: how long these have waited for measurements of other studies.
         predicted: the platform that the plan is predicted for; "" if it runs.
         objective: of several models, what a run returns.
+        minimised: the objectives of its study, where it is known.
+        measured_by: the evaluator and its device, of a plan that has no files for this machine.
         accelerators: kinds of those that the plan loads.
     """
 
@@ -54,6 +57,8 @@ class _Source:
     queued_s: Callable[[], float] = float
     predicted: str = ""
     objective: str = "mean"
+    minimised: str = ""
+    measured_by: str = ""
     accelerators: frozenset[str] = frozenset()
 
 
@@ -163,6 +168,12 @@ def compare_runs(
     lines += in_words(found.disturbance, found.repeated, os.cpu_count() or 1)
     if one.predicted:
         lines.append("both are predicted; nothing was run")
+    if one.measured_by != other.measured_by:
+        here, there = (each.measured_by or "litert on this machine" for each in (one, other))
+        lines.append(f"{first} is measured by {here}, {second} by {there}")
+    for name in dict.fromkeys(each.minimised for each in (one, other)):
+        if name and name != LATENCY.name:
+            lines.append(f"their latencies are compared; a study minimised {name}")
     if one.content != other.content:
         lines.append("their model files differ: operators of one are split, or have other weights")
     return {**named, **found.to_json()}, "\n".join(lines)
@@ -208,6 +219,7 @@ def _source(path: Path, stack: ExitStack, custom_ops: Sequence[str]) -> _Source:
             lambda: [p for runner in running for p in runner.candidate.processes()],
             lambda: sum(runner.candidate.queued_s for runner in running),
             accelerators=deployed.platform.accelerators(s.processor for s in deployed.plan.stages),
+            minimised=_minimised(study_of(path)),
         )
     if has_several(run):
         hosted = stack.enter_context(reloaded_workload(run))
@@ -228,7 +240,23 @@ def _source(path: Path, stack: ExitStack, custom_ops: Sequence[str]) -> _Source:
     loaded = found.platform.accelerators(s.processor for s in found.plan.stages)
     predicted = found.platform.name if is_predicted(run) else ""
     plan = (run.resolve(),)  # profiles and devices of two studies may differ
-    return _Source(_interface(found.graph), content, plan, load_again, predicted=predicted, accelerators=loaded)
+    return _Source(
+        _interface(found.graph),
+        content,
+        plan,
+        load_again,
+        predicted=predicted,
+        accelerators=loaded,
+        minimised=_minimised(run),
+        measured_by=f"{read_result(run)['evaluator']} on {found.platform.name}",
+    )
+
+
+def _minimised(run: Path | None) -> str:
+    """Return the objective of a study of one model, or "" where it is not known."""
+    with suppress(OptimizeError):
+        return objective_of(read_result(run)).name if run is not None else ""
+    return ""
 
 
 def _documents(path: Path) -> tuple[Any, ...]:

@@ -32,6 +32,7 @@ from evaluators.machine import BUSY, HOT_C, STOLEN, MachineState, core_quota, ma
 from evaluators.measurement.foreground import may_run_first
 from evaluators.remote.devices import agents, devices_file
 from optimizer.report.console import make_console
+from optimizer.tools.plugins import other_evaluators
 from search_spaces.core.errors import OptimizeError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.platform import Platform, tell_apart
@@ -351,6 +352,7 @@ class KnownDevices:
         phones: serial → state, from the adb server; None if no server answers.
         agents: name → address of ``--evaluator remote``.
         agents_file: where agents are described.
+        evaluators: installed by others: name → its processors, or why it names none.
     """
 
     here: Platform | None
@@ -359,6 +361,7 @@ class KnownDevices:
     phones: dict[str, str] | None
     agents: dict[str, str]
     agents_file: str
+    evaluators: dict[str, str]
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -366,7 +369,7 @@ class KnownDevices:
 
 
 def known_devices() -> KnownDevices:
-    """Look for devices; nothing is started, and no agent is asked.
+    """Look for devices; no agent is asked, and installed evaluators in processes of their own.
 
     Raises:
         UsageError: the file of agents is wrong.
@@ -380,7 +383,10 @@ def known_devices() -> KnownDevices:
     platforms = {name: tuple(p.name for p in profile[1].processors) for name, profile in profiles if profile}
     path = devices_file()
     found = agents(path) if path.exists() else {}
-    return KnownDevices(here, problem, platforms, phones(), {n: d.address for n, d in found.items()}, str(path))
+    evaluators = {p.name: p.note for p in other_evaluators(_START_LIMIT_S)}
+    return KnownDevices(
+        here, problem, platforms, phones(), {n: d.address for n, d in found.items()}, str(path), evaluators
+    )
 
 
 def render_devices(found: KnownDevices) -> str:
@@ -403,4 +409,7 @@ def render_devices(found: KnownDevices) -> str:
     lines += [f"  {name}  {address}" for name, address in found.agents.items()]
     if not found.agents:
         lines.append(f"  none in {found.agents_file}; see optimize help agent")
+    if found.evaluators:
+        lines += ["", "installed evaluators (--evaluator NAME)"]
+        lines += [f"  {name}  {processors}" for name, processors in found.evaluators.items()]
     return "\n".join(lines)

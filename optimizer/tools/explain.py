@@ -159,10 +159,10 @@ def _model_of(study: Study) -> Iterator[Model]:
         partial(_predicted_s, study),
         partial(_best_by_costs, study.graph, study.costs),
     ).by(study.objective, {p.name: p.options[OPTION] for p in study.costs.platform.processors if OPTION in p.options})
-    evaluator = make_evaluator(str(study.result["evaluator"]))
-    if evaluator.capabilities.measures_here:
+    if not study.result.get("predicted"):  # its device may be away
         yield profiled
         return
+    evaluator = make_evaluator(str(study.result["evaluator"]))
     given = {name: study.config.get(name) for name in StudyConfig.model_fields}
     graph, platform = choose_model_and_platform(evaluator, parse_config(given))
     now = json.loads(json.dumps(platform.to_json()))

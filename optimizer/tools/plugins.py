@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evaluators.own_process import own_process
+from evaluators.registry import make_evaluator
 from optimizer.report.terminal import table
 from search_spaces.core.errors import OptimizeError
 from search_spaces.core.plugins import (
@@ -31,6 +32,7 @@ from search_spaces.core.plugins import (
     is_ours,
     load_entry,
     origin,
+    time_limit,
 )
 
 SCHEMA_VERSION = 1
@@ -46,6 +48,8 @@ class Plugin:
         distribution: name and version of the package that it comes from.
         contract: version of the contract that it declares; None if it could not be loaded.
         problem: why it cannot be used, or "".
+        processors: names of an evaluator's, where it is not ours.
+        absent: why it names no processors now, or "".
     """
 
     kind: str
@@ -53,11 +57,25 @@ class Plugin:
     distribution: str
     contract: int | None
     problem: str
+    processors: tuple[str, ...] = ()
+    absent: str = ""
+
+    @property
+    def note(self) -> str:
+        """What is to be said of it."""
+        if self.problem:
+            return f"broken: {self.problem}"
+        return f"not available now: {self.absent}" if self.absent else ", ".join(self.processors)
 
 
 def list_plugins(limit_s: float = IMPORT_S) -> list[Plugin]:
     """Return what is installed, by kind and name; a plug-in that does not import within ``limit_s`` is broken."""
     return [row for kind in KINDS for entry in entries(kind) for row in _rows(kind, entry, limit_s)]
+
+
+def other_evaluators(limit_s: float = IMPORT_S) -> list[Plugin]:
+    """Return the installed evaluators that are not ours, by name."""
+    return [_tried("evaluator", entry, limit_s) for entry in entries("evaluator") if not is_ours(entry)]
 
 
 def to_json(found: list[Plugin]) -> dict[str, Any]:
@@ -74,8 +92,8 @@ def render(found: list[Plugin]) -> Table:
     rows = []
     for plugin in found:
         contract = "–" if plugin.contract is None else str(plugin.contract)
-        problem = Text(f"broken: {plugin.problem}" if plugin.problem else "", style="bold red")
-        rows.append((plugin.kind, plugin.name, plugin.distribution, contract, problem))
+        note = Text(plugin.note, style="bold red" if plugin.problem else "")
+        rows.append((plugin.kind, plugin.name, plugin.distribution, contract, note))
     listed = table(("kind", "name", "distribution", ">contract", ""), rows)
     for column in listed.columns:
         column.overflow = "fold"
@@ -97,7 +115,10 @@ def _tried(kind: str, entry: EntryPoint, limit_s: float) -> Plugin:
     command = own_process(__name__, kind, entry.name, str(limit_s))
     try:
         done = subprocess.run(command, capture_output=True, check=False, timeout=limit_s + _START_S)
-        version, problem = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else (None, _end(done))
+        if done.returncode == 0:
+            version, problem, processors, absent = json.loads(done.stdout.splitlines()[-1])
+            return Plugin(kind, entry.name, origin(entry), version, problem, tuple(processors), absent)
+        version, problem = None, _end(done)
     except subprocess.TimeoutExpired:
         version, problem = None, f"importing it took longer than {limit_s:g} s"
     except (ValueError, IndexError, TypeError):
@@ -111,16 +132,27 @@ def _end(done: subprocess.CompletedProcess[bytes]) -> str:
     return f"importing it ended the process with exit code {done.returncode}"
 
 
-def _try(kind: str, name: str, limit_s: float) -> tuple[int | None, str]:
-    """Return the contract version of a plug-in and what is wrong with it."""
+def _try(kind: str, name: str, limit_s: float) -> tuple[int | None, str, list[str], str]:
+    """Return the contract version of a plug-in, what is wrong with it, its processors, and why it names none now."""
     try:
         loaded = load_entry(kind, find_entry(kind, name), limit_s)
     except OptimizeError as error:
-        return None, error.what
-    version = contract_version(loaded)
+        return None, error.what, [], ""
+    found = contract_version(loaded)
+    version = found if isinstance(found, int) else None
     if not callable(loaded):
-        return None, f"it is {type(loaded).__name__}, which cannot be called"
-    return (version if isinstance(version, int) else None), ""
+        return None, f"it is {type(loaded).__name__}, which cannot be called", [], ""
+    if kind != "evaluator":
+        return version, "", [], ""
+    try:
+        evaluator = make_evaluator(name)
+    except OptimizeError as error:
+        return version, error.what, [], ""
+    try:
+        with time_limit(limit_s, "naming its processors"):
+            return version, "", [p.name for p in evaluator.platform().processors], ""
+    except OptimizeError as error:  # its device may be away
+        return version, "", [], error.what
 
 
 def main() -> None:

@@ -77,7 +77,7 @@ def test_it_computes_what_the_product_computes(exported: Path) -> None:
     with RunPlan(exported) as plan:
         assert plan.inputs == {name: (shape, dtype)}
         for image, outputs in zip(images, wanted, strict=True):
-            found = plan.run({name: image})
+            found = plan.run({name.partition(":")[0]: image})
             assert all(found[key].tobytes() == value.tobytes() for key, value in outputs.items())
         streamed = list(plan.stream(images))
         assert len(streamed) == len(images)
@@ -85,6 +85,8 @@ def test_it_computes_what_the_product_computes(exported: Path) -> None:
             assert all(found[key].tobytes() == value.tobytes() for key, value in outputs.items())
         with fails(ValueError):
             plan.run(np.zeros((1, 2), np.float32))
+        with fails(ValueError):
+            plan.run({"other": images[0]})
 
 
 def test_it_imports_only_the_runtime_and_numpy(exported: Path) -> None:

@@ -16,7 +16,7 @@ from evaluators.testing import SyntheticEvaluator, example_graph
 from optimizer.cli import main
 from optimizer.samplers import SAMPLERS, make_sampler
 from optimizer.samplers.foreign import ForeignSampler
-from optimizer.tools.plugins import list_plugins
+from optimizer.tools.plugins import list_plugins, other_evaluators
 from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.plugins import OURS, load_entry, time_limit
 from search_spaces.core.plugins import entries as entries_of
@@ -227,6 +227,11 @@ def test_the_list_tells_what_is_broken_and_survives_it() -> None:
     found = {p.name: p for p in list_plugins() if p.distribution == "plugged 1.2"}
     assert not any(found[name].problem for name in ("fine", "halves", "dice", "tiny", "nan"))
     assert found["fine"].contract == 1
+    assert found["fine"].processors == ("cpu", "cpu0", "cpu1")
+    assert "lacks the method 'platform'" in found["none"].problem
+    assert {p.name for p in other_evaluators() if p.problem} == {
+        *("broken", "crashes", "gone", "leaves", "newer", "none"),
+    }
     assert "the licence has run out" in found["broken"].problem
     assert "SystemExit" in found["leaves"].problem
     assert "SIGSEGV" in found["crashes"].problem
