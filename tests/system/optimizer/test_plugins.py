@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import textwrap
 import time
@@ -16,6 +17,7 @@ from evaluators.testing import SyntheticEvaluator, example_graph
 from optimizer.cli import main
 from optimizer.samplers import SAMPLERS, make_sampler
 from optimizer.samplers.foreign import ForeignSampler
+from optimizer.tools.doctor import known_devices, render_devices
 from optimizer.tools.plugins import list_plugins, other_evaluators
 from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.plugins import OURS, load_entry, time_limit
@@ -229,13 +231,19 @@ def test_the_list_tells_what_is_broken_and_survives_it() -> None:
     assert found["fine"].contract == 1
     assert found["fine"].processors == ("cpu", "cpu0", "cpu1")
     assert "lacks the method 'platform'" in found["none"].problem
-    assert {p.name for p in other_evaluators() if p.problem} == {
-        *("broken", "crashes", "gone", "leaves", "newer", "none"),
-    }
     assert "the licence has run out" in found["broken"].problem
     assert "SystemExit" in found["leaves"].problem
     assert "SIGSEGV" in found["crashes"].problem
     assert "version 7" in found["newer"].problem
+
+
+@installed
+def test_processors_of_installed_evaluators_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    some = [e for e in entries_of("evaluator") if e.name in {"litert", "fine", "none"}]
+    monkeypatch.setattr("optimizer.tools.plugins.entries", lambda _: some)
+    assert [p.name for p in other_evaluators()] == ["fine", "none"]
+    text = render_devices(known_devices())
+    assert re.search(r"\n  fine  cpu, cpu0, cpu1\n  none  broken: .* lacks the method 'platform'", text)
 
 
 @installed
