@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,13 +16,18 @@ from optimizer.campaign.table import (
     AGAINST,
     Tables,
     against_baseline,
+    cell_text,
+    explained_text,
     front_text,
     fronts_of,
     gain_text,
+    group_text,
+    how_known,
     makespan_text,
     named,
     rate_text,
     shown_axes,
+    vague_text,
 )
 from optimizer.report.console import make_console, progress_bar
 from optimizer.report.terminal import table
@@ -54,7 +60,7 @@ class ProgressCampaign:
         self._quiet = quiet
         self._progress = progress_bar(self._console, "{task.fields[unit]}", TimeElapsedColumn(), quiet=quiet)
         self._studies = self._progress.add_task("campaign", total=studies, unit="studies")
-        self._trials = self._progress.add_task("", total=None, unit="trials")
+        self._trials = self._progress.add_task("", total=0, unit="trials", visible=False)
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -65,14 +71,16 @@ class ProgressCampaign:
 
     def started(self, planned: Planned) -> Watcher:
         """Show that a study begins; return the watcher of its progress."""
-        self._progress.update(self._trials, description=planned.name, completed=0, total=planned.config.budget)
+        total = planned.config.budget
+        self._progress.update(self._trials, description=planned.name, completed=0, total=total, visible=True)
         return _StudyWatcher(self, planned.name)
 
     def trials(self, running: Sequence[tuple[Planned, int]]) -> None:
         """Show how many trials the studies in other processes have written."""
         total = sum(planned.config.budget for planned, _ in running)
         done = sum(min(count, planned.config.budget) for planned, count in running)
-        self._progress.update(self._trials, description=f"{len(running)} at a time", completed=done, total=total)
+        beside = f"{len(running)} at a time"
+        self._progress.update(self._trials, description=beside, completed=done, total=total, visible=True)
 
     def ended(self, state: State) -> None:
         """Show that a study has ended, or was finished before."""
@@ -163,20 +171,24 @@ def render_dry_run(document: Mapping[str, Any]) -> Group:
     for study in document["studies"]:
         sizes = [many(study[k]) if study[k] is not None else "–" for k in ("operators", "plans", "budget")]
         about = f"{study['expected_s']:.0f} s" if study["expected_s"] else "–"
-        state = f"{study['state']}: {study['problem']}" if study["problem"] else study["state"]
-        rows.append((study["study"], *sizes, about, state))
+        rows.append((study["study"], *sizes, about, study["state"]))
     listed = table(("study", ">operators", ">plans", ">budget", ">about", "state"), rows)
     for column in listed.columns:
         column.overflow = "fold"
-    took = document["expected_s"]
+    took, count = document["expected_s"], _studies(len(rows))
     about = seconds(took) if took < _LONG_S else f"{took / 60:.0f} minutes"
-    count = f"{len(rows)} {'study' if len(rows) == 1 else 'studies'}"
-    ends = f"{count}, about {about} where nothing else runs, into {document['folder']}"
+    ends = f"{count}{f', about {about} where nothing else runs' if took else ''}, into {document['folder']}"
     parts: list[Table | Text] = [listed, Text(), Text(ends)]
+    problems = Counter(study["problem"] for study in document["studies"] if study["problem"])
+    parts += [Text(f"{_studies(n)} will fail: {problem}") for problem, n in problems.items()]
     if unknown := document["unknown_baselines"]:
         there = ", ".join(document["baselines"])
         parts.append(Text(f"no study has the baseline {', '.join(map(repr, unknown))}; there are: {there}"))
     return Group(*parts)
+
+
+def _studies(count: int) -> str:
+    return f"{many(count)} {'study' if count == 1 else 'studies'}"
 
 
 def render_summary(run: CampaignRun, tables: Tables) -> Group:
@@ -184,21 +196,30 @@ def render_summary(run: CampaignRun, tables: Tables) -> Group:
     axes = shown_axes(tables.summary)
     units = {row["unit"] for row in tables.summary} or {"ms"}
     one = next(iter(units)) if len(units) == 1 else ""
+    some = len({row["predicted"] for row in tables.summary}) > 1
     rows = []
     for row in tables.summary:
         best = "–" if row["best"] is None else f"{row['best']:.4g}" if one else f"{row['best']:.4g} {row['unit']}"
-        rows.append((*(named(row[a]) for a in axes), str(row["studies"]), best, against_baseline(row) or "–"))
-    predicted = "predicted " if tables.summary and all(row["predicted"] for row in tables.summary) else ""
-    heads = (">studies", f">{predicted}best, {one}" if one else f">{predicted}best", AGAINST)
-    parts: list[Table | Text] = [table((*axes, *heads), rows)]
+        best += " (predicted)" if some and row["predicted"] else ""
+        rows.append((cell_text(row, axes), str(row["studies"]), best, against_baseline(row) or "–"))
+    predicted = how_known(tables)
+    compared = any(row["ratio"] is not None for row in tables.summary)
+    heads = (">studies", f">{predicted}best, {one}" if one else f">{predicted}best", *([AGAINST] if compared else []))
+    parts: list[Table | Text] = [table(("study", *heads), [row[: 1 + len(heads)] for row in rows])]
     parts += [Text(f"{study}: {front_text(rows)}") for study, rows in fronts_of(tables)]
     for row in tables.gains:
         which = ", ".join(named(row[axis]) for axis in axes if axis != "model")
         parts.append(Text(f"{which}: {gain_text(row)}" if which else gain_text(row)))
     parts += [Text(rate_text(row, axes)) for row in tables.rates]
     parts += [Text(text)] if (text := makespan_text(tables.results)) else []
+    if tables.explained:
+        left_out = ("90 % of errors below, with work", "with memory accesses too")
+        heads = ("models", ">R² with work alone", ">with memory accesses too", *(f">{each}" for each in left_out))
+        parts += [Text(), Text(explained_text(tables.explained)), table(heads, map(_explained, tables.explained))]
     if tables.expected:
-        parts += [Text(), table(("published", ">paper", ">ours", ">ours / paper", ""), map(_expected, tables.expected))]
+        heads = ("published", ">paper", ">ours", ">least to most", ">ours / paper", "")
+        parts += [Text(), table(heads, map(_expected, tables.expected))]
+    parts += [Text(text)] if (text := vague_text(tables.results)) else []
     done, failed = (sum(s.status == status for s in run.states) for status in ("done", "failed"))
     parts += [Text(), Text(f"{done} of {len(run.states)} studies are done{f', {failed} failed' if failed else ''}")]
     return Group(*parts)
@@ -206,6 +227,14 @@ def render_summary(run: CampaignRun, tables: Tables) -> Group:
 
 def _expected(row: Mapping[str, Any]) -> tuple[str, ...]:
     if row["ours"] is None:
-        return row["name"], f"{row['paper']:.4g}", "–", "–", "not measured"
+        return row["name"], f"{row['paper']:.4g}", "–", "–", "–", "not measured"
     within = f"{'' if row['within'] else 'not '}within {percent(row['tolerance'])}"
-    return row["name"], f"{row['paper']:.4g}", f"{row['ours']:.4g}", f"{row['ratio']:.3f}", within
+    ends = f"{row['ours_low']:.4g} to {row['ours_high']:.4g}" if row["studies"] > 1 else ""
+    remark = f"{within}{'' if row['in_final'] else '; not in the final'}"
+    return row["name"], f"{row['paper']:.4g}", f"{row['ours']:.4g}", ends, f"{row['ratio']:.3f}", remark
+
+
+def _explained(row: dict[str, Any]) -> tuple[str, ...]:
+    errors = [row.get(f"{name}_error_p90") for name in ("flops", "flops_and_memory")]
+    left_out = ("–" if error is None else percent(error) for error in errors)
+    return group_text(row), f"{row['flops']:.4f}", f"{row['flops_and_memory']:.4f}", *left_out

@@ -89,7 +89,7 @@ AXES = tuple(Matrix.model_fields)
 
 
 class Cell(_Strict):
-    """One value for some axes; see :class:`Matrix`. As a filter it means the studies that have all of them.
+    """One value for some axes of the matrix. As a filter it means the studies that have all of them.
 
     An axis that is left out may have any value; null is a value.
     """
@@ -305,7 +305,7 @@ def _explain(path: Path, lines: Mapping[Loc, int], error: ErrorDetails) -> Usage
         "model_type": "must be a mapping of keys to values",
         "tuple_type": "must be a list",
     }.get(error["type"], error["msg"][:1].lower() + error["msg"][1:])
-    given = "" if isinstance(error["input"], dict | list | tuple) else f" {shown(error['input'])}"
+    given = "" if not where or isinstance(error["input"], dict | list | tuple) else f" {shown(error['input'])}"
     return _error(path, lines, loc, f"{where or 'a campaign'}{given}: {problem}")
 
 
@@ -341,7 +341,7 @@ def reference() -> str:
     parts = ["### The file", "", *_table(schema)]
     for name, key in _HEADINGS.items():
         part = schema["$defs"][name]
-        about = " ".join(part["description"].split()).replace(":class:`Matrix`", "`matrix`")
+        about = " ".join(part["description"].split())
         parts += ["", f"### `{key}`", "", about]
         if name != "Cell":  # its keys are those of the matrix
             parts += ["", *_table(part)]

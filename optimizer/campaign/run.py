@@ -339,23 +339,21 @@ def run_file(options: argparse.Namespace, command: Sequence[str]) -> int:
             run_campaign(run, watcher, options.jobs, options.scheduler)
         saved = read_state(folder)
         tables = gather(folder, saved)
-        left_out = [write_tables(tables, folder)]
+        write_tables(tables, folder)
         notes = [
             f"baseline {name!r} is in no study; optimize report of one lists what it has" for name in tables.missing
         ]
         write_json(folder / "summary.json", _summary_json(saved, tables, options.file))
         written = report(folder)
-        left_out.append(written.without_png)
-        notes.append("; ".join(filter(None, left_out)))
     if options.json:
         rows = {name: getattr(tables, name) for name in ("results", *SUMMARIES)}
         print(json.dumps({**saved, **rows}, indent=2))
     else:
         make_console().print(render_summary(run, tables), crop=False)
         print(written.page)
-    for note in filter(None, notes):
+    for note in notes:
         print(f"optimize: {note}", file=sys.stderr)
     if run.interrupted:
-        print(f"optimize: interrupted; resume with: {shlex.join(command)}", file=sys.stderr)
+        print(f"optimize: interrupted; what was tried is kept; resume with: {shlex.join(command)}", file=sys.stderr)
         return EXIT_INTERRUPTED
     return run.exit_code

@@ -181,9 +181,10 @@ def _config(file: CampaignFile, axes: dict[str, Any], loc: Loc) -> StudyConfig:
     except UsageError as error:
         for name in Settings.model_fields:
             if error.what.startswith(f"{option(name)} "):
-                raise file.error(("settings", name), error.what, error.hint) from error
-        axis = next((a for a in AXES if f"--{a.replace('_', '-')} " in error.what), "model")
-        raise file.error(_place(file, loc, axis, axes[axis]), error.what, error.hint) from error
+                raise file.error(("settings", name), as_keys(error.what), as_keys(error.hint)) from error
+        axis = next((a for a in AXES if f"{option(a)} " in error.what), "model")
+        where = _place(file, loc, axis, axes[axis])
+        raise file.error(where, as_keys(error.what), as_keys(error.hint)) from error
     if config.rate is not None and not names_file(config.model):
         what = f"a rate has no effect on {config.model!r}, whose requests do not arrive"
         raise file.error(_place(file, loc, "rate", axes["rate"]), what, "give a workload's file")
@@ -302,3 +303,9 @@ def _check_names(file: CampaignFile, found: list[Planned]) -> None:
         other = names.setdefault(study.name, study)
         if other is not study:
             raise file.error(("matrix",), f"two studies have one name, {study.name!r}", "change one of them")
+
+
+def as_keys(text: str) -> str:
+    """Return a text about options with the keys of a campaign file: ``--max-stages`` → ``max_stages``."""
+    keys = {option(name): name for name in StudyConfig.model_fields}
+    return re.sub(r"--[a-z-]+", lambda found: keys.get(found[0], found[0]), text)

@@ -37,6 +37,7 @@ SUMMARIES = ("summary", "fronts", "gains", "rates", "expected", "indicators", "e
 
 Row = dict[str, Any]
 _POOLED = ("seed",)
+_VAGUE = 0.05  # relative half width of an interval from which on the end of a campaign says so
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -150,15 +151,6 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
     )
 
 
-def verdict_of(row: Row) -> str:
-    """Return in words whether the best other plan of a row of the summary is better than the best baseline."""
-    if row["ratio"] is None:
-        return ""
-    objective = _objective(row)
-    how = objective.smaller if row["ratio"] > 1.0 else objective.larger
-    return f"significantly {how}" if row["significant"] else "not significant"
-
-
 AGAINST = "best other plan against the best baseline"
 """Heading of :func:`against_baseline`."""
 
@@ -189,13 +181,64 @@ def _objective(row: Row) -> Objective:
     return OBJECTIVES.get(str(row.get("objective") or "").split(",")[0], LATENCY)
 
 
+def how_known(tables: Tables) -> str:
+    """Return ``predicted`` and a space before figures that are all predicted, or ""."""
+    return "predicted " if tables.summary and all(row["predicted"] for row in tables.summary) else ""
+
+
+def vague_text(results: Sequence[Row]) -> str:
+    """Return how many best plans are known only vaguely, in a sentence; "" without any."""
+    best = [r for r in results if r["plan"] == "best" and not r["predicted"] and r["value"] and r["value_high"]]
+    wide = {row["study"]: (row["value_high"] - row["value_low"]) / 2 / row["value"] for row in best}
+    vague = [study for study, width in wide.items() if width > _VAGUE]
+    if not vague:
+        return ""
+    widest = max(vague, key=lambda study: wide[study])
+    return (
+        f"The 95 % interval of {len(vague)} of {plural(len(wide), 'best plan')} that were measured is wider than "
+        f"± {percent(_VAGUE)}, as beside other work; the widest: ± {percent(wide[widest])} ({widest})"
+    )
+
+
+def cell_text(row: Row, axes: Sequence[str]) -> str:
+    """Return what tells a row from the others in a line; an axis that is left to its default is not named."""
+    words = [
+        f"{axis.replace('_', ' ')} {row[axis]:g}" if isinstance(row[axis], int | float) else named(row[axis])
+        for axis in axes
+        if row[axis] is not None
+    ]
+    return " · ".join(words)
+
+
+def explained_text(rows: Sequence[Row]) -> str:
+    """Return how much of the variance of latencies work explains where it explains least, in a sentence."""
+    measured = [r for r in rows if r["evaluator"] != "cost-model"]
+    worst = min(measured or rows, key=lambda r: float(r["flops"]))
+    return (
+        f"A straight line through the work of the models explains {percent(worst['flops'], 1)} of the variance of "
+        f"their latencies where it explains least ({group_text(worst)}); with memory accesses it is "
+        f"{percent(worst['flops_and_memory'], 1)}."
+    )
+
+
+def device_text(row: Row) -> str:
+    """Return the device of a row in words, as ``measured here on cpu0``."""
+    known = [str(row[axis]) for axis in GROUP if row[axis] is not None]
+    return "measured here on " + known[-1] if known[0] == "litert" and len(known) > 1 else " · ".join(known)
+
+
+def group_text(row: Row) -> str:
+    """Return the models and the device of a row of ``explained`` in words."""
+    return f"{'all models' if row['family'] == 'all' else row['family']}, {device_text(row)}"
+
+
 def shown_axes(rows: Sequence[Row]) -> list[str]:
     """Return the axes that a table of the summary shows: the model, and those of several values."""
     return [a for a in AXES if a == "model" or (a not in _POOLED and len({json.dumps(r[a]) for r in rows}) > 1)]
 
 
-def write_tables(tables: Tables, folder: Path) -> str:
-    """Write each table that has rows as CSV, and the first also as Parquet; return why Parquet is missing, or "".
+def write_tables(tables: Tables, folder: Path) -> None:
+    """Write each table that has rows as CSV, and the first also as Parquet where the extra ``parquet`` is installed.
 
     Raises:
         RunFolderError: a file cannot be written.
@@ -209,17 +252,16 @@ def write_tables(tables: Tables, folder: Path) -> str:
     parquet = folder / "results.parquet"
     parquet.unlink(missing_ok=True)  # it may not be written again here
     if not tables.results:
-        return ""
+        return
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
-        return "results.parquet is not written: pip install 'partition-optimizer[parquet]'"
+        return
     table = pa.Table.from_pylist([{k: _scalar(v) for k, v in row.items()} for row in tables.results])
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
     write_atomic(parquet, sink.getvalue().to_pybytes())
-    return ""
 
 
 def to_csv(rows: Sequence[Row]) -> str:
@@ -254,6 +296,8 @@ def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
     for name, entry in {"best": result["best"], **result["baselines"]}.items():
         found = entry["latency_ms"] or {}  # in the objective's unit, whatever the key says
         low, high = found.get("ci95", (None, None))
+        if low == high:  # of a single prediction
+            low = high = None
         mine = result if name == "best" else {}
         speedup = mine.get("speedup") or {}
         ratio_low, ratio_high = speedup.get("ci95", (None, None))
@@ -268,6 +312,7 @@ def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
                 **_in_ms(objective, latency_ms=found.get("median"), ci_low_ms=low, ci_high_ms=high),
                 "samples": None if found.get("source") == "predicted" else found.get("samples"),
                 "predicted": bool(result.get("predicted")),
+                "source": found.get("source"),
                 "over_best": slower.get("ratio"),
                 "over_best_low": over_low,
                 "over_best_high": over_high,
@@ -473,17 +518,18 @@ def _expected(expected: Expectation, results: Sequence[Row]) -> Row:
     by_study: dict[str, dict[str, Row]] = {}
     for row in rows:
         by_study.setdefault(row["study"], {})[row["plan"]] = row
-    values = []
+    values, in_final = [], True
     for plans in by_study.values():
         plan, over = plans.get(expected.plan), plans.get(expected.over or "")
         if plan is None or not plan["value"]:
             continue
+        in_final = in_final and plan["source"] != "search" and (over is None or over["source"] != "search")
         if expected.metric == "latency_ms" and plan["latency_ms"]:
             values.append(plan["latency_ms"])
         elif expected.metric == "speedup" and plans["best"]["ratio"]:
             values.append(plans["best"]["ratio"])
         elif expected.metric == "ratio" and over is not None and over["value"]:
-            values.append(plan["value"] / over["value"])
+            values.append(_over(plan, over))
     ours = statistics.median(values) if values else None
     ratio = ours / expected.paper if ours is not None else None
     return {
@@ -492,11 +538,20 @@ def _expected(expected: Expectation, results: Sequence[Row]) -> Row:
         "ours_low": min(values, default=None),
         "ours_high": max(values, default=None),
         "studies": len(values),
+        "in_final": in_final,
         "ratio": ratio,
         "tolerance": expected.tolerance,
         "within": abs(ratio - 1.0) <= expected.tolerance if ratio is not None else None,
         "source": expected.source,
     }
+
+
+def _over(plan: Row, over: Row) -> float:
+    """Return how many times another plan's value a plan's is: as the final found it, or else of the two medians."""
+    shares = [1.0 if row["plan"] == "best" else row["over_best"] for row in (plan, over)]
+    if all(shares):
+        return float(shares[0] / shares[1])
+    return float(plan["value"] / over["value"])
 
 
 def mean_excess(rows: Sequence[Row]) -> dict[str, list[float]]:
@@ -537,6 +592,7 @@ def _indicator_row(head: Mapping[str, Any], study: Study) -> Row | None:
         "cache_bytes": cache_bytes,
         **asdict(indicators(study.graph, cache_bytes)),
         "latency_ms": latency["median"],
+        **dict(zip(("ci_low_ms", "ci_high_ms"), latency["ci95"], strict=True)),
     }
 
 

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from optimizer.campaign.table import (
-    GROUP,
+    AGAINST,
     Row,
     Tables,
+    against_baseline,
     better_word,
+    cell_text,
+    device_text,
+    explained_text,
     front_text,
     fronts_of,
     gain_text,
     gather,
+    group_text,
+    how_known,
     makespan_text,
     mean_excess,
     named,
@@ -24,10 +31,11 @@ from optimizer.campaign.table import (
     ratio_heading,
     read_state,
     shown_axes,
-    verdict_of,
+    vague_text,
 )
 from optimizer.report.document import Block, Cell, Code, Column, Document, Figure, Section, Table, Text, headed, listed
 from optimizer.report.plots import forest
+from optimizer.report.study import at_two_widths
 from optimizer.report.svg import Plot, Scale, around, text_width
 from search_spaces.core.wording import percent, plural
 
@@ -97,36 +105,46 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
         yield Text(f"{rate_text(row, axes)}.")
     if text := makespan_text(tables.results):
         yield Text(f"{text[0].upper()}{text[1:]}.")
-    names = [" · ".join(named(row[a]) for a in axes) for row in tables.summary]
-    head = headed(*(Column(a.replace("_", " ")) for a in axes), f"studies|d; {_how(tables)}best|.4g; unit")
-    ratio = headed(f"{ratio_heading(tables.summary)}|.4f; 95 % from|.4f; to|.4f; verdict")
+    names = [cell_text(row, axes) for row in tables.summary]
+    best = f"{how_known(tables)}best|.4g; unit{'; predicted' if not how_known(tables) else ''}"
+    head = headed(f"study; studies|d; {best}; {AGAINST}; times as good")
     rows = tuple(
-        (*(named(r[a]) for a in axes), r["studies"], r["best"], r["unit"], *(_ratio(r) if compared else ()))
+        (
+            *(cell_text(r, axes), r["studies"], r["best"], r["unit"]),
+            *(() if how_known(tables) else ("yes" if r["predicted"] else "",)),
+            *(against_baseline(r), _times(r)),
+        )
         for r in tables.summary
     )
-    yield Table("Summary", (*head, *(ratio if compared else ())), rows, group=len(axes))
-    drawn = [
+    yield Table("Summary", head, rows)
+    if compared:
+        yield Text(
+            "The best baseline is the best plan of one stage, or of several models the best baseline of all. The best "
+            "other plan is any other one, also one of a published cut criterion.",
+            "note",
+        )
+    if text := vague_text(tables.results):
+        yield Text(f"{text}.", "note")
+    ratios = [
         (n, float(r["ratio"]), float(r["ratio_low"]), float(r["ratio_high"]))
         for n, r in zip(names, tables.summary, strict=True)
         if r["ratio"] is not None
     ]
-    if drawn:
+    if ratios:
         heading = ratio_heading(tables.summary)
-        yield Figure(
+        yield at_two_widths(
             "ratios",
-            forest(drawn, heading),
+            partial(forest, ratios, heading),
             f"{heading[0].upper()}{heading[1:]}, with the 95 % interval: over "
             "seeds and repetitions where there are several, else that of the study's final comparison.",
         )
 
 
-def _how(tables: Tables) -> str:
-    """Return ``predicted`` and a space before figures that are all predicted, or ""."""
-    return "predicted " if tables.summary and all(row["predicted"] for row in tables.summary) else ""
-
-
-def _ratio(row: Row) -> tuple[Cell, ...]:
-    return row["ratio"], row["ratio_low"], row["ratio_high"], verdict_of(row)
+def _times(row: Row) -> str:
+    """Return how many times as good as the best baseline the best other plan is, with its interval."""
+    if row["ratio"] is None:
+        return ""
+    return f"{row['ratio']:.3f} [{row['ratio_low']:.3f}, {row['ratio_high']:.3f}] times"
 
 
 def _paper(tables: Tables) -> Iterator[Block]:
@@ -136,7 +154,10 @@ def _paper(tables: Tables) -> Iterator[Block]:
     columns = headed("what; paper|.4g; ours|.4g; least|.4g; most|.4g; ours / paper|.3f; tolerance|.0%; within; source")
     values = itemgetter("name", "paper", "ours", "ours_low", "ours_high", "ratio", "tolerance")
     said = {None: "not measured", True: "yes", False: "no"}
-    rows = tuple((*values(r), said[r["within"]], r["source"]) for r in tables.expected)
+    rows = tuple(
+        (*values(r), said[r["within"]] + ("" if r["in_final"] else "; not in the final"), r["source"])
+        for r in tables.expected
+    )
     yield Table("Published and measured", columns, rows)
 
 
@@ -177,8 +198,9 @@ def _curves(tables: Tables) -> Iterator[Block]:
 
 def _studies(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
     best = {r["study"]: r for r in tables.results if r["plan"] == "best"}
-    found = f"{_how(tables)}best"
-    columns = headed(f"study; state; {found}|.4g; 95 % from|.4g; to|.4g; unit; K|d; gap to the model|+.1%; remark")
+    found = f"{how_known(tables)}best"
+    head = f"study; state; {found}|.4g; 95 % from|.4g; to|.4g; unit; stages|d; above the model's bound|+.1%; remark"
+    columns = headed(head)
     rows: list[tuple[Cell, ...]] = []
     for study in state["studies"]:
         row = best.get(study["name"], {})
@@ -192,7 +214,7 @@ def _plans(tables: Tables) -> Iterator[Block]:
     if not tables.results:
         return
     columns = headed(
-        f"study; plan; stages|d; {_how(tables).strip() or 'median'}|.4g; 95 % from|.4g; to|.4g; unit; samples|d; "
+        f"study; plan; stages|d; {how_known(tables).strip() or 'median'}|.4g; 95 % from|.4g; to|.4g; unit; samples|d; "
         "relative to the best plan|.3f; 95 % from|.3f; to|.3f"
     )
     measured = ("value", "value_low", "value_high", "unit", "samples")
@@ -218,14 +240,7 @@ def _explained(tables: Tables) -> Iterator[Block]:
     """Return a picture of each R², the same as numbers, and the indicators of each model."""
     if not tables.explained:
         return
-    measured = [r for r in tables.explained if r["evaluator"] != "cost-model"]
-    worst = min(measured or tables.explained, key=lambda r: float(r["flops"]))
-    yield Text(
-        f"A straight line through the work of the models explains {percent(worst['flops'], 1)} of the variance of "
-        f"their latencies where it explains least ({_group(worst)}); with memory accesses it is "
-        f"{percent(worst['flops_and_memory'], 1)}.",
-        "answer",
-    )
+    yield Text(explained_text(tables.explained), "answer")
     yield Text(
         "Accesses are estimates from the sizes of tensors, not counts of hardware counters. Each line has an "
         "intercept; “work and memory accesses” has two slopes, so it is never below either. A cost model "
@@ -234,10 +249,11 @@ def _explained(tables: Tables) -> Iterator[Block]:
     )
     columns = headed("where; models|d", *(Column(f"R² {name}", ".4f") for name in _INDICATORS.values()))
     rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (_group(r), r["models"], *(r[name] for name in _INDICATORS)) for r in tables.explained
+        (group_text(r), r["models"], *(r[name] for name in _INDICATORS)) for r in tables.explained
     )
     table = Table("How much of the variance of latency each explains", columns, rows)
-    yield Figure("explained", _explained_plot(tables.explained), "R² of a straight line through each indicator.", table)
+    caption = "R² of a straight line through each indicator."
+    yield at_two_widths("explained", partial(_explained_plot, tables.explained), caption, table)
     yield Text(
         "A line that explains much of the variance may still be wrong about a network that it was not fitted to. Each "
         "network of a family is predicted from the others of its family, and each family from the other families.",
@@ -253,7 +269,7 @@ def _left_out(rows: Sequence[Row]) -> Table:
     columns = headed("left out", *(f"{_INDICATORS[name]}: {shown[part]}, 95 %" for name, part in parts))
     cells = tuple(
         (
-            f"each family, {_where(r)}" if r["family"] == "all" else f"each of {_group(r)}",
+            f"each family, {device_text(r)}" if r["family"] == "all" else f"each of {group_text(r)}",
             *(_interval(r, f"{name}_error_{part}") for name, part in parts),
         )
         for r in rows
@@ -270,27 +286,28 @@ def _interval(row: Row, name: str) -> str:
 def _indicators(rows: Sequence[Row]) -> Table:
     columns = headed(
         "model; where; million MACs|,.1f; million parameters|,.3f",
-        "million first-level accesses|,.1f; million memory accesses|,.2f; best plan, ms|.4g",
+        "million first-level accesses|,.1f; million memory accesses|,.2f; best plan, ms|.4g; 95 % from|.4g; to|.4g",
     )
+    took = itemgetter("latency_ms", "ci_low_ms", "ci_high_ms")
     cells = tuple(
-        (r["model"], _where(r), *(r[name] / 1e6 for name in list(_INDICATORS)[:4]), r["latency_ms"]) for r in rows
+        (r["model"], device_text(r), *(r[name] / 1e6 for name in list(_INDICATORS)[:4]), *took(r)) for r in rows
     )
     return Table("Indicators of each model", columns, cells)
 
 
-def _explained_plot(rows: Sequence[Row]) -> str:
+def _explained_plot(rows: Sequence[Row], width: float = _WIDTH) -> str:
     families = list(dict.fromkeys(str(r["family"]) for r in rows))
-    devices = list(dict.fromkeys(_where(r) for r in rows))
+    devices = list(dict.fromkeys(device_text(r) for r in rows))
     left = 24 + max(text_width(name) for name in _INDICATORS.values())
     height = 40 + len(families) * (len(_INDICATORS) * _ROW + 28) + 44
     description = "; ".join(
-        f"{_group(r)}: {', '.join(f'{name} {r[key]:.3f}' for key, name in _INDICATORS.items())}" for r in rows
+        f"{group_text(r)}: {', '.join(f'{name} {r[key]:.3f}' for key, name in _INDICATORS.items())}" for r in rows
     )
-    plot = Plot("explained", "How much of the variance of latency each indicator explains", description, _WIDTH, height)
+    plot = Plot("explained", "How much of the variance of latency each indicator explains", description, width, height)
     least = min(0.9, *(float(r[name]) for r in rows for name in _INDICATORS))
-    x = Scale(least - 0.02, 1.005, left, _WIDTH - 20)
+    x = Scale(least - 0.02, 1.005, left, width - 20)
     plot.axis_x(x, height - 44, 30, "R² of a straight line")
-    plot.legend(left, 18, [(_MARKS[i % 4], device) for i, device in enumerate(devices)])
+    plot.legend(left if width >= _WIDTH else 8, 18, [(_MARKS[i % 4], device) for i, device in enumerate(devices)])
     y = 36.0
     for family in families:
         plot.text(8, y + 16, "all models" if family == "all" else family, style="s")
@@ -299,16 +316,7 @@ def _explained_plot(rows: Sequence[Row]) -> str:
             plot.text(left - 10, y + 4, shown, anchor="end", style="m")
             for row in rows:
                 if row["family"] == family:
-                    mark = _MARKS[devices.index(_where(row)) % 4]
-                    plot.mark(x(row[name]), y, mark, f"{_group(row)}, {shown}: {row[name]:.4f}", 4.5)
+                    mark = _MARKS[devices.index(device_text(row)) % 4]
+                    plot.mark(x(row[name]), y, mark, f"{group_text(row)}, {shown}: {row[name]:.4f}", 4.5)
             y += _ROW
     return plot.svg()
-
-
-def _where(row: Row) -> str:
-    named = [str(row[axis]) for axis in GROUP if row[axis] is not None]
-    return "measured here on " + named[-1] if named[0] == "litert" and len(named) > 1 else " · ".join(named)
-
-
-def _group(row: Row) -> str:
-    return f"{'all models' if row['family'] == 'all' else row['family']}, {_where(row)}"

@@ -32,6 +32,8 @@ def _block(block: Block, plots: str) -> Iterator[str]:
         yield _table(block)
     elif isinstance(block, Figure):
         yield f"![{escaped(block.caption)}]({plots}/{block.name}.svg)\n\n{escaped(block.caption)}"
+        if block.table is not None:
+            yield _table(block.table)
 
 
 def _table(table: Table) -> str:

@@ -229,9 +229,10 @@ def forest(rows: Sequence[tuple[str, float, float, float]], label: str, width: f
         rows: name, ratio, and the ends of its interval.
         label: of the axis of ratios.
     """
-    row = 26.0
+    row, left = 26.0, min(400.0, 16 + max(text_width(name) for name, *_ in rows))
+    if width < WIDTH:  # a narrow picture has the names above their rows
+        row, left = 44.0, 8.0
     height = row * len(rows) + 60
-    left = min(400.0, 16 + max(text_width(name) for name, *_ in rows))
     plot = Plot(
         "ratios", "Ratios with intervals", "; ".join(f"{name}: {figure(r)}" for name, r, *_ in rows), width, height
     )
@@ -241,7 +242,10 @@ def forest(rows: Sequence[tuple[str, float, float, float]], label: str, width: f
     plot.line([(x(1.0), 4), (x(1.0), height - 44)], "axis")
     for i, (name, ratio, low, high) in enumerate(rows):
         y = 6 + row * (i + 0.5)
-        plot.text(left - 10, y + 4, name[:56], anchor="end")
+        if width < WIDTH:
+            plot.text(left, y - 10, _fitted(name, width))
+        else:
+            plot.text(left - 10, y + 4, name if len(name) <= 56 else f"{name[:55]}…", anchor="end")
         tip = f"{name}: {figure(ratio)} [{figure(low)}, {figure(high)}]"
         plot.line([(x(low), y), (x(high), y)], "ci", tip)
         plot.mark(x(ratio), y, "search", tip, 4.5)

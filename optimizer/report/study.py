@@ -219,7 +219,7 @@ def _front(study: Study) -> Iterator[Block]:
     ]
     knee = next(i for i, each in enumerate(front["plans"]) if each["knee"])
     titles, names = [f"{o.title}, {o.shown_unit}" for o in objectives[:2]], [str(row[-2]) for row in rows]
-    yield _drawn(
+    yield at_two_widths(
         "front",
         partial(plots.front, [tuple(row[:2]) for row in rows], every, titles, knee, names),
         "Every plan that was tried, by its first two objectives. The line joins the plans that no other one beats "
@@ -379,7 +379,7 @@ def _baselines(study: Study) -> Iterator[Block]:
     if names:
         yield meanings
     if measured := () if study.predicted else spreads(study):
-        yield _drawn(
+        yield at_two_widths(
             "samples",
             partial(plots.distributions, measured, unit),
             "Every sample is a dot, the median a stroke, its 95 % interval a line. Samples of the search are scaled to "
@@ -387,7 +387,7 @@ def _baselines(study: Study) -> Iterator[Block]:
         )
 
 
-def _drawn(name: str, draw: Callable[..., str], caption: str, table: Table | None = None) -> Figure:
+def at_two_widths(name: str, draw: Callable[..., str], caption: str, table: Table | None = None) -> Figure:
     """Return a figure that is drawn for broad and for narrow screens."""
     return Figure(name, draw(), caption, table, narrow=draw(width=plots.NARROW))
 
@@ -423,7 +423,7 @@ def _timeline(study: Study, drawn: tuple[Bar, ...]) -> Iterator[Block]:
     what = "Stages by processor"
     if any(bar.inferences for bar in drawn):
         what = f"Stages by processor, of {STREAMED} inferences that follow each other (stage·inference)"
-    yield _drawn(
+    yield at_two_widths(
         "timeline",
         partial(plots.timelines, drawn, kinds),
         f"{what}; {source}; on one scale. viewers/trace.json holds the same for ui.perfetto.dev.{unseen}"
@@ -444,7 +444,7 @@ def _stages(study: Study, found: tuple[Point, ...]) -> Iterator[Block]:
     counts = {k: sum(1 for p in found if p.stages == k) for k in best}
     rows = tuple((k, counts[k], s * 1e3) for k, s in best.items())
     columns = headed(f"stages|d; plans|,d; best {_how(study)}|.4g")
-    yield _drawn(
+    yield at_two_widths(
         "stages",
         partial(plots.by_stages, found, best, _how(study)),
         "Each plan by its number of stages, points of one number side by side; lines join the best of neighbouring "
@@ -471,7 +471,7 @@ def _history(study: Study, found: tuple[Point, ...]) -> Iterator[Block]:
         wrong = percent((bound or 0.0) / min(below) - 1.0, 1)
         plans, was = plural(len(below), "plan"), "was" if len(below) == 1 else "were"
         dashed += f" It is no limit: predictions have an error, and {plans} {was} measured below it, by up to {wrong}."
-    yield _drawn(
+    yield at_two_widths(
         "history",
         partial(plots.optimisation, found, bound / 1e3 if bound else None, _how(study), name),
         f"Plans in the order in which they were tried.{_of_search(study)}{dashed}",
@@ -493,7 +493,7 @@ def _predicted(study: Study, found: tuple[Point, ...]) -> Iterator[Block]:
     )
     if text := _ranking([(p.predicted_s, p.latency_s) for p in found if p.predicted_s and not p.raced]):
         yield Text(text)
-    yield _drawn(
+    yield at_two_widths(
         "predicted",
         partial(plots.predicted, found),
         "Plans on the dotted line are predicted right. Plans beyond the scale are not drawn; the table of the search "

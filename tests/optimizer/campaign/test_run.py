@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +71,23 @@ def test_a_campaign_ends_with_tables_and_a_report(tmp_path: Path, capsys: pytest
     assert (tmp_path / "again" / "report.md").is_file()
     pyarrow = pytest.importorskip("pyarrow.parquet", reason="Parquet needs the extra 'parquet'")
     assert pyarrow.read_table(out / "results.parquet").num_rows == len(results)
+
+
+def test_a_campaign_runs_in_a_terminal(tmp_path: Path) -> None:
+    text = f"name: x\nmatrix: {{model: {MODEL}, evaluator: synthetic, allow: cuts, sampler: random, budget: [2, 3]}}\n"
+    words = ["run", str(written(tmp_path, text)), "--out", str(tmp_path / "out")]
+    terminal, inside = pty.openpty()
+    with os.fdopen(terminal, "rb", buffering=0) as shown:
+        code = [sys.executable, "-m", "optimizer.cli", *words]
+        with subprocess.Popen(code, stdin=inside, stdout=inside, stderr=inside) as process:
+            os.close(inside)
+            text = ""
+            with contextlib.suppress(OSError):  # of a terminal that nothing has open any more
+                while chunk := shown.read(1 << 16):
+                    text += chunk.decode(errors="replace")
+        assert process.returncode == 0, text
+    assert "2 of 2 studies are done" in text
+    assert "trials" in text  # the bar
 
 
 def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
@@ -291,7 +313,7 @@ def test_a_dry_run_of_what_cannot_run_fails_as_the_run_would(
     text = f"name: x\nmatrix: {{model: {MODEL}, evaluator: cost-model, platform: [pixel4, null], budget: 3}}\n"
     path = written(tmp_path, text)
     assert main(["run", str(path), "--out", str(tmp_path / "out"), "--dry-run"]) == 2
-    assert "will fail" in capsys.readouterr().out
+    assert "1 study will fail: " in " ".join(capsys.readouterr().out.split())
     assert main(["run", str(path), "--out", str(tmp_path / "out"), "-q"]) == 2
 
 
