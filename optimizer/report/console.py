@@ -351,15 +351,20 @@ def _stages(result: Result, plan: Plan) -> Table:
     title = f"{kind}: {figure_text(samples.median, interval, unit)}" if samples and interval else kind
     if samples and result.objective.aggregation == "busiest":
         title += f", {1.0 / samples.median:.4g} results a second"
-    rows = []
+    rows, measured = [], result.measurement(plan)
+    events = measured.timeline.events if measured and measured.timeline and not plan.is_chain else ()  # some overlap
+    begins = {e.stage: f"{e.start_s * 1e3:.4g}" for e in sorted(events, key=lambda e: -e.start_s)}
     for index, stage in enumerate(plan.stages):
         if index == _MOST_STAGES_SHOWN and len(plan.stages) > _MOST_STAGES_SHOWN + 1:
-            rows.append(("…", plural(len(plan.stages) - index, "more stage"), "", "", ""))
+            rows.append(("…", plural(len(plan.stages) - index, "more stage"), "", "", *([""] if begins else []), ""))
             break
         stage_ms = f"{stage_s[index] * 1e3:.4g}" if stage_s else ""
         what = describe_operators(result.graph, stage.operators)
-        rows.append((str(index), what, stage.processor, stage_ms, crossing(result.graph, stage.operators) or "–"))
-    return table((">stage", "operators", "processor", f">{result.objective.stage_unit}", ">transfers"), rows, title)
+        crosses = crossing(result.graph, stage.operators) or "–"
+        begin = [begins.get(index, "")] if begins else []
+        rows.append((str(index), what, stage.processor, stage_ms, *begin, crosses))
+    heads = ("processor", f">{result.objective.stage_unit}", *([">begins at, ms"] if begins else []), ">transfers")
+    return table((">stage", "operators", *heads), rows, title)
 
 
 def _workload_head(result: WorkloadResult) -> Text:
