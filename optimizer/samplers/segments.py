@@ -37,6 +37,7 @@ _NEAR = 1.3  # the other axis is tried if the model's time grows by less than th
 _LEAST, _MOST = 0.1, 10.0  # limits of a correction; beyond them something else went wrong
 _CODES = 64  # placements of a segment's runs that are all tried as neighbours
 _RUNS = 48  # of a segment that are moved at a time
+_SAME = 1e-9  # relative differences of rounding
 
 Key = tuple[int, int, str, str]
 
@@ -69,6 +70,7 @@ class SegmentProposer:
         self._factors: dict[Key, dict[float, list[float]]] = {}
         self._copies: list[float] = []
         self._axes: set[How | None] = set()
+        self._optimum: tuple[object, tuple[Block, ...]] | None = None  # what the model had learned, and its best blocks
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
         """Record a trial, in the order of trials."""
@@ -134,8 +136,22 @@ class SegmentProposer:
         first, second = (self._shared, self._cuts.propose) if sharing else (self._cuts.propose, self._shared)
         return first() or second()
 
+    def _best(self) -> tuple[Block, ...]:
+        """Return the optimum of the corrected model; it is searched for again once a correction is new.
+
+        A correction by 1, as of predicted studies, is none.
+        """
+        model = self._model
+        factors = {key: tuple(ways) for key, ways in model.corrections.items()}
+        ones = all(abs(factor - 1.0) < _SAME for ways in factors.values() for _, factor in ways)
+        join_s = None if model.join_s_per_byte is None else float(f"{model.join_s_per_byte:.9g}")
+        learned = join_s, None if ones else factors
+        if self._optimum is None or self._optimum[0] != learned:
+            self._optimum = learned, model.best().blocks
+        return self._optimum[1]
+
     def _shared(self) -> Plan | None:
-        blocks = self._model.best().blocks
+        blocks = self._best()
         across = self._across(blocks)
         if across is not None:
             return across
