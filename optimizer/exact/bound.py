@@ -16,32 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
-from optimizer.exact.chain_costs import Seconds, concurrent_sets, exclusive_groups
+from optimizer.exact.chain_costs import OperatorCosts, concurrent_sets, exclusive_groups
 from search_spaces.core.graph import Graph
-from search_spaces.core.platform import Platform
-
-
-class OperatorCosts(Protocol):
-    """The part of a model's costs that the bound reads; see :class:`~optimizer.exact.chain_costs.ChainCosts`."""
-
-    @property
-    def platform(self) -> Platform:
-        """The processors."""
-        ...
-
-    @property
-    def operator_s(self) -> Seconds:
-        """Shape ``(P, n)``."""
-        ...
-
-    @property
-    def overhead_s(self) -> Seconds:
-        """Shape ``(P,)``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from evaluators.base import Session
 from optimizer.exact.bound import Relaxation, model_error, relax
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts
-from optimizer.exact.least import Least, chain_costs, least_chain
+from optimizer.exact.least import chain_costs, least_chain
+from optimizer.exact.solution import Solution
 from optimizer.model.profile import Profile
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
@@ -89,7 +90,7 @@ def model_estimate(
         tables = session.part_costs(graph)
         costs = chain_costs(platform, tables)
         least = least_chain(graph, chain_costs(platform, tables, least=True), price_of(graph, session), most)
-        return ModelEstimate(costs, (least.plan,), _within(space, least, relax(graph, costs)))
+        return ModelEstimate(costs, (least.best,), _within(space, least, relax(graph, costs)))
     costs = profiled.costs(platform)
     found = best_chains(costs, most, optima)
     plans = tuple(chain_plan(graph, chain.cuts, chain.processors) for chain in found)
@@ -112,7 +113,7 @@ def price_of(graph: Graph, session: Session) -> Callable[[Plan], float]:
     return price
 
 
-def _within(space: SearchSpace, least: Least, relaxed: Relaxation) -> Bounds:
+def _within(space: SearchSpace, least: Solution[Plan], relaxed: Relaxation) -> Bounds:
     if isinstance(space, ChainSpace):
-        return Bounds(least.bound_s, least.proven, relaxed, own=True)
-    return Bounds(min(least.bound_s, relaxed.latency_s), False, relaxed, own=True)
+        return Bounds(least.bound, least.proven, relaxed, own=True)
+    return Bounds(min(least.bound, relaxed.latency_s), False, relaxed, own=True)

@@ -28,7 +28,7 @@ from search_spaces.core.wording import plural
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.cuts import every_layer
 
-_POLICY = SamplingPolicy(precision=0.02, max_s=0.3, min_runs=2, max_runs=30)
+POLICY = SamplingPolicy(precision=0.02, max_s=0.3, min_runs=2, max_runs=30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ def profile(
             transfer_s[pair] = max(transfer_s.values(), default=0.0)
             continue
         try:
-            found = _time(session, graph, plan)
+            found = time_plan(session, graph, plan)
         except UnavailableError as error:
             if isinstance(error, DeviceLostError) or all(timing.one_by_one for timing in timings.values()):
                 raise
@@ -253,9 +253,9 @@ class _Timing:
 def _timing(session: Session, graph: Graph, name: str, progress: Callable[[str], None]) -> _Timing:
     """Time the operators in a plan of one stage each; where that fails, share the whole model's time out among them."""
     count = len(graph.operators)
-    whole_s = _time(session, graph, chain_plan(graph, (), [name])).latency_s.median
+    whole_s = time_plan(session, graph, chain_plan(graph, (), [name])).latency_s.median
     try:
-        apart = _time(session, graph, chain_plan(graph, every_layer(graph), [name] * count))
+        apart = time_plan(session, graph, chain_plan(graph, every_layer(graph), [name] * count))
     except DeviceLostError:
         raise
     except UnavailableError as error:
@@ -275,7 +275,7 @@ def _with_help(
     if len(refused) == count or stand_in is None:
         return (math.inf,) * count
     processors = [stand_in if o in refused else name for o in range(count)]
-    found = _time(session, graph, chain_plan(graph, every_layer(graph), processors))
+    found = time_plan(session, graph, chain_plan(graph, every_layer(graph), processors))
     copied = {e.stage: e.copied_s for e in found.timeline.events} if found.timeline else {}
     return tuple(math.inf if o in refused else max(0.0, found.stage_s[o] - copied.get(o, 0.0)) for o in range(count))
 
@@ -291,9 +291,10 @@ def _handing_over(graph: Graph, here: str, there: str, refused: Mapping[str, fro
     return None
 
 
-def _time(session: Session, graph: Graph, plan: Plan) -> Measurement:
+def time_plan(session: Session, graph: Graph, plan: Plan) -> Measurement:
+    """Measure a plan as operators are timed."""
     with closing(session.load(graph, plan)) as candidate:
-        return measure(candidate, _POLICY)
+        return measure(candidate, POLICY)
 
 
 def _pairs(platform: Platform) -> dict[str, tuple[str, str]]:

@@ -74,12 +74,12 @@ def graphs() -> dict[str, Any]:
                     "operators": len(graph.operators),
                     "processors": [p.name for p in platform.processors],
                     "transfers_cheaper": cheaper,
-                    "makespan_ms": found.makespan_s * 1e3,
-                    "bound_ms": found.bound_s * 1e3,
+                    "makespan_ms": found.value * 1e3,
+                    "bound_ms": found.bound * 1e3,
                     "gap": found.gap,
                     "proven": found.proven,
                     "wall_s": found.wall_s,
-                    "stages": len(found.plan.stages),
+                    "stages": len(found.best.stages),
                     "best_alone_ms": whole_s * 1e3,
                 }
             )

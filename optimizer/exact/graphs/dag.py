@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from optimizer.exact.bound import lower_bound
-from optimizer.exact.graphs.cpsat import PROVEN, check_time_limit, relative_gap
+from optimizer.exact.graphs.cpsat import check_time_limit
 from optimizer.exact.graphs.graph_costs import GraphCosts, as_plan, makespan_s
 from optimizer.exact.graphs.segment_model import SegmentPlan, solve_segment
 from optimizer.exact.graphs.segment_plans import (
@@ -29,6 +29,7 @@ from optimizer.exact.graphs.segment_plans import (
 )
 from optimizer.exact.graphs.segment_search import Problem, beam_segment, search_segment
 from optimizer.exact.graphs.segments import Segment, segments
+from optimizer.exact.solution import PROVEN, Solution
 from search_spaces.core.errors import InfeasibleError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage
@@ -43,35 +44,10 @@ Ends = tuple[int | None, int | None]
 ProcessorIndex = int | None
 
 
-@dataclass(frozen=True, slots=True)
-class GraphSolution:
-    """A plan and a bound on better ones.
-
-    Attributes:
-        plan: canonical, unless its order of stages is faster than the canonical one.
-        makespan_s: seconds under the model.
-        bound_s: lower bound under the model.
-        wall_s: seconds that solving took.
-    """
-
-    plan: Plan
-    makespan_s: float
-    bound_s: float
-    wall_s: float
-
-    @property
-    def gap(self) -> float:
-        """How far the plan can be from the best one, relative to the bound."""
-        return relative_gap(self.makespan_s, self.bound_s)
-
-    @property
-    def proven(self) -> bool:
-        """Whether it is optimal, up to the rounding of the solver's integers (1e-5)."""
-        return self.gap <= PROVEN
-
-
-def best_plan(graph: Graph, costs: GraphCosts, time_limit_s: float = 30.0) -> GraphSolution:
+def best_plan(graph: Graph, costs: GraphCosts, time_limit_s: float = 30.0) -> Solution[Plan]:
     """Return the plan with the least makespan that is found in the time, with a bound on all plans.
+
+    The plan is canonical, unless its order of stages is faster than the canonical one.
 
     Raises:
         InfeasibleError: some operator runs on no processor.
@@ -111,7 +87,7 @@ def best_plan(graph: Graph, costs: GraphCosts, time_limit_s: float = 30.0) -> Gr
     plan = as_plan(graph, costs, _stages(costs, steps))
     took_s = makespan_s(graph, costs, plan)
     bound_s = min(took_s, max(least, lower_bound(graph, costs)))
-    return GraphSolution(plan, float(took_s), float(bound_s), time.monotonic() - begin_s)
+    return Solution(plan, float(took_s), float(bound_s), time.monotonic() - begin_s, PROVEN)
 
 
 def list_scheduled(graph: Graph, costs: GraphCosts) -> Plan | None:

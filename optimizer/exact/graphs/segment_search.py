@@ -142,6 +142,12 @@ class _State(NamedTuple):
     begins: bool
     parent: _State | None
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What later operators see of it, beside times: of states with the same key, one may dominate another."""
+        seen = ((o, processor) for o, processor, _ in self.ready)
+        return (self.done, self.processor, self.inside, self.read, *seen)
+
 
 def search_segment(
     problem: Problem, operators: tuple[int, ...], most_s: float, stop_s: float
@@ -166,15 +172,8 @@ def search_segment(
         number += 1
         if number % _LOOK == 0 and time.monotonic() > stop_s:
             return None, bound
-        key = (
-            state.done,
-            state.processor,
-            state.inside,
-            state.read,
-            *((o, processor) for o, processor, _ in state.ready),
-        )
         times = (state.start, state.length, *state.free, *(end for _, _, end in state.ready))
-        others = seen.setdefault(key, [])
+        others = seen.setdefault(state.key, [])
         if any(all(a <= b for a, b in zip(other, times, strict=True)) for other in others):
             continue
         others.append(times)
@@ -192,14 +191,7 @@ def beam_segment(problem: Problem, operators: tuple[int, ...]) -> SegmentPlan | 
     for _ in operators:
         best: dict[tuple[object, ...], tuple[float, int, _State]] = {}
         for number, state in enumerate(child for parent in states for child in _children(problem, parent)):
-            key = (
-                state.done,
-                state.processor,
-                state.inside,
-                state.read,
-                *((o, processor) for o, processor, _ in state.ready),
-            )
-            rated = (_estimate(problem, state), number, state)
+            key, rated = state.key, (_estimate(problem, state), number, state)
             if key not in best or rated < best[key]:
                 best[key] = rated
         states = [state for _, _, state in sorted(best.values())[:_BEAM]]
