@@ -16,6 +16,9 @@ Seconds = NDArray[np.float64]
 Bytes = NDArray[np.float64]
 ChainObjective = Literal["latency", "period"]
 
+NEVER_S = 1e15
+"""Seconds of an unsupported operator where times are multiplied by 0: infinity would give NaN."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OperatorCosts:

@@ -19,11 +19,11 @@ from functools import cached_property
 import numpy as np
 
 from evaluators.simulated import COPY_S_PER_BYTE
-from optimizer.exact.blocks import NEVER_S, Search, block_of
-from optimizer.exact.chain_costs import ChainCosts, Seconds
+from optimizer.exact.blocks import Search, block_of
+from optimizer.exact.chain_costs import NEVER_S, ChainCosts, Seconds
 from optimizer.exact.shared_costs import TILES, SharedTables
 from optimizer.exact.shared_ways import PartEstimates, by_first, pairs_of
-from optimizer.exact.side_by_side import SideBySide, Timed, placed_s, run_s, side_by_side
+from optimizer.exact.side_by_side import Timed, placed_s, run_s
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.rewrites.locality import axis_of
@@ -190,10 +190,6 @@ class SegmentModel:
             own_s = float(timed.run_s[processor, list(stage)].sum()) + float(self.costs.overhead_s[processor])
             found[name] = found.get(name, 0.0) + own_s
         return found
-
-    def apart(self, segment: Segment) -> SideBySide:
-        """Return the ways to place the runs of a segment."""
-        return side_by_side(segment, self.costs)
 
     @cached_property
     def transfers_s(self) -> Seconds:

@@ -12,13 +12,13 @@ import numpy as np
 
 from evaluators.base import Batch, Session
 from evaluators.schedule import Timeline
-from optimizer.exact.blocks import NEVER_S
 from optimizer.exact.bound import relax
 from optimizer.exact.chain import best_chains
-from optimizer.exact.chain_costs import ChainCosts, chain_cost
+from optimizer.exact.chain_costs import NEVER_S, ChainCosts, chain_cost
 from optimizer.exact.graphs.dag import list_scheduled
 from optimizer.exact.graphs.graph_costs import GraphCosts
 from optimizer.exact.segment_model import SegmentModel
+from optimizer.exact.side_by_side import side_by_side
 from optimizer.model.baselines import (
     BRANCHES,
     CHAINS,
@@ -211,7 +211,7 @@ def segment_baselines(
 
 def _tried(model: SegmentModel) -> bool:
     """Return whether all placements of all runs are tried."""
-    return all(model.apart(segment).exact for segment in model.space.branching)
+    return all(side_by_side(segment, model.costs).exact for segment in model.space.branching)
 
 
 def _between(graph: Graph, costs: ChainCosts) -> GraphCosts:

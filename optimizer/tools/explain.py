@@ -27,10 +27,9 @@ from evaluators.workload.outcome import Objective as OfOutcome
 from evaluators.workload.outcome import Outcome
 from evaluators.workload.predicted import WorkloadSimulator
 from optimizer.devices import choose_model_and_platform
-from optimizer.exact.blocks import NEVER_S
 from optimizer.exact.bound import Relaxation, model_error, relax
 from optimizer.exact.chain import best_chains
-from optimizer.exact.chain_costs import ChainCosts, ChainObjective, weighed
+from optimizer.exact.chain_costs import NEVER_S, ChainCosts, ChainObjective, weighed
 from optimizer.exact.least import chain_costs, least_chain
 from optimizer.exact.segment_model import SegmentModel
 from optimizer.files import damage_of

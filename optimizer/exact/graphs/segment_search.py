@@ -16,10 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from optimizer.exact.chain_costs import exclusive_groups
-from optimizer.exact.graphs.graph_costs import GraphCosts
-from optimizer.exact.graphs.segment_model import SegmentPlan
-from optimizer.exact.graphs.segments import Segment
-from search_spaces.core.graph import Graph
+from optimizer.exact.graphs.segment_plans import SegmentCosts, SegmentPlan
 
 _BEAM = 100  # partial plans kept at each depth
 _LOOK = 256  # expansions between two checks of the time
@@ -57,10 +54,9 @@ class Problem:
     entry_processor: int | None
 
     @classmethod
-    def make(
-        cls, graph: Graph, costs: GraphCosts, segment: Segment, entry_processor: int | None, exit_processor: int | None
-    ) -> Problem:
+    def make(cls, of: SegmentCosts, exit_processor: int | None) -> Problem:
         """Return the problem of a segment."""
+        graph, costs, segment = of.graph, of.costs, of.segment
         local = {o: i for i, o in enumerate((*segment.operators, *([] if segment.entry is None else [segment.entry])))}
         count, processors = len(segment.operators), costs.platform.processors
         every = range(len(processors))
@@ -103,7 +99,7 @@ class Problem:
             tuple(tuple((bit, tuple(there)) for bit, there in found.items()) for found in tails),
             tuple(groups),
             tuple(min(w * s for w, s in zip(weight, row, strict=True)) for row in seconds),
-            entry_processor,
+            of.entry_processor,
         )
 
     @property

@@ -17,7 +17,7 @@ from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.graphs.dag import best_plan
 from optimizer.exact.graphs.graph_costs import GraphCosts, makespan_s, simulate
 from optimizer.exact.graphs.segment_model import solve_segment
-from optimizer.exact.graphs.segment_plans import SegmentCosts, improved, list_schedule, segment_cost
+from optimizer.exact.graphs.segment_plans import SegmentCosts, improved, list_schedule
 from optimizer.exact.graphs.segment_search import Problem, search_segment
 from optimizer.exact.graphs.segments import Segment, segments
 from search_spaces.core.errors import InfeasibleError, PlanError, UsageError
@@ -103,10 +103,11 @@ def test_the_solver_proves_what_the_search_finds(graph: Graph, platform: Platfor
     parts = segments(graph)
     segment = max(parts, key=lambda s: len(s.operators))
     entry = 0 if segment.entry is not None else None
-    answer = solve_segment(graph, costs, segment, entry, None, 600.0)  # however slow the machine is
+    of = SegmentCosts(graph, costs, segment, entry)
+    answer = solve_segment(of, None, 600.0)  # however slow the machine is
     assert answer is not None
-    seconds = segment_cost(graph, costs, segment, entry, answer.stages, continued=answer.continued)
-    known = list_schedule(graph, costs, segment, entry, None)
+    seconds = of.seconds(answer.stages, continued=answer.continued)
+    known = list_schedule(of, None)
     assert known is not None
     assert seconds <= known.cost_s * (1 + 1e-5) + 1e-9
     assert answer.bound_s <= seconds * (1 + 1e-9)
@@ -196,7 +197,7 @@ def test_a_reader_that_has_run_is_no_longer_waited_for() -> None:
         cores, np.array([seconds] * 3), np.full(3, 1e-4), np.full((len(graph.tensors), 3, 3), 3e-4) * (1 - np.eye(3))
     )
     (segment,) = segments(graph)
-    problem = Problem.make(graph, costs, segment, None, None)
+    problem = Problem.make(SegmentCosts(graph, costs, segment, None), None)
     plan, bound_s = search_segment(problem, segment.operators, 2.2e-3, time.monotonic() + 60.0)
     assert plan is not None
     assert plan.cost_s == bound_s == pytest.approx(2.1e-3)
@@ -217,10 +218,10 @@ def test_a_large_graph_takes_no_longer_than_its_list_schedule(seed: int) -> None
     costs = GraphCosts(
         platform, rng.uniform(1.0, 4.0, (4, count)), rng.uniform(0.0, 0.3, 4), rng.uniform(0.0, 0.5, (count + 1, 4, 4))
     )
-    whole = Segment(None, tuple(range(count)), None)
-    known = list_schedule(graph, costs, whole, None, None)
+    whole = SegmentCosts(graph, costs, Segment(None, tuple(range(count)), None), None)
+    known = list_schedule(whole, None)
     assert known is not None
-    better = improved(SegmentCosts(graph, costs, whole, None), None, known, 0.2)
+    better = improved(whole, None, known, 0.2)
     assert better.cost_s <= known.cost_s
     stages = (Stage(operators, platform.processors[on].name) for operators, on in better.stages)
     assert makespan_s(graph, costs, Plan(graph.digest, tuple(stages))) == pytest.approx(better.cost_s)
