@@ -51,11 +51,6 @@ def relax(graph: Graph, costs: OperatorCosts, splittable: Collection[int] = ()) 
     return Relaxation(_critical_path_s(graph, costs, frozenset(splittable)) + overhead_s, _work_s(costs) + overhead_s)
 
 
-def lower_bound(graph: Graph, costs: OperatorCosts, splittable: Collection[int] = ()) -> float:
-    """Return the lower bound of the latency under the model, in seconds."""
-    return relax(graph, costs, splittable).latency_s
-
-
 def model_error(measured_s: float, bound_s: float) -> float:
     """Return how far a measured plan is below the bound, relative to it; 0 where it is not.
 

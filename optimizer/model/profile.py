@@ -56,7 +56,7 @@ class Profile:
         platform = platform.restrict([p.name for p in platform.processors if p.like in self.operator_s])
         processors, likes = platform.processors, [p.like for p in platform.processors]
         count = len(self.operator_s[likes[0]])
-        pairs = [[0.0 if a is b else self.transfer_s[_pair(a.like, b.like)] for b in processors] for a in processors]
+        pairs = [[0.0 if a is b else self.transfer_s[pair_of(a.like, b.like)] for b in processors] for a in processors]
         between = np.array(pairs)
         operator_s, overhead_s = (np.array([of[like] for like in likes]) for of in (self.operator_s, self.overhead_s))
         return ChainCosts(platform, operator_s, overhead_s, np.broadcast_to(between, (count, *between.shape)))
@@ -77,7 +77,7 @@ class Profile:
         """
         known = self.operator_s.keys() & self.overhead_s.keys() & self.whole_s.keys()
         here = {new: old for new, old in likes.items() if old in known}
-        pairs = {_pair(a, b): _pair(here[a], here[b]) for a in here for b in here}
+        pairs = {pair_of(a, b): pair_of(here[a], here[b]) for a in here for b in here}
         return Profile(
             {new: self.operator_s[old] for new, old in here.items()},
             {new: self.overhead_s[old] for new, old in here.items()},
@@ -303,11 +303,12 @@ def _pairs(platform: Platform) -> dict[str, tuple[str, str]]:
     found = {}
     for i, (like, members) in enumerate(classes):
         if len(members) > 1:
-            found[_pair(like, like)] = (members[0].name, members[1].name)
+            found[pair_of(like, like)] = (members[0].name, members[1].name)
         for other, others in classes[i + 1 :]:
-            found[_pair(like, other)] = (members[0].name, others[0].name)
+            found[pair_of(like, other)] = (members[0].name, others[0].name)
     return found
 
 
-def _pair(a: str, b: str) -> str:
+def pair_of(a: str, b: str) -> str:
+    """Return the key of two kinds in ``Profile.transfer_s``."""
     return "|".join(sorted((a, b)))

@@ -35,7 +35,7 @@ from optimizer.model.baselines import (
 )
 from optimizer.model.bounds import Bounds, ModelEstimate
 from optimizer.model.branch_greedy import branch_greedy
-from optimizer.model.profile import Profile
+from optimizer.model.profile import Profile, pair_of
 from search_spaces.core.errors import InfeasibleError, PlanError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, canonical
@@ -87,7 +87,7 @@ def split_profile(
         plan = space.plan(_shared_by(space, (a.name, b.name), (known.whole_s[a.like], known.whole_s[b.like])))
         waits = [wait for batch in _runs(session, graph, plan) for wait in waits_s(graph, plan, batch.timeline)]
         if waits:
-            transfer_s["|".join(sorted((a.like, b.like)))] = max(0.0, float(np.median(waits)))
+            transfer_s[pair_of(a.like, b.like)] = max(0.0, float(np.median(waits)))
     return Profile(operator_s, overhead_s, transfer_s, known.whole_s)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from optimizer.exact.bound import lower_bound
+from optimizer.exact.bound import relax
 from optimizer.exact.graphs.cpsat import check_time_limit
 from optimizer.exact.graphs.graph_costs import GraphCosts, as_plan, makespan_s
 from optimizer.exact.graphs.segment_model import solve_segment
@@ -86,7 +86,7 @@ def best_plan(graph: Graph, costs: GraphCosts, time_limit_s: float = 30.0) -> So
         steps = [whole]
     plan = as_plan(graph, costs, _stages(costs, steps))
     took_s = makespan_s(graph, costs, plan)
-    bound_s = min(took_s, max(least, lower_bound(graph, costs)))
+    bound_s = min(took_s, max(least, relax(graph, costs).latency_s))
     return Solution(plan, float(took_s), float(bound_s), time.monotonic() - begin_s, PROVEN)
 
 
