@@ -19,8 +19,8 @@ import numpy as np
 from evaluators.base import Evaluator, Session
 from evaluators.sampling import measure
 from evaluators.workload.prices import Size
-from optimizer.exact.chain import best_chains, chain_cost
-from optimizer.exact.chain_costs import ChainCosts
+from optimizer.exact.chain import best_chains
+from optimizer.exact.chain_costs import ChainCosts, chain_cost
 from optimizer.model.profile import POLICY, Profile
 from search_spaces.core.bounded import built
 from search_spaces.core.errors import InfeasibleError, RunFolderError, UnavailableError

@@ -18,7 +18,7 @@ import numpy as np
 from evaluators.base import PartCosts, Session, unsupported_operators
 from evaluators.samples import MOST_S, Measurement
 from evaluators.sampling import SamplingPolicy, measure
-from optimizer.exact.chain import ChainCosts
+from optimizer.exact.chain_costs import ChainCosts
 from search_spaces.core.errors import DeviceLostError, RunFolderError, UnavailableError, damage
 from search_spaces.core.graph import Graph
 from search_spaces.core.intensity import operator_costs

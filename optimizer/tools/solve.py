@@ -18,7 +18,8 @@ from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.graphs.cpsat import check_time_limit
 from optimizer.exact.graphs.dag import best_plan
 from optimizer.exact.graphs.graph_costs import GraphCosts
-from optimizer.exact.graphs.placement import CPU, PlacementObjective, device_names, loads, solve_placement
+from optimizer.exact.graphs.placement import solve_placement
+from optimizer.exact.graphs.placement_value import CPU, PlacementObjective, device_names, loads
 from optimizer.exact.period import least_period
 from optimizer.exact.pipeline import best_pipeline
 from optimizer.exact.solution import PROVEN, relative_gap

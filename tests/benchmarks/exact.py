@@ -28,7 +28,8 @@ from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.graphs.cpsat import WORKERS
 from optimizer.exact.graphs.dag import best_plan
 from optimizer.exact.graphs.graph_costs import GraphCosts
-from optimizer.exact.graphs.placement import PlacementObjective, solve_placement
+from optimizer.exact.graphs.placement import solve_placement
+from optimizer.exact.graphs.placement_value import PlacementObjective
 from optimizer.files import write_json
 from optimizer.provenance import provenance
 from search_spaces.core.graph import Graph

@@ -10,15 +10,10 @@ from optimizer.exact.graphs.placement_latency import improve, lower_bound
 from optimizer.exact.graphs.placement_merge import merge
 from optimizer.exact.graphs.placement_model import solve_model
 from optimizer.exact.graphs.placement_order import filled, first_solutions, orders
-from optimizer.exact.graphs.placement_value import CPU, PlacementObjective, broken, device_names, latency, loads, value
+from optimizer.exact.graphs.placement_value import CPU, PlacementObjective, value
 from optimizer.exact.solution import PROVEN, Solution
 from search_spaces.core.constraints import Violation, infeasible
 from search_spaces.core.errors import InfeasibleError, UnavailableError
-
-__all__ = [
-    "CPU", "PlacementObjective", "broken", "device_names", "latency", "loads", "solve_placement",
-    "value",
-]  # fmt: skip
 
 _HAIR = 1e-9
 _ROUNDS = 3

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optimizer.exact.bound import model_error, relax
-from optimizer.exact.chain import ChainCosts, best_chains, chain_cost
-from optimizer.exact.chain_costs import ChainObjective
+from optimizer.exact.chain import best_chains
+from optimizer.exact.chain_costs import ChainCosts, ChainObjective, chain_cost
 from search_spaces.core.errors import InfeasibleError
 from search_spaces.core.graph import Graph, Operator
 from search_spaces.core.plan import Plan, canonical

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from evaluators.table.placement import PlacementProblem, read_placement
 from optimizer.cli import main
-from optimizer.exact.graphs.placement import CPU, PlacementObjective, broken, loads, solve_placement, value
+from optimizer.exact.graphs.placement import solve_placement
 from optimizer.exact.graphs.placement_latency import improve, lower_bound
 from optimizer.exact.graphs.placement_merge import merge
+from optimizer.exact.graphs.placement_value import CPU, PlacementObjective, broken, loads, value
 from optimizer.tools.solve import solve_file
 from search_spaces.core.errors import InfeasibleError, UsageError
 from tests.support.sentences import fails, says
