@@ -3,9 +3,6 @@
 A model that is cut at every operator behaves differently: paddings are no longer fused with the convolutions behind
 them, and sums are no longer computed in place. XNNPACK and OpenVINO report the times of their kernels within the whole
 model. They are measured in a separate process, pinned to the processor's cores, between runs of a reference network.
-
-:func:`visits` times many models in passes, because a machine's speed may drift by a tenth within a minute: each visit
-compiles a model and reports its time, the times of its kernels, and the time of the reference network just then.
 """
 
 from __future__ import annotations
@@ -14,13 +11,11 @@ import ctypes
 import json
 import math
 import os
-import random
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import partial
@@ -177,7 +172,7 @@ def middle(runs: Sequence[Sequence[float]]) -> list[float]:
 
 Load = Callable[[str, dict[str, Any], Sequence[int]], Loaded]
 _LIMIT_S = 120.0
-_RESOLUTION_S = 1e-6  # the runtime reports whole microseconds, rounded down
+RESOLUTION_S = 1e-6  # the runtime reports whole microseconds, rounded down
 _ROUNDS, _REFERENCE_S = 4, 0.006
 
 
@@ -213,8 +208,11 @@ def profile_kernels(
         "model": [str(model), compile_settings(processor, packed)],
         "pack": packed is not None and not packed.exists(),
         "runtime": runtime_of(processor),
+        "reference": [str(reference), compile_settings(processor, None)],
+        "cores": list(processor.options["cores"]),
+        "seconds": seconds,
     }
-    command = _command(asked, reference, processor, seconds)
+    command = own_process("evaluators.cost_model.calibrate_kernels", json.dumps(asked))
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
     except subprocess.TimeoutExpired as error:
@@ -227,16 +225,14 @@ def profile_kernels(
     return Kernels(tuple(found["names"]), tuple(found["kernel_s"]), found["reference_s"])
 
 
-def _command(asked: dict[str, Any], reference: Path, processor: Processor, seconds: float) -> list[str]:
-    """Return the command of the measuring process."""
-    asked["reference"] = [str(reference), compile_settings(processor, None)]
-    asked |= {"cores": list(processor.options["cores"]), "seconds": seconds}
-    return own_process("evaluators.cost_model.calibrate_kernels", json.dumps(asked))
-
-
 def main() -> None:
-    """Measure as the argument says and print the results as JSON, one a line; runs in a process of its own."""
+    """Measure as the argument says and print the result as JSON; runs in a process of its own."""
     asked = json.loads(sys.argv[1])
+    print(json.dumps(_measured(asked, *loader(asked))), flush=True)  # noqa: T201 - the parent reads it
+
+
+def loader(asked: dict[str, Any]) -> tuple[Load, Loaded]:
+    """Pin this process, and return a function that loads models on the runtime, and the reference network."""
     os.sched_setaffinity(0, asked["cores"])
     path, settings = asked["reference"]
     load: Load
@@ -250,22 +246,21 @@ def main() -> None:
         runtime = Runtime()
         runtime.start(settings["accelerators"])
         load = partial(Loaded, runtime)
-    for line in (_measured if "model" in asked else _visited)(asked, load, load(path, settings, asked["cores"])):
-        print(json.dumps(line), flush=True)  # noqa: T201 - the parent reads it
+    return load, load(path, settings, asked["cores"])
 
 
-def _watching(settings: dict[str, Any]) -> dict[str, Any]:
+def watching(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings with which the runtime also reports the times of its kernels."""
     if "properties" in settings:
         return settings | {"properties": settings["properties"] | {"PERF_COUNT": "YES"}}
     return settings | PROFILING
 
 
-def _measured(asked: dict[str, Any], load: Load, reference: Loaded) -> Iterator[dict[str, Any]]:
+def _measured(asked: dict[str, Any], load: Load, reference: Loaded) -> dict[str, Any]:
     path, settings = asked["model"]
     if asked["pack"]:
         load(path, settings, asked["cores"])
-    watched = load(path, _watching(settings), asked["cores"])
+    watched = load(path, watching(settings), asked["cores"])
     watched.run()
     beats = max(3, int(_REFERENCE_S / reference.usual_s(3)))
     runs = int(min(max(asked["seconds"] / _ROUNDS / max(1e-6, watched.usual_s(3)), 2), 60))
@@ -279,103 +274,8 @@ def _measured(asked: dict[str, Any], load: Load, reference: Loaded) -> Iterator[
         clocks += [before, after]
         rounds.append([took / (before + after) * 2 for took in middle([[took for _, took in run] for run in each])])
     clock_s = statistics.median(clocks)
-    yield {
+    return {
         "names": [name for name, _ in each[0]],
-        "kernel_s": [statistics.fmean(took) * clock_s + _RESOLUTION_S / 2 for took in zip(*rounds, strict=True)],
+        "kernel_s": [statistics.fmean(took) * clock_s + RESOLUTION_S / 2 for took in zip(*rounds, strict=True)],
         "reference_s": clock_s,
     }
-
-
-_VISIT_S, _SETTLE_S = 0.05, 0.01
-_LEAST_RUNS, _MOST_RUNS = 3, 40
-
-
-@dataclass(frozen=True, slots=True)
-class Visit:
-    """One visit to a model.
-
-    Attributes:
-        model: its name.
-        number: of the pass.
-        whole_s: usual latency of the whole model, from several runs.
-        names: of its kernels, in execution order.
-        kernel_s: usual time of each kernel; half a microsecond is added, because the runtime rounds down to whole
-            microseconds.
-        reference_s: time of the reference network just then.
-    """
-
-    model: str
-    number: int
-    whole_s: float
-    names: tuple[str, ...]
-    kernel_s: tuple[float, ...]
-    reference_s: float
-
-
-def visits(
-    models: Sequence[tuple[str, Path, Path]], reference: Path, processor: Processor, seconds: float, seed: int = 0
-) -> Iterator[Visit]:
-    """Yield visits to models on a CPU processor for about ``seconds``, plus the time of loading the models.
-
-    Args:
-        models: name, file, and file of packed weights, which is written where it does not exist.
-        reference: file of the reference network.
-        seed: of the order within each pass.
-
-    Raises:
-        UnavailableError: the measuring process failed.
-    """
-    asked = {
-        "models": [(name, str(path), compile_settings(processor, packed)) for name, path, packed in models],
-        "seed": seed,
-        "runtime": runtime_of(processor),
-    }
-    command = _command(asked, reference, processor, seconds)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        names: dict[str, tuple[str, ...]] = {}
-        for line in process.stdout or ():
-            row = json.loads(line)
-            kernels = names.setdefault(row["model"], tuple(row["names"]))
-            yield Visit(**row | {"names": kernels, "kernel_s": tuple(row["kernel_s"])})
-    if process.returncode:
-        raise UnavailableError(f"the process that times kernels failed: exit code {process.returncode}")
-
-
-def _visited(asked: dict[str, Any], load: Load, reference: Loaded) -> Iterator[dict[str, Any]]:
-    order, cores = asked["models"], asked["cores"]
-    for _, path, settings in order:
-        if "xnnpack" in settings and not Path(settings["xnnpack"]["weight_cache_file_path"]).exists():
-            load(path, settings, cores).close()
-    rng = random.Random(asked["seed"])  # noqa: S311 - for an order, not for a secret
-    end_s = time.monotonic() + asked["seconds"]
-    number = 0
-    while time.monotonic() < end_s:
-        rng.shuffle(order)
-        for name, path, settings in order:
-            if time.monotonic() > end_s:
-                break
-            # Compiled again each time, since all models at once would take more memory than the machine has.
-            with closing(load(path, _watching(settings), cores)) as watched:
-                once_s = watched.run()
-                if once_s < _VISIT_S:  # the first run of a short model is slow: its caches are cold
-                    once_s = max(1e-6, watched.run())
-                runs = int(min(max(_VISIT_S / once_s, _LEAST_RUNS), _MOST_RUNS))
-                settling = int(min(_SETTLE_S / once_s, _MOST_RUNS))
-                for _ in range(settling):
-                    watched.run()
-                each = [watched.events() for _ in range(runs)]
-            with closing(load(path, settings, cores)) as model:
-                for _ in range(1 + settling):
-                    model.run()
-                whole_s = model.usual_s(runs)
-            reference.run()
-            kernel_s = middle([[took for _, took in run] for run in each])
-            yield {
-                "model": name,
-                "number": number,
-                "whole_s": whole_s,
-                "names": [kernel for kernel, _ in each[0]] if number == 0 else [],
-                "kernel_s": [float(f"{took + _RESOLUTION_S / 2:.4g}") for took in kernel_s],
-                "reference_s": reference.run(),
-            }
-        number += 1

@@ -9,7 +9,7 @@ affects the next operator (:mod:`evaluators.cost_model.features`), which cannot 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -269,28 +269,15 @@ _FEW = (
     *(("conv", "pool"), ("conv", "add"), ("conv", "depthwise"), ("conv", "grouped")),
     *(("pointwise", "depthwise"), ("pointwise", "add"), ("pointwise", "concat"), ("pointwise", "unary")),
 )
-_ANY_KINDS = 80
-
-
-def networks(names: Sequence[str], seed: int = 0) -> list[Draft]:
-    """Return a network for each name: every fifth one has dense layers.
-
-    From the 81st on, in each ten, four use few kinds of operators, and one has attention layers.
-    """
-    return [
-        _drawn(name, np.random.default_rng([seed, index]), index, few=index >= _ANY_KINDS)
-        for index, name in enumerate(names)
-    ]
 
 
 def network(name: str, seed: int) -> Draft:
     """Return the network of a seed; in each ten seeds four use few kinds of operators, and two have dense layers."""
-    return _drawn(name, np.random.default_rng([seed, 0]), seed, few=True)
+    return drawn(name, np.random.default_rng([seed, 0]), seed)
 
 
-def _drawn(name: str, rng: Rng, turn: int, *, few: bool) -> Draft:
+def drawn(name: str, rng: Rng, turn: int) -> Draft:
+    """Return the network that comes at a turn of every ten."""
     if turn % 5 == 4:
-        return random_attention(name, rng) if few and turn % 10 == 9 else random_dense(name, rng)
-    if few and turn % 2:
-        return random_network(name, rng, kinds=_FEW[int(rng.integers(len(_FEW)))])
-    return random_network(name, rng)
+        return random_attention(name, rng) if turn % 10 == 9 else random_dense(name, rng)
+    return random_network(name, rng, kinds=_FEW[int(rng.integers(len(_FEW)))] if turn % 2 else ())

@@ -31,12 +31,13 @@ from evaluators.cost_model.profile import COLD_BYTES, ContentionProfile, LinkPro
 from evaluators.cost_model.transfers import one_core
 from evaluators.litert.settings import packs_weights
 from evaluators.litert.worker.runtimes import OPENVINO, runtime_of
-from search_spaces.core.errors import ModelError, ProfileError, UnavailableError, damage
+from search_spaces.core.errors import ProfileError, UnavailableError, damage
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.models import load
 from search_spaces.models.litert import read_model
+from search_spaces.models.zoo import draft
 from search_spaces.models.zoo.builder import Builder, Draft, Value
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.cuts import every_layer
@@ -313,8 +314,6 @@ class Timed:
         Raises:
             ProfileError: a field is missing, or a time is not positive and finite.
         """
-        from search_spaces.models.zoo import draft
-
         try:
             name, seed = str(data["name"]), data["seed"]
             made = draft(name) if seed is None else network(name, int(seed))
@@ -347,6 +346,7 @@ MAPS = ((14, 32), (14, 256), (28, 128), (56, 64), (224, 16))
 plans: tiny stages find caches warm and cores awake, which they are not after a stage of that length."""
 _RUNS, _ROUNDS = 30, 5
 _LINK_RUNS, _LINK_ROUNDS = 8, 6
+_LAYERS = 6  # of each chain that contends
 
 
 def pairs(platform: Platform) -> list[tuple[Processor, Processor]]:
@@ -425,8 +425,8 @@ def time_contention(session: Session, loaded: Loaded, victim: Processor, other: 
         UnavailableError: the device failed.
     """
     factors = []
-    for draft in (_computing(), _moving()):
-        graph = loaded(draft)
+    for network_of_two in (_computing(), _moving()):
+        graph = loaded(network_of_two)
         count = len(graph.operators) // 2
         first, second = tuple(range(0, 2 * count, 2)), tuple(range(1, 2 * count, 2))
         alone = Plan(graph.digest, (Stage(first, victim.name), Stage(second, victim.name)))
@@ -462,21 +462,21 @@ def _in_stages(graph: Graph, processors: Sequence[str]) -> Plan:
     return Plan(graph.digest, tuple(Stage((i,), processor) for i, processor in enumerate(processors)))
 
 
-def _computing(layers: int = 6) -> Draft:
+def _computing() -> Draft:
     """Return two equal independent chains, their operators alternating, whose work stays in the caches."""
     net = Builder("computing")
     chains = [net.input((1, 14, 14, 128), f"input{i}") for i in range(2)]
-    for layer in range(layers):
+    for layer in range(_LAYERS):
         chains = [net.conv(x, 128, 3, f"conv{i}_{layer}", activation="RELU") for i, x in enumerate(chains)]
     return net.finish(*chains)
 
 
-def _moving(layers: int = 6) -> Draft:
+def _moving() -> Draft:
     """Return two equal independent chains of maps that are larger than a core's caches."""
     net = Builder("moving")
     chains: list[Value] = [net.input((1, 256, 256, 16), f"input{i}") for i in range(2)]
     kept = list(chains)
-    for layer in range(layers):
+    for layer in range(_LAYERS):
         chains = [net.add(x, y, f"add{i}_{layer}") for i, (x, y) in enumerate(zip(chains, kept, strict=True))]
     return net.finish(*chains)
 
@@ -592,14 +592,7 @@ class Bench:
         Raises:
             ModelError: there is no such model.
         """
-        if not self._files:
-            from search_spaces.models.zoo import draft
-
-            return self.time_graph(processor, draft(name).graph())
-        graph = load(name)
-        if graph.source is None:
-            raise ModelError(f"{name} has no file")
-        return self.time_graph(processor, graph)
+        return self.time_graph(processor, load(name) if self._files else draft(name).graph())
 
     def time_graph(self, processor: Processor, graph: Graph) -> Timed:
         """Time a graph that the session can load; errors as in :meth:`time`."""

@@ -22,7 +22,6 @@ from scipy.optimize import minimize
 
 from evaluators.cost_model.features import Array, Columns, history_effect
 
-NOISE = 0.1  # variance of one residual, relative to that of the process
 _JITTER = 1e-6
 
 
@@ -63,54 +62,15 @@ class Correction:
 
     def apply(self, rows: Columns) -> tuple[Array, Array]:
         """Return the logarithm of the factor, and how well each operator is supported (0 to 1); shape ``(n,)``."""
-        near = _squared_exponential(shape_coordinates(rows) / np.asarray(self.scale), np.asarray(self.support))
+        near = squared_exponential(shape_coordinates(rows) / np.asarray(self.scale), np.asarray(self.support))
         return near @ np.asarray(self.weights), near.max(axis=1)
 
 
-def fit_correction(rows: Columns, residual: Array, *, most: int = 160) -> Correction | None:
-    """Fit the logarithm of measured over predicted time; None where there are too few operators.
-
-    Args:
-        residual: shape ``(n,)``.
-        most: support points at most; of more shapes, those farthest apart are chosen.
-    """
-    points = shape_coordinates(rows)
-    spread = float(residual.std())
-    if len(residual) < 8 or spread <= 0.0:
-        return None
-    scale = points.std(axis=0)
-    scale = np.where(scale > 1e-6, np.round(scale, 4), 1.0)
-    points = np.round(points / scale, 3)
-    shapes, which, counts = np.unique(points, axis=0, return_inverse=True, return_counts=True)
-    which = which.reshape(-1)
-    mean = np.bincount(which, residual) / counts
-    support = shapes[_far_apart(shapes, most)]
-    near, among = _squared_exponential(shapes, support), _squared_exponential(support, support)
-    # Subset of regressors: with all shapes as support this is the exact process.
-    precision = near.T @ (near * (counts / NOISE)[:, None]) + among + _JITTER * np.eye(len(support))
-    weights = np.linalg.solve(precision, near.T @ (mean * counts / NOISE))
-    return Correction(
-        scale=tuple(float(s) for s in scale),
-        support=tuple(tuple(float(v) for v in point) for point in support),
-        weights=tuple(float(f"{w:.5g}") for w in weights),
-        spread=round(spread, 4),
-    )
-
-
-def _squared_exponential(a: Array, b: Array) -> Array:
+def squared_exponential(a: Array, b: Array) -> Array:
+    """Return the covariance of points, shape ``(len(a), len(b))``: 1 where they are equal."""
     squared = (a**2).sum(1)[:, None] + (b**2).sum(1)[None] - 2.0 * a @ b.T
     near: Array = np.exp(-0.5 * np.maximum(squared, 0.0))
     return near
-
-
-def _far_apart(points: Array, most: int) -> list[int]:
-    """Return the indices of at most ``most`` points, each the one farthest from those chosen before."""
-    chosen = [int(((points - points.mean(axis=0)) ** 2).sum(1).argmin())]
-    distance = ((points - points[chosen[0]]) ** 2).sum(1)
-    while len(chosen) < min(most, len(points)):
-        chosen.append(int(distance.argmax()))
-        distance = np.minimum(distance, ((points - points[chosen[-1]]) ** 2).sum(1))
-    return chosen
 
 
 FEATURES = 15

@@ -283,12 +283,15 @@ def _cold(nbytes: int) -> float:
     return min(1.0, nbytes / COLD_BYTES)
 
 
-def _operators_s(simulator: PlanSimulator) -> Seconds:
-    """Return the time (s) of operators ``first … last-1``, ``[P, first, last]``; infinite where there are none."""
-    processors, count = simulator.prices.operator_s.shape
+def consecutive_s(operator_s: Seconds) -> Seconds:
+    """Return the time (s) of operators ``first … last-1``, ``[P, first, last]``; infinite where there are none.
+
+    Sums run from ``first`` on, not as differences of running totals, which infinite entries would spoil.
+    """
+    processors, count = operator_s.shape
     inside = np.triu(np.ones((count, count), bool))
     table = np.full((processors, count + 1, count + 1), np.inf)
-    sums = np.cumsum(np.where(inside, simulator.prices.operator_s[:, None, :], 0.0), axis=2)
+    sums = np.cumsum(np.where(inside, operator_s[:, None, :], 0.0), axis=2)
     table[:, :-1, 1:] = np.where(inside, sums, np.inf)
     return table
 
@@ -299,7 +302,7 @@ def _beyond_s(simulator: PlanSimulator) -> Seconds:
     It is 0 where a processor does not support some of them.
     """
     p = simulator.prices
-    operators_s = _operators_s(simulator)
+    operators_s = consecutive_s(p.operator_s)
     finite = np.isfinite(operators_s)
     found = np.zeros_like(operators_s)
     if p.capacity_bytes.any():

@@ -293,15 +293,15 @@ class _Simulator(WorkloadSimulator):
     def run(self, plan: Plan, *, known: bool = False) -> Outcome:
         """Return the predicted outcome of a plan; each processor that may run a job keeps it in memory."""
         found = self.setting(plan, known=known)
-        self._session.check_memory(
+        jobs = [
             (model.model, operators, processors)
             for model, client in zip(found.models, found.clients, strict=True)
             for operators, processors in zip(model.operators, client.processors, strict=True)
-        )
-        for model, client in zip(found.models, found.clients, strict=True):
-            for operators, processors in zip(model.operators, client.processors, strict=True):
-                for processor in processors:
-                    self._session.check_takes(model.model, operators, processor)
+        ]
+        self._session.check_memory(jobs)
+        for graph, operators, processors in jobs:
+            for processor in processors:
+                self._session.check_takes(graph, operators, processor)
         return super().run(plan, known=known)
 
 

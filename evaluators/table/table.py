@@ -48,6 +48,7 @@ from search_spaces.core.bounded import read_bounded
 from search_spaces.core.errors import UsageError, shown
 from search_spaces.core.graph import Graph, Operator, Tensor
 from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.wording import did_you_mean
 from search_spaces.core.yaml_file import Value, parsed
 
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
@@ -212,17 +213,12 @@ def read_table(path: Path) -> Table:
 def _fields(
     entry: Value, what: str, known: Sequence[str], needed: Sequence[str], verb: str = "have"
 ) -> dict[str, Value]:
-    fields = entry.fields(what, known)
-    for key in needed:
-        if key not in fields:
-            raise entry.error(f"{what} must {verb} {key!r}")
-    return fields
+    return entry.fields(what, known, **{key: f"{what} must {verb} {key!r}" for key in needed})
 
 
 def _device(entry: Value, scale: float) -> Device:
-    fields = entry.fields("a group of devices", ("kind", "count", "memory_bytes", "overhead"))
-    if "kind" not in fields:
-        raise entry.error("a group of devices must have a kind")
+    missing = "a group of devices must have a kind"
+    fields = entry.fields("a group of devices", ("kind", "count", "memory_bytes", "overhead"), kind=missing)
     count = _whole(fields["count"], "the count") if "count" in fields else 1
     if count > _MOST_DEVICES:
         raise fields["count"].error(f"a group has at most {_MOST_DEVICES} devices")
@@ -397,12 +393,9 @@ def _position(word: str, reader: str, before: Sequence[TimedOperator], where: Va
 
 
 def _choice(value: Value, what: str, known: tuple[str, ...]) -> str:
-    import difflib
-
     text = value.text(what)
     if text not in known:
-        near = difflib.get_close_matches(text, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"one of: {', '.join(known)}"
+        hint = did_you_mean(text, known, f"one of: {', '.join(known)}", quoted=True)
         raise value.error(f"{what} cannot be {text!r}", hint)
     return text
 

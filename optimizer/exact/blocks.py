@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from optimizer.exact.chain_costs import Seconds
+from optimizer.exact.chain_costs import NEVER_S, Seconds
 from optimizer.exact.shared_ways import Ways
+from optimizer.exact.side_by_side import side_by_side
 from search_spaces.spaces.segment_space import EACH, Block, SegmentSpace
 from search_spaces.spaces.segments import Segment
 from search_spaces.spaces.shared_chains import GRID
@@ -16,9 +17,6 @@ from search_spaces.spaces.shared_parts import Part
 
 if TYPE_CHECKING:
     from optimizer.exact.segment_model import SegmentModel
-
-NEVER_S = 1e15
-"""Seconds of an unsupported operator where times are multiplied by 0: infinity would give NaN."""
 
 _TIE = 1e-13  # relative to the network's latency: above rounding, below any modelled difference
 
@@ -193,7 +191,7 @@ class Search:
         ends = segment.joint == segment.last
         behind_s = np.zeros(1) if ends else np.minimum(self._whole_s[segment.joint], NEVER_S)
         timed = self._model.timed(segment, self._estimates.transfer_s, behind_s)
-        cost_s, placed, at = self._model.apart(segment).least(timed, before)
+        cost_s, placed, at = side_by_side(segment, self._model.costs).least(timed, before)
         on = self._processors[at]
         where = [self._processors[processor] for processor in placed]
         other = next((name for name in where if name != on), None)

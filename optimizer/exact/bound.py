@@ -16,32 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
-from optimizer.exact.chain_costs import Seconds, concurrent_sets, exclusive_groups
+from optimizer.exact.chain_costs import OperatorCosts, concurrent_sets, exclusive_groups
 from search_spaces.core.graph import Graph
-from search_spaces.core.platform import Platform
-
-
-class OperatorCosts(Protocol):
-    """The part of a model's costs that the bound reads; see :class:`~optimizer.exact.chain_costs.ChainCosts`."""
-
-    @property
-    def platform(self) -> Platform:
-        """The processors."""
-        ...
-
-    @property
-    def operator_s(self) -> Seconds:
-        """Shape ``(P, n)``."""
-        ...
-
-    @property
-    def overhead_s(self) -> Seconds:
-        """Shape ``(P,)``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +49,6 @@ def relax(graph: Graph, costs: OperatorCosts, splittable: Collection[int] = ()) 
     """
     overhead_s = float(costs.overhead_s.min())
     return Relaxation(_critical_path_s(graph, costs, frozenset(splittable)) + overhead_s, _work_s(costs) + overhead_s)
-
-
-def lower_bound(graph: Graph, costs: OperatorCosts, splittable: Collection[int] = ()) -> float:
-    """Return the lower bound of the latency under the model, in seconds."""
-    return relax(graph, costs, splittable).latency_s
 
 
 def model_error(measured_s: float, bound_s: float) -> float:

@@ -23,12 +23,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.exact.chain_costs import ChainCosts, ChainObjective, CostedChain, Seconds, chain_cost, exclusive_groups
+from optimizer.exact.chain_costs import ChainCosts, ChainObjective, CostedChain, Seconds, exclusive_groups
 from optimizer.exact.chain_tables import ChainStates, latency_to_go, part_costs, period_to_go
 from search_spaces.core.constraints import Violation, infeasible
 from search_spaces.core.errors import InfeasibleError, UnavailableError
-
-__all__ = ["ChainCosts", "CostedChain", "best_chains", "chain_cost", "chains_in_order"]
 
 _MOST_TRIED = 64  # stages; no larger number is suggested
 _MOST_TIMES = 2.0**40

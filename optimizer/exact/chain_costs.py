@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -16,16 +16,31 @@ Seconds = NDArray[np.float64]
 Bytes = NDArray[np.float64]
 ChainObjective = Literal["latency", "period"]
 
+NEVER_S = 1e15
+"""Seconds of an unsupported operator where times are multiplied by 0: infinity would give NaN."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ChainCosts:
-    """Costs of stages of a topological order of n operators on P processors, in platform order.
+class OperatorCosts:
+    """Costs of n operators on P processors, in platform order.
 
     Attributes:
         platform: the processors, and which of them are alike. Plans that only swap alike processors are one plan,
             costed with the processors that its canonical form names; so alike processors should have equal costs.
         operator_s: shape ``(P, n)``: each operator on each processor; infinite if it is not supported there.
         overhead_s: shape ``(P,)``: the seconds that each stage adds.
+    """
+
+    platform: Platform
+    operator_s: Seconds
+    overhead_s: Seconds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChainCosts(OperatorCosts):
+    """Costs of stages of a topological order of the operators.
+
+    Attributes:
         transfer_s: shape ``(n, P, P)``: the seconds that a cut before operator ``i`` adds to the stage after it
             (``[i, from, to]``); row 0 is not read.
         operator_nbytes: shape ``(n,)``: bytes that each operator keeps on its processor; None for none.
@@ -37,9 +52,6 @@ class ChainCosts:
         ValueError: a shape does not fit, or a value is NaN.
     """
 
-    platform: Platform
-    operator_s: Seconds
-    overhead_s: Seconds
     transfer_s: Seconds
     operator_nbytes: Bytes | None = None
     memory_bytes: Bytes | None = None
@@ -104,6 +116,26 @@ def chain_cost(costs: ChainCosts, plan: Plan, objective: ChainObjective = "laten
     if objective == "latency":
         return float(load_s.sum())
     return max(float(load_s[list(group)].sum()) for group in exclusive_groups(costs.platform))
+
+
+def weighed(costs: ChainCosts, weights: Mapping[str, float], *, idle: bool = False) -> ChainCosts:
+    """Return costs in another unit: each processor's seconds times its weight.
+
+    Energy, processor time and the load of the busiest processor count work and no idle time, so transfers that keep no
+    processor busy are left out; costs without them are a bound.
+
+    Args:
+        weights: of each processor, by name: watts, or how many cores it takes.
+        idle: keep the transfers, weighed as the processor that receives.
+    """
+    factor = np.array([weights[p.name] for p in costs.platform.processors])
+    return replace(
+        costs,
+        operator_s=costs.operator_s * factor[:, None],
+        overhead_s=costs.overhead_s * factor,
+        transfer_s=costs.transfer_s * factor if idle else np.zeros_like(costs.transfer_s),
+        beyond_s=None if costs.beyond_s is None else costs.beyond_s * factor[:, None, None],
+    )
 
 
 def exclusive_groups(platform: Platform) -> list[tuple[int, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from evaluators.cost_model.plans import consecutive_s
 from optimizer.exact.chain_costs import ChainCosts, Seconds
 from search_spaces.core.platform import Platform
 
@@ -47,14 +48,9 @@ class ChainStates:
 def part_costs(costs: ChainCosts) -> Seconds:
     """Return the cost of operators ``first … last-1`` as one stage, ``[P, first, last]``.
 
-    It is infinite where ``last <= first``, and where the stage alone is too large for the processor's memory. Sums run
-    from ``first`` on, not as differences of running totals, which infinite entries would spoil.
+    It is infinite where ``last <= first``, and where the stage alone is too large for the processor's memory.
     """
-    processors, count = costs.operator_s.shape
-    inside = np.triu(np.ones((count, count), dtype=bool))
-    sums = np.cumsum(np.where(inside, costs.operator_s[:, None, :], 0.0), axis=2) + costs.overhead_s[:, None, None]
-    table = np.full((processors, count + 1, count + 1), np.inf)
-    table[:, :-1, 1:] = np.where(inside, sums, np.inf)
+    table = consecutive_s(costs.operator_s) + costs.overhead_s[:, None, None]
     if costs.beyond_s is not None:
         table += costs.beyond_s
     if costs.operator_nbytes is not None and costs.memory_bytes is not None:

@@ -9,9 +9,9 @@ other and may overlap. In most networks few triples of borders allow that, and a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations, pairwise
+from operator import itemgetter
 
 import numpy as np
 
@@ -19,41 +19,23 @@ from evaluators.base import PartCosts
 from evaluators.cost_model.plans import processor_words
 from optimizer.exact.bound import relax
 from optimizer.exact.chain import chains_in_order
-from optimizer.exact.chain_costs import ChainCosts, Seconds
+from optimizer.exact.chain_costs import ChainCosts, ChainObjective, CostedChain, Seconds
 from optimizer.exact.chain_tables import part_costs
-from search_spaces.core.errors import InfeasibleError
+from optimizer.exact.solution import Solution
+from search_spaces.core.errors import InfeasibleError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.spaces.chain import chain_plan
 
 _MOST_PRICED = 400  # plans, with and without overlap each
+_MOST_WEIGHED = 100  # plans of other objectives
 _MOST_CUTS = 20_000  # ways to cut so that some stages may overlap
 _MOST_LOOKED = 50_000  # choices of processors for them
 _MOST_PARTS = 6  # stages of an overlapping plan for which all processors are tried
 _HAIR = 1e-12
 
 Price = Callable[[Plan], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Least:
-    """The fastest chain found, and a lower bound.
-
-    Attributes:
-        plan: canonical.
-        cost_s: its latency by the session.
-        bound_s: lower bound of the space.
-    """
-
-    plan: Plan
-    cost_s: float
-    bound_s: float
-
-    @property
-    def proven(self) -> bool:
-        """Whether there is no faster one."""
-        return self.cost_s <= self.bound_s * (1 + 1e-9)
 
 
 def chain_costs(platform: Platform, tables: PartCosts, *, least: bool = False) -> ChainCosts:
@@ -75,7 +57,7 @@ def chain_costs(platform: Platform, tables: PartCosts, *, least: bool = False) -
 
 def least_chain(
     graph: Graph, costs: ChainCosts, price: Price, max_stages: int, *, min_stages: int = 1, looks: float = math.inf
-) -> Least:
+) -> Solution[Plan]:
     """Return the fastest chain of ``min_stages`` to ``max_stages`` stages, with a bound on all of them.
 
     Args:
@@ -86,25 +68,67 @@ def least_chain(
     Raises:
         InfeasibleError: no chain fits.
     """
-    best: tuple[float, Plan] | None = None
-    bound_s, left = math.inf, _MOST_PRICED
-    for chain in chains_in_order(costs, max_stages, _MOST_PRICED, min_stages=min_stages):
-        left -= 1
-        bound_s = chain.cost_s
-        if best is not None and bound_s >= best[0] * (1 - _HAIR):
-            bound_s = best[0]
-            break
-        plan = chain_plan(graph, chain.cuts, chain.processors)
-        found_s = price(plan)
-        if best is None or found_s < best[0]:
-            best = found_s, plan
+    chains = chains_in_order(costs, max_stages, _MOST_PRICED, min_stages=min_stages)
+    best, bound_s = cheapest(_plans(graph, chains), price, _MOST_PRICED)
     if best is None or math.isinf(best[0]):
         raise InfeasibleError(f"no chain of at most {max_stages} stages runs on {costs.platform.name!r}")
-    if left:  # all that could be faster were priced
-        bound_s = best[0]
     found, left_s = _Overlapping(graph, costs, price).best(min_stages, max_stages, best[0], looks)
     best = found or best
-    return Least(best[1], best[0], min(best[0], bound_s, left_s))
+    return Solution(best[1], best[0], min(best[0], bound_s, left_s))
+
+
+def least_plan(
+    graph: Graph, costs: ChainCosts, price: Price, max_stages: int, objective: ChainObjective, stop_s: float
+) -> Solution[Plan]:
+    """Return the plan that an evaluator prices lowest; plans are priced in ascending order of their bounds.
+
+    The whole graph on each processor is priced first, as the answer if time is up before the first chain is found.
+
+    Args:
+        costs: a bound on the evaluator's cost, by ``objective``: ``latency`` for a sum over the stages.
+        price: the evaluator's cost of a plan; infinite if the plan is not supported.
+        stop_s: the monotonic time at which to return the best plan that is known.
+
+    Raises:
+        InfeasibleError: no chain fits.
+    """
+    wholes = [chain_plan(graph, (), [processor.name]) for processor in costs.platform.processors]
+    first = min(((price(plan), plan) for plan in wholes), key=itemgetter(0))
+    chains = chains_in_order(costs, max_stages, _MOST_WEIGHED, objective=objective, stop_s=stop_s)
+    best, bound = cheapest(_plans(graph, chains), price, _MOST_WEIGHED, first)
+    if best is None or math.isinf(best[0]):
+        raise InfeasibleError(f"no chain of at most {max_stages} stages runs on {costs.platform.name!r}")
+    return Solution(best[1], best[0], min(best[0], bound))
+
+
+def cheapest(
+    ordered: Iterable[tuple[float, Plan]], price: Price, most: int, best: tuple[float, Plan] | None = None
+) -> tuple[tuple[float, Plan] | None, float]:
+    """Price plans until the bound of the next one reaches the best price.
+
+    Args:
+        ordered: plans with lower bounds of their prices, ascending; where it ends with UnavailableError, time is up.
+        most: of so many plans, others may come behind the last one.
+        best: a price and its plan that are known already.
+
+    Returns:
+        The least price with its plan, and a lower bound of the prices of all plans.
+    """
+    bound, taken = 0.0, 0
+    try:
+        for taken, (least, plan) in enumerate(ordered, 1):  # noqa: B007 - counts for what is returned
+            if best is not None and least >= best[0] * (1 - _HAIR):
+                return best, best[0]
+            bound, value = least, price(plan)
+            if best is None or value < best[0]:
+                best = value, plan
+    except UnavailableError:
+        taken = most
+    return best, bound if taken == most or best is None else best[0]
+
+
+def _plans(graph: Graph, chains: Iterable[CostedChain]) -> Iterator[tuple[float, Plan]]:
+    return ((chain.cost_s, chain_plan(graph, chain.cuts, chain.processors)) for chain in chains)
 
 
 class _Overlapping:

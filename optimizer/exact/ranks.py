@@ -16,6 +16,7 @@ import numpy as np
 
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts, Seconds, chain_cost
+from optimizer.exact.solution import Solution
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.rewrites.tucker import Ranks, ranks_of
@@ -62,16 +63,20 @@ class RankCosts:
 
     def price(self, plan: Plan) -> float:
         """Return the model's seconds of a plan."""
-        processor = {p.name: i for i, p in enumerate(self.platform.processors)}
-        on = {o: processor[s.processor] for s in plan.stages for o in s.operators}
         ranks = ranks_of(plan)
         if self.shape is not None:
             operator_s = np.array(self.costs.operator_s)
             for operator, found in ranks.items():
                 operator_s[:, operator] = self.triple_s[:, self.space.places[operator, found]]
             return self.shape.price(replace(self.costs, operator_s=operator_s), replace(plan, ranks=()))
+        on = self.placed(plan)
         gained = sum(self.gain_s(on[operator], operator, found) for operator, found in ranks.items())
         return chain_cost(self.costs, plan) - gained
+
+    def placed(self, plan: Plan) -> dict[int, int]:
+        """Return the processor (index in the platform) of each operator."""
+        processor = {p.name: i for i, p in enumerate(self.platform.processors)}
+        return {o: processor[s.processor] for s in plan.stages for o in s.operators}
 
     def gain_s(self, processor: int, operator: int, ranks: Ranks) -> float:
         """Return the seconds that a triple saves over its layer on a processor; negative where it is slower."""
@@ -83,8 +88,7 @@ class RankCosts:
 
     def slower(self, plan: Plan) -> dict[int, float]:
         """Return the layers whose triples are not faster on their processors, and by how much."""
-        processor = {p.name: i for i, p in enumerate(self.platform.processors)}
-        on = {o: processor[s.processor] for s in plan.stages for o in s.operators}
+        on = self.placed(plan)
         gains = {o: self.gain_s(on[o], o, ranks) for o, ranks in ranks_of(plan).items()}
         return {operator: -gain for operator, gain in gains.items() if gain <= 0.0}
 
@@ -103,21 +107,8 @@ class RankLimits:
     max_stages: int
 
 
-@dataclass(frozen=True, slots=True)
-class RankedPlan:
-    """A plan and its cost in the model.
-
-    Attributes:
-        bound_s: lower bound of plans within the budget, under the model.
-    """
-
-    plan: Plan
-    cost_s: float
-    bound_s: float
-
-
-def best_ranked(model: RankCosts, most_error: float, max_stages: int) -> RankedPlan:
-    """Return the best chain with ranks whose expected error is at most ``most_error``.
+def best_ranked(model: RankCosts, most_error: float, max_stages: int) -> Solution[Plan]:
+    """Return the best chain with ranks whose expected error is at most ``most_error``, with a bound on all of them.
 
     Args:
         most_error: relative, as :meth:`~search_spaces.rewrites.tucker_ranks.RankChoices.error` computes it.
@@ -147,7 +138,7 @@ def best_ranked(model: RankCosts, most_error: float, max_stages: int) -> RankedP
         found.append(replace(_at_price(model, np.inf, max_stages)[0], ranks=()))
     best = min((_spend(model, plan, most_error) for plan in found), key=model.price)
     cost_s = model.price(best)
-    return RankedPlan(best, cost_s, min(max(bounds), cost_s))
+    return Solution(best, cost_s, min(max(bounds), cost_s))
 
 
 def _at_price(model: RankCosts, price: float, max_stages: int) -> tuple[Plan, float]:
@@ -170,8 +161,7 @@ def _at_price(model: RankCosts, price: float, max_stages: int) -> tuple[Plan, fl
     else:
         chain = best_chains(charged_costs, max_stages)[0]
         plan, cost_s = chain_plan(space.graph, chain.cuts, chain.processors), chain.cost_s
-    processor_of = {p.name: i for i, p in enumerate(model.platform.processors)}
-    on = {o: processor_of[s.processor] for s in plan.stages for o in s.operators}
+    on = model.placed(plan)
     taken = {o: chosen[on[o], o] for o in space.options if (on[o], o) in chosen}
     return space.with_ranks(plan, taken), cost_s
 
@@ -179,9 +169,7 @@ def _at_price(model: RankCosts, price: float, max_stages: int) -> tuple[Plan, fl
 def _spend(model: RankCosts, plan: Plan, most_error: float) -> Plan:
     """Spend the rest of the budget: repeat the change of a layer's ranks that gains most."""
     space = model.space
-    ranks = ranks_of(plan)
-    processor = {p.name: i for i, p in enumerate(model.platform.processors)}
-    on = {o: processor[s.processor] for s in plan.stages for o in s.operators}
+    ranks, on = ranks_of(plan), model.placed(plan)
     left = most_error**2 - space.error(plan) ** 2
     while True:
         best: tuple[float, int, Ranks, float] | None = None

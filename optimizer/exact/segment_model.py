@@ -19,14 +19,13 @@ from functools import cached_property
 import numpy as np
 
 from evaluators.simulated import COPY_S_PER_BYTE
-from optimizer.exact.blocks import NEVER_S, Search, block_of
-from optimizer.exact.chain_costs import ChainCosts, Seconds
-from optimizer.exact.shared_costs import TILES, SharedTables
+from optimizer.exact.blocks import Search, block_of
+from optimizer.exact.chain_costs import NEVER_S, ChainCosts, Seconds
+from optimizer.exact.shared_costs import TILES, SharedTables, computed
 from optimizer.exact.shared_ways import PartEstimates, by_first, pairs_of
-from optimizer.exact.side_by_side import SideBySide, Timed, placed_s, run_s, side_by_side
+from optimizer.exact.side_by_side import Timed, placed_s, run_s
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
-from search_spaces.rewrites.locality import axis_of
 from search_spaces.rewrites.splits import Axis, Piece, Sides
 from search_spaces.spaces.segment_space import AXES, Block, SegmentSpace, Way
 from search_spaces.spaces.segments import Segment
@@ -127,8 +126,11 @@ class SegmentModel:
         if self.space.step(part) is None:
             return math.inf
         a, b = (self._processor[processor] for processor in part.on)
-        byte_s = self.copy_s_per_byte if self.join_s_per_byte is None else self.join_s_per_byte
-        return float(self.costs.transfer_s[part.last - 1, b, a]) + self.joined_nbytes(part) * byte_s
+        return float(self.costs.transfer_s[part.last - 1, b, a]) + self.joined_nbytes(part) * self._join_s_per_byte
+
+    @property
+    def _join_s_per_byte(self) -> float:
+        return self.copy_s_per_byte if self.join_s_per_byte is None else self.join_s_per_byte
 
     def joined_nbytes(self, part: Part) -> int:
         """Return the bytes to copy when the sides of a part are joined."""
@@ -191,10 +193,6 @@ class SegmentModel:
             found[name] = found.get(name, 0.0) + own_s
         return found
 
-    def apart(self, segment: Segment) -> SideBySide:
-        """Return the ways to place the runs of a segment."""
-        return side_by_side(segment, self.costs)
-
     @cached_property
     def transfers_s(self) -> Seconds:
         """Seconds of transfers, shape ``(n, L, L)``; 0 within one processor."""
@@ -203,19 +201,15 @@ class SegmentModel:
         return found
 
     def _transfer_s(self, operator: int, before: str | None, processor: str) -> float:
-        if before is None or before == processor:
-            return 0.0
-        return float(self.costs.transfer_s[operator, self._processor[before], self._processor[processor]])
+        own = self._processor
+        return 0.0 if before is None else float(self.transfers_s[operator, own[before], own[processor]])
 
     def processor(self, name: str) -> int:
         """Return the index of a processor in the platform."""
         return self._processor[name]
 
-    def cost_s(self, parts: Sequence[Part]) -> float:
-        """Return the seconds of consecutive parts."""
-        return self._parts_s(parts, None)
-
-    def _parts_s(self, parts: Sequence[Part], before: str | None) -> float:
+    def cost_s(self, parts: Sequence[Part], before: str | None = None) -> float:
+        """Return the seconds of consecutive parts after one that ended on a given processor."""
         total = 0.0
         for number, part in enumerate(parts):
             after = parts[number + 1].on[0] if number + 1 < len(parts) else None
@@ -235,15 +229,16 @@ class SegmentModel:
             splits: whether there may be split parts at all.
             branches: whether branches may run side by side.
         """
-        blocks = Search(self, chains=chains, splits=splits, branches=branches).blocks()
+        return self._costed(Search(self, chains=chains, splits=splits, branches=branches).blocks())
+
+    def _costed(self, blocks: Sequence[Block]) -> Costed:
         parts = self.space.expand(blocks)
-        return Costed(blocks, parts, self.cost_s(parts))
+        return Costed(tuple(blocks), parts, self.cost_s(parts))
 
     def estimates(self) -> PartEstimates:
         """Return the estimates of parts as arrays."""
-        join_s = self.copy_s_per_byte if self.join_s_per_byte is None else self.join_s_per_byte
-        corrections = by_first(self.corrections)
-        return PartEstimates(self.costs, self.transfers_s, corrections, self.usual, self.copy_s_per_byte, join_s)
+        corrections, copy_s = by_first(self.corrections), self.copy_s_per_byte
+        return PartEstimates(self.costs, self.transfers_s, corrections, self.usual, copy_s, self._join_s_per_byte)
 
     def greedy(self) -> Costed:
         """Return CoDL's plan: each operator its best split, then chains that grow as long as that saves time.
@@ -269,12 +264,11 @@ class SegmentModel:
             else:
                 blocks.append(block)
             before, first = block.on, block.last
-        parts = self.space.expand(blocks)
-        return Costed(tuple(blocks), parts, self.cost_s(parts))
+        return self._costed(blocks)
 
     def block_s(self, block: Block, before: str | None) -> float:
         """Return the seconds of a block after one that ended on a given processor."""
-        return self._parts_s(self.space.parts_of(block), before)
+        return self.cost_s(self.space.parts_of(block), before)
 
     def _single(self, first: int, last: int, before: str | None, axis: Way | None = None) -> Block:
         """Return the cheapest way to run a block, split or whole; split along ``axis`` if that is possible."""
@@ -295,14 +289,7 @@ class SegmentModel:
 
 def _share(graph: Graph, piece: Piece, axis: Axis) -> float:
     """Return the share of an operator's work that a side does, in whole tiles."""
-    operator = graph.operators[piece.operator]
-    rows = piece.rows[1] - piece.rows[0]
-    tensor = operator.outputs[0]
-    if axis == "height" and operator.kind == "MEAN":
-        tensor = operator.inputs[0]
-    shape = graph.tensors[tensor].shape
-    whole = shape[axis_of(shape, axis) or 0]
-    tile = TILES[axis]
+    rows, whole, tile = piece.rows[1] - piece.rows[0], computed(graph, piece.operator, axis), TILES[axis]
     return (-(-rows // tile) * tile) / (-(-whole // tile) * tile)
 
 

@@ -85,7 +85,7 @@ class SharedTables:
                 continue
             operators = np.arange(last - 1, last - 1 - longest, -1)
             tile = TILES[axis]
-            whole = np.array([_computed(self._space.graph, int(i), axis) for i in operators])
+            whole = np.array([computed(self._space.graph, int(i), axis) for i in operators])
             share = (-(-chains.rows // tile) * tile) / (-(-whole // tile) * tile)
             # Infinite where a processor cannot run a side; entries beyond a cut's longest chain are not read.
             own = self._costs.operator_s[:, operators].T
@@ -124,7 +124,7 @@ class SharedTables:
         )
 
 
-def _computed(graph: Graph, index: int, axis: Axis) -> int:
+def computed(graph: Graph, index: int, axis: Axis) -> int:
     """Return the size of an operator's output along an axis; of a mean over rows, the size of its input."""
     operator = graph.operators[index]
     mean = axis == "height" and operator.kind == "MEAN"

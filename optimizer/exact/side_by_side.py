@@ -16,8 +16,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.exact.blocks import NEVER_S
-from optimizer.exact.chain_costs import ChainCosts, Seconds, concurrent_sets
+from optimizer.exact.chain_costs import NEVER_S, ChainCosts, Seconds, concurrent_sets
 from search_spaces.core.platform import Platform
 from search_spaces.spaces.segments import Segment
 

@@ -16,7 +16,7 @@ from evaluators.base import Session
 from optimizer.exact.bound import Relaxation, model_error, relax
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts
-from optimizer.exact.least import Least, chain_costs, least_chain
+from optimizer.exact.least import chain_costs, least_chain
 from optimizer.model.profile import Profile
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
@@ -85,18 +85,22 @@ def model_estimate(
     Raises:
         InfeasibleError: no plan fits.
     """
-    if session.capabilities.costs:
+    own = session.capabilities.costs
+    if own:
         tables = session.part_costs(graph)
         costs = chain_costs(platform, tables)
         least = least_chain(graph, chain_costs(platform, tables, least=True), price_of(graph, session), most)
-        return ModelEstimate(costs, (least.plan,), _within(space, least, relax(graph, costs)))
-    costs = profiled.costs(platform)
-    found = best_chains(costs, most, optima)
-    plans = tuple(chain_plan(graph, chain.cuts, chain.processors) for chain in found)
+        bound_s, proven = least.bound, least.proven
+        plans: tuple[Plan, ...] = (least.best,)
+    else:
+        costs = profiled.costs(platform)
+        found = best_chains(costs, most, optima)
+        plans = tuple(chain_plan(graph, chain.cuts, chain.processors) for chain in found)
+        bound_s, proven = found[0].cost_s, True
     relaxed = relax(graph, costs)
-    if isinstance(space, ChainSpace):
-        return ModelEstimate(costs, plans, Bounds(found[0].cost_s, True, relaxed, own=False))
-    return ModelEstimate(costs, plans, Bounds(min(found[0].cost_s, relaxed.latency_s), False, relaxed, own=False))
+    if not isinstance(space, ChainSpace):
+        bound_s, proven = min(bound_s, relaxed.latency_s), False
+    return ModelEstimate(costs, plans, Bounds(bound_s, proven, relaxed, own=own))
 
 
 def price_of(graph: Graph, session: Session) -> Callable[[Plan], float]:
@@ -110,9 +114,3 @@ def price_of(graph: Graph, session: Session) -> Callable[[Plan], float]:
             return float("inf")
 
     return price
-
-
-def _within(space: SearchSpace, least: Least, relaxed: Relaxation) -> Bounds:
-    if isinstance(space, ChainSpace):
-        return Bounds(least.bound_s, least.proven, relaxed, own=True)
-    return Bounds(min(least.bound_s, relaxed.latency_s), False, relaxed, own=True)

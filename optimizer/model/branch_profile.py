@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from evaluators.base import Session, unsupported_operators
 from evaluators.measurement.final import SETTLE_BELOW_S
 from optimizer.exact.segment_model import SegmentModel
-from optimizer.model.profile import Profile
+from optimizer.model.profile import Profile, pair_of
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage
 from search_spaces.core.platform import Platform, Processor
@@ -66,7 +66,7 @@ def branch_profile(
             continue
         progress(f"timing joins of {a.name} and {b.name}")
         join_s = _join_s(session, graph, platform, space, (a, b), found)
-        transfer_s["|".join(sorted((a.like, b.like)))] = join_s
+        transfer_s[pair_of(a.like, b.like)] = join_s
     return replace(found, transfer_s=transfer_s)
 
 
@@ -141,7 +141,7 @@ def _join_s(
     if len({stage.processor for stage in plan.stages}) == 1:
         return 0.0
     measured = _in_turns(session, graph, [chain_plan(graph, (), [one.name]), plan])[1].latency
-    pair = "|".join(sorted((one.like, other.like)))
+    pair = pair_of(one.like, other.like)
 
     def excess(join_s: float) -> float:
         costs = replace(known, transfer_s={**known.transfer_s, pair: join_s}).costs(platform)

@@ -17,11 +17,11 @@ from itertools import pairwise
 import numpy as np
 
 from evaluators.base import Evaluator, Session
-from evaluators.sampling import SamplingPolicy, measure
+from evaluators.sampling import measure
 from evaluators.workload.prices import Size
-from optimizer.exact.chain import best_chains, chain_cost
-from optimizer.exact.chain_costs import ChainCosts
-from optimizer.model.profile import Profile
+from optimizer.exact.chain import best_chains
+from optimizer.exact.chain_costs import ChainCosts, chain_cost
+from optimizer.model.profile import POLICY, Profile
 from search_spaces.core.bounded import built
 from search_spaces.core.errors import InfeasibleError, RunFolderError, UnavailableError
 from search_spaces.core.graph import Graph
@@ -33,7 +33,6 @@ GROUPS = 8
 """Consecutive groups of operators, of about equal time, whose errors are measured one by one."""
 
 TOLERANCES = (0.01, 0.05)
-_POLICY = SamplingPolicy(precision=0.02, max_s=0.3, min_runs=2, max_runs=30)
 _MULTIPLIERS = np.geomspace(2.0**-8, 2.0**8, 33)
 _MOST_SCALE = 4.0  # of the groups' squares, so that they add up to the whole network's
 
@@ -128,7 +127,7 @@ def tolerance_line(evaluator: Evaluator, graph: Graph, processors: Sequence[Proc
         for processor in processors:
             try:
                 with closing(session.load(graph, chain_plan(graph, (), [processor.name]))) as candidate:
-                    seconds = measure(candidate, _POLICY).latency_s.median
+                    seconds = measure(candidate, POLICY).latency_s.median
                     agreement = candidate.verify()
             except UnavailableError:
                 continue

@@ -24,9 +24,8 @@ from evaluators.objectives import (
 )
 from evaluators.sampling import SamplingPolicy
 from optimizer.exact.chain import best_chains
-from optimizer.exact.chain_costs import ChainCosts, chain_cost
+from optimizer.exact.chain_costs import ChainCosts, chain_cost, weighed
 from optimizer.exact.ranks import RankLimits
-from optimizer.exact.weighed import weighed
 from optimizer.model.baselines import Baseline
 from optimizer.model.bounds import ModelEstimate, model_estimate
 from optimizer.model.objective import latency_costs, objective_estimate, objective_model

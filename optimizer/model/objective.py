@@ -10,9 +10,8 @@ from evaluators.base import Session
 from evaluators.objectives import Objective, PlacedModel, PricedSession, Pricing, weights
 from optimizer.exact.bound import Relaxation
 from optimizer.exact.chain import chains_in_order
-from optimizer.exact.chain_costs import ChainCosts, ChainObjective, chain_cost
-from optimizer.exact.least import chain_costs
-from optimizer.exact.weighed import least_plan, weighed
+from optimizer.exact.chain_costs import ChainCosts, ChainObjective, chain_cost, weighed
+from optimizer.exact.least import chain_costs, least_plan
 from optimizer.model.bounds import Bounds, ModelEstimate, price_of
 from optimizer.model.profile import Profile
 from search_spaces.core.errors import UnavailableError
@@ -81,7 +80,7 @@ def objective_estimate(model: ObjectiveModel, session: PricedSession, most: int,
     stop_s = time.monotonic() + _SOLVE_S
     if own:
         least = least_plan(graph, model.costs, price_of(graph, session), most, model.chains, stop_s)
-        return ModelEstimate(model.costs, (least.plan,), bounds_at(least.bound, proven=least.proven, own=True))
+        return ModelEstimate(model.costs, (least.best,), bounds_at(least.bound, proven=least.proven, own=True))
     found = []
     bound = 0.0
     try:

@@ -18,7 +18,7 @@ import numpy as np
 from evaluators.base import PartCosts, Session, unsupported_operators
 from evaluators.samples import MOST_S, Measurement
 from evaluators.sampling import SamplingPolicy, measure
-from optimizer.exact.chain import ChainCosts
+from optimizer.exact.chain_costs import ChainCosts
 from search_spaces.core.errors import DeviceLostError, RunFolderError, UnavailableError, damage
 from search_spaces.core.graph import Graph
 from search_spaces.core.intensity import operator_costs
@@ -28,7 +28,7 @@ from search_spaces.core.wording import plural
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.cuts import every_layer
 
-_POLICY = SamplingPolicy(precision=0.02, max_s=0.3, min_runs=2, max_runs=30)
+POLICY = SamplingPolicy(precision=0.02, max_s=0.3, min_runs=2, max_runs=30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Profile:
         platform = platform.restrict([p.name for p in platform.processors if p.like in self.operator_s])
         processors, likes = platform.processors, [p.like for p in platform.processors]
         count = len(self.operator_s[likes[0]])
-        pairs = [[0.0 if a is b else self.transfer_s[_pair(a.like, b.like)] for b in processors] for a in processors]
+        pairs = [[0.0 if a is b else self.transfer_s[pair_of(a.like, b.like)] for b in processors] for a in processors]
         between = np.array(pairs)
         operator_s, overhead_s = (np.array([of[like] for like in likes]) for of in (self.operator_s, self.overhead_s))
         return ChainCosts(platform, operator_s, overhead_s, np.broadcast_to(between, (count, *between.shape)))
@@ -77,7 +77,7 @@ class Profile:
         """
         known = self.operator_s.keys() & self.overhead_s.keys() & self.whole_s.keys()
         here = {new: old for new, old in likes.items() if old in known}
-        pairs = {_pair(a, b): _pair(here[a], here[b]) for a in here for b in here}
+        pairs = {pair_of(a, b): pair_of(here[a], here[b]) for a in here for b in here}
         return Profile(
             {new: self.operator_s[old] for new, old in here.items()},
             {new: self.overhead_s[old] for new, old in here.items()},
@@ -209,7 +209,7 @@ def profile(
             transfer_s[pair] = max(transfer_s.values(), default=0.0)
             continue
         try:
-            found = _time(session, graph, plan)
+            found = time_plan(session, graph, plan)
         except UnavailableError as error:
             if isinstance(error, DeviceLostError) or all(timing.one_by_one for timing in timings.values()):
                 raise
@@ -253,9 +253,9 @@ class _Timing:
 def _timing(session: Session, graph: Graph, name: str, progress: Callable[[str], None]) -> _Timing:
     """Time the operators in a plan of one stage each; where that fails, share the whole model's time out among them."""
     count = len(graph.operators)
-    whole_s = _time(session, graph, chain_plan(graph, (), [name])).latency_s.median
+    whole_s = time_plan(session, graph, chain_plan(graph, (), [name])).latency_s.median
     try:
-        apart = _time(session, graph, chain_plan(graph, every_layer(graph), [name] * count))
+        apart = time_plan(session, graph, chain_plan(graph, every_layer(graph), [name] * count))
     except DeviceLostError:
         raise
     except UnavailableError as error:
@@ -275,7 +275,7 @@ def _with_help(
     if len(refused) == count or stand_in is None:
         return (math.inf,) * count
     processors = [stand_in if o in refused else name for o in range(count)]
-    found = _time(session, graph, chain_plan(graph, every_layer(graph), processors))
+    found = time_plan(session, graph, chain_plan(graph, every_layer(graph), processors))
     copied = {e.stage: e.copied_s for e in found.timeline.events} if found.timeline else {}
     return tuple(math.inf if o in refused else max(0.0, found.stage_s[o] - copied.get(o, 0.0)) for o in range(count))
 
@@ -291,9 +291,10 @@ def _handing_over(graph: Graph, here: str, there: str, refused: Mapping[str, fro
     return None
 
 
-def _time(session: Session, graph: Graph, plan: Plan) -> Measurement:
+def time_plan(session: Session, graph: Graph, plan: Plan) -> Measurement:
+    """Measure a plan as operators are timed."""
     with closing(session.load(graph, plan)) as candidate:
-        return measure(candidate, _POLICY)
+        return measure(candidate, POLICY)
 
 
 def _pairs(platform: Platform) -> dict[str, tuple[str, str]]:
@@ -302,11 +303,12 @@ def _pairs(platform: Platform) -> dict[str, tuple[str, str]]:
     found = {}
     for i, (like, members) in enumerate(classes):
         if len(members) > 1:
-            found[_pair(like, like)] = (members[0].name, members[1].name)
+            found[pair_of(like, like)] = (members[0].name, members[1].name)
         for other, others in classes[i + 1 :]:
-            found[_pair(like, other)] = (members[0].name, others[0].name)
+            found[pair_of(like, other)] = (members[0].name, others[0].name)
     return found
 
 
-def _pair(a: str, b: str) -> str:
+def pair_of(a: str, b: str) -> str:
+    """Return the key of two kinds in ``Profile.transfer_s``."""
     return "|".join(sorted((a, b)))

@@ -5,21 +5,20 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.base import Session
-from evaluators.sampling import SamplingPolicy, measure
 from optimizer.exact.bound import relax
 from optimizer.exact.chain import best_chains
 from optimizer.exact.least import chain_costs
 from optimizer.exact.ranks import RankCosts, best_ranked, uniform
 from optimizer.model.baselines import Baseline, baselines
 from optimizer.model.bounds import Bounds, ModelEstimate, price_of
-from optimizer.model.profile import Profile
+from optimizer.model.profile import Profile, time_plan
 from search_spaces.core.constraints import Violation
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
@@ -39,7 +38,6 @@ UNIFORM = "Tucker, one share for all layers"
 CHAIN = "the best chain without Tucker"
 
 _LOGGER = logging.getLogger("partition_optimizer")
-_POLICY = SamplingPolicy(precision=0.02, max_s=0.3, min_runs=2, max_runs=30)
 
 
 def rank_profile(
@@ -115,17 +113,11 @@ def _timed(
     """Return the operators' times of a decomposed model, scaled to add up to the whole one."""
     graph = space.graph
     cuts = every_layer(graph)
-    whole = _measured(session, graph, space.with_ranks(chain_plan(graph, (), [name]), ranks))[0]
-    apart = _measured(session, graph, space.with_ranks(chain_plan(graph, cuts, [name] * (len(cuts) + 1)), ranks))[1]
-    alone: NDArray[np.float64] = np.maximum(apart - overhead_s, 0.0)
+    plans = chain_plan(graph, (), [name]), chain_plan(graph, cuts, [name] * (len(cuts) + 1))
+    whole, apart = (time_plan(session, graph, space.with_ranks(plan, ranks)) for plan in plans)
+    alone: NDArray[np.float64] = np.maximum(np.array(apart.stage_s) - overhead_s, 0.0)
     total = float(alone.sum())
-    return alone * ((whole - overhead_s) / total) if total > 0.0 else alone
-
-
-def _measured(session: Session, graph: Graph, plan: Plan) -> tuple[float, NDArray[np.float64]]:
-    with closing(session.load(graph, plan)) as candidate:
-        found = measure(candidate, _POLICY)
-    return found.latency_s.median, np.array(found.stage_s)
+    return alone * ((whole.latency_s.median - overhead_s) / total) if total > 0.0 else alone
 
 
 def rank_model(
@@ -161,7 +153,7 @@ def rank_estimate(
     """
     best = best_ranked(model, error, most)
     plain = best_chains(model.costs, most)[0]
-    plans = dict.fromkeys((best.plan, chain_plan(graph, plain.cuts, plain.processors)))
+    plans = dict.fromkeys((best.best, chain_plan(graph, plain.cuts, plain.processors)))
     cheapest = np.array(bound.costs.operator_s)
     for (operator, _), place in model.space.places.items():
         cheapest[:, operator] = np.minimum(cheapest[:, operator], bound.triple_s[:, place])
@@ -169,8 +161,8 @@ def rank_estimate(
     own = session.capabilities.costs
     # Where stages may overlap, sums are no bound.
     one_by_one = all(i - 1 in graph.predecessors(i) for i in range(1, len(graph.operators)))
-    least_s = best_ranked(bound, error, most).bound_s if one_by_one else relaxed.latency_s
-    reached = min(map(price_of(graph, session), plans)) if own else best.cost_s
+    least_s = best_ranked(bound, error, most).bound if one_by_one else relaxed.latency_s
+    reached = min(map(price_of(graph, session), plans)) if own else best.value
     least_s = min(least_s, reached)
     return ModelEstimate(model.costs, tuple(plans), Bounds(least_s, reached <= least_s * (1 + 1e-9), relaxed, own=own))
 

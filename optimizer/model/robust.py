@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 from evaluators.base import Session
 from evaluators.cost_model.session import StatesSession
 from optimizer.exact.bound import relax
 from optimizer.exact.front import pareto_chains, summed
-from optimizer.exact.least import chain_costs, least_chain
+from optimizer.exact.least import chain_costs, cheapest, least_chain
 from optimizer.model.bounds import Bounds, ModelEstimate, price_of
 from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.graph import Graph
@@ -38,7 +36,7 @@ def in_states(session: Session, platform: Platform, words: tuple[str, ...], robu
 def nominal_plan(graph: Graph, session: Session, platform: Platform, most: int) -> Plan:
     """Return the fastest plan in the usual state."""
     costs = chain_costs(platform, session.part_costs(graph), least=True)
-    return least_chain(graph, costs, price_of(graph, session), most).plan
+    return least_chain(graph, costs, price_of(graph, session), most).best
 
 
 def robust_estimate(graph: Graph, session: StatesSession, platform: Platform, most: int) -> ModelEstimate:
@@ -60,19 +58,10 @@ def robust_estimate(graph: Graph, session: StatesSession, platform: Platform, mo
         chains = pareto_chains([summed(s.name, c) for s, c in zip(session.states, least, strict=True)], platform, most)
     except UnavailableError:  # too many states for labels: the mean is a bound of the worst
         found = least_chain(graph, chain_costs(platform, session.part_costs(graph), least=True), price, most)
-        return ModelEstimate(mean, (found.plan,), Bounds(found.bound_s, found.proven, relaxed, own=True))
+        return ModelEstimate(mean, (found.best,), Bounds(found.bound, found.proven, relaxed, own=True))
     ordered = sorted(chains, key=lambda chain: session.value_s(chain.values))
-    best: tuple[float, Plan] | None = None
-    bound_s = math.inf
-    for chain in ordered:
-        bound_s = session.value_s(chain.values)
-        if best is not None and bound_s >= best[0] * (1 - 1e-12):
-            bound_s = best[0]
-            break
-        plan = chain_plan(graph, chain.cuts, chain.processors)
-        value = price(plan)
-        if best is None or value < best[0]:
-            best = value, plan
+    plans = [(session.value_s(c.values), chain_plan(graph, c.cuts, c.processors)) for c in ordered]
+    best, bound_s = cheapest(plans, price, len(plans))
     if best is None:
         raise UnavailableError("no chain was found")
     bound_s = min(best[0], bound_s) if in_turn else min(best[0], relaxed.latency_s)

@@ -19,10 +19,9 @@ from evaluators.objectives import LATENCY, Priced, PricedSession, Pricing
 from evaluators.simulated import MeasuredPrices, ProfiledSession
 from optimizer.exact.bound import Relaxation, relax
 from optimizer.exact.chain import best_chains
-from optimizer.exact.chain_costs import ChainCosts, chain_cost
+from optimizer.exact.chain_costs import ChainCosts, chain_cost, weighed
 from optimizer.exact.ranks import RankCosts, Shape, best_ranked
 from optimizer.exact.segment_model import SegmentModel
-from optimizer.exact.weighed import weighed
 from optimizer.model.bounds import Bounds, ModelEstimate
 from optimizer.model.objective import known_weights
 from optimizer.model.profile import Profile
@@ -158,7 +157,7 @@ def starts_of(
             found.append(shape.solve(own)[0])
             if ranks is not None:
                 model = RankCosts(ranks.space, own, ranks.triple_s * scale[:, None], shape)
-                found.append(best_ranked(model, error, most).plan)
+                found.append(best_ranked(model, error, most).best)
     return found
 
 

@@ -12,13 +12,13 @@ import numpy as np
 
 from evaluators.base import Batch, Session
 from evaluators.schedule import Timeline
-from optimizer.exact.blocks import NEVER_S
 from optimizer.exact.bound import relax
 from optimizer.exact.chain import best_chains
-from optimizer.exact.chain_costs import ChainCosts, chain_cost
+from optimizer.exact.chain_costs import NEVER_S, ChainCosts, chain_cost
 from optimizer.exact.graphs.dag import list_scheduled
 from optimizer.exact.graphs.graph_costs import GraphCosts
 from optimizer.exact.segment_model import SegmentModel
+from optimizer.exact.side_by_side import side_by_side
 from optimizer.model.baselines import (
     BRANCHES,
     CHAINS,
@@ -35,7 +35,7 @@ from optimizer.model.baselines import (
 )
 from optimizer.model.bounds import Bounds, ModelEstimate
 from optimizer.model.branch_greedy import branch_greedy
-from optimizer.model.profile import Profile
+from optimizer.model.profile import Profile, pair_of
 from search_spaces.core.errors import InfeasibleError, PlanError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, canonical
@@ -87,7 +87,7 @@ def split_profile(
         plan = space.plan(_shared_by(space, (a.name, b.name), (known.whole_s[a.like], known.whole_s[b.like])))
         waits = [wait for batch in _runs(session, graph, plan) for wait in waits_s(graph, plan, batch.timeline)]
         if waits:
-            transfer_s["|".join(sorted((a.like, b.like)))] = max(0.0, float(np.median(waits)))
+            transfer_s[pair_of(a.like, b.like)] = max(0.0, float(np.median(waits)))
     return Profile(operator_s, overhead_s, transfer_s, known.whole_s)
 
 
@@ -211,7 +211,7 @@ def segment_baselines(
 
 def _tried(model: SegmentModel) -> bool:
     """Return whether all placements of all runs are tried."""
-    return all(model.apart(segment).exact for segment in model.space.branching)
+    return all(side_by_side(segment, model.costs).exact for segment in model.space.branching)
 
 
 def _between(graph: Graph, costs: ChainCosts) -> GraphCosts:

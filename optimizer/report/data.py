@@ -14,7 +14,7 @@ from evaluators.registry import make_evaluator
 from evaluators.samples import Samples
 from evaluators.schedule import Event, Law, Task, Timeline, in_rounds, needs_of, rounds, run_tasks, timeline
 from evaluators.workload.objectives import find_workload_objective
-from optimizer.exact.chain import ChainCosts
+from optimizer.exact.chain_costs import ChainCosts
 from optimizer.files import damage_of, disk_errors, read_document
 from optimizer.model.profile import Profile
 from optimizer.study.folder import CONFIG, LOG, RESULT, read_manifest, resume_hint

@@ -20,7 +20,6 @@ With its defaults the joint model settles too early: 84 different plans in 200 t
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -36,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 from search_spaces.core.allowed_code import is_allowed
 from search_spaces.core.errors import UsageError, shown
 from search_spaces.core.plugins import entries, find_entry, is_ours, load_entry, origin
+from search_spaces.core.wording import did_you_mean
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
@@ -161,8 +161,8 @@ def _find(name: str) -> SamplerKind:
         if "." in name:
             module, _, last = name.rpartition(".")
             raise UsageError(f"unknown sampler {name!r}", f"a class is named {module}:{last}")
-        near = difflib.get_close_matches(name.lower(), SAMPLERS, n=3, cutoff=0.7)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"give one of {', '.join(SAMPLERS)}, or module:Class"
+        otherwise = f"give one of {', '.join(SAMPLERS)}, or module:Class"
+        hint = did_you_mean(name.lower(), SAMPLERS, otherwise, most=3, cutoff=0.7)
         raise UsageError(f"unknown sampler {name!r}", hint)
     kind = SAMPLERS[name]
     if kind.requires and importlib.util.find_spec(kind.requires) is None:
@@ -232,40 +232,21 @@ def _checked(path: str, found: object, where: str) -> SamplerKind:
     return SamplerKind(path, make, resumes=False)
 
 
-def _of_optuna(name: str, **options: Any) -> Callable[[int, int], BaseSampler]:
-    def make(_: int, trial_seed: int) -> BaseSampler:
-        import optuna
+def _of(path: str, **options: Any) -> Callable[[int, int], BaseSampler]:
+    """Return what makes a sampler from a trial's own seed; ``module:Class`` is imported when it is used."""
+    module, _, name = path.partition(":")
 
-        sampler: BaseSampler = getattr(optuna.samplers, name)(seed=trial_seed, **options)
+    def make(_: int, trial_seed: int) -> BaseSampler:
+        sampler: BaseSampler = getattr(importlib.import_module(module), name)(seed=trial_seed, **options)
         return sampler
 
     return make
-
-
-def _tpe(_: int, trial_seed: int) -> BaseSampler:
-    from optimizer.samplers.fixed import FixedTpeSampler
-
-    return FixedTpeSampler(
-        seed=trial_seed, multivariate=True, constant_liar=False, n_startup_trials=20, n_ei_candidates=8
-    )
-
-
-def _cmaes(_: int, trial_seed: int) -> BaseSampler:
-    from optimizer.samplers.cma_es import ReplayedCmaEsSampler
-
-    return ReplayedCmaEsSampler(trial_seed)
 
 
 def _sobol(seed: int, trial_seed: int) -> BaseSampler:
     from optimizer.samplers.qmc import SobolSampler
 
     return SobolSampler(seed, trial_seed)
-
-
-def _nsga2(_: int, trial_seed: int) -> BaseSampler:
-    from optimizer.samplers.nsga2 import NumberedNsga2Sampler
-
-    return NumberedNsga2Sampler(trial_seed, size=20)
 
 
 def _brute_force(problem: Problem, seed: int) -> KnowingSampler:
@@ -292,35 +273,43 @@ def _reinforce(problem: Problem, seed: int) -> KnowingSampler:
     return sampler_of(problem, seed)
 
 
+_RANDOM = _of("optuna.samplers:RandomSampler")
+
 SAMPLERS: dict[str, SamplerKind] = {
     "auto": SamplerKind(
         "the model's optimum, then plans by a model corrected with measurements",
-        _of_optuna("RandomSampler"),
+        _RANDOM,
         knows=_auto,
     ),
     "reinforce": SamplerKind(
         "policy gradient with a critic, over all parameters of a space; reinforce@FILE begins with a trained policy",
-        _of_optuna("RandomSampler"),
+        _RANDOM,
         knows=_reinforce,
     ),
     "tpe": SamplerKind(
         "tree-structured Parzen estimator, all parameters together",
-        _tpe,
+        _of(
+            "optimizer.samplers.fixed:FixedTpeSampler",
+            multivariate=True,
+            constant_liar=False,
+            n_startup_trials=20,
+            n_ei_candidates=8,
+        ),
     ),
-    "random": SamplerKind("uniform over the parameters", _of_optuna("RandomSampler")),
-    "brute-force": SamplerKind(
-        "every plan of the space once, in random order", _of_optuna("RandomSampler"), knows=_brute_force
-    ),
+    "random": SamplerKind("uniform over the parameters", _RANDOM),
+    "brute-force": SamplerKind("every plan of the space once, in random order", _RANDOM, knows=_brute_force),
     "qmc": SamplerKind("scrambled Sobol sequence", _sobol),
-    "nsga2": SamplerKind("genetic algorithm NSGA-II, generations of 20", _nsga2),
+    "nsga2": SamplerKind(
+        "genetic algorithm NSGA-II, generations of 20", _of("optimizer.samplers.nsga2:NumberedNsga2Sampler", size=20)
+    ),
     "nsga3": SamplerKind(
-        "genetic algorithm NSGA-III, for several objectives", _of_optuna("NSGAIIISampler"), resumes=False
+        "genetic algorithm NSGA-III, for several objectives", _of("optuna.samplers:NSGAIIISampler"), resumes=False
     ),
     "cmaes": SamplerKind(
         "CMA-ES; draws categorical parameters at random",
-        _cmaes,
+        _of("optimizer.samplers.cma_es:ReplayedCmaEsSampler"),
         requires="cmaes",
         extra="cmaes",
     ),
-    "gp": SamplerKind("Gaussian process", _of_optuna("GPSampler"), requires="torch", extra="gp"),
+    "gp": SamplerKind("Gaussian process", _of("optuna.samplers:GPSampler"), requires="torch", extra="gp"),
 }

@@ -111,11 +111,9 @@ def proposer_of(problem: Problem, seed: int) -> Proposer | None:
         return None
     if problem.search is not None:
         return None if problem.front else problem.search(problem, seed)
-    chains = not isinstance(problem.space, SegmentSpace)
     if problem.criteria is not None:
-        return ParetoProposer(problem, seed, *problem.criteria) if chains else None
-    # A sum cannot improve by splits: its optima are chains of whole operators.
-    if problem.chains is not None and (chains or isinstance(problem.space, SegmentSpace)):
+        return None if isinstance(problem.space, SegmentSpace) else ParetoProposer(problem, seed, *problem.criteria)
+    if problem.chains is not None:  # a sum cannot improve by splits: its optima are chains of whole operators
         return ObjectiveProposer(problem, seed, problem.chains)
     if isinstance(problem.space, SegmentSpace):
         return SegmentProposer(problem, problem.space, seed)
@@ -135,7 +133,7 @@ class AutoProposer:
     def __init__(self, problem: Problem, seed: int) -> None:
         self._problem, self._seed = problem, seed
         self._correction = Correction(problem.model)
-        self._timing = Timing(problem.graph, problem.platform, problem.chains)
+        self._timing = Timing(problem.graph, problem.platform)
         self._region = _region(problem)
         self._trials: list[tuple[Plan, Measurement | None, float]] = []
         self._measured: list[Plan] = []  # plans of the region that have been learnt from
@@ -257,4 +255,4 @@ def _block_size(start: int) -> int:
 def _region(problem: Problem) -> Region:
     if isinstance(problem.space, ChainSpace):
         return ChainRegion(problem.graph, problem.platform, problem.space)
-    return PlanRegion(problem.graph, problem.platform, problem.space, problem.chains)
+    return PlanRegion(problem.graph, problem.platform, problem.space)

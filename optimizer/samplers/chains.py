@@ -59,9 +59,7 @@ class Chains:
 
     def __add__(self, other: Chains) -> Chains:
         """Return these chains and others of the same K."""
-        return Chains(
-            np.concatenate((self.borders, other.borders)), np.concatenate((self.processors, other.processors))
-        )
+        return joined((self, other))
 
     def stages(self, row: int, platform: Platform) -> tuple[Stage, ...]:
         """Return the stages of one chain."""
@@ -76,6 +74,11 @@ class Chains:
         """Return a key for each chain, unique among those of the same K."""
         rows = np.concatenate((self.borders[:, 1:-1], self.processors), axis=1)
         return [row.tobytes() for row in rows]
+
+
+def joined(chains: Sequence[Chains]) -> Chains:
+    """Return all chains of several groups of the same K."""
+    return Chains(np.concatenate([c.borders for c in chains]), np.concatenate([c.processors for c in chains]))
 
 
 def from_plan(plan: Plan, platform: Platform) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -125,7 +128,7 @@ def neighbours(chains: Chains, processors: int, places: int, rng: np.random.Gene
     found = [_shifted(chains, rng, places), _moved(chains, processors), _merged(chains)]
     if chains.processors.shape[1] > 1:
         found.append(_split(chains, processors, places, rng))
-    return Chains(np.concatenate([f.borders for f in found]), np.concatenate([f.processors for f in found]))
+    return joined(found)
 
 
 def _repeat(chains: Chains, *counts: int) -> tuple[Chains, list[_Ints]]:

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from optuna._transform import _SearchSpaceTransform
 from optuna.distributions import FloatDistribution, IntDistribution
-from optuna.samplers import BaseSampler, RandomSampler
+from optuna.samplers import RandomSampler
 from optuna.trial import TrialState
 
 from optimizer.samplers.fixed import fixed_space
@@ -29,7 +29,7 @@ _optimizers: WeakKeyDictionary[Study, tuple[list[int], CMA]] = WeakKeyDictionary
 """Study → numbers of the trials passed to its optimizer, and the optimizer; a proposal passes only new trials."""
 
 
-class ReplayedCmaEsSampler(BaseSampler):
+class ReplayedCmaEsSampler(RandomSampler):
     """CMA-ES (Hansen, 2016) over the numeric parameters of the space; categorical ones are drawn at random.
 
     The first completed trial is left out, as in Optuna; of the later ones, each ``population_size`` are a generation,
@@ -40,8 +40,8 @@ class ReplayedCmaEsSampler(BaseSampler):
     """
 
     def __init__(self, seed: int) -> None:
+        super().__init__(seed=seed)
         self._seed = seed
-        self._random = RandomSampler(seed=seed)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return the numeric parameters of the study."""
@@ -63,12 +63,6 @@ class ReplayedCmaEsSampler(BaseSampler):
         optimizer = _replayed(study, space, completed[1:])
         optimizer.reseed_rng(self._seed)
         return space.untransform(optimizer.ask())
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        """Draw one parameter at random."""
-        return self._random.sample_independent(study, trial, param_name, param_distribution)
 
 
 def _replayed(study: Study, space: _SearchSpaceTransform, trials: list[FrozenTrial]) -> CMA:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
 
-from optuna.samplers import BaseSampler
+from optuna.samplers import BaseSampler, RandomSampler
 
+from evaluators.forwarding import Forwarding, Found, Given, Method, forwarded
 from optimizer.samplers.study import ExhaustedError
 from search_spaces.core.errors import OptimizeError, UsageError
 
-if TYPE_CHECKING:
-    from optuna import Study
-    from optuna.distributions import BaseDistribution
-    from optuna.trial import FrozenTrial, TrialState
 
-
-class ForeignSampler(BaseSampler):
+class ForeignSampler(Forwarding, BaseSampler):
     """Forwards to another sampler.
 
     Args:
@@ -26,14 +20,20 @@ class ForeignSampler(BaseSampler):
         extras: package → the extra of this product that installs it.
     """
 
+    inner: BaseSampler
+
     def __init__(self, path: str, sampler: BaseSampler, extras: Mapping[str, str]) -> None:
-        self.sampler = sampler
+        self.inner = sampler
         self._path, self._extras = path, extras
 
-    @contextmanager
-    def _telling(self) -> Iterator[None]:
+    def call(self, method: Method[Given, Found], /, *arguments: Given.args, **options: Given.kwargs) -> Found:
+        """Call the sampler's method of that name.
+
+        Raises:
+            UsageError: it failed.
+        """
         try:
-            yield
+            return super().call(method, *arguments, **options)
         except (OptimizeError, ExhaustedError):
             raise
         except ImportError as error:
@@ -43,35 +43,9 @@ class ForeignSampler(BaseSampler):
         except Exception as error:  # user code: any exception
             raise UsageError(f"sampler {self._path!r} failed: {type(error).__name__}: {error}") from error
 
-    def reseed_rng(self) -> None:
-        """See Optuna's ``BaseSampler``."""
-        self.sampler.reseed_rng()
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """See Optuna's ``BaseSampler``."""
-        with self._telling():
-            return self.sampler.infer_relative_search_space(study, trial)
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        """See Optuna's ``BaseSampler``."""
-        with self._telling():
-            return self.sampler.sample_relative(study, trial, search_space)
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        """See Optuna's ``BaseSampler``."""
-        with self._telling():
-            return self.sampler.sample_independent(study, trial, param_name, param_distribution)
-
-    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        """See Optuna's ``BaseSampler``."""
-        with self._telling():
-            self.sampler.before_trial(study, trial)
-
-    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        """See Optuna's ``BaseSampler``."""
-        with self._telling():
-            self.sampler.after_trial(study, trial, state, values)
+    reseed_rng = forwarded(RandomSampler.reseed_rng)
+    infer_relative_search_space = forwarded(RandomSampler.infer_relative_search_space)
+    sample_relative = forwarded(RandomSampler.sample_relative)
+    sample_independent = forwarded(RandomSampler.sample_independent)
+    before_trial = forwarded(RandomSampler.before_trial)
+    after_trial = forwarded(RandomSampler.after_trial)

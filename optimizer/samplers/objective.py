@@ -7,6 +7,7 @@ chain that was not tried is proposed, alternately under the posterior's mean and
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -25,16 +26,16 @@ from search_spaces.spaces.space import in_space
 _LOOKED, _LOOK_S = 400, 1.0
 
 
-class ObjectiveProposer:
-    """Proposes chains for one objective.
+class ChainProposer:
+    """The additive model of chains, corrected by measured stages: the base of proposers for other objectives.
 
     Args:
-        problem: its model is in the objective's unit.
-        objective: how the stages of a plan add up.
+        problem: with the costs to correct.
+        unit: of the measured stages of a processor, per unit of the costs.
     """
 
-    def __init__(self, problem: Problem, seed: int, objective: ChainObjective) -> None:
-        self._problem, self._seed, self._objective = problem, seed, objective
+    def __init__(self, problem: Problem, seed: int, unit: Callable[[str], float] = lambda _: 1.0) -> None:
+        self._problem, self._seed, self._unit = problem, seed, unit
         self._correction = Correction(problem.model)
         self._tried: set[str] = set()
         self._trials = 0
@@ -48,15 +49,31 @@ class ObjectiveProposer:
         if measurement is None or min(measurement.stage_s, default=0.0) <= 0.0:
             return
         usual = speed * measurement.cold
-        self._correction.observe(plan.stages, tuple(s / usual for s in measurement.stage_s))
+        pairs = zip(measurement.stage_s, plan.stages, strict=True)
+        self._correction.observe(plan.stages, tuple(s / usual / self._unit(p.processor) for s, p in pairs))
         plans = self._correction.plans
         self._correction.choose(1 << (plans.bit_length() - 1))
 
+    def _draws(self) -> Draws:
+        """Return the posterior's mean and a draw."""
+        return self._correction.draw(1, np.random.default_rng([self._seed, self._trials]))
+
+
+class ObjectiveProposer(ChainProposer):
+    """Proposes chains for one objective.
+
+    Args:
+        problem: its model is in the objective's unit.
+        objective: how the stages of a plan add up.
+    """
+
+    def __init__(self, problem: Problem, seed: int, objective: ChainObjective) -> None:
+        super().__init__(problem, seed)
+        self._objective = objective
+
     def propose(self) -> Plan | None:
         """Return a plan that was not tried, or None where there is none."""
-        rng = np.random.default_rng([self._seed, self._trials])
-        draws = self._correction.draw(1, rng)
-        costs = corrected(self._problem.model, draws, self._trials % 2, idle=self._objective == "latency")
+        costs = corrected(self._problem.model, self._draws(), self._trials % 2, idle=self._objective == "latency")
         stop_s = time.monotonic() + _LOOK_S
         try:
             for chain in chains_in_order(costs, self._most, _LOOKED, objective=self._objective, stop_s=stop_s):

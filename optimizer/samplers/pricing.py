@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.exact.chain_costs import ChainObjective, exclusive_groups
 from optimizer.samplers.draws import Draws
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Stage
@@ -21,13 +20,9 @@ class Timing:
 
     Args:
         graph, platform: of the plans.
-        objective: for objectives other than the latency: ``latency`` for the sum over all stages, whenever they run,
-            ``period`` for the load of the busiest group of processors that exclude each other.
     """
 
-    def __init__(self, graph: Graph, platform: Platform, objective: ChainObjective | None = None) -> None:
-        self._objective = objective
-        self._groups = exclusive_groups(platform) if objective == "period" else []
+    def __init__(self, graph: Graph, platform: Platform) -> None:
         self._processor = {p.name: i for i, p in enumerate(platform.processors)}
         self._blocked = [
             [j for j, q in enumerate(platform.processors) if i == j or p.excludes(q)]
@@ -40,14 +35,6 @@ class Timing:
         """Return the latency of a plan under each draw, shape ``(S,)``."""
         took = self.stage_s(stages, draws)
         processors = [self._processor[s.processor] for s in stages]
-        if self._objective is not None:
-            groups = self._groups or [tuple(self._processor.values())]
-            loads = [
-                np.sum([t for t, processor in zip(took, processors, strict=True) if processor in g], axis=0)
-                for g in groups
-            ]
-            busiest: _Seconds = np.maximum.reduce([np.broadcast_to(load, took[0].shape) for load in loads])
-            return busiest
         ends: list[_Seconds] = []
         free: dict[int, _Seconds] = {}
         for j, needs in enumerate(self._needs(stages)):
@@ -78,7 +65,7 @@ class Timing:
     def waits(
         self, stages: Sequence[Stage], stage_s: Sequence[float], latency_s: float, transfer_s: _Seconds
     ) -> tuple[list[tuple[int, int]], float]:
-        """Return the transfers for which a measured plan waited, and their total time (s); none for other laws.
+        """Return the transfers for which a measured plan waited, and their total time (s).
 
         They are those on the longest path through the stages; their time is the path's time beyond its stages.
 
@@ -86,8 +73,6 @@ class Timing:
             stages, stage_s, latency_s: the plan, its stages' times, and its latency.
             transfer_s: estimated times of transfers, ``[operator, from, to]``; they decide which path is longest.
         """
-        if self._objective is not None:
-            return [], 0.0
         processors = [self._processor[s.processor] for s in stages]
         ends: list[float] = []
         reasons: list[tuple[int, bool] | None] = []

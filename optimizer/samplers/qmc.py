@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.samplers import BaseSampler, RandomSampler
+from optuna.samplers import RandomSampler
 
 from optimizer.samplers.fixed import fixed_space
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 
-class SobolSampler(BaseSampler):
+class SobolSampler(RandomSampler):
     """Trial ``number`` is point ``number`` of a scrambled Sobol sequence over the parameters of the first trial.
 
     The first trial of a study, and parameters that it does not have, are drawn at random.
@@ -31,8 +31,8 @@ class SobolSampler(BaseSampler):
     """
 
     def __init__(self, seed: int, trial_seed: int) -> None:
+        super().__init__(seed=trial_seed)
         self._seed = seed
-        self._random = RandomSampler(seed=trial_seed)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return the space of the study."""
@@ -53,12 +53,6 @@ class SobolSampler(BaseSampler):
         engine.fast_forward(trial.number)
         point = engine.random(1)[0]
         return {name: _value(search_space[name], float(u)) for name, u in zip(sorted(search_space), point, strict=True)}
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        """Draw one parameter at random."""
-        return self._random.sample_independent(study, trial, param_name, param_distribution)
 
 
 def _value(distribution: BaseDistribution, u: float) -> Any:

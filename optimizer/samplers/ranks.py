@@ -54,7 +54,7 @@ class RankProposer:
             self._scale = scale
             self._optimum = best_ranked(
                 self._limits.model, self._limits.most_error / scale, self._limits.max_stages
-            ).plan
+            ).best
         if self._optimum.digest not in self._tried and self._problem.fits(self._optimum):
             return self._optimum
         candidates: dict[str, tuple[float, Plan]] = {}

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.cost_model.plans import all_chains
-from optimizer.exact.chain_costs import ChainObjective
-from optimizer.samplers.chains import ChainPricing, Chains, distinct, from_plan, neighbours
+from optimizer.samplers.chains import ChainPricing, Chains, distinct, from_plan, joined, neighbours
 from optimizer.samplers.draws import Draws, cheapest_chains
 from optimizer.samplers.moves import neighbour
 from optimizer.samplers.pricing import Timing
@@ -42,38 +40,13 @@ class Found:
         latency_s: shape ``(S, C)``, under each draw.
         best_s: shape ``(S,)``: of the measured plan with the best mean; None where nothing was measured.
         plan: returns plan ``c``, canonical.
-        names: of the plans, as returned by :meth:`Region.name`.
+        names: of the plans, as returned by ``name`` of a region.
     """
 
     latency_s: _Seconds
     best_s: _Seconds | None
     plan: Callable[[int], Plan]
     names: list[bytes]
-
-
-class Region(Protocol):
-    """The tried plans of a space, and the search for candidates among the others."""
-
-    def name(self, plan: Plan) -> bytes | None:
-        """Return a key that identifies a plan, or None for one outside of the region."""
-        ...
-
-    def add(self, plan: Plan) -> None:
-        """Add a plan of the region that was tried."""
-        ...
-
-    def look(self, draws: Draws, measured: Sequence[int], rng: np.random.Generator, *, wide: bool = False) -> Found:
-        """Return plans that were not tried.
-
-        Args:
-            measured: positions (in order of ``add``) of the plans with a measurement.
-            wide: search farther than usual, because all plans near the best ones are known.
-        """
-        ...
-
-    def price(self, draws: Draws, which: Sequence[int]) -> _Seconds:
-        """Return the times (s) of plans that were added under each draw, shape ``(S, len(which))``."""
-        ...
 
 
 class ChainRegion:
@@ -117,7 +90,12 @@ class ChainRegion:
         return self._pricing.latency_s(self._chains([self._added[i] for i in which]), draws)
 
     def look(self, draws: Draws, measured: Sequence[int], rng: np.random.Generator, *, wide: bool = False) -> Found:
-        """Return plans that were not tried."""
+        """Return plans that were not tried.
+
+        Args:
+            measured: positions (in order of ``add``) of the plans with a measurement.
+            wide: search farther than usual, because all plans near the best ones are known.
+        """
         mean, best_s = draws.only(0, 1), None
         best = cheapest_chains(mean, self._most)
         # Few draws have optima with more than twice the stages of the mean's, and time grows with the stages.
@@ -156,7 +134,7 @@ class ChainRegion:
             chains = self._chains([((), ())] * size)
             chains.borders[:, 1:parts], chains.processors[:, :parts] = cuts, processors
             found.append(chains)
-        return Chains(np.concatenate([f.borders for f in found]), np.concatenate([f.processors for f in found]))
+        return joined(found)
 
     def _chains(self, chains: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Chains:
         return Chains.of(chains, self._count, self._most)
@@ -175,7 +153,7 @@ class ChainRegion:
             top = self._best(last, draw, WIDTH)
             last = distinct(top + neighbours(top, self._processors, PLACES, rng), self._platform)
             met.append(last)
-        return Chains(np.concatenate([m.borders for m in met]), np.concatenate([m.processors for m in met]))
+        return joined(met)
 
     def _cut_at_branches(self, count: int, rng: np.random.Generator) -> Chains:
         """Return random chains whose cuts lie where branches begin or end."""
@@ -194,14 +172,11 @@ class PlanRegion:
 
     Args:
         space: decides which plans it contains.
-        objective: see :class:`~optimizer.samplers.pricing.Timing`.
     """
 
-    def __init__(
-        self, graph: Graph, platform: Platform, space: SearchSpace, objective: ChainObjective | None = None
-    ) -> None:
+    def __init__(self, graph: Graph, platform: Platform, space: SearchSpace) -> None:
         self._graph, self._platform, self._space = graph, platform, space
-        self._timing = Timing(graph, platform, objective)
+        self._timing = Timing(graph, platform)
         self._added: list[Plan] = []
         self._names: set[bytes] = set()
 
@@ -257,6 +232,10 @@ class PlanRegion:
         except PlanError:
             return None
         return found
+
+
+Region = ChainRegion | PlanRegion
+"""The tried plans of a space, and the search for candidates among the others."""
 
 
 def _forks(graph: Graph, operator: int) -> bool:

@@ -263,7 +263,8 @@ class StudySampler(BaseSampler):
             ExhaustedError: every plan of the space was tried, or is being measured.
         """
         running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        busy = {self._space.decode(t.params).digest for t in running if self._is_complete(t.params)}
+        whole = [t.params for t in running if t.params.keys() == self._distributions.keys()]
+        busy = {self._space.decode(params).digest for params in whole}
         known = self._known | busy
         rng = np.random.default_rng([self._seed, self._number])
         cardinality = self._space.cardinality()
@@ -286,9 +287,6 @@ class StudySampler(BaseSampler):
             if plan.digest not in known:
                 return plan
         raise ExhaustedError
-
-    def _is_complete(self, params: Mapping[str, Any]) -> bool:
-        return params.keys() == self._distributions.keys()
 
 
 def below(limit: int, rng: np.random.Generator) -> int:

@@ -13,9 +13,8 @@ from evaluators.measurement.final import Final
 from evaluators.objectives import OBJECTIVES, Objective, PricedSession, memory_gb, weights
 from evaluators.samples import Measurement
 from evaluators.workload.objectives import find_workload_objective
-from optimizer.exact.chain_costs import ChainCosts
+from optimizer.exact.chain_costs import ChainCosts, weighed
 from optimizer.exact.front import Criterion, busiest, memory, summed, undominated
-from optimizer.exact.weighed import weighed
 from optimizer.study.history import History, Trial
 from search_spaces.core.errors import PlanError, RunFolderError, damage
 from search_spaces.core.graph import Graph

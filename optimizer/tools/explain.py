@@ -27,13 +27,11 @@ from evaluators.workload.outcome import Objective as OfOutcome
 from evaluators.workload.outcome import Outcome
 from evaluators.workload.predicted import WorkloadSimulator
 from optimizer.devices import choose_model_and_platform
-from optimizer.exact.blocks import NEVER_S
 from optimizer.exact.bound import Relaxation, model_error, relax
 from optimizer.exact.chain import best_chains
-from optimizer.exact.chain_costs import ChainCosts, ChainObjective
+from optimizer.exact.chain_costs import NEVER_S, ChainCosts, ChainObjective, weighed
 from optimizer.exact.least import chain_costs, least_chain
 from optimizer.exact.segment_model import SegmentModel
-from optimizer.exact.weighed import weighed
 from optimizer.files import damage_of
 from optimizer.model.bounds import price_of
 from optimizer.model.objective import ObjectiveModel, known_weights
@@ -180,7 +178,7 @@ def _model_of(study: Study) -> Iterator[Model]:
                 found = least_chain(graph, least, price, most, min_stages=fewest, looks=_LOOKS)
             except InfeasibleError:
                 return None
-            return found.plan, found.cost_s
+            return found.best, found.value
 
         powers, _ = powers_or_meter(study.objective, platform, session)
         own = Model("this cost model", graph, chain_costs(platform, tables), price, best, own=True)

@@ -15,12 +15,14 @@ from evaluators.table.placement import is_placement, read_placement
 from evaluators.table.table import Objective, Table, check_objective, read_table
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts
-from optimizer.exact.graphs.cpsat import PROVEN, check_time_limit, relative_gap
+from optimizer.exact.graphs.cpsat import check_time_limit
 from optimizer.exact.graphs.dag import best_plan
 from optimizer.exact.graphs.graph_costs import GraphCosts
-from optimizer.exact.graphs.placement import CPU, PlacementObjective, device_names, loads, solve_placement
+from optimizer.exact.graphs.placement import solve_placement
+from optimizer.exact.graphs.placement_value import CPU, PlacementObjective, device_names, loads
 from optimizer.exact.period import least_period
 from optimizer.exact.pipeline import best_pipeline
+from optimizer.exact.solution import PROVEN, relative_gap
 from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.platform import Platform
 from search_spaces.core.wording import percent, plural
@@ -114,10 +116,10 @@ def _instance(path: Path, objective: str, time_limit_s: float) -> Solved:
     if objective == "latency" and problem.cpus > 1:
         names[CPU] = "cpus"
     parts = tuple(
-        Part(names[device], "", tuple(problem.names[v] for v in problem.order if found.devices[v] == device))
-        for device in sorted(set(found.devices), key=found.devices.index)
+        Part(names[device], "", tuple(problem.names[v] for v in problem.order if found.best[v] == device))
+        for device in sorted(set(found.best), key=found.best.index)
     )
-    load = {names[device]: value for device, value in loads(problem, found.devices).items()}
+    load = {names[device]: value for device, value in loads(problem, found.best).items()}
     return Solved(problem.name, objective, found.value, found.bound, _OWN_UNIT, parts, found.wall_s, load)
 
 
@@ -166,8 +168,8 @@ def _period(table: Table, time_limit_s: float) -> Solved:
         [first.start + i for i in o.reads] for first, (_, own) in zip(ranges, table.networks, strict=True) for o in own
     ]
     found = least_period(table_costs(table, platform), ranges, table.max_stages, time_limit_s, reads)
-    parts = _parts(table, platform, found.processors)
-    return Solved(table.name, "period", found.period_s * 1e3, found.bound_s * 1e3, "ms", parts, found.wall_s)
+    parts = _parts(table, platform, found.best)
+    return Solved(table.name, "period", found.value * 1e3, found.bound * 1e3, "ms", parts, found.wall_s)
 
 
 def _latency(table: Table, time_limit_s: float) -> Solved:
@@ -190,9 +192,9 @@ def _latency(table: Table, time_limit_s: float) -> Solved:
     chain_of = {o: starts[max(s for s in starts if s <= o)] for o in range(len(table.operators))}
     parts = tuple(
         Part(s.processor, chain_of[s.operators[0]], tuple(table.operators[o].name for o in s.operators))
-        for s in found.plan.stages
+        for s in found.best.stages
     )
-    return Solved(table.name, "latency", found.makespan_s * 1e3, found.bound_s * 1e3, "ms", parts, found.wall_s)
+    return Solved(table.name, "latency", found.value * 1e3, found.bound * 1e3, "ms", parts, found.wall_s)
 
 
 def _ranges(table: Table) -> list[range]:

@@ -236,6 +236,6 @@ def _alike(model: RankCosts, error: float) -> RankSet:
 def _ranks(model: RankCosts, error: float) -> RankSet:
     """Return the quickest ranks within an error."""
     try:
-        return best_ranked(model, error, 1).plan.ranks
+        return best_ranked(model, error, 1).best.ranks
     except InfeasibleError:
         return ()

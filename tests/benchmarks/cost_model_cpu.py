@@ -26,20 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.cost_model.calibrate_kernels import visits
-from evaluators.cost_model.calibrate_nets import networks
 from evaluators.cost_model.calibrate_time import openvino_seconds, operator_seconds, reference_network
 from evaluators.cost_model.features import Array, OperatorFeatures, operator_features
-from evaluators.cost_model.fit import (
-    TimedModel,
-    awake,
-    errors_of,
-    fit_processor,
-    nonnegative_prices,
-    slowness,
-    usual_times,
-    waited_s,
-)
+from evaluators.cost_model.fit import TimedModel, awake, errors_of, fit_processor, nonnegative_prices, waited_s
 from evaluators.cost_model.profile import CostProfile
 from evaluators.litert.processors import make_processor
 from evaluators.litert.worker.runtimes import OPENVINO
@@ -49,6 +38,9 @@ from search_spaces.models import load
 from search_spaces.models.zoo import draft
 from search_spaces.models.zoo.builder import Draft
 from search_spaces.models.zoo.names import ZOO, parse_name
+from tests.benchmarks.fitting import slowness, usual_times
+from tests.benchmarks.visits import visits
+from tests.support.cost_model import networks
 
 MODELS = """
 vgg16 vgg16@0.5 vgg16@0.25 vgg16@0.125 vgg16@0.75 vgg11@0.5 vgg19@0.375 vgg11/160 alexnet alexnet@0.5 alexnet@0.25

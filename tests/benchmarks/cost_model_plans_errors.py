@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.cost_model.fit import TimedModel, errors_of, fit_processor, slowness
+from evaluators.cost_model.fit import TimedModel, errors_of, fit_processor
 from evaluators.cost_model.plans import PlanSimulator
 from evaluators.cost_model.profile import ContentionProfile, CostProfile, LinkProfile, ProcessorProfile
 from evaluators.cost_model.transfers import prices
@@ -42,6 +42,7 @@ from tests.benchmarks.cost_model_plans import (
     models,
     two_at_once,
 )
+from tests.benchmarks.fitting import slowness
 
 Seconds = NDArray[np.float64]
 MODES = ("families_kept_out", "families_known", "operators_measured")

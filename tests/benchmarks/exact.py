@@ -28,7 +28,8 @@ from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.graphs.cpsat import WORKERS
 from optimizer.exact.graphs.dag import best_plan
 from optimizer.exact.graphs.graph_costs import GraphCosts
-from optimizer.exact.graphs.placement import PlacementObjective, solve_placement
+from optimizer.exact.graphs.placement import solve_placement
+from optimizer.exact.graphs.placement_value import PlacementObjective
 from optimizer.files import write_json
 from optimizer.provenance import provenance
 from search_spaces.core.graph import Graph
@@ -74,12 +75,12 @@ def graphs() -> dict[str, Any]:
                     "operators": len(graph.operators),
                     "processors": [p.name for p in platform.processors],
                     "transfers_cheaper": cheaper,
-                    "makespan_ms": found.makespan_s * 1e3,
-                    "bound_ms": found.bound_s * 1e3,
+                    "makespan_ms": found.value * 1e3,
+                    "bound_ms": found.bound * 1e3,
                     "gap": found.gap,
                     "proven": found.proven,
                     "wall_s": found.wall_s,
-                    "stages": len(found.plan.stages),
+                    "stages": len(found.best.stages),
                     "best_alone_ms": whole_s * 1e3,
                 }
             )

@@ -25,19 +25,11 @@ from typing import Any
 import numpy as np
 
 from evaluators.cost_model.features import Array, OperatorFeatures
-from evaluators.cost_model.fit import (
-    TimedModel,
-    cross_validated,
-    errors_of,
-    fit_operators,
-    fit_overheads,
-    fit_whole_models,
-    nonnegative_prices,
-    sum_of_kernels,
-)
-from evaluators.cost_model.phones import PHONES, PhoneModel, read_phones
+from evaluators.cost_model.fit import TimedModel, errors_of, nonnegative_prices
 from evaluators.cost_model.profile import CostProfile, ProcessorProfile, to_json
 from search_spaces.core.platform import Platform, Processor
+from tests.benchmarks.fitting import cross_validated, fit_operators, fit_overheads, fit_whole_models, sum_of_kernels
+from tests.benchmarks.phone_tables import PHONES, PhoneModel, read_phones
 
 CHIPS = {
     "pixel4": ("Google Pixel 4", "Snapdragon 855, Adreno 640"),

@@ -23,7 +23,7 @@ import numpy as np
 import yaml
 
 from evaluators.cost_model.features import KERNELS, Array, OperatorFeatures, operator_features
-from evaluators.cost_model.fit import cross_validated, errors_of, nonnegative_prices
+from evaluators.cost_model.fit import errors_of, nonnegative_prices
 from evaluators.cost_model.kernels import KernelModel
 from evaluators.cost_model.profile import CostProfile, LinkProfile, ProcessorProfile, to_json
 from search_spaces.core.graph import Graph
@@ -31,6 +31,7 @@ from search_spaces.core.platform import Link, Platform, Processor
 from search_spaces.models.zoo import draft
 from search_spaces.spaces.cuts import every_layer, layer_length, layer_type, parameter_count
 from tests.benchmarks.fit_phones import platform_text, rounded, write_json
+from tests.benchmarks.fitting import cross_validated
 
 COMMAND = "python -m tests.benchmarks.fit_published ../shared/reference experiments"
 Report = dict[str, Any]

@@ -29,7 +29,8 @@ from itertools import combinations, product
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.exact.chain import ChainCosts, best_chains
+from optimizer.exact.chain import best_chains
+from optimizer.exact.chain_costs import ChainCosts
 from search_spaces.core.graph import Graph, Operator, Tensor
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor

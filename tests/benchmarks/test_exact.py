@@ -10,7 +10,8 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from evaluators.cost_model.session import CostModelEvaluator
-from optimizer.exact.chain import ChainCosts, best_chains
+from optimizer.exact.chain import best_chains
+from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.least import chain_costs
 from optimizer.model.segments import segment_estimate
 from optimizer.study.config import parse_config

@@ -27,7 +27,8 @@ from evaluators.table.placement import read_placement
 from evaluators.workload.host import came_of
 from evaluators.workload.predicted import PredictedSession
 from optimizer.devices import choose_model_and_platform
-from optimizer.exact.graphs.placement import PlacementObjective, solve_placement
+from optimizer.exact.graphs.placement import solve_placement
+from optimizer.exact.graphs.placement_value import PlacementObjective
 from optimizer.model.goals import study_objective
 from optimizer.model.profile import known_profile
 from optimizer.model.ranks import rank_profile

@@ -1,10 +1,15 @@
-"""Operators for tests of the cost model."""
+"""Operators and networks for tests of the cost model."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 from hypothesis import strategies as st
 
+from evaluators.cost_model.calibrate_nets import drawn, random_dense, random_network
 from evaluators.cost_model.features import KERNELS, OperatorFeatures
+from search_spaces.models.zoo.builder import Draft
 
 SIZES = st.integers(0, 1 << 30)
 PLANES = st.tuples(st.integers(1, 512), st.integers(1, 512), st.integers(1, 4096))
@@ -26,3 +31,21 @@ def features(kernels: tuple[str, ...] = KERNELS) -> st.SearchStrategy[OperatorFe
         groups=st.integers(1, 64),
         inputs=st.integers(1, 4),
     )
+
+
+ANY_KINDS = 80
+
+
+def networks(names: Sequence[str], seed: int = 0) -> list[Draft]:
+    """Return a network for each name: every fifth one has dense layers.
+
+    From the 81st on, in each ten, four use few kinds of operators, and one has attention layers.
+    """
+
+    def network(index: int, name: str) -> Draft:
+        rng = np.random.default_rng([seed, index])
+        if index >= ANY_KINDS:
+            return drawn(name, rng, index)
+        return random_dense(name, rng) if index % 5 == 4 else random_network(name, rng)
+
+    return [network(index, name) for index, name in enumerate(names)]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from optimizer.exact.chain import ChainCosts
+from optimizer.exact.chain_costs import ChainCosts
 from search_spaces.core.graph import Graph, Operator, Tensor
 from search_spaces.core.plan import Plan, Stage
 from search_spaces.core.platform import Platform, Processor

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model as cp
 
 WORKERS = 2
-PROVEN = 1e-5  # largest gap that is due to rounding to integers
 Outcome = Literal["found", "infeasible", "no time"]
 """A solution exists; it is proven that none exists; or neither is known."""
 
@@ -31,11 +30,6 @@ def solver_module() -> Any:
             "install the extra: pip install 'partition-optimizer[exact]'",
         ) from error
     return cp_model
-
-
-def relative_gap(value: float, bound: float) -> float:
-    """Return how far a value can be above the best one, relative to the lower bound."""
-    return value / bound - 1.0 if bound > 0 else 0.0 if value == 0 else math.inf
 
 
 def check_time_limit(seconds: float) -> float:

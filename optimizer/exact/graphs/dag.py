@@ -15,20 +15,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from optimizer.exact.bound import lower_bound
-from optimizer.exact.graphs.cpsat import PROVEN, check_time_limit, relative_gap
+from optimizer.exact.bound import relax
+from optimizer.exact.graphs.cpsat import check_time_limit
 from optimizer.exact.graphs.graph_costs import GraphCosts, as_plan, makespan_s
-from optimizer.exact.graphs.segment_model import SegmentPlan, solve_segment
+from optimizer.exact.graphs.segment_model import solve_segment
 from optimizer.exact.graphs.segment_plans import (
     SegmentCosts,
+    SegmentPlan,
     all_chains,
     improved,
     is_chain,
     list_schedule,
-    segment_cost,
 )
 from optimizer.exact.graphs.segment_search import Problem, beam_segment, search_segment
 from optimizer.exact.graphs.segments import Segment, segments
+from optimizer.exact.solution import PROVEN, Solution
 from search_spaces.core.errors import InfeasibleError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage
@@ -43,35 +44,10 @@ Ends = tuple[int | None, int | None]
 ProcessorIndex = int | None
 
 
-@dataclass(frozen=True, slots=True)
-class GraphSolution:
-    """A plan and a bound on better ones.
-
-    Attributes:
-        plan: canonical, unless its order of stages is faster than the canonical one.
-        makespan_s: seconds under the model.
-        bound_s: lower bound under the model.
-        wall_s: seconds that solving took.
-    """
-
-    plan: Plan
-    makespan_s: float
-    bound_s: float
-    wall_s: float
-
-    @property
-    def gap(self) -> float:
-        """How far the plan can be from the best one, relative to the bound."""
-        return relative_gap(self.makespan_s, self.bound_s)
-
-    @property
-    def proven(self) -> bool:
-        """Whether it is optimal, up to the rounding of the solver's integers (1e-5)."""
-        return self.gap <= PROVEN
-
-
-def best_plan(graph: Graph, costs: GraphCosts, time_limit_s: float = 30.0) -> GraphSolution:
+def best_plan(graph: Graph, costs: GraphCosts, time_limit_s: float = 30.0) -> Solution[Plan]:
     """Return the plan with the least makespan that is found in the time, with a bound on all plans.
+
+    The plan is canonical, unless its order of stages is faster than the canonical one.
 
     Raises:
         InfeasibleError: some operator runs on no processor.
@@ -110,8 +86,8 @@ def best_plan(graph: Graph, costs: GraphCosts, time_limit_s: float = 30.0) -> Gr
         steps = [whole]
     plan = as_plan(graph, costs, _stages(costs, steps))
     took_s = makespan_s(graph, costs, plan)
-    bound_s = min(took_s, max(least, lower_bound(graph, costs)))
-    return GraphSolution(plan, float(took_s), float(bound_s), time.monotonic() - begin_s)
+    bound_s = min(took_s, max(least, relax(graph, costs).latency_s))
+    return Solution(plan, float(took_s), float(bound_s), time.monotonic() - begin_s, PROVEN)
 
 
 def list_scheduled(graph: Graph, costs: GraphCosts) -> Plan | None:
@@ -121,7 +97,9 @@ def list_scheduled(graph: Graph, costs: GraphCosts) -> Plan | None:
 
 
 def _list_scheduled(graph: Graph, costs: GraphCosts) -> SegmentPlan | None:
-    return list_schedule(graph, costs, Segment(None, tuple(range(len(graph.operators))), None), None, None)
+    return list_schedule(
+        SegmentCosts(graph, costs, Segment(None, tuple(range(len(graph.operators))), None), None), None
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +128,7 @@ class _Part:
 
     def __init__(self, graph: Graph, costs: GraphCosts, segment: Segment) -> None:
         self._graph, self._costs, self._segment = graph, costs, segment
+        self._of = {entry: SegmentCosts(graph, costs, segment, entry) for entry in self._processors(segment.entry)}
         self.key = _key(graph, costs, segment)
         self.answers = self._first()
 
@@ -159,20 +138,19 @@ class _Part:
 
     def _first(self) -> dict[Ends, _Answer]:
         """Return a first solution: exact for a small chain, else a list schedule and a path."""
-        graph, costs, segment = self._graph, self._costs, self._segment
-        first = segment.operators[0]
+        segment, first = self._segment, self._segment.operators[0]
         found: dict[Ends, _Answer] = {}
-        if len(segment.operators) <= _MOST_TRIED and is_chain(graph, segment):
-            for entry_processor in self._processors(segment.entry):
-                for last, plan in all_chains(graph, costs, segment, entry_processor):
+        if len(segment.operators) <= _MOST_TRIED and is_chain(self._graph, segment):
+            for entry_processor, of in self._of.items():
+                for last, plan in all_chains(of):
                     ends = (entry_processor, last if segment.exit is not None else None)
                     if ends not in found or plan.cost_s < found[ends].cost_s:
                         found[ends] = _Answer(_moved(plan, -first), plan.cost_s, open=False)
             return found
-        for entry_processor in self._processors(segment.entry):
+        for entry_processor, of in self._of.items():
             for exit_processor in self._processors(segment.exit):
-                made = list_schedule(graph, costs, segment, entry_processor, exit_processor)
-                bound_s = Problem.make(graph, costs, segment, entry_processor, exit_processor).bound_s
+                made = list_schedule(of, exit_processor)
+                bound_s = Problem.make(of, exit_processor).bound_s
                 found[entry_processor, exit_processor] = _Answer(
                     _moved(made, -first) if made else None, bound_s, open=True
                 )
@@ -187,18 +165,18 @@ class _Part:
 
     def refine(self, ends: Ends, slack_s: float, time_limit_s: float) -> None:
         """Find the best plan for one choice of processors, or prove that it is ``slack_s`` above the bound."""
-        graph, costs, segment = self._graph, self._costs, self._segment
-        before, first = self.answers[ends], segment.operators[0]
+        of, segment, before = self._of[ends[0]], self._segment, self.answers[ends]
+        first = segment.operators[0]
         if len(segment.operators) <= _MOST_SEARCHED:
+            problem = Problem.make(of, ends[1])
             if not before.tried:  # a better plan first: it bounds the search
-                plan = beam_segment(Problem.make(graph, costs, segment, *ends), segment.operators)
+                plan = beam_segment(problem, segment.operators)
                 if plan is not None:
-                    seconds = segment_cost(graph, costs, segment, ends[0], plan.stages, continued=plan.continued)
+                    seconds = of.seconds(plan.stages, continued=plan.continued)
                     plan = _moved(replace(plan, cost_s=seconds), -first) if seconds < before.cost_s else before.plan
                 self.answers[ends] = _Answer(plan or before.plan, before.bound_s, open=True, tried=True)
                 return
             most_s = min(before.cost_s, before.bound_s + slack_s) * (1 + _HAIR)
-            problem = Problem.make(graph, costs, segment, *ends)
             plan, bound_s = search_segment(problem, segment.operators, most_s, time.monotonic() + time_limit_s)
             done = plan is not None or bound_s >= before.cost_s
             best = _moved(plan, -first) if plan is not None else before.plan
@@ -206,13 +184,13 @@ class _Part:
             return
         known = _moved(before.plan, first) if before.plan else None
         if known is not None:
-            known = improved(SegmentCosts(graph, costs, segment, ends[0]), ends[1], known, _SHARE * time_limit_s)
+            known = improved(of, ends[1], known, _SHARE * time_limit_s)
             before = replace(before, plan=_moved(known, -first))
         exact = len(segment.operators) <= _MOST_EXACT
-        answer = solve_segment(graph, costs, segment, *ends, (1 - _SHARE) * time_limit_s, known, exact=exact)
+        answer = solve_segment(of, ends[1], (1 - _SHARE) * time_limit_s, known, exact=exact)
         best, bound_s = before.plan, before.bound_s
         if answer is not None:
-            seconds = segment_cost(graph, costs, segment, ends[0], answer.stages, continued=answer.continued)
+            seconds = of.seconds(answer.stages, continued=answer.continued)
             if seconds < before.cost_s:
                 best = _moved(replace(answer, cost_s=seconds), -first)
             bound_s = max(bound_s, answer.bound_s) if exact else bound_s

@@ -11,23 +11,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evaluators.schedule import Event, Timeline
-from optimizer.exact.chain_costs import Seconds
+from optimizer.exact.chain_costs import OperatorCosts, Seconds
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage, canonical
-from search_spaces.core.platform import Platform
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GraphCosts:
-    """Costs of n operators and T tensors on P processors, in platform order.
+class GraphCosts(OperatorCosts):
+    """Costs of operators and of T tensors between stages of any shape.
 
     Attributes:
-        platform: the processors; those that are alike must have equal costs.
-        operator_s: shape ``(P, n)``: each operator on each processor; infinite if it is not supported there.
-        overhead_s: shape ``(P,)``: the seconds that each stage adds.
         transfer_s: shape ``(T, P, P)``: the seconds that a stage pays for a tensor of another stage (``[tensor, from,
             to]``), once for all its operators; also within one processor.
 
@@ -35,10 +30,7 @@ class GraphCosts:
         ValueError: a shape does not fit, or a value is negative or NaN.
     """
 
-    platform: Platform
-    operator_s: Seconds
-    overhead_s: Seconds
-    transfer_s: NDArray[np.float64]
+    transfer_s: Seconds
 
     def __post_init__(self) -> None:
         processors = len(self.platform.processors)

@@ -3,59 +3,29 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 from evaluators.table.placement import PlacementProblem
-from optimizer.exact.graphs.cpsat import PROVEN, check_time_limit, relative_gap
+from optimizer.exact.graphs.cpsat import check_time_limit
 from optimizer.exact.graphs.placement_latency import improve, lower_bound
 from optimizer.exact.graphs.placement_merge import merge
 from optimizer.exact.graphs.placement_model import solve_model
 from optimizer.exact.graphs.placement_order import filled, first_solutions, orders
-from optimizer.exact.graphs.placement_value import CPU, PlacementObjective, broken, device_names, latency, loads, value
+from optimizer.exact.graphs.placement_value import CPU, PlacementObjective, value
+from optimizer.exact.solution import PROVEN, Solution
 from search_spaces.core.constraints import Violation, infeasible
 from search_spaces.core.errors import InfeasibleError, UnavailableError
-
-__all__ = [
-    "CPU", "PlacementObjective", "PlacementSolution", "broken", "device_names", "latency", "loads", "solve_placement",
-    "value",
-]  # fmt: skip
 
 _HAIR = 1e-9
 _ROUNDS = 3
 _SEARCH_SHARE = 0.4  # of the time, for the local search
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementSolution:
-    """A placement and a bound on better ones.
-
-    Attributes:
-        devices: the accelerator of each node, or its CPU: ``CPU``, ``CPU - 1``, …; for the latency always ``CPU``.
-        value: the largest load, or the latency.
-        bound: lower bound of all solutions.
-        wall_s: seconds that solving took.
-    """
-
-    devices: tuple[int, ...]
-    value: float
-    bound: float
-    wall_s: float
-
-    @property
-    def gap(self) -> float:
-        """How far the value can be above the best one, relative to the bound."""
-        return relative_gap(self.value, self.bound)
-
-    @property
-    def proven(self) -> bool:
-        """Whether it is optimal, up to the rounding of the solver's integers (1e-5)."""
-        return self.gap <= PROVEN
-
-
 def solve_placement(
     problem: PlacementProblem, objective: PlacementObjective = "period", time_limit_s: float = 30.0
-) -> PlacementSolution:
+) -> Solution[tuple[int, ...]]:
     """Return the best placement found in the time, with a bound that holds for all.
+
+    It is the accelerator of each node, or its CPU: ``CPU``, ``CPU - 1``, …; for the latency always ``CPU``.
 
     Raises:
         InfeasibleError: no placement keeps all rules.
@@ -83,14 +53,14 @@ def solve_placement(
         clusters = merge(problem, known * (1 + _HAIR), parallel_cpu=True)
         least = max(least, lower_bound(problem, best))
     if best is not None and known <= least * (1 + PROVEN):
-        return PlacementSolution(best, known, min(least, known), time.monotonic() - begin_s)
+        return Solution(best, known, min(least, known), time.monotonic() - begin_s, PROVEN)
     left_s = time_limit_s - (time.monotonic() - begin_s)
     answer = solve_model(problem, clusters, objective, known * (1 + _HAIR), best, left_s)
     if answer.devices is not None and value(problem, answer.devices, objective) < known:
         known, best = value(problem, answer.devices, objective), answer.devices
     if best is None:
         raise _why_none(problem, time_limit_s, proven=answer.infeasible)
-    return PlacementSolution(best, known, min(max(answer.bound, least), known), time.monotonic() - begin_s)
+    return Solution(best, known, min(max(answer.bound, least), known), time.monotonic() - begin_s, PROVEN)
 
 
 def _start(problem: PlacementProblem, objective: PlacementObjective) -> tuple[tuple[int, ...] | None, float]:

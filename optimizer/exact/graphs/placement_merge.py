@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from networkx.utils import UnionFind
+
 from evaluators.table.placement import PlacementProblem
 
 
@@ -45,7 +47,7 @@ def merge(problem: PlacementProblem, known: float, *, parallel_cpu: bool = False
         parallel_cpu: the CPU runs nodes side by side, so that only a single node can be too much for it; then nodes of
             one colour make one cluster only if they are on an accelerator.
     """
-    sets = _Sets(len(problem.names))
+    sets = _Sets(range(len(problem.names)))
     _join_weights(problem, sets)
     of_colour: dict[int, list[int]] = {}
     for node, colour in enumerate(problem.colours):
@@ -57,7 +59,7 @@ def merge(problem: PlacementProblem, known: float, *, parallel_cpu: bool = False
         if not parallel_cpu or colour in dear:
             sets.join_all(members)
     while True:
-        roots = [sets.root(v) for v in range(len(problem.names))]
+        roots = sets.roots()
         load: dict[int, list[float]] = {root: [] for root in roots}
         for node, root in enumerate(roots):
             load[root].append(problem.cpu[node])
@@ -123,20 +125,16 @@ def _reach(
     return found
 
 
-class _Sets:
-    """Disjoint sets; the smallest member stands for the set."""
+class _Sets(UnionFind):  # type: ignore[type-arg] # not generic when it runs
+    """Disjoint sets of nodes."""
 
-    def __init__(self, count: int) -> None:
-        self._parent = list(range(count))
-
-    def root(self, node: int) -> int:
-        while self._parent[node] != node:
-            self._parent[node] = self._parent[self._parent[node]]
-            node = self._parent[node]
-        return node
+    def roots(self) -> list[int]:
+        """Return for each node the smallest member of its set."""
+        first = {node: min(members) for members in self.to_sets() for node in members}
+        return [first[node] for node in range(len(first))]
 
     def join_all(self, nodes: Iterable[int]) -> bool:
-        roots = sorted({self.root(node) for node in nodes})
-        for other in roots[1:]:
-            self._parent[other] = roots[0]
-        return len(roots) > 1
+        """Join the sets of nodes; return whether they were several."""
+        joined = {self[node] for node in nodes}
+        self.union(*joined)
+        return len(joined) > 1

@@ -8,7 +8,6 @@ ruled out by time: a stage begins when those that it reads from have ended.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -16,9 +15,7 @@ import numpy as np
 
 from optimizer.exact.chain_costs import exclusive_groups
 from optimizer.exact.graphs.cpsat import WORKERS, run_solver, solver_module
-from optimizer.exact.graphs.graph_costs import GraphCosts
-from optimizer.exact.graphs.segments import Segment
-from search_spaces.core.graph import Graph
+from optimizer.exact.graphs.segment_plans import SegmentCosts, SegmentPlan
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model as cp
@@ -28,29 +25,8 @@ _UNITS = 1e7  # the segment's least work in the model's integer units
 _LARGEST = 2.0**50  # in these units; sums must not overflow
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentPlan:
-    """How a segment runs between two gates.
-
-    Attributes:
-        stages: operators and processor (index) of each stage, in the order of their begin; the first may be a
-            continuation of the entry gate's stage.
-        continued: whether it is.
-        cost_s: seconds from the end of the entry gate's work to that of the exit (or of everything).
-        bound_s: no plan of the segment between these processors takes less.
-    """
-
-    stages: tuple[tuple[tuple[int, ...], int], ...]
-    continued: bool
-    cost_s: float
-    bound_s: float
-
-
 def solve_segment(
-    graph: Graph,
-    costs: GraphCosts,
-    segment: Segment,
-    entry_processor: int | None,
+    of: SegmentCosts,
     exit_processor: int | None,
     time_limit_s: float,
     known: SegmentPlan | None = None,
@@ -63,7 +39,7 @@ def solve_segment(
         known: a plan to start from.
         exact: whether any operators may form a stage; else only those of a run, and the bound holds for such plans.
     """
-    model = _Model(graph, costs, segment, entry_processor, exit_processor, exact=exact)
+    model = _Model(of, exit_processor, exact=exact)
     if known is not None:
         model.hint(known)
     model.model.minimize(model.end)
@@ -71,7 +47,7 @@ def solve_segment(
     for workers in (WORKERS, 1):  # two were once seen to end early without an answer
         solver, outcome = run_solver(model.model, until - time.monotonic(), workers=workers)
         if outcome == "found":
-            bound_s = max(0.0, solver.best_objective_bound - len(segment.operators)) / model.scale
+            bound_s = max(0.0, solver.best_objective_bound - len(of.segment.operators)) / model.scale
             return model.plan(solver, bound_s)
         if time.monotonic() > until:
             break
@@ -81,20 +57,11 @@ def solve_segment(
 class _Model:
     """Variables: ``member[operator, leader, processor]``, one true for each operator, and times of stages."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        costs: GraphCosts,
-        segment: Segment,
-        entry_processor: int | None,
-        exit_processor: int | None,
-        *,
-        exact: bool,
-    ) -> None:
+    def __init__(self, of: SegmentCosts, exit_processor: int | None, *, exact: bool) -> None:
         self.exact = exact
         self.model: cp.CpModel = solver_module().CpModel()
-        self.graph, self.costs, self.segment = graph, costs, segment
-        self.entry_processor = entry_processor
+        self.graph, self.costs, self.segment, self.entry_processor = of.graph, of.costs, of.segment, of.entry_processor
+        graph, costs, segment = of.graph, of.costs, of.segment
         self.processors = range(len(costs.platform.processors))
         finite = np.where(np.isfinite(costs.operator_s), costs.operator_s, 0.0)[:, list(segment.operators)]
         tensors = costs.transfer_s[self._tensors].max(axis=(1, 2), initial=0.0) if self._tensors else np.zeros(1)

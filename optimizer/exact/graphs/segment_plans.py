@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from optimizer.exact.graphs.graph_costs import GraphCosts
-from optimizer.exact.graphs.segment_model import SegmentPlan
 from optimizer.exact.graphs.segments import Segment
 from search_spaces.core.graph import Graph
 
@@ -21,6 +20,24 @@ _COOLING = (0.005, 0.0001)  # temperature of the first and of the last move, rel
 _MOVES = (0.4, 0.75, 0.9)  # cumulative shares: change the processor, change the place, merge; the rest divide
 _FAR = 12  # places that a stage moves at most
 _LOOK = 64  # moves between two checks of the time
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPlan:
+    """How a segment runs between two gates.
+
+    Attributes:
+        stages: operators and processor (index) of each stage, in the order of their begin; the first may be a
+            continuation of the entry gate's stage.
+        continued: whether it is.
+        cost_s: seconds from the end of the entry gate's work to that of the exit (or of everything).
+        bound_s: no plan of the segment between these processors takes less.
+    """
+
+    stages: tuple[tuple[tuple[int, ...], int], ...]
+    continued: bool
+    cost_s: float
+    bound_s: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,23 +133,15 @@ class _Run:
             self._free[other] = max(self._free[other], end_s)
 
 
-def segment_cost(
-    graph: Graph, costs: GraphCosts, segment: Segment, entry_processor: int | None, stages: Stages, *, continued: bool
-) -> float:
-    """Return the seconds of one plan of a segment, as :meth:`SegmentCosts.seconds`."""
-    return SegmentCosts(graph, costs, segment, entry_processor).seconds(stages, continued=continued)
-
-
 def is_chain(graph: Graph, segment: Segment) -> bool:
     """Return whether each operator needs the one before it, so that no two can overlap."""
     return all(a in graph.predecessors(b) for a, b in zip(segment.operators, segment.operators[1:], strict=False))
 
 
-def all_chains(
-    graph: Graph, costs: GraphCosts, segment: Segment, entry_processor: int | None
-) -> Iterator[tuple[int, SegmentPlan]]:
+def all_chains(of: SegmentCosts) -> Iterator[tuple[int, SegmentPlan]]:
     """Yield every plan of a segment that is a chain, with the processor of its last operator."""
-    processors = range(len(costs.platform.processors))
+    segment, entry_processor = of.segment, of.entry_processor
+    processors = range(len(of.costs.platform.processors))
 
     def extend(done: Stages, index: int, *, continued: bool) -> Iterator[tuple[Stages, bool]]:
         if index == len(segment.operators):
@@ -148,18 +157,17 @@ def all_chains(
             yield from extend((*done, ((operator,), processor)), index + 1, continued=continued)
 
     for stages, continued in extend((), 0, continued=False):
-        cost = segment_cost(graph, costs, segment, entry_processor, stages, continued=continued)
+        cost = of.seconds(stages, continued=continued)
         if cost < float("inf"):
             yield stages[-1][1], SegmentPlan(stages, continued, cost, cost)
 
 
-def list_schedule(
-    graph: Graph, costs: GraphCosts, segment: Segment, entry_processor: int | None, exit_processor: int | None
-) -> SegmentPlan | None:
+def list_schedule(of: SegmentCosts, exit_processor: int | None) -> SegmentPlan | None:
     """Return a plan made operator by operator, each on the processor where it ends first, then with stages merged.
 
     Operators are ordered by upward rank (HEFT: Topcuoglu et al. 2002, doi:10.1109/71.993206).
     """
+    graph, costs, segment = of.graph, of.costs, of.segment
     finite = np.where(np.isfinite(costs.operator_s), costs.operator_s + costs.overhead_s[:, None], np.nan)
     mean = np.nanmean(finite[:, list(segment.operators)], axis=0)
     moved = costs.transfer_s.mean(axis=(1, 2))
@@ -167,7 +175,6 @@ def list_schedule(
     for operator, seconds in zip(reversed(segment.operators), reversed(mean.tolist()), strict=True):
         after = {(c, t) for t in graph.operators[operator].outputs for c in graph.consumers.get(t, ())}
         rank[operator] = seconds + max((rank[c] + float(moved[t]) for c, t in after if c in rank), default=0.0)
-    of = SegmentCosts(graph, costs, segment, entry_processor)
     run, stages = _Run(of), list[tuple[tuple[int, ...], int]]()
     for operator in sorted(segment.operators, key=lambda o: (-rank[o], o)):
         end_s, processor = min(
@@ -206,15 +213,13 @@ def _joined(stages: Stages, one: int, other: int) -> Stages:
     return (*stages[:one], (operators, stages[one][1]), *stages[one + 1 : other], *stages[other + 1 :])
 
 
-def improved(
-    of: SegmentCosts, exit_processor: int | None, plan: SegmentPlan, time_limit_s: float, seed: int = 0
-) -> SegmentPlan:
+def improved(of: SegmentCosts, exit_processor: int | None, plan: SegmentPlan, time_limit_s: float) -> SegmentPlan:
     """Return the best plan that simulated annealing finds, never worse than the one that it begins with.
 
     A move changes a stage's processor or its place in the order, merges it with the next one on its processor, or
     divides it.
     """
-    rng, begin_s = random.Random(seed), time.monotonic()  # noqa: S311
+    rng, begin_s = random.Random(0), time.monotonic()  # noqa: S311
     best, now, now_s = plan, plan.stages, plan.cost_s
     processors = range(len(of.costs.platform.processors))
     while (share := (time.monotonic() - begin_s) / time_limit_s) < 1.0:

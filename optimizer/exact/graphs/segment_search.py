@@ -16,10 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from optimizer.exact.chain_costs import exclusive_groups
-from optimizer.exact.graphs.graph_costs import GraphCosts
-from optimizer.exact.graphs.segment_model import SegmentPlan
-from optimizer.exact.graphs.segments import Segment
-from search_spaces.core.graph import Graph
+from optimizer.exact.graphs.segment_plans import SegmentCosts, SegmentPlan
 
 _BEAM = 100  # partial plans kept at each depth
 _LOOK = 256  # expansions between two checks of the time
@@ -57,10 +54,9 @@ class Problem:
     entry_processor: int | None
 
     @classmethod
-    def make(
-        cls, graph: Graph, costs: GraphCosts, segment: Segment, entry_processor: int | None, exit_processor: int | None
-    ) -> Problem:
+    def make(cls, of: SegmentCosts, exit_processor: int | None) -> Problem:
         """Return the problem of a segment."""
+        graph, costs, segment = of.graph, of.costs, of.segment
         local = {o: i for i, o in enumerate((*segment.operators, *([] if segment.entry is None else [segment.entry])))}
         count, processors = len(segment.operators), costs.platform.processors
         every = range(len(processors))
@@ -103,7 +99,7 @@ class Problem:
             tuple(tuple((bit, tuple(there)) for bit, there in found.items()) for found in tails),
             tuple(groups),
             tuple(min(w * s for w, s in zip(weight, row, strict=True)) for row in seconds),
-            entry_processor,
+            of.entry_processor,
         )
 
     @property
@@ -142,6 +138,12 @@ class _State(NamedTuple):
     begins: bool
     parent: _State | None
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What later operators see of it, beside times: of states with the same key, one may dominate another."""
+        seen = ((o, processor) for o, processor, _ in self.ready)
+        return (self.done, self.processor, self.inside, self.read, *seen)
+
 
 def search_segment(
     problem: Problem, operators: tuple[int, ...], most_s: float, stop_s: float
@@ -166,15 +168,8 @@ def search_segment(
         number += 1
         if number % _LOOK == 0 and time.monotonic() > stop_s:
             return None, bound
-        key = (
-            state.done,
-            state.processor,
-            state.inside,
-            state.read,
-            *((o, processor) for o, processor, _ in state.ready),
-        )
         times = (state.start, state.length, *state.free, *(end for _, _, end in state.ready))
-        others = seen.setdefault(key, [])
+        others = seen.setdefault(state.key, [])
         if any(all(a <= b for a, b in zip(other, times, strict=True)) for other in others):
             continue
         others.append(times)
@@ -192,14 +187,7 @@ def beam_segment(problem: Problem, operators: tuple[int, ...]) -> SegmentPlan | 
     for _ in operators:
         best: dict[tuple[object, ...], tuple[float, int, _State]] = {}
         for number, state in enumerate(child for parent in states for child in _children(problem, parent)):
-            key = (
-                state.done,
-                state.processor,
-                state.inside,
-                state.read,
-                *((o, processor) for o, processor, _ in state.ready),
-            )
-            rated = (_estimate(problem, state), number, state)
+            key, rated = state.key, (_estimate(problem, state), number, state)
             if key not in best or rated < best[key]:
                 best[key] = rated
         states = [state for _, _, state in sorted(best.values())[:_BEAM]]

@@ -116,11 +116,8 @@ def train(
     return Trained(out, tuple(names), count, first, last)
 
 
-def training_task(model: str, device: Path, max_stages: int, processors: Sequence[str] | None = None) -> TrainingTask:
+def training_task(model: str, device: Path, max_stages: int) -> TrainingTask:
     """Return a network on a device as a training task; the policy sees costs with errors like a calibration's.
-
-    Args:
-        processors: names of the device's processors to use; None for all.
 
     Raises:
         UsageError: the model or the device is unknown.
@@ -128,7 +125,7 @@ def training_task(model: str, device: Path, max_stages: int, processors: Sequenc
     """
     graph = load(model)
     evaluator = CostModelEvaluator()
-    platform = choose_platform(evaluator, processors, device)
+    platform = choose_platform(evaluator, None, device)
     with evaluator.prepare(platform) as session:
         costs = profile(session, graph, platform).costs(platform)
     most = min(max_stages, len(graph.operators))

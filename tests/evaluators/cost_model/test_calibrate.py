@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluators.cost_model.calibrate_nets import GENERATOR, network, networks
+from evaluators.cost_model.calibrate_nets import GENERATOR, network
 from evaluators.cost_model.calibrate_profile import Fits, next_network
 from evaluators.cost_model.calibrate_time import MAPS, Bench, Timed, _convolutions, operator_seconds
 from evaluators.cost_model.features import OperatorFeatures, multiplies_matrices, operator_features, with_matrix_shares
@@ -30,6 +30,7 @@ from optimizer.tools.calibrate import Measured, calibrate, refine
 from search_spaces.core.errors import ProfileError, RunFolderError, UsageError
 from search_spaces.models import zoo
 from search_spaces.models.zoo.builder import Builder
+from tests.support.cost_model import networks
 from tests.support.sentences import fails
 from tests.support.short_studies import Quiet
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evaluators.cost_model.calibrate_nets import networks
 from evaluators.cost_model.calibrate_time import Bench, CutProfile, time_cuts
 from evaluators.cost_model.features import operator_features
 from evaluators.cost_model.fit import TimedModel, awake, fit_processor, waited_s
@@ -17,6 +16,7 @@ from evaluators.testing import SyntheticEvaluator
 from optimizer.tools.calibrate import calibrate
 from search_spaces.core.errors import ProfileError, UnavailableError
 from tests.evaluators.cost_model.test_calibrate import make_small
+from tests.support.cost_model import networks
 from tests.support.sentences import fails
 
 WAIT_S, CALL_S = 2e-5, 3e-6

@@ -15,11 +15,11 @@ from evaluators.cost_model.features import (
     convolution_kernel,
     operator_features,
 )
-from evaluators.cost_model.phones import features_of_row
 from search_spaces.core.graph import Graph
 from search_spaces.core.intensity import operator_costs
 from search_spaces.models.zoo import draft
 from search_spaces.models.zoo.builder import Builder
+from tests.benchmarks.phone_tables import features_of_row
 from tests.support.sentences import fails
 from tests.support.strategies import graphs, vgg16_graph
 

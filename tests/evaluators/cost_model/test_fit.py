@@ -8,19 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaluators.cost_model.features import OperatorFeatures, operator_features
-from evaluators.cost_model.fit import (
-    TimedModel,
-    cross_validated,
-    errors_of,
-    fit_operators,
-    fit_overheads,
-    fit_whole_models,
-    nonnegative_prices,
-    sum_of_kernels,
-)
+from evaluators.cost_model.fit import TimedModel, errors_of, nonnegative_prices
 from evaluators.cost_model.kernels import KernelModel, Tile
 from search_spaces.core.errors import ProfileError
 from search_spaces.models.zoo import draft
+from tests.benchmarks.fitting import cross_validated, fit_operators, fit_overheads, fit_whole_models, sum_of_kernels
 from tests.support.sentences import fails
 
 NAMES = [f"{name}@{width}" for name in ("squeezenet1_1", "mobilenet_v1", "vgg11") for width in (0.25, 0.5, 0.75, 1)]

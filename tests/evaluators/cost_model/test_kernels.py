@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluators.cost_model.correction import fit_correction
 from evaluators.cost_model.features import OperatorFeatures, columns
 from evaluators.cost_model.kernels import TERMS, KernelModel, Tile, term
+from tests.benchmarks.fitting import fit_correction
 from tests.support.cost_model import features
 
 PRICES = st.dictionaries(st.sampled_from(TERMS), st.floats(0.0, 1.0), min_size=1)

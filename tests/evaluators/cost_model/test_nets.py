@@ -6,8 +6,9 @@ import hashlib
 
 import pytest
 
-from evaluators.cost_model.calibrate_nets import GENERATOR, MOST_MACS, network, networks
+from evaluators.cost_model.calibrate_nets import GENERATOR, MOST_MACS, network
 from search_spaces.core.intensity import operator_costs
+from tests.support.cost_model import networks
 
 
 def test_networks_are_the_same_again_affordable_and_lawful() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluators.cost_model.fit import slowness, usual_times
+from tests.benchmarks.fitting import slowness, usual_times
 
 PASSES = 9
 

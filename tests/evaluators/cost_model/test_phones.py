@@ -7,8 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evaluators.cost_model.fit import cross_validated, errors_of, fit_whole_models
-from evaluators.cost_model.phones import (
+from evaluators.cost_model.fit import errors_of
+from search_spaces.core.errors import UsageError
+from tests.benchmarks.fit_phones import cpu_wholes, fit_gpu, platform_of, predict_cpu, predict_gpu
+from tests.benchmarks.fitting import cross_validated, fit_whole_models
+from tests.benchmarks.phone_tables import (
     END_TO_END,
     GPU_OPERATORS,
     PHONES,
@@ -16,8 +19,6 @@ from evaluators.cost_model.phones import (
     family_of,
     read_phones,
 )
-from search_spaces.core.errors import UsageError
-from tests.benchmarks.fit_phones import cpu_wholes, fit_gpu, platform_of, predict_cpu, predict_gpu
 from tests.support.sentences import fails
 
 REFERENCE = Path(os.environ.get("PARTITION_OPTIMIZER_REFERENCE", Path(__file__).parents[4] / "shared" / "reference"))

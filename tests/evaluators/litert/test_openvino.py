@@ -40,7 +40,7 @@ from evaluators.testing import EvaluatorContract
 from evaluators.workload.host import came_of
 from optimizer.cli import main
 from optimizer.devices import choose_platform, unused_precisions
-from optimizer.exact.chain import chain_cost
+from optimizer.exact.chain_costs import chain_cost
 from optimizer.model.errors import ErrorProfile, error_of, error_profile, tolerance_line
 from optimizer.model.profile import profile
 from optimizer.study.config import parse_config

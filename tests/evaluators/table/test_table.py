@@ -173,9 +173,9 @@ def test_the_least_period_is_the_one_that_brute_force_finds(case: Several) -> No
             least_period(costs, networks, most, 5.0, reads)
         return
     found = least_period(costs, networks, most, 5.0, reads)
-    assert found.period_s == pytest.approx(best, rel=1e-5)
+    assert found.value == pytest.approx(best, rel=1e-5)
     assert found.proven
-    assert found.bound_s <= best * (1 + 1e-9)
+    assert found.bound <= best * (1 + 1e-9)
 
 
 GRAPH = """\

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from evaluators.objectives import peak_nbytes
 from evaluators.testing import SyntheticEvaluator
 from optimizer.exact import chain as chain_search
-from optimizer.exact.chain_costs import ChainCosts, chain_cost
+from optimizer.exact.chain_costs import ChainCosts, chain_cost, weighed
 from optimizer.exact.front import busiest, memory, pareto_chains, summed, undominated
-from optimizer.exact.weighed import least_plan, weighed
+from optimizer.exact.least import least_plan
 from search_spaces.core.errors import InfeasibleError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage
@@ -88,6 +88,6 @@ def test_where_time_is_up_the_best_whole_plan_counts(monkeypatch: pytest.MonkeyP
         return chain_cost(costs, plan, "period")
 
     least = least_plan(graph, costs, price, 3, "period", stop_s=0.0)
-    assert len(least.plan.stages) == 1
+    assert len(least.best.stages) == 1
     assert least.value == min(price(chain_plan(graph, (), [name])) for name in NAMES)
     assert least.bound <= least.value

@@ -53,10 +53,10 @@ def test_no_chain_is_below_the_least_and_one_reaches_it(simulator: PlanSimulator
     every = fastest_of_all_s(simulator, most)
     costs = chain_costs(platform, part_costs(simulator), least=True)
     found = least_chain(graph, costs, simulator.latency_s, most)
-    assert found.bound_s <= every * (1 + 1e-9)
-    assert simulator.latency_s(found.plan) == found.cost_s >= every * (1 - 1e-9)
+    assert found.bound <= every * (1 + 1e-9)
+    assert simulator.latency_s(found.best) == found.value >= every * (1 - 1e-9)
     if found.proven:
-        assert found.cost_s == pytest.approx(every)
+        assert found.value == pytest.approx(every)
 
 
 @settings(max_examples=12, deadline=None)
@@ -68,7 +68,7 @@ def test_giving_up_early_leaves_a_bound(simulator: PlanSimulator, most: int) -> 
         patch.setattr(module, "_MOST_PRICED", 2)
         patch.setattr(module, "_MOST_CUTS", 1)
         found = least_chain(simulator.graph, costs, simulator.latency_s, most)
-    assert found.bound_s <= every * (1 + 1e-9) <= found.cost_s * (1 + 2e-9)
+    assert found.bound <= every * (1 + 1e-9) <= found.value * (1 + 2e-9)
 
 
 @settings(max_examples=12, deadline=None)

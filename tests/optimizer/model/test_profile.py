@@ -8,7 +8,8 @@ import pytest
 from evaluators.base import Candidate
 from evaluators.forwarding import ForwardingSession
 from evaluators.testing import Noise, SyntheticEvaluator
-from optimizer.exact.chain import best_chains, chain_cost
+from optimizer.exact.chain import best_chains
+from optimizer.exact.chain_costs import chain_cost
 from optimizer.model.profile import Profile, profile
 from search_spaces.core.errors import RunFolderError, UnavailableError
 from search_spaces.core.graph import Graph

@@ -15,7 +15,8 @@ from optuna.distributions import BaseDistribution
 
 from evaluators.samples import Measurement, Samples
 from evaluators.testing import example_graph
-from optimizer.exact.chain import ChainCosts, best_chains, chain_cost
+from optimizer.exact.chain import best_chains
+from optimizer.exact.chain_costs import ChainCosts, chain_cost
 from optimizer.samplers.auto import AutoProposer, Problem
 from optimizer.samplers.chains import ChainPricing, Chains, distinct, from_plan, neighbours
 from optimizer.samplers.correction import Correction

@@ -157,7 +157,7 @@ def test_a_sampler_whose_package_is_missing_names_it(name: str, monkeypatch: pyt
 def test_any_sampler_by_its_path() -> None:
     found = make_sampler("optuna.samplers:QMCSampler", 0, 0)
     assert isinstance(found, ForeignSampler)
-    assert isinstance(found.sampler, optuna.samplers.QMCSampler)
+    assert isinstance(found.inner, optuna.samplers.QMCSampler)
     first, same, other = (make_sampler("optuna.samplers:RandomSampler", 0, n) for n in (0, 0, 1))
 
     def draw(sampler: BaseSampler) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from evaluators.samples import Measurement, Samples
-from optimizer.exact.chain import ChainCosts
+from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.segment_model import SegmentModel
 from optimizer.samplers.auto import Problem
 from optimizer.samplers.segments import SegmentProposer

@@ -23,7 +23,7 @@ from evaluators.base import Candidate, Session
 from evaluators.forwarding import ForwardingSession
 from evaluators.sampling import SamplingPolicy
 from evaluators.testing import Noise, SyntheticEvaluator, example_graph, schedule
-from optimizer.exact.chain import ChainCosts
+from optimizer.exact.chain_costs import ChainCosts
 from optimizer.model.baselines import Baseline, baselines
 from optimizer.samplers.auto import Problem
 from optimizer.samplers.study import MOST_REPEATS

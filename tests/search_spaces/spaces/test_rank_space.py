@@ -128,23 +128,23 @@ def models(draw: st.DrawFn) -> RankCosts:
 @settings(max_examples=25, deadline=None)
 def test_the_best_by_the_model_is_between_its_bound_and_all_others(model: RankCosts, most_error: float) -> None:
     best = best_ranked(model, most_error, 2)
-    assert rank_violations(model, most_error, best.plan) == ()
-    assert best.cost_s == pytest.approx(model.price(best.plan))
-    assert space().encode(best.plan)
+    assert rank_violations(model, most_error, best.best) == ()
+    assert best.value == pytest.approx(model.price(best.best))
+    assert space().encode(best.best)
     rng = np.random.default_rng(0)
     for index in rng.integers(0, space().cardinality(), 150):
         plan = space().plan_at(int(index))
         if not rank_violations(model, most_error, plan):
-            assert model.price(plan) >= best.bound_s - 1e-9
+            assert model.price(plan) >= best.bound - 1e-9
     fixed = [chain_plan(small(), (), [p.name]) for p in MIXED.processors]
-    assert best.cost_s <= min(map(model.price, fixed)) + 1e-9
+    assert best.value <= min(map(model.price, fixed)) + 1e-9
 
 
 @given(models())
 @settings(max_examples=15, deadline=None)
 def test_without_a_limit_the_best_is_exact(model: RankCosts) -> None:
     best = best_ranked(model, 10.0, 2)
-    assert best.cost_s == pytest.approx(best.bound_s)
+    assert best.value == pytest.approx(best.bound)
 
 
 @given(models(), st.floats(0.0, 1.5))

@@ -255,7 +255,7 @@ def test_plug_ins_work_where_built_ins_do(capsys: pytest.CaptureFixture[str]) ->
     assert result["unique_plans"] == 30
     sampler = make_sampler("dice", 0, 0)
     assert isinstance(sampler, ForeignSampler)
-    assert sampler.sampler.__class__.__name__ == "Dice"
+    assert sampler.inner.__class__.__name__ == "Dice"
     assert isinstance(make_space("halves", example_graph(), SyntheticEvaluator().platform(), 2), ChainSpace)
 
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optimizer.exact.bound import lower_bound
+from optimizer.exact.bound import relax
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.graphs.dag import best_plan
 from optimizer.exact.graphs.graph_costs import GraphCosts, makespan_s, simulate
 from optimizer.exact.graphs.segment_model import solve_segment
-from optimizer.exact.graphs.segment_plans import SegmentCosts, improved, list_schedule, segment_cost
+from optimizer.exact.graphs.segment_plans import SegmentCosts, improved, list_schedule
 from optimizer.exact.graphs.segment_search import Problem, search_segment
 from optimizer.exact.graphs.segments import Segment, segments
 from search_spaces.core.errors import InfeasibleError, PlanError, UsageError
@@ -78,10 +78,10 @@ def test_the_best_plan_is_the_one_that_brute_force_finds(graph: Graph, platform:
     costs = data.draw(graph_costs(graph, platform))
     best = min(makespan_s(graph, costs, plan) for plan in _every_plan(graph, platform))
     found = best_plan(graph, costs)
-    assert found.makespan_s == makespan_s(graph, costs, found.plan) == pytest.approx(best, rel=1e-6, abs=1e-12)
+    assert found.value == makespan_s(graph, costs, found.best) == pytest.approx(best, rel=1e-6, abs=1e-12)
     assert found.proven
-    assert found.bound_s <= best * (1 + 1e-9)
-    assert lower_bound(graph, costs) <= best * (1 + 1e-9)
+    assert found.bound <= best * (1 + 1e-9)
+    assert relax(graph, costs).latency_s <= best * (1 + 1e-9)
 
 
 @settings(max_examples=40, deadline=None)
@@ -90,10 +90,10 @@ def test_no_plan_beats_the_best_or_goes_below_the_bound(graph: Graph, platform: 
     costs = data.draw(graph_costs(graph, platform, refusals=False))
     found = best_plan(graph, costs, 5.0)
     plan = data.draw(placements(graph, platform))
-    assert found.bound_s <= found.makespan_s <= makespan_s(graph, costs, plan) * (1 + 1e-9) + 1e-12
-    found.plan.validate(graph, platform)
-    usual = canonical(found.plan, graph, platform)
-    assert makespan_s(graph, costs, usual) >= found.makespan_s * (1 - 1e-12)
+    assert found.bound <= found.value <= makespan_s(graph, costs, plan) * (1 + 1e-9) + 1e-12
+    found.best.validate(graph, platform)
+    usual = canonical(found.best, graph, platform)
+    assert makespan_s(graph, costs, usual) >= found.value * (1 - 1e-12)
 
 
 @settings(max_examples=25, deadline=None)
@@ -103,16 +103,17 @@ def test_the_solver_proves_what_the_search_finds(graph: Graph, platform: Platfor
     parts = segments(graph)
     segment = max(parts, key=lambda s: len(s.operators))
     entry = 0 if segment.entry is not None else None
-    answer = solve_segment(graph, costs, segment, entry, None, 600.0)  # however slow the machine is
+    of = SegmentCosts(graph, costs, segment, entry)
+    answer = solve_segment(of, None, 600.0)  # however slow the machine is
     assert answer is not None
-    seconds = segment_cost(graph, costs, segment, entry, answer.stages, continued=answer.continued)
-    known = list_schedule(graph, costs, segment, entry, None)
+    seconds = of.seconds(answer.stages, continued=answer.continued)
+    known = list_schedule(of, None)
     assert known is not None
     assert seconds <= known.cost_s * (1 + 1e-5) + 1e-9
     assert answer.bound_s <= seconds * (1 + 1e-9)
     assert seconds == pytest.approx(answer.bound_s, rel=1e-5, abs=1e-9)
     if len(parts) == 1:
-        assert seconds == pytest.approx(best_plan(graph, costs).makespan_s, rel=1e-5, abs=1e-9)
+        assert seconds == pytest.approx(best_plan(graph, costs).value, rel=1e-5, abs=1e-9)
 
 
 @given(graphs())
@@ -135,8 +136,8 @@ def test_the_best_plan_of_a_chain_is_the_best_chain() -> None:
     costs = ChainCosts(platform, operator_s, overhead_s, np.broadcast_to(between, (30, 3, 3)))
     tensors = np.broadcast_to(between, (len(graph.tensors), 3, 3))
     found = best_plan(graph, GraphCosts(platform, operator_s, overhead_s, tensors))
-    assert found.makespan_s == pytest.approx(best_chains(costs, 30)[0].cost_s)
-    assert canonical(found.plan, graph, platform) == found.plan
+    assert found.value == pytest.approx(best_chains(costs, 30)[0].cost_s)
+    assert canonical(found.best, graph, platform) == found.best
     assert found.proven
 
 
@@ -156,8 +157,8 @@ def _two_branches() -> tuple[Graph, GraphCosts]:
 def test_branches_run_side_by_side() -> None:
     graph, costs = _two_branches()
     found = best_plan(graph, costs)
-    assert found.makespan_s == pytest.approx(1 + 5 + 0.1 * 3 + 1)
-    events = simulate(graph, costs, found.plan).events
+    assert found.value == pytest.approx(1 + 5 + 0.1 * 3 + 1)
+    events = simulate(graph, costs, found.best).events
     assert {e.processor for e in events} == {"a", "b"}
     assert found.gap == pytest.approx(0.0)
     together = GraphCosts(
@@ -166,7 +167,7 @@ def test_branches_run_side_by_side() -> None:
         costs.overhead_s,
         costs.transfer_s,
     )
-    assert best_plan(graph, together).makespan_s == pytest.approx(1 + 4 + 4 + 1 + 0.1 * 3)
+    assert best_plan(graph, together).value == pytest.approx(1 + 4 + 4 + 1 + 0.1 * 3)
 
 
 def test_wrong_input_is_reported() -> None:
@@ -178,7 +179,7 @@ def test_wrong_input_is_reported() -> None:
     with fails(InfeasibleError):
         best_plan(graph, refused)
     with pytest.raises(PlanError):
-        simulate(chain_graph(3), costs, best_plan(graph, costs).plan)
+        simulate(chain_graph(3), costs, best_plan(graph, costs).best)
     for wrong in (-1.0, np.nan):
         with fails(ValueError):
             GraphCosts(costs.platform, costs.operator_s * wrong, costs.overhead_s, costs.transfer_s)
@@ -196,7 +197,7 @@ def test_a_reader_that_has_run_is_no_longer_waited_for() -> None:
         cores, np.array([seconds] * 3), np.full(3, 1e-4), np.full((len(graph.tensors), 3, 3), 3e-4) * (1 - np.eye(3))
     )
     (segment,) = segments(graph)
-    problem = Problem.make(graph, costs, segment, None, None)
+    problem = Problem.make(SegmentCosts(graph, costs, segment, None), None)
     plan, bound_s = search_segment(problem, segment.operators, 2.2e-3, time.monotonic() + 60.0)
     assert plan is not None
     assert plan.cost_s == bound_s == pytest.approx(2.1e-3)
@@ -217,12 +218,12 @@ def test_a_large_graph_takes_no_longer_than_its_list_schedule(seed: int) -> None
     costs = GraphCosts(
         platform, rng.uniform(1.0, 4.0, (4, count)), rng.uniform(0.0, 0.3, 4), rng.uniform(0.0, 0.5, (count + 1, 4, 4))
     )
-    whole = Segment(None, tuple(range(count)), None)
-    known = list_schedule(graph, costs, whole, None, None)
+    whole = SegmentCosts(graph, costs, Segment(None, tuple(range(count)), None), None)
+    known = list_schedule(whole, None)
     assert known is not None
-    better = improved(SegmentCosts(graph, costs, whole, None), None, known, 0.2)
+    better = improved(whole, None, known, 0.2)
     assert better.cost_s <= known.cost_s
     stages = (Stage(operators, platform.processors[on].name) for operators, on in better.stages)
     assert makespan_s(graph, costs, Plan(graph.digest, tuple(stages))) == pytest.approx(better.cost_s)
     found = best_plan(graph, costs, 0.4)
-    assert found.bound_s <= found.makespan_s <= known.cost_s * (1 + 1e-12)
+    assert found.bound <= found.value <= known.cost_s * (1 + 1e-12)

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from evaluators.table.placement import PlacementProblem, read_placement
 from optimizer.cli import main
-from optimizer.exact.graphs.placement import CPU, PlacementObjective, broken, loads, solve_placement, value
+from optimizer.exact.graphs.placement import solve_placement
 from optimizer.exact.graphs.placement_latency import improve, lower_bound
 from optimizer.exact.graphs.placement_merge import merge
+from optimizer.exact.graphs.placement_value import CPU, PlacementObjective, broken, loads, value
 from optimizer.tools.solve import solve_file
 from search_spaces.core.errors import InfeasibleError, UsageError
 from tests.support.sentences import fails, says
@@ -64,8 +65,8 @@ def test_the_best_placement_is_the_one_that_brute_force_finds(
             solve_placement(problem, objective, 10.0)
         return
     found = solve_placement(problem, objective, 10.0)
-    assert not broken(problem, found.devices)
-    assert found.value == value(problem, found.devices, objective) == pytest.approx(best, rel=1e-6)
+    assert not broken(problem, found.best)
+    assert found.value == value(problem, found.best, objective) == pytest.approx(best, rel=1e-6)
     assert found.bound <= best * (1 + 1e-9)
     assert found.proven
 
@@ -132,7 +133,7 @@ def test_a_chain_is_cut_in_the_middle(tmp_path: Path, capsys: pytest.CaptureFixt
     problem = read_placement(path)
     found = solve_placement(problem)
     assert found.value == 2.25
-    assert loads(problem, found.devices) == {CPU: 0.0, 0: 2.25, 1: 2.25}
+    assert loads(problem, found.best) == {CPU: 0.0, 0: 2.25, 1: 2.25}
     assert solve_placement(problem, "latency").value == 4.0
     assert main(["solve", str(path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -187,4 +188,4 @@ def test_published_instances_are_proven(name: str) -> None:
     found = solve_placement(problem, "period", 60.0)
     assert found.proven
     assert found.value == pytest.approx(PUBLISHED[name], abs=1.1e-4)
-    assert found.value == value(problem, found.devices, "period")
+    assert found.value == value(problem, found.best, "period")
