@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 _REST_S, _TRIAL_S, _MOST_TRIALS_S = 15.0, 0.4, 60.0
 _FINAL_OF_TRIAL_S, _LEAST_FINAL_S, _MOST_FINAL_S = 0.5, 5.0, 20.0
 _PREDICTED_REST_S, _PREDICTED_TRIAL_S = 2.0, 0.005
+_PLACE_S, _PLACE_OF_TRIAL_S = 0.02, 1e-4  # of an operator on a processor, where there is more to choose than cuts
 _LONG_S = 120.0
 _FORESEEN = ("whole on ", "layer ", "parameter count ", "one ")
 """How names of baselines begin that are known before anything is timed."""
@@ -136,7 +137,7 @@ def dry_run(run: CampaignRun) -> dict[str, Any]:
             problem, exit_code = str(error), error.exit_code
         else:
             names |= dict.fromkeys(found["baselines"])
-            seconds = _expected_s(config, min(config.budget, found["plans"]))
+            seconds = _expected_s(config, found)
         studies.append(
             {
                 "study": planned.name,
@@ -158,9 +159,13 @@ def dry_run(run: CampaignRun) -> dict[str, Any]:
     }
 
 
-def _expected_s(config: StudyConfig, trials: int) -> float:
+def _expected_s(config: StudyConfig, found: Mapping[str, Any]) -> float:
+    """Return about how long a study takes, from what :func:`foreseen` returned."""
+    trials = min(config.budget, found["plans"])
     if not make_evaluator(config.evaluator).capabilities.measures_here:
-        return _PREDICTED_REST_S + trials * _PREDICTED_TRIAL_S
+        cuts_alone = str(found["allow"]) == "cuts"
+        size = 0 if cuts_alone else found["operators"] * len(found["processors"])
+        return _PREDICTED_REST_S + size * _PLACE_S + trials * (_PREDICTED_TRIAL_S + size * _PLACE_OF_TRIAL_S)
     final_s = min(_MOST_FINAL_S, max(_LEAST_FINAL_S, _FINAL_OF_TRIAL_S * config.budget))
     return _REST_S + min(trials * _TRIAL_S, _MOST_TRIALS_S) + final_s
 
