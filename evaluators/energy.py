@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from evaluators.base import Session
 from evaluators.machine import kernel_text
@@ -26,20 +25,6 @@ from search_spaces.core.platform import Platform
 OPTION = "power_w"
 _SYS = Path("/sys")
 _EVERY_S = 0.01
-
-
-class Meter(Protocol):
-    """A counter of the energy used."""
-
-    name: str
-
-    def joules(self) -> float:
-        """Return the joules since some fixed moment.
-
-        Raises:
-            UnavailableError: the counter cannot be read any more.
-        """
-        ...
 
 
 def powers_w(platform: Platform, session: Session, sys: Path = _SYS) -> tuple[dict[str, float], Meter | None]:
@@ -93,21 +78,27 @@ def _hint(processor: str) -> str:
 
 @dataclass(slots=True)
 class Counter:
-    """Files that count microjoules; each wraps to 0 at its range."""
+    """Counters of the energy used; each wraps to 0 at its range.
+
+    Attributes:
+        counts: a function that reads each, and its range; None where it does not wrap.
+        unit: joules of one count.
+    """
 
     name: str
-    files: tuple[tuple[Path, float | None], ...]
+    counts: Sequence[tuple[Callable[[], float], float | None]]
+    unit: float = 1e-6
     _last: list[float] | None = None
     _sum: float = 0.0
 
     def joules(self) -> float:
         """Return the joules since some fixed moment."""
-        now = [_number(path) for path, _ in self.files]
+        now = [read() for read, _ in self.counts]
         if self._last is not None:
-            for before, after, (_, most) in zip(self._last, now, self.files, strict=True):
+            for before, after, (_, most) in zip(self._last, now, self.counts, strict=True):
                 self._sum += after - before if after >= before or most is None else after - before + most
         self._last = now
-        return self._sum * 1e-6
+        return self._sum * self.unit
 
 
 class Integrator:
@@ -139,19 +130,23 @@ class Integrator:
                 self.joules()
 
 
+Meter = Counter | Integrator
+"""What tells the energy used; ``joules()`` raises an UnavailableError where it can no longer be read."""
+
+
 def _rapl(sys: Path) -> Meter | None:
     found = []
     for domain in sorted(sys.glob("class/powercap/intel-rapl:*")):
         # Domains within a package (intel-rapl:0:0) are part of it.
         if domain.name.count(":") == 1 and _readable(domain / "energy_uj"):
             most = domain / "max_energy_range_uj"
-            found.append((domain / "energy_uj", _number(most) if _readable(most) else None))
-    return Counter("RAPL", tuple(found)) if found else None
+            found.append((partial(_number, domain / "energy_uj"), _number(most) if _readable(most) else None))
+    return Counter("RAPL", found) if found else None
 
 
 def _hwmon_energy(sys: Path) -> Meter | None:
     found = [path for path in sorted(sys.glob("class/hwmon/hwmon*/energy*_input")) if _readable(path)]
-    return Counter("hwmon", tuple((path, None) for path in found)) if found else None
+    return Counter("hwmon", [(partial(_number, path), None) for path in found]) if found else None
 
 
 def _hwmon_power(sys: Path) -> Meter | None:
@@ -179,25 +174,8 @@ def _watts(*paths: Path, unit: float) -> float:
     return math.prod(map(_number, paths)) * unit
 
 
-@dataclass(slots=True)
-class _Nvml:
-    """The energy counters of NVIDIA's GPUs."""
-
-    name: str
-    library: ctypes.CDLL
-    devices: Sequence[ctypes.c_void_p]
-
-    def joules(self) -> float:
-        total = 0.0
-        for device in self.devices:
-            millijoules = ctypes.c_ulonglong()
-            if self.library.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(millijoules)):
-                raise UnavailableError("NVML no longer reports the energy of a GPU")
-            total += millijoules.value * 1e-3
-        return total
-
-
 def _nvml() -> Meter | None:
+    """Return the energy counters of NVIDIA's GPUs, of those that have one."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -205,14 +183,21 @@ def _nvml() -> Meter | None:
     count = ctypes.c_uint()
     if library.nvmlInit_v2() or library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
         return None
-    devices = []
+
+    def millijoules(device: ctypes.c_void_p) -> float:
+        found = ctypes.c_ulonglong()
+        if library.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(found)):
+            raise UnavailableError("NVML no longer reports the energy of a GPU")
+        return found.value
+
+    counts = []
     for index in range(count.value):
-        device, energy = ctypes.c_void_p(), ctypes.c_ulonglong()
-        if library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(device)):
-            continue
-        if not library.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(energy)):
-            devices.append(device)
-    return _Nvml("NVML", library, devices) if devices else None
+        device = ctypes.c_void_p()
+        if not library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(device)):
+            with suppress(UnavailableError):
+                millijoules(device)
+                counts.append((partial(millijoules, device), None))
+    return Counter("NVML", counts, 1e-3) if counts else None
 
 
 def _readable(path: Path) -> bool:

@@ -63,18 +63,11 @@ class Timeline:
         Raises:
             AttributeError, KeyError, TypeError, ValueError: a field is missing or has the wrong type.
         """
-        return cls(
-            tuple(
-                Event(
-                    int(e["stage"]),
-                    str(e["processor"]),
-                    float(e["start_s"]),
-                    float(e["end_s"]),
-                    float(e.get("copied_s", 0.0)),
-                )
-                for e in data
-            )
-        )
+        events = []
+        for e in data:
+            copied_s = float(e.get("copied_s", 0.0))
+            events.append(Event(int(e["stage"]), str(e["processor"]), float(e["start_s"]), float(e["end_s"]), copied_s))
+        return cls(tuple(events))
 
     @property
     def makespan_s(self) -> float:

@@ -21,6 +21,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.intensity import Cost, operator_costs
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
+from search_spaces.core.recent import recent
 from search_spaces.rewrites.lower import Lowered, Lowering
 from search_spaces.rewrites.tucker import Ranks, tucker_layers
 
@@ -130,13 +131,11 @@ class SimulatedSession(Session, ABC):
 
     def simulator_of(self, lowered: Lowered) -> PlanSimulator:
         """Return the simulator of a lowered plan's graph. Raises as :meth:`prices`."""
-        key = lowered.graph.digest
-        if key not in self._simulators:
-            self._simulators[key] = PlanSimulator(lowered.graph, self.platform, self.prices(lowered))
-            if len(self._simulators) > _KEPT:
-                self._simulators.popitem(last=False)
-        self._simulators.move_to_end(key)
-        return self._simulators[key]
+
+        def make() -> PlanSimulator:
+            return PlanSimulator(lowered.graph, self.platform, self.prices(lowered))
+
+        return recent(self._simulators, lowered.graph.digest, make, _KEPT)
 
 
 class SimulatedPlan(Prediction):

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from evaluators.litert.worker.wire import exactly
 from search_spaces.core.errors import DeviceLostError, UnavailableError
 
 PORT = 5037
@@ -46,10 +47,10 @@ class Phone:
         with self._opened(f"shell,v2,raw:{shlex.join(words)}", limit_s) as connection:
             found = {_STDOUT: bytearray(), _STDERR: bytearray()}
             while True:
-                kind, nbytes = struct.unpack("<BI", _exactly(connection, 5))
+                kind, nbytes = struct.unpack("<BI", exactly(connection, 5))
                 if nbytes > _MAX_ANSWER_NBYTES:
                     raise UnavailableError(f"phone {self.serial}: an answer of {nbytes} bytes is too large")
-                content = _exactly(connection, nbytes)
+                content = exactly(connection, nbytes)
                 if kind == _EXIT:
                     return content[0] if content else 1, bytes(found[_STDOUT]), bytes(found[_STDERR])
                 if kind in found:
@@ -90,7 +91,7 @@ class Phone:
                     return bytes(found)
                 if kind != b"DATA" or nbytes > _PIECE_NBYTES:
                     raise self._sync_error(connection, there, nbytes)
-                found += _exactly(connection, nbytes)
+                found += exactly(connection, nbytes)
                 if len(found) > _MAX_ANSWER_NBYTES:
                     raise UnavailableError(f"phone {self.serial}: {there} is too large")
 
@@ -118,12 +119,12 @@ class Phone:
     def _ask(self, connection: socket.socket, service: str) -> None:
         request = service.encode()
         connection.sendall(f"{len(request):04x}".encode() + request)
-        status = _exactly(connection, 4)
+        status = exactly(connection, 4)
         if status == b"OKAY":
             return
         if status != b"FAIL":
             raise UnavailableError(f"{self.host}:{self.port} is not an adb server", "adb start-server")
-        reason = _text(connection, int(_exactly(connection, 4), 16))
+        reason = _text(connection, int(exactly(connection, 4), 16))
         lost = any(word in reason for word in ("not found", "offline", "closed"))
         raise (DeviceLostError if lost else UnavailableError)(f"phone {self.serial}: {reason}", "see `adb devices`")
 
@@ -136,8 +137,8 @@ def phones(host: str = "127.0.0.1", port: int = PORT, limit_s: float = 2.0) -> d
     try:
         with socket.create_connection((host, port), timeout=limit_s) as connection:
             Phone("", host, port)._ask(connection, "host:devices")  # noqa: SLF001 - the same protocol
-            nbytes = int(_exactly(connection, 4), 16)
-            lines = _exactly(connection, nbytes).decode(errors="replace").splitlines()
+            nbytes = int(exactly(connection, 4), 16)
+            lines = exactly(connection, nbytes).decode(errors="replace").splitlines()
     except (OSError, EOFError, ValueError, UnavailableError):
         return None
     pairs = (line.partition("\t") for line in lines)
@@ -146,18 +147,8 @@ def phones(host: str = "127.0.0.1", port: int = PORT, limit_s: float = 2.0) -> d
 
 def _sync_head(connection: socket.socket) -> tuple[bytes, int]:
     """Return the kind of the next message, and its size in bytes."""
-    return struct.unpack("<4sI", _exactly(connection, 8))
+    return struct.unpack("<4sI", exactly(connection, 8))
 
 
 def _text(connection: socket.socket, nbytes: int) -> str:
-    return " ".join(_exactly(connection, nbytes).decode(errors="replace").split())
-
-
-def _exactly(connection: socket.socket, nbytes: int) -> bytes:
-    found = bytearray()
-    while len(found) < nbytes:
-        piece = connection.recv(min(nbytes - len(found), 1 << 16))
-        if not piece:
-            raise EOFError("the connection was closed")
-        found += piece
-    return bytes(found)
+    return " ".join(exactly(connection, nbytes).decode(errors="replace").split())

@@ -65,11 +65,8 @@ def find_handset(name: str) -> Handset:
 
 
 def _handset(name: str, entry: Value, folder: Path) -> Handset:
-    known = ("serial", "server", "benchmark_model", "processors", "transfer")
-    fields = entry.fields("a phone", known)
-    for key in ("serial", "benchmark_model", "processors", "transfer"):
-        if key not in fields:
-            raise entry.error(f"phone {name!r} must say {key!r}")
+    needed = ("serial", "benchmark_model", "processors", "transfer")
+    fields = entry.fields("a phone", (*needed, "server"), **{key: f"phone {name!r} must say {key!r}" for key in needed})
     server = split_address(fields["server"].text("server"), PORT) if "server" in fields else ("127.0.0.1", PORT)
     benchmark = folder / Path(fields["benchmark_model"].text("benchmark_model")).expanduser()
     if not benchmark.is_file():
@@ -77,9 +74,8 @@ def _handset(name: str, entry: Value, folder: Path) -> Handset:
             f"{benchmark} is not a file", "get benchmark_model for the phone's processor"
         )
     processors = tuple(_processor(each) for each in fields["processors"].each("processors"))
-    over = fields["transfer"].fields("transfer", ("bandwidth_bytes_per_s", "latency_s"))
-    if "bandwidth_bytes_per_s" not in over:
-        raise fields["transfer"].error("transfer must say 'bandwidth_bytes_per_s'")
+    must = "transfer must say 'bandwidth_bytes_per_s'"
+    over = fields["transfer"].fields("transfer", ("bandwidth_bytes_per_s", "latency_s"), bandwidth_bytes_per_s=must)
     bandwidth = over["bandwidth_bytes_per_s"].number("the bandwidth", above=1.0)
     latency_s = over["latency_s"].number("the latency") if "latency_s" in over else 0.0
     pairs = itertools.combinations(sorted({p.name for p in processors}), 2)
@@ -92,10 +88,8 @@ def _handset(name: str, entry: Value, folder: Path) -> Handset:
 
 
 def _processor(entry: Value) -> Processor:
-    fields = entry.fields("a processor", ("name", "kind", "mask", "flags", "resources"))
-    for key in ("name", "kind"):
-        if key not in fields:
-            raise entry.error(f"a processor must have a {key}")
+    needed = {key: f"a processor must have a {key}" for key in ("name", "kind")}
+    fields = entry.fields("a processor", (*needed, "mask", "flags", "resources"), **needed)
     name, kind = fields["name"].text("the name"), fields["kind"].text("the kind")
     if kind not in _KINDS:
         raise fields["kind"].error(f"unknown kind of processor {kind!r}", f"one of {', '.join(_KINDS)}")

@@ -8,11 +8,10 @@ each tensor that moves to another processor. So effects between stages (caches, 
 
 from __future__ import annotations
 
-import fcntl
 import math
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,7 +26,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.models.cache import cache_dir
-from search_spaces.models.files import file_digest
+from search_spaces.models.files import file_digest, locked
 from search_spaces.models.stages import cut_stage
 
 FOLDER = "/data/local/tmp/partition-optimizer"
@@ -77,18 +76,13 @@ class AdbEvaluator(Evaluator):
         return self._handset
 
 
-@contextmanager
-def _alone(handset: Handset) -> Iterator[None]:
-    """Keep other studies of this machine from measuring on the phone meanwhile."""
+def _alone(handset: Handset) -> AbstractContextManager[None]:
+    """Return a context that keeps other studies of this machine from measuring on the phone meanwhile."""
     folder = cache_dir() / "phones"
     folder.mkdir(parents=True, exist_ok=True)
     serial = "".join(c if c.isalnum() else "_" for c in handset.phone.serial)
-    with (folder / f"{serial}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UnavailableError(f"phone {handset.name} measures for another study", "wait for it") from None
-        yield
+    busy = UnavailableError(f"phone {handset.name} measures for another study", "wait for it")
+    return locked(folder / f"{serial}.lock", busy)
 
 
 def profiled_s(content: bytes) -> float:

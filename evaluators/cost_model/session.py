@@ -18,6 +18,7 @@ from evaluators.cost_model.profile import CostProfile, Reported, extrapolation_w
 from evaluators.cost_model.transfers import Prices, prices, profile_key, slowed
 from evaluators.forwarding import ForwardingSession
 from evaluators.simulated import Prediction, SimulatedSession
+from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Objective
 from evaluators.workload.predicted import PredictedSession, WorkloadSimulator, hosted
 from evaluators.workload.simulate import JobCost
@@ -110,7 +111,7 @@ class CostModelEvaluator(Evaluator):
                     work_s, _, slowed = of.simulator_of(lowered).stage(processor, operators)
                     return JobCost(work_s, slowed)
 
-                return WorkloadSimulator(workload, joined, platform, price, of.errors)
+                return WorkloadSimulator(Lowerings(workload, joined, platform), price, of.errors)
 
             with hosted(session, simulator_of, objective) as found:
                 yield found

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.cuda.devices import HINT, precision_of
+from evaluators.cuda.instance import apart, joined
 from evaluators.cuda.lowering import check
 from evaluators.litert.worker import wire
 from evaluators.own_process import connected_process
@@ -139,11 +140,6 @@ class Client:
             self._end()
 
 
-def joined(arrays: Sequence[Any]) -> bytes:
-    """Return the bytes of arrays, concatenated, each in C order."""
-    return b"".join(a.tobytes() for a in arrays)
-
-
 _SLACK_S = 10.0
 
 Arrays = Sequence[NDArray[np.generic]]
@@ -255,11 +251,7 @@ class Bench:
     def outputs(self, loaded: Loaded) -> list[NDArray[np.generic]]:
         """Return the outputs of an instance's last request, in the order of the graph."""
         answer, data = self.client.ask({"op": "outputs", "instance": loaded.number}, self._limits.load_s)
-        arrays, begin = [], 0
-        for shape in answer["shapes"]:
-            size = int(np.prod(shape))
-            arrays.append(np.frombuffer(data, np.float32, size, begin).reshape(shape).copy())
-            begin += 4 * size
+        arrays = [array.copy() for array in apart(data, answer["shapes"])]
         order = self._model(loaded.graph).outputs
         return [arrays[order.index(i)] for i in range(len(order))]
 

@@ -137,6 +137,21 @@ def _example(site: Conv | Dense) -> tuple[Any, ...]:
 Arrays = Sequence[NDArray[np.generic]]
 
 
+def joined(arrays: Arrays) -> bytes:
+    """Return the bytes of arrays, concatenated, each in C order."""
+    return b"".join(a.tobytes() for a in arrays)
+
+
+def apart(data: bytes, shapes: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
+    """Return the float32 arrays that :func:`joined` concatenated, without a copy."""
+    found, begin = [], 0
+    for shape in shapes:
+        count = int(np.prod(shape))
+        found.append(np.frombuffer(data, np.float32, count, begin).reshape(shape))
+        begin += 4 * count
+    return found
+
+
 Recorder = Callable[[Callable[[], None]], Any]
 """Runs a function once or twice, and returns an object that repeats it when a stream starts it."""
 

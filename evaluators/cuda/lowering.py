@@ -210,12 +210,11 @@ _TO_FIRST, _TO_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An operator, its constants, the padding of a PAD before it, and whether images are NCHW in memory."""
+    """An operator, its constants, and the padding of a PAD before it."""
 
     weights: Weights
     operator: Operator
     sides: Sides
-    first: bool
 
     def shape(self, tensor: int) -> tuple[int, ...]:
         """Return a tensor's shape as in the file."""
@@ -518,7 +517,7 @@ class _Lowering:
         if operator.kind == "FULLY_CONNECTED":
             return Step(self._dense(operator), operator.inputs[:1], operator.outputs[0])
         image, sides = self.pads.get(operator.inputs[0], (operator.inputs[0], (0, 0, 0, 0)))
-        call, inputs = MAKERS[operator.kind](Placed(self.weights, operator, sides, self.first))
+        call, inputs = MAKERS[operator.kind](Placed(self.weights, operator, sides))
         return Step(call, tuple(image if t == operator.inputs[0] else t for t in inputs), operator.outputs[0])
 
     def _conv(self, operator: Operator, activation: str, *, adds: bool) -> tuple[Call, int]:

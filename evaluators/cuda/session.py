@@ -142,6 +142,7 @@ class CudaEvaluator(Evaluator):
         PyTorch's own messages go to ``scratch/runtime.log``.
         """
         from evaluators.cuda.workload import CudaWorkload
+        from evaluators.workload.lowered import Lowerings
 
         if len(workload.instances) > MAX_INSTANCES:
             raise UnavailableError(
@@ -152,7 +153,7 @@ class CudaEvaluator(Evaluator):
         processors = replace(platform, processors=single_processors(platform))
         busy = min(_BUSY, len(workload.instances))
         with closing(Bench(self._client(processors, busy, scratch), platform.limits)) as bench:
-            yield CudaWorkload(workload, joined, platform, objective, bench)
+            yield CudaWorkload(Lowerings(workload, joined, platform), objective, bench)
 
 
 class CudaSession(Session):

@@ -24,10 +24,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from evaluators.cuda.devices import MAX_INSTANCES, MAX_STREAMS, torch_module
-from evaluators.cuda.instance import Capturing, Instance, Tuning, as_function
+from evaluators.cuda.instance import Capturing, Instance, Tuning, apart, as_function, joined
 from evaluators.cuda.lowering import Choose, Weights, plainly
 from evaluators.litert.worker import wire
 from evaluators.workload.scheduler import NEVER_NS, QueueClient, Scheduler
@@ -54,15 +52,15 @@ class Streams(Protocol):
         ...
 
     def idle(self) -> None:
-        """Called when no job has ended since the last poll."""
-        ...
+        """Called when no job has ended since the last poll; polling again at once detects an end soonest."""
+        return
 
     def close(self) -> None:
         """Release everything."""
         ...
 
 
-class CudaStreams:
+class CudaStreams(Streams):
     """Streams of the GPU; a job is a captured graph, and an event recorded behind it marks its end."""
 
     def __init__(self, count: int) -> None:
@@ -80,12 +78,6 @@ class CudaStreams:
     def finished(self, processor: int) -> bool:
         """Return whether the job on a processor has ended and its outputs can be read."""
         return bool(self._events[processor].query())
-
-    def idle(self) -> None:
-        """Called when no job has ended since the last poll.
-
-        Does nothing: polling again at once detects an end soonest.
-        """
 
     def close(self) -> None:
         """Wait for all jobs."""
@@ -322,17 +314,12 @@ class Worker:
         return {}, b""
 
     def _inputs(self, head: Mapping[str, Any], payload: bytes) -> Answer:
-        instance, arrays, begin = self._instances[head["instance"]], [], 0
-        for shape in head["shapes"]:
-            count = int(np.prod(shape))
-            arrays.append(np.frombuffer(payload, np.float32, count, begin).reshape(shape))
-            begin += 4 * count
-        instance.set_inputs(arrays)
+        self._instances[head["instance"]].set_inputs(apart(payload, head["shapes"]))
         return {}, b""
 
     def _outputs(self, head: Mapping[str, Any], _: bytes) -> Answer:
         arrays = self._instances[head["instance"]].outputs()
-        return {"shapes": [list(a.shape) for a in arrays]}, b"".join(a.tobytes() for a in arrays)
+        return {"shapes": [list(a.shape) for a in arrays]}, joined(arrays)
 
     def _run(self, head: Mapping[str, Any], __: bytes) -> Answer:
         clients = [QueueClient.from_json(entry) for entry in head["clients"]]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, pairwise
 from typing import Any
@@ -18,27 +17,22 @@ from evaluators.cuda.client import Bench, Loaded
 from evaluators.cuda.devices import EXTRA, tolerance
 from evaluators.cuda.session import References, fed
 from evaluators.litert import tensors
-from evaluators.workload.host import HostedRun, MeasuredWorkload, Outputs, Parts
+from evaluators.workload.host import Execution, MeasuredWorkload, Outputs, Parts
+from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Objective, Outcome, outcome
-from evaluators.workload.prices import Alone, PriceTable, kind_of, measure_prices
+from evaluators.workload.prices import JobTimer, PriceTable, kind_of
 from evaluators.workload.setting import Setting, closed_loops
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
-from search_spaces.core.joined_graph import JoinedGraph
-from search_spaces.core.plan import Plan
-from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.plan import Dispatch
+from search_spaces.core.platform import Processor
 from search_spaces.core.pools import members
-from search_spaces.core.workload import Workload
 
 _TIMED_S, _FEWEST, _MOST = 0.2, 6, 200
 
 
 def crowding(
-    graphs: Sequence[Graph],
-    processors: Sequence[Processor],
-    alone: Alone,
-    whole_s: Mapping[str, Mapping[str, float]],
-    progress: Callable[[str], None],
+    graphs: Sequence[Graph], timer: JobTimer, whole_s: Mapping[str, Mapping[str, float]]
 ) -> dict[str, dict[str, float]]:
     """Return for each model the factor by which its jobs slow down for each other processor that is busy.
 
@@ -51,20 +45,20 @@ def crowding(
         whole_s: model → kind of processor → seconds of the model alone.
     """
     groups: dict[str, list[int]] = {}
-    for number, processor in enumerate(processors):
+    for number, processor in enumerate(timer.processors):
         groups.setdefault(kind_of(processor), []).append(number)
     found: dict[str, dict[str, float]] = {graph.digest: {} for graph in graphs}
     for kind, numbers in groups.items():
         together = min(len(numbers), len(graphs))
         if together < 2:
             continue
-        progress(f"timing {together} models at once on {kind}")
+        timer.progress(f"timing {together} models at once on {kind}")
         chosen = [graphs[i * len(graphs) // together] for i in range(together)]
         alone_s = [whole_s[graph.digest][kind] for graph in chosen]
         wanted_s = max(_TIMED_S, _FEWEST * max(alone_s))  # the same for all
         counts = [int(np.clip(wanted_s / max(s, 1e-6) / together, _FEWEST, _MOST)) for s in alone_s]
-        setting = closed_loops(numbers[:together], counts, processors)
-        outcome = alone(setting, [(graph, ()) for graph in chosen], 2)[-1]
+        setting = closed_loops(numbers[:together], counts, timer.processors)
+        outcome = timer.alone(setting, [(graph, ()) for graph in chosen], 2)[-1]
         ratios: dict[str, list[float]] = {}
         for graph, requests, own_s in zip(chosen, outcome.requests, alone_s, strict=True):
             # In the second half of the fastest one's requests, others may have finished.
@@ -80,6 +74,22 @@ def crowding(
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Execution:
+    """Instances that one CUDA process runs, so that a job which fails makes the whole run fail."""
+
+    bench: Bench
+    found: Setting
+    dispatch: Dispatch
+    instances: Sequence[Loaded]
+    failures: Mapping[int, str] = field(default_factory=dict)
+
+    def run(self) -> Outcome:
+        """Run the workload once."""
+        (scheduler,) = self.bench.run(self.found, self.dispatch, self.instances)
+        return outcome(scheduler, self.found.stages, self.found.processors)
+
+
 _INPUT_SEED = 0
 _SHARED = ""  # name of the weights of instances that share them
 
@@ -90,16 +100,14 @@ class CudaWorkload(MeasuredWorkload[Loaded]):
     Instances whose client sets ``own_weights`` have weights of their own on the device; all have buffers of their own.
 
     Args:
-        platform: processors and pools.
         bench: the computing process.
     """
 
     capabilities = Capabilities(decompose=True, outputs=True)
+    keeps_outputs = False
 
-    def __init__(
-        self, workload: Workload, joined: JoinedGraph, platform: Platform, objective: Objective, bench: Bench
-    ) -> None:
-        super().__init__(workload, joined, platform, objective)
+    def __init__(self, lowerings: Lowerings, objective: Objective, bench: Bench) -> None:
+        super().__init__(lowerings, objective)
         self._bench = bench
         self._reference_processor = self._processors[0]
         self._references = References()
@@ -115,14 +123,9 @@ class CudaWorkload(MeasuredWorkload[Loaded]):
             "objective": self.objective,
         }
 
-    def measured(self, graphs: Sequence[Graph], progress: Callable[[str], None]) -> PriceTable:
-        """Measure the costs of jobs of some models (:func:`~evaluators.workload.prices.measure_prices`)."""
-        each = [component.graph for component in self.joined.components]
-
-        def crowded(whole_s: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-            return crowding(each, self._processors, self.alone, whole_s, progress)
-
-        return measure_prices(graphs, self._processors, self.alone, progress, crowded)
+    def measured(self, graphs: Sequence[Graph], timer: JobTimer) -> PriceTable:
+        """Measure the costs of jobs of some models."""
+        return timer.prices(graphs, partial(crowding, [component.graph for component in self.joined.components], timer))
 
     def bound(self, found: Setting, client: int) -> Loaded:
         """Return a client's model, loaded, with inputs."""
@@ -131,11 +134,11 @@ class CudaWorkload(MeasuredWorkload[Loaded]):
         each = zip(count(), model.lowered.plan.stages, model.processors, strict=False)
         jobs = [(stage.operators, self._processor(processor, job)) for job, stage, processor in each]
         weights = name if self.workload.client_of(index).own_weights else _SHARED
-        return self._take(model.graph, jobs, name, weights, model.after)
+        return self._bench.take(model.graph, jobs, name, weights, self._fed(model.graph), model.after)
 
-    def hosted(self, found: Setting, plan: Plan, instances: Sequence[Loaded]) -> CudaRun:
-        """Return a loaded plan, which holds the instances."""
-        return CudaRun(self, found, plan, instances)
+    def executor(self, found: Setting, dispatch: Dispatch, instances: Sequence[Loaded]) -> Execution:
+        """Return what runs instances in a setting."""
+        return _Execution(self._bench, found, dispatch, instances)
 
     def outputs(self, instance: Loaded) -> list[NDArray[np.generic]]:
         """Return the outputs of an instance's last request."""
@@ -152,41 +155,22 @@ class CudaWorkload(MeasuredWorkload[Loaded]):
         processor = self.platform[processors[0]]
         return processor if len(processors) == 1 else replace(processor, name=f"{name} {job}")
 
-    def _take(
-        self,
-        graph: Graph,
-        jobs: Sequence[tuple[Sequence[int], Processor]],
-        owner: str,
-        weights: str,
-        after: Sequence[int] = (),
-    ) -> Loaded:
+    def _fed(self, graph: Graph) -> list[NDArray[np.generic]]:
+        """Return the inputs of a model, drawn once."""
         key = fed(graph)
         if key not in self._inputs:
             self._inputs[key] = tensors.model_inputs(graph, _INPUT_SEED)
-        return self._bench.take(graph, jobs, owner, weights, self._inputs[key], after)
+        return self._inputs[key]
 
-    def run_alone(
-        self, found: Setting, parts: Parts, runs: int, *, outputs: bool = False
-    ) -> tuple[list[Outcome], list[Outputs]]:
-        """Run models outside their workload, at most as many as there are instances."""
-        names = [p.name for p in self._processors]
+    def bound_alone(self, found: Setting, parts: Parts) -> Iterator[Loaded]:
+        """Yield models outside the workload, loaded, with inputs; at most as many as there are instances."""
         owners = self._owners([graph for graph, _ in parts])
-        with ExitStack() as undo:
-            instances = []
-            for client, (graph, cuts), owner in zip(found.clients, parts, owners, strict=True):
-                borders = [0, *cuts, len(graph.operators)]
-                processors = [self.platform[found.processors[each[0]]] for each in client.processors]
-                jobs = [
-                    (range(a, b), processor) for (a, b), processor in zip(pairwise(borders), processors, strict=True)
-                ]
-                weights = owner if self._own(graph) else _SHARED
-                taken = self._take(graph, jobs, owner, weights)
-                undo.callback(self._bench.give_back, taken)
-                instances.append(taken)
-            settled = Setting(found.clients, found.components, found.stages, tuple(names), found.excluded)
-            run = partial(self._bench.run, settled, "fifo", instances)
-            outcomes = [outcome(run()[0], found.stages, found.processors) for _ in range(runs)]
-            return outcomes, [self.outputs(instance) for instance in instances] if outputs else []
+        for client, (graph, cuts), owner in zip(found.clients, parts, owners, strict=True):
+            borders = pairwise([0, *cuts, len(graph.operators)])
+            processors = (self.platform[found.processors[each[0]]] for each in client.processors)
+            jobs = [(range(a, b), processor) for (a, b), processor in zip(borders, processors, strict=True)]
+            weights = owner if self._own(graph) else _SHARED
+            yield self._bench.take(graph, jobs, owner, weights, self._fed(graph))
 
     def _owners(self, graphs: Sequence[Graph]) -> list[str]:
         """Return the owner of each of some models: where possible an instance of the same model, to share its weights.
@@ -210,11 +194,6 @@ class CudaWorkload(MeasuredWorkload[Loaded]):
             for i, c in enumerate(self.joined.components)
         )
 
-    def run(self, found: Setting, plan: Plan, instances: Sequence[Loaded]) -> Outcome:
-        """Run a loaded plan once."""
-        (scheduler,) = self._bench.run(found, plan.dispatch, instances)
-        return outcome(scheduler, found.stages, found.processors)
-
     def agreement(self, graph: Graph, outputs: Outputs, processors: Sequence[Processor], off: float = 0.0) -> Agreement:
         """Compare outputs of a model with those of the whole model, computed by LiteRT on the CPU."""
         return tensors.agreement(graph, outputs, self._references.outputs(graph), tolerance(processors) + off)
@@ -227,21 +206,3 @@ class CudaWorkload(MeasuredWorkload[Loaded]):
     def facts(self) -> dict[str, Any]:
         """Return device, versions, timings of kernels, and memory in use."""
         return self._bench.facts()
-
-
-class CudaRun(HostedRun[Loaded]):
-    """A loaded plan of a workload."""
-
-    _session: CudaWorkload
-
-    def once(self) -> Outcome:
-        """Run the workload once.
-
-        All models run in one CUDA process, so a job that fails makes the whole run fail.
-        """
-        return self._session.run(self._found, self._plan, self._instances)
-
-    def verify(self) -> Agreement | None:
-        """Compare the outputs of a run with the whole models'; runs once more, since the process may be another one."""
-        self.run(1)
-        return super().verify()

@@ -79,7 +79,7 @@ class LitertCandidate(Candidate):
         self._throttled = () if graph.stateful else throttled_adapters(platform[name] for name in self._names)
         copied = copies(graph, plan, accelerators)
         self._queued = any(not copied[i].downloads for i, s in enumerate(plan.stages) if s.processor in accelerators)
-        self._bound = Binding(graph, stages.compiled, stages.ports, copied, self._layout.offsets)
+        self._bound = Binding(graph, stages.compiled, stages.ports, copied, self._layout)
         self._pipeline: Pipeline | None = None
         arena.introduce(workers, self._names)
         self._ends = workers.ends_of(self._names)
@@ -125,18 +125,9 @@ class LitertCandidate(Candidate):
     def pipeline(self) -> Pipeline:
         """Return the plan bound for a stream of inferences; made by the first call, closed with the candidate."""
         if self._pipeline is None:
-            made = self._workers, self._number, self._bound, self._layout, self._limit_s()
-            self._pipeline = Pipeline(self._graph, self.plan, self._platform, *made)
+            made = self._workers, self._number, self._bound, self._limit_s()
+            self._pipeline = Pipeline(self.plan, self._platform, *made)
         return self._pipeline
-
-    def processes(self) -> list[int]:
-        """Return the process ids of the workers."""
-        return self._workers.processes()
-
-    @property
-    def queued_s(self) -> float:
-        """How long measurements have waited for those of other studies."""
-        return self._workers.queued_s
 
     def stream(self, n: int) -> Batch:
         """Return ``n`` observations of the period of a full pipeline."""

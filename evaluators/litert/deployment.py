@@ -32,11 +32,9 @@ from evaluators.workload.setting import Setting, exclusions, setting
 from search_spaces.core.bounded import parsed_json, read_bounded
 from search_spaces.core.errors import ModelError, PlanError, UnavailableError, damage
 from search_spaces.core.graph import Graph, Operator, Tensor
-from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Dispatch, Plan, Stage
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.core.pools import single_processors
-from search_spaces.core.workload import Workload
 from search_spaces.models.files import file_digest, replacing
 from search_spaces.models.inputs import read_inputs, write_inputs
 from search_spaces.models.litert import graph_of, read_model
@@ -367,16 +365,15 @@ class WorkloadFiles:
     models: tuple[Deployment, ...]
 
 
-def write_workload(
-    folder: Path, workload: Workload, joined: JoinedGraph, plan: Plan, device: Platform, lowerings: Lowerings
-) -> Path:
+def write_workload(folder: Path, plan: Plan, lowerings: Lowerings) -> Path:
     """Write stage files of every model, then ``plan.json``, and return its path.
 
     Raises:
         ModelError: a model has no file, or the file is gone or has changed.
         UsageError: the folder cannot be written, or the disk is full.
     """
-    found = setting(workload, joined, plan, device, lowerings)
+    workload, joined, device = lowerings.workload, lowerings.joined, lowerings.platform
+    found = setting(plan, lowerings)
     processors = {processor.name: processor for processor in single_processors(device)}
     numbers: dict[Any, int] = {}
     written: dict[Path, dict[str, Any]] = {}

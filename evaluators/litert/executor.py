@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from evaluators.litert import tensors
 from evaluators.litert.program import ONE_FRAME, Binding, Copies, layout
 from evaluators.litert.settings import CPU, accelerators_of
-from evaluators.litert.stages import Entry, StageCache, engine_of, failure, failure_of_files
+from evaluators.litert.stages import Entry, StageCache, StageSource, engine_of, failure, failure_of_files
 from evaluators.litert.worker.runtimes import INTERPRETER
 from evaluators.litert.worker.shared_memory import Semaphores
 from evaluators.litert.worker.shared_scheduler import SharedScheduler, scheduler_head
@@ -26,7 +25,6 @@ from evaluators.workload.outcome import Outcome, outcome
 from evaluators.workload.scheduler import QueueClient
 from evaluators.workload.setting import Setting
 from search_spaces.core.errors import UnavailableError
-from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Dispatch
 from search_spaces.models.stages import StageModel
 from search_spaces.rewrites.views import Viewed
@@ -44,22 +42,16 @@ class Jobs:
     """An instance's model, cut into jobs.
 
     Attributes:
-        graph: the graph that ``operators`` refer to.
+        source: the model, whose graph ``operators`` refer to.
         operators: of each job.
         stages: the jobs as models.
         viewed: the jobs without operators that move nothing; decides where tensors lie.
-        digest: of the model's file.
-        packed: packed weights of the model; None where an instance packs, and keeps, weights of its own.
-        owner: the instance for which alone the stages are compiled; "" where instances share them.
     """
 
-    graph: Graph
+    source: StageSource
     operators: tuple[tuple[int, ...], ...]
     stages: tuple[StageModel, ...]
     viewed: Viewed
-    digest: str
-    packed: Path | None
-    owner: str = ""
 
 
 class InstanceBinding:
@@ -120,11 +112,11 @@ class InstanceBinding:
         processor, cut = next(iter(which.values())), [jobs.stages[job] for job in which]
         if len(jobs.stages) > 1 and engine_of(self._stages.platform[processor], cut) == INTERPRETER:
             raise UnavailableError(
-                f"{jobs.graph.name!r} has state or dynamic sizes: beside other models it runs as one stage",
+                f"{jobs.source.graph.name!r} has state or dynamic sizes: beside other models it runs as one stage",
                 "give --max-stages 1, or search it alone",
             )
         group = tuple(jobs.operators[job] for job in which)
-        return self._stages.take(jobs.graph, jobs.digest, processor, group, jobs.packed, owner=jobs.owner, cut=cut)
+        return self._stages.take(jobs.source, processor, group, cut)
 
     def _ports(self, process: str) -> dict[int, tuple[Sequence[int], Sequence[int]]]:
         pairs = zip(self._jobs_of[process], self._entries[process].models, strict=True)
@@ -136,9 +128,8 @@ class InstanceBinding:
             for job, (_, given) in self._ports(process).items():
                 outputs[job] = max(outputs.get(job, ()), given, key=len)
         viewed = self.jobs.viewed
-        found = layout(viewed.graph, viewed.plan, self._before, outputs)
-        self._offsets = found.offsets
-        self._arena = Arena(self.number, found.nbytes)
+        self._layout = layout(viewed.graph, viewed.plan, self._before, outputs)
+        self._arena = Arena(self.number, self._layout.nbytes)
 
     def _send(self, process: str) -> None:
         """Have a process map the memory, and bind the jobs to it."""
@@ -146,7 +137,7 @@ class InstanceBinding:
         own_memory = accelerators_of(self._stages.platform[next(iter(self._jobs_of[process].values()))]) != CPU
         copied = {j: Copies(frozenset(i), frozenset(o)) if own_memory else Copies() for j, (i, o) in ports.items()}
         compiled = {job: (entry.number, signature) for signature, job in enumerate(ports)}
-        bound = Binding(self.jobs.graph, compiled, ports, copied, self._offsets)
+        bound = Binding(self.jobs.source.graph, compiled, ports, copied, self._layout)
         arena = self._bound_arena()
         arena.introduce(self._workers, [process])
         with closing(Semaphores(0)) as semaphores:
@@ -158,17 +149,17 @@ class InstanceBinding:
         jobs, platform = self.jobs, self._stages.platform
         if any(platform[name].kind != "cpu" for names in self._jobs_of.values() for name in names.values()):
             return what
-        if jobs.graph.source is None:
+        if jobs.source.graph.source is None:
             return str(failure_of_files(jobs.stages, UnavailableError(what)))
-        return str(failure(jobs.graph, sorted(o for job in jobs.operators for o in job), what))
+        return str(failure(jobs.source.graph, sorted(o for job in jobs.operators for o in job), what))
 
     def set_inputs(self, arrays: Arrays) -> None:
         """Copy one array per input of the model into its memory, and overwrite its outputs."""
-        tensors.fill(self.jobs.graph, self._view, arrays)
+        tensors.fill(self.jobs.source.graph, self._view, arrays)
 
     def outputs(self) -> list[NDArray[np.generic]]:
         """Return copies of the outputs of the last request."""
-        return [self._view(tensor).copy() for tensor in self.jobs.graph.outputs]
+        return [self._view(tensor).copy() for tensor in self.jobs.source.graph.outputs]
 
     def _bound_arena(self) -> Arena:
         if self._arena is None:
@@ -176,7 +167,9 @@ class InstanceBinding:
         return self._arena
 
     def _view(self, tensor: int) -> NDArray[np.generic]:
-        return tensors.view(self._bound_arena().map, self._offsets[tensor], self.jobs.graph.tensors[tensor])
+        return tensors.view(
+            self._bound_arena().map, self._layout.offsets[tensor], self.jobs.source.graph.tensors[tensor]
+        )
 
     def close(self) -> None:
         """Release programs and memory; a second call does nothing."""

@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 
 from evaluators.base import Batch
 from evaluators.litert import tensors
-from evaluators.litert.program import LOG_NBYTES, ONE_FRAME, Binding, Layout
+from evaluators.litert.program import LOG_NBYTES, ONE_FRAME, Binding
 from evaluators.litert.worker.shared_memory import Semaphores
 from evaluators.litert.workers import SLACK_S, Arena, Request, WorkerError, Workers, bind_program, notify
 from evaluators.schedule import arcs, needs_of, rounds
 from search_spaces.core.errors import UnavailableError
-from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 
@@ -53,16 +52,9 @@ class Pipeline:
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        plan: Plan,
-        platform: Platform,
-        workers: Workers,
-        number: int,
-        bound: Binding,
-        layout: Layout,
-        limit_s: float,
+        self, plan: Plan, platform: Platform, workers: Workers, number: int, bound: Binding, limit_s: float
     ) -> None:
+        graph, layout = bound.graph, bound.layout
         needs = needs_of(graph, plan)
         self.how = rounds(plan, platform, needs)
         self._graph, self._plan, self._workers, self._number = graph, plan, workers, -number

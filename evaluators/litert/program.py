@@ -127,14 +127,14 @@ class Binding:
         compiled: stage → number and signature of the compiled model on its worker.
         ports: stage → its input and output tensors in the order of its model.
         copied: stage → tensors that it copies to and from an accelerator.
-        offsets: tensor → its offset in the arena (bytes).
+        layout: where tensors lie in the arena.
     """
 
     graph: Graph
     compiled: Mapping[int, tuple[int, int]]
     ports: Mapping[int, tuple[Sequence[int], Sequence[int]]]
     copied: Mapping[int, Copies]
-    offsets: Mapping[int, int]
+    layout: Layout
 
     def step(self, stage: int, waits: Sequence[tuple[int, int]] = (), signals: Sequence[int] = ()) -> dict[str, Any]:
         """Return a stage's entry in its worker's program.
@@ -149,8 +149,8 @@ class Binding:
             "stage": stage,
             "compiled": number,
             "signature": signature,
-            "Input": [(self.offsets[t], tensors[t].nbytes, t) for t in inputs],
-            "Output": [(self.offsets[t], tensors[t].nbytes, t) for t in outputs],
+            "Input": [(self.layout.offsets[t], tensors[t].nbytes, t) for t in inputs],
+            "Output": [(self.layout.offsets[t], tensors[t].nbytes, t) for t in outputs],
             "uploads": [i for i, t in enumerate(inputs) if t in copied.uploads],
             "downloads": [i for i, t in enumerate(outputs) if t in copied.downloads],
             "waits": waits,

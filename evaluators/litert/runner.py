@@ -37,7 +37,7 @@ from evaluators.litert.deployment import (
 from evaluators.litert.executor import Executor, InstanceBinding, Jobs
 from evaluators.litert.packed import Holder, existing_packed_weights
 from evaluators.litert.program import largest
-from evaluators.litert.stages import StageCache, compiled_together, failure_of_files
+from evaluators.litert.stages import StageCache, StageSource, compiled_together, failure_of_files
 from evaluators.litert.workers import Arena, Workers
 from evaluators.workload.outcome import Outcome
 from search_spaces.core.errors import UnavailableError, UsageError
@@ -67,6 +67,15 @@ class _Runner:
         self._closed = True
         self._workers.close()
         self._packed.close()
+
+    def processes(self) -> list[int]:
+        """Return the process ids of the workers."""
+        return self._workers.processes()
+
+    @property
+    def queued_s(self) -> float:
+        """How long measurements have waited for those of other studies."""
+        return self._workers.queued_s
 
     def __enter__(self) -> Self:
         return self
@@ -104,7 +113,8 @@ class PlanRunner(_Runner):
             digest = deployment.content_digest
             packed = self._packed.hold(existing_packed_weights(digest))
             operators = tuple(stage.operators for stage in plan.stages)
-            taken = self._stages.take_plan(graph, digest, plan, stages, operators, lambda _: packed)
+            source = StageSource(graph, digest, lambda _: packed)
+            taken = self._stages.take_plan(source, plan, stages, operators)
             self._arena = Arena(1, largest(graph))
             self.candidate = LitertCandidate(
                 graph,
@@ -294,10 +304,10 @@ class WorkloadRunner(_Runner):
                 deployment = with_custom_ops(read, library)
                 together = [(deployment.plan.stages[0].processor, range(len(deployment.plan.stages)))]
                 graph, plan, stages = with_inner_tensors(deployment, together)
-                packed = self._packed.hold(existing_packed_weights(deployment.content_digest))
+                held = self._packed.hold(existing_packed_weights(deployment.content_digest))
                 digest = f"{deployment.content_digest} {deployment.graph.digest} {library}"
-                operators = tuple(s.operators for s in plan.stages)
-                jobs = Jobs(graph, operators, stages, as_it_is(graph, plan), digest, packed)
+                source = StageSource(graph, digest, lambda _, packed=held: packed)  # type: ignore[misc]
+                jobs = Jobs(source, tuple(s.operators for s in plan.stages), stages, as_it_is(graph, plan))
                 self._instances.append(InstanceBinding(jobs, client, files.setting.processors, self._stages, numbers))
                 self._instances[-1].set_inputs(list(deployment.inputs) or tensors.model_inputs(graph, 0))
             self._executor = Executor(files.setting, files.dispatch, self._instances, self._stages)
@@ -317,7 +327,7 @@ class WorkloadRunner(_Runner):
             UsageError: there is no such instance, or an array does not fit.
         """
         instance = self._instance(name)
-        graph = instance.jobs.graph
+        graph = instance.jobs.source.graph
         wanted = [tensors.shape_and_dtype(graph.tensors[t]) for t in graph.inputs]
         given = [(a.shape, a.dtype) for a in arrays]
         if given != wanted:
@@ -332,7 +342,7 @@ class WorkloadRunner(_Runner):
         """
         for of, instance in zip(self.files.clients, self._instances, strict=True):
             if of == client:
-                graph = instance.jobs.graph
+                graph = instance.jobs.source.graph
                 instance.set_inputs(read_inputs(path, [graph.tensors[t] for t in graph.inputs], client))
 
     def run(self) -> Outcome:
@@ -348,15 +358,6 @@ class WorkloadRunner(_Runner):
     def outputs(self, name: str) -> list[NDArray[np.generic]]:
         """Return copies of the outputs of an instance's last request."""
         return self._instance(name).outputs()
-
-    def processes(self) -> list[int]:
-        """Return the process ids of the workers."""
-        return self._workers.processes()
-
-    @property
-    def queued_s(self) -> float:
-        """How long measurements have waited for those of other studies."""
-        return self._workers.queued_s
 
     def _instance(self, name: str) -> InstanceBinding:
         if name not in self.names:

@@ -33,20 +33,21 @@ from evaluators.litert.processors import (
 from evaluators.litert.program import largest
 from evaluators.litert.runner import PlanRunner
 from evaluators.litert.settings import TOLERANCE_F32, packs_weights, tolerance
-from evaluators.litert.stages import StageCache, failure
+from evaluators.litert.stages import StageCache, StageSource, failure
 from evaluators.litert.worker.runtimes import LITERT, PACKAGES, runtime_of, version
 from evaluators.litert.workers import Arena, Workers
 from evaluators.machine import Conditions
 from evaluators.measurement.disturbance import Counters, TaskCounters
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
-from search_spaces.core.plan import Plan, Stage
+from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor, with_cpu
 from search_spaces.core.pools import single_processors
 from search_spaces.models.inputs import drawn_inputs
 from search_spaces.models.shapes import needs_interpreter
 from search_spaces.rewrites.lower import Keeps, Lowered, Lowering
 from search_spaces.rewrites.views import Viewed, as_it_is
+from search_spaces.spaces.chain import chain_plan
 
 if TYPE_CHECKING:
     from evaluators.litert.workload import LitertWorkload
@@ -119,13 +120,14 @@ class LitertEvaluator(Evaluator):
         The runtime's own messages go to ``scratch/runtime.log``.
         """
         from evaluators.litert.workload import LitertWorkload
+        from evaluators.workload.lowered import Lowerings
 
         processors = replace(platform, processors=single_processors(platform))
         check_is_here(processors)
         facts = {"evaluator": self.name, "versions": _versions(processors), "platform": processors.to_json()}
         with (
             closing(Workers(processors, scratch / "runtime.log" if scratch else None)) as workers,
-            closing(LitertWorkload(workload, joined, platform, objective, workers, facts)) as session,
+            closing(LitertWorkload(Lowerings(workload, joined, platform), objective, workers, facts)) as session,
         ):
             yield session
 
@@ -348,15 +350,13 @@ class LitertSession(LocalSession):
             memory = Arena(number, largest(graph)) if fresh else model.arena
             if fresh:
                 undo.callback(memory.give_back, self._workers)
-            stages = self._stages.take_plan(
+            source = StageSource(
                 graph,
                 model.content_digest,
-                viewed.plan,
-                cut,
-                viewed.operators,
                 lambda group: usable_packed(model.packed, graph, owner.graph, group),
-                owner=f"candidate {number}" if fresh else "",
+                f"candidate {number}" if fresh else "",
             )
+            stages = self._stages.take_plan(source, viewed.plan, cut, viewed.operators)
             undo.callback(self._stages.give_back, *stages.entries)
             candidate = LitertCandidate(
                 viewed.graph,
@@ -398,8 +398,7 @@ class LitertSession(LocalSession):
 
     def _unchecked(self, model: _Model, plan: Plan | None = None) -> LitertCandidate:
         """Return a plan, or the whole model on the reference processor, whose outputs are not verified."""
-        everything = tuple(range(len(model.graph.operators)))
-        plan = plan or Plan(model.graph.digest, (Stage(everything, self._reference_processor.name),))
+        plan = plan or chain_plan(model.graph, (), [self._reference_processor.name])
         return self._candidate(model, plan, as_it_is(model.graph, plan), fresh=True, check=False)
 
     def close(self) -> None:

@@ -29,6 +29,7 @@ from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph, Tensor
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.recent import recent
 from search_spaces.models.litert import graph_of
 from search_spaces.models.shapes import needs_interpreter, why_it_fails
 from search_spaces.models.stages import (
@@ -79,6 +80,26 @@ Group = tuple[tuple[int, ...], ...]
 
 Key = tuple[str, str, str, Group, str]
 """Worker, digests of the graph and of its weights, stages, and their owner."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageSource:
+    """A model whose stages are compiled.
+
+    Attributes:
+        digest: of the model's file; models of one structure may have different weights.
+        packed: returns the packed weights that stages which are compiled together can use.
+        owner: the candidate or instance that uses them alone; "" where they are shared.
+    """
+
+    graph: Graph
+    digest: str
+    packed: Callable[[Group], Path | None]
+    owner: str = ""
+
+
+_Wanted = tuple[Key, Processor, tuple[StageModel, ...], Path | None]
+"""Stages to compile: their key, processor, models, and packed weights that they can use."""
 
 
 @dataclass(slots=True)
@@ -143,42 +164,35 @@ class StageCache:
         """Return the name of the worker of a processor; several processors may be threads of one worker."""
         return str(self.platform[processor].options.get(HOST, processor))
 
-    def take(
-        self,
-        graph: Graph,
-        content_digest: str,
-        processor: str,
-        group: Group,
-        packed: Path | None,
-        *,
-        owner: str = "",
-        cut: Sequence[StageModel] = (),
-    ) -> Entry:
+    def take(self, source: StageSource, processor: str, group: Group, cut: Sequence[StageModel]) -> Entry:
         """Return stages compiled on a processor; release them by :meth:`give_back`.
 
         Args:
-            content_digest: of the model's file; models of one structure may have different weights.
-            packed: packed weights that they can use.
-            owner: the candidate or instance that uses them alone.
-            cut: the stages as models, where they must not be cut from the graph's file.
+            cut: the stages as models.
 
         Raises:
             UnavailableError: the runtime refuses a stage, or the worker died.
         """
-        key = (self.process(processor), graph.digest, content_digest, group, owner)
-        entry = self._entries.get(key)
-        if entry is not None and self._is_there(entry):
+        wanted = self._wanted(source, processor, group, cut)
+        if wanted is None:
+            key = self._key(source, processor, group)
             self._entries.move_to_end(key)
-            entry.users += 1
-            return entry
-        found = replace(self.platform[processor], name=self.process(processor))
-        models = opened(graph, found, group, cut or [self.cut(graph, content_digest, o) for o in group])
-        number = next(self._numbers)
-        self._compile(graph, found, number, group, models, packed)
-        entry = self._keep(key, number, graph, models)
-        entry.users = 1
+            self._entries[key].users += 1
+            return self._entries[key]
+        (entry,) = self._compile(source.graph, [wanted])
         self._shrink()
         return entry
+
+    def _key(self, source: StageSource, processor: str, group: Group) -> Key:
+        return self.process(processor), source.graph.digest, source.digest, group, source.owner
+
+    def _wanted(self, source: StageSource, processor: str, group: Group, cut: Sequence[StageModel]) -> _Wanted | None:
+        """Return what to compile; None where it is compiled, and the worker has not ended since."""
+        key = self._key(source, processor, group)
+        if key in self._entries and self._is_there(self._entries[key]):
+            return None
+        found = replace(self.platform[processor], name=self.process(processor))
+        return key, found, opened(source.graph, found, group, cut), source.packed(group)
 
     def _keep(self, key: Key, number: int, graph: Graph, models: tuple[StageModel, ...]) -> Entry:
         """Add an entry for stages that have been compiled, and return it."""
@@ -187,32 +201,21 @@ class StageCache:
         self._entries[key] = Entry(worker, number, models, nbytes, owner, self.workers.ends[worker])
         return self._entries[key]
 
-    def take_plan(
-        self,
-        graph: Graph,
-        content_digest: str,
-        plan: Plan,
-        stages: Sequence[StageModel],
-        operators: Group,
-        packed: Callable[[Group], Path | None],
-        *,
-        owner: str = "",
-    ) -> TakenStages:
+    def take_plan(self, source: StageSource, plan: Plan, stages: Sequence[StageModel], operators: Group) -> TakenStages:
         """Return all stages of a plan, compiled; errors as in :meth:`take`.
 
         Args:
-            stages, operators: for each stage of the plan its model, and its operators in ``graph``.
-            packed: returns the packed weights for stages that are compiled together.
+            stages, operators: for each stage of the plan its model, and its operators in the source's graph.
         """
         found = TakenStages()
         groups = [
             (processor, indices, tuple(operators[i] for i in indices), [stages[i] for i in indices])
             for processor, indices in compiled_together(plan, self.platform, stages)
         ]
-        held = self._compile_side_by_side(graph, content_digest, groups, packed, owner)
+        held = self._compile_side_by_side(source, groups)
         try:
             for processor, indices, group, cut in groups:
-                entry = self.take(graph, content_digest, processor, group, packed(group), owner=owner, cut=cut)
+                entry = self.take(source, processor, group, cut)
                 found.entries.append(entry)
                 for signature, (index, model) in enumerate(zip(indices, entry.models, strict=True)):
                     found.compiled[index] = (entry.number, signature)
@@ -226,43 +229,21 @@ class StageCache:
         return found
 
     def _compile_side_by_side(
-        self,
-        graph: Graph,
-        content_digest: str,
-        groups: Sequence[tuple[str, list[int], Group, list[StageModel]]],
-        packed: Callable[[Group], Path | None],
-        owner: str,
+        self, source: StageSource, groups: Sequence[tuple[str, list[int], Group, list[StageModel]]]
     ) -> list[Entry]:
         """Have CPU workers compile missing stages in parallel, because packing weights takes long; hold the results.
 
         Raises:
             UnavailableError: as in :meth:`take`.
         """
-        lacking: dict[str, tuple[Key, Processor, tuple[StageModel, ...]]] = {}
+        lacking: dict[str, _Wanted] = {}
         for name, _, group, cut in groups:
-            worker = self.process(name)
-            key = (worker, graph.digest, content_digest, group, owner)
-            entry, processor = self._entries.get(key), replace(self.platform[name], name=worker)
-            there = entry is not None and self._is_there(entry)
-            if worker in lacking or there or processor.kind != "cpu" or engine_of(processor, cut) != LITERT:
+            processor, worker = self.platform[name], self.process(name)
+            if worker in lacking or processor.kind != "cpu" or engine_of(processor, cut) != LITERT:
                 continue
-            lacking[worker] = key, processor, opened(graph, processor, group, cut)
-        if len(lacking) < 2:
-            return []
-        numbers = {worker: next(self._numbers) for worker in lacking}
-        with ExitStack() as stack:
-            requests = {
-                worker: _compile_request(stack, processor, numbers[worker], models, packed(key[3]))
-                for worker, (key, processor, models) in lacking.items()
-            }
-            answers, errors = self.workers.ask_each(requests, self.platform.limits.load_s)
-        held = [self._keep(lacking[worker][0], numbers[worker], graph, lacking[worker][2]) for worker in answers]
-        for worker, error in errors.items():
-            key, processor, models = lacking[worker]
-            self._raise(error, graph, processor, sorted(o for stage in key[3] for o in stage), models)
-        for entry in held:
-            entry.users = 1
-        return held
+            if (wanted := self._wanted(source, name, group, cut)) is not None:
+                lacking[worker] = wanted
+        return self._compile(source.graph, list(lacking.values())) if len(lacking) > 1 else []
 
     def unsupported(self, graph: Graph, processor: str) -> list[int]:
         """Return the operators that a processor does not support; on a CPU, LiteRT supports all.
@@ -273,27 +254,33 @@ class StageCache:
         found = self.platform[processor]
         return self._refusals.find(graph, found, range(len(graph.operators))) if may_refuse(found) else []
 
-    def _compile(
-        self,
-        graph: Graph,
-        processor: Processor,
-        number: int,
-        group: Group,
-        models: Sequence[StageModel],
-        packed: Path | None,
-    ) -> None:
-        operators = sorted(o for stage in group for o in stage)
-        fallback = bool(processor.options.get("fallback"))
-        if not fallback and (refused := self._refusals.known(graph, processor, operators)):
-            raise refusal(graph, processor, operators, refused)
-        try:
-            limit_s = self.platform.limits.load_s
-            answer = compile_stages(self.workers, processor, number, models, packed, limit_s=limit_s)
-        except WorkerError as error:
-            self._raise(error, graph, processor, operators, models)
-        whole = fallback and graph.source is not None and len(operators) == len(graph.operators)
-        if whole and (graph.digest, processor.name) not in self._placements:
-            self._placements[graph.digest, processor.name] = self._placement(graph, processor, answer)
+    def _compile(self, graph: Graph, wanted: Sequence[_Wanted]) -> list[Entry]:
+        """Have different workers compile stages in parallel; return them, each with one user.
+
+        Raises:
+            UnavailableError: as in :meth:`take`.
+        """
+        requests: dict[str, Request] = {}
+        numbers = [next(self._numbers) for _ in wanted]
+        with ExitStack() as stack:
+            for number, (key, processor, models, packed) in zip(numbers, wanted, strict=True):
+                operators = _operators(key)
+                if refused := self._refusals.known(graph, processor, operators) if not _falls_back(processor) else ():
+                    raise refusal(graph, processor, operators, refused)
+                requests[processor.name] = _compile_request(stack, processor, number, models, packed)
+            answers, errors = self.workers.ask_each(requests, self.platform.limits.load_s)
+        pairs = zip(numbers, wanted, strict=True)
+        made = [self._keep(key, n, graph, models) for n, (key, found, models, _) in pairs if found.name in answers]
+        for key, processor, models, _ in wanted:
+            if processor.name in errors:
+                self._raise(errors[processor.name], graph, processor, _operators(key), models)
+            whole = graph.source is not None and len(_operators(key)) == len(graph.operators)
+            if whole and _falls_back(processor) and (graph.digest, processor.name) not in self._placements:
+                text = self._placement(graph, processor, answers[processor.name])
+                self._placements[graph.digest, processor.name] = text
+        for entry in made:
+            entry.users = 1
+        return made
 
     def _raise(
         self,
@@ -311,10 +298,9 @@ class StageCache:
         if graph.source is None:  # the stages come from files, without the whole model
             raise (failure_of_files(models, error) if processor.kind == "cpu" else error) from error
         where = f"while it compiled operators {operators[0]} to {operators[-1]}"
-        fallback = bool(processor.options.get("fallback"))
         if processor.kind == "cpu" and not reads_files(processor):
             raise failure(graph, operators, f"{error.what} {where}") from error
-        if error.fatal or not may_refuse(processor) or fallback:
+        if error.fatal or not may_refuse(processor) or _falls_back(processor):
             raise UnavailableError(f"{error.what} {where}") from error
         found = self._refusals.find(graph, processor, operators)
         raise refusal(graph, processor, operators, found) from error
@@ -349,18 +335,19 @@ class StageCache:
         Raises:
             UnavailableError: the runtime refuses it.
         """
-        pack_weights(self.workers, self.platform[processor], next(self._numbers), packing_model(graph), path)
+        model, number, found = packing_model(graph), next(self._numbers), self.platform[processor]
+        joined = JoinedModel(model.schema, (model.source,), dict.fromkeys(model.buffers, 0))
+        settings = compile_settings(found, path, LITERT)
+        head = {"op": "compile", "id": number, "signatures": 0, "settings": settings, "engine": LITERT}
+        with ExitStack() as stack:
+            files = _opened(stack, [model.source.path])
+            self.workers.ask(processor, Request(head, joined.view(), files), COMPILE_LIMIT_S)
+        release_stages(self.workers, processor, number)
 
     def cut(self, graph: Graph, content_digest: str, operators: tuple[int, ...]) -> StageModel:
         """Return a stage as a model."""
         key = (graph.digest, content_digest, operators)
-        if key in self._cut:
-            self._cut.move_to_end(key)
-        else:
-            self._cut[key] = cut_stage(graph, operators)
-            if len(self._cut) > _MOST_CUT:
-                self._cut.popitem(last=False)
-        return self._cut[key]
+        return recent(self._cut, key, lambda: cut_stage(graph, operators), _MOST_CUT)
 
     def forget_cut(self, content_digest: str) -> None:
         """Forget the cut stages of a model that is no longer needed."""
@@ -397,34 +384,35 @@ def compiled_together(plan: Plan, platform: Platform, stages: Sequence[StageMode
     return found
 
 
+def _operators(key: Key) -> list[int]:
+    """Return the operators of stages, ascending."""
+    return sorted(o for stage in key[3] for o in stage)
+
+
+def _falls_back(processor: Processor) -> bool:
+    """Return whether LiteRT runs on the CPU what a processor does not support."""
+    return bool(processor.options.get("fallback"))
+
+
 def _inner_nbytes(graph: Graph, operators: tuple[int, ...]) -> int:
     """Return the bytes of a stage's inner tensors, as if none shared space."""
     border = set(graph.boundary(operators).outputs)
     return sum(graph.tensors[t].nbytes for o in operators for t in graph.operators[o].outputs if t not in border)
 
 
-def compile_stages(
-    workers: Workers,
-    processor: Processor,
-    number: int,
-    stages: Sequence[StageModel],
-    packed: Path | None,
-    *,
-    strict: bool = False,
-    limit_s: float = COMPILE_LIMIT_S,
+def compile_strictly(
+    workers: Workers, processor: Processor, number: int, stages: Sequence[StageModel], limit_s: float
 ) -> dict[str, Any]:
-    """Compile stages on a processor's worker, under ``number``; return its answer.
+    """Compile stages on a processor's worker, under ``number``, without fallback to the CPU; return its answer.
 
     Args:
-        packed: packed weights, for XNNPACK.
-        strict: allow no fallback to the CPU, even where the processor's options do.
         limit_s: the worker is ended if it takes longer.
 
     Raises:
         UnavailableError: the runtime refuses them, or a file that holds their weights is gone.
     """
     with ExitStack() as stack:
-        request = _compile_request(stack, processor, number, stages, packed, strict=strict)
+        request = _compile_request(stack, processor, number, stages, None, strict=True)
         return workers.ask(processor.name, request, limit_s)
 
 
@@ -469,21 +457,6 @@ def engine_of(processor: Processor, stages: Sequence[StageModel]) -> str:
         return runtime_of(processor)
     alone = processor.kind == "cpu" and any(needs_interpreter(stage.schema) for stage in stages)
     return INTERPRETER if alone else LITERT
-
-
-def pack_weights(workers: Workers, processor: Processor, number: int, model: StageModel, path: Path) -> None:
-    """Have LiteRT write its packed weights of a model to ``path``.
-
-    Raises:
-        UnavailableError: the runtime refuses the model.
-    """
-    joined = JoinedModel(model.schema, (model.source,), dict.fromkeys(model.buffers, 0))
-    settings = compile_settings(processor, path, LITERT)
-    head = {"op": "compile", "id": number, "signatures": 0, "settings": settings, "engine": LITERT}
-    with ExitStack() as stack:
-        files = _opened(stack, [model.source.path])
-        workers.ask(processor.name, Request(head, joined.view(), files), COMPILE_LIMIT_S)
-    release_stages(workers, processor.name, number)
 
 
 def release_stages(workers: Workers, worker: str, number: int) -> None:
@@ -621,7 +594,7 @@ class Refusals:
         stages = [cut_stage(graph, (o,)) for o in operators] if apart else [cut_stage(graph, operators)]
         limit_s = _FILES_LIMIT_S if apart else COMPILE_LIMIT_S
         try:
-            answer = compile_stages(self._workers, processor, number, stages, None, strict=True, limit_s=limit_s)
+            answer = compile_strictly(self._workers, processor, number, stages, limit_s)
         except WorkerError as error:
             # Such a runtime may crash or hang on a single model; where a GPU driver does, it does so on all of them.
             if error.fatal and not apart:

@@ -224,8 +224,10 @@ class Workers:
                 channel = self._process(name).channel
                 try:
                     wire.send(channel, dict(request.head), request.payload, request.fds)
-                except OSError:
-                    errors[name] = WorkerError(name, self.end(name), fatal=True)
+                except OSError as error:
+                    how = self.end(name)
+                    reason = how if isinstance(error, ConnectionError) else str(error)
+                    errors[name] = WorkerError(name, reason, fatal=True)
             for name in [name for name in requests if name not in errors]:
                 found = self.answers([name], deadline - time.monotonic())
                 answer = found.get(name)

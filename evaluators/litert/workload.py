@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +18,20 @@ from evaluators.litert.executor import Executor, InstanceBinding, Jobs
 from evaluators.litert.packed import usable_packed
 from evaluators.litert.runner import WorkloadRunner
 from evaluators.litert.session import INPUT_SEED, LocalSession
+from evaluators.litert.stages import StageSource
 from evaluators.litert.workers import Workers
-from evaluators.workload.host import HostedRun, MeasuredWorkload, Outputs, Parts, worst
-from evaluators.workload.lowered import LoweredModel
+from evaluators.workload.host import MeasuredWorkload, Outputs, Parts, worst
+from evaluators.workload.lowered import LoweredModel, Lowerings
 from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.scheduler import QueueClient
 from evaluators.workload.setting import HOST, Setting, setting
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
-from search_spaces.core.joined_graph import JoinedGraph
-from search_spaces.core.plan import Dispatch, Plan, Stage
-from search_spaces.core.platform import Platform, Processor
-from search_spaces.core.workload import Workload
+from search_spaces.core.plan import Dispatch, Plan
+from search_spaces.core.platform import Processor
 from search_spaces.rewrites.lower import Lowering
 from search_spaces.rewrites.views import as_it_is
+from search_spaces.spaces.chain import chain_plan
 
 
 @dataclass(slots=True)
@@ -48,21 +47,12 @@ class LitertWorkload(LocalSession, MeasuredWorkload[InstanceBinding]):
     """A session of several models on workers that belong to the caller.
 
     Args:
-        platform: processors, pools, and processors that only baselines use.
         facts: of the evaluator, for the fingerprint.
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        joined: JoinedGraph,
-        platform: Platform,
-        objective: Objective,
-        workers: Workers,
-        facts: Mapping[str, Any],
-    ) -> None:
-        MeasuredWorkload.__init__(self, workload, joined, platform, objective)
-        LocalSession.__init__(self, platform, workers, facts)
+    def __init__(self, lowerings: Lowerings, objective: Objective, workers: Workers, facts: Mapping[str, Any]) -> None:
+        MeasuredWorkload.__init__(self, lowerings, objective)
+        LocalSession.__init__(self, lowerings.platform, workers, facts)
         self._facts = dict(facts)
         self._models: dict[int, _Model] = {}
         works = self._counters.works
@@ -82,10 +72,6 @@ class LitertWorkload(LocalSession, MeasuredWorkload[InstanceBinding]):
         name, own = self.joined.components[index].name, self.workload.client_of(index).own_weights
         with _named(name):
             return self._bound(found, found.clients[client], found.models[client], name, own=own)
-
-    def hosted(self, found: Setting, plan: Plan, instances: Sequence[InstanceBinding]) -> WorkloadRun:
-        """Return a loaded plan, which holds the instances."""
-        return WorkloadRun(self, found, plan, instances)
 
     def outputs(self, instance: InstanceBinding) -> list[NDArray[np.generic]]:
         """Return the outputs of an instance's last request."""
@@ -113,17 +99,17 @@ class LitertWorkload(LocalSession, MeasuredWorkload[InstanceBinding]):
         whole, digest = self._model(self.lowerings.origin(model.model)), self._key(graph)
         packed = None if own else usable_packed(whole.packed, graph, self.lowerings.origin(model.model), operators)
         cut = tuple(self._stages.cut(graph, digest, each) for each in operators)
-        jobs = Jobs(graph, operators, cut, model.viewed, digest, packed, name if threads or own else "")
+        source = StageSource(graph, digest, lambda _: packed, name if threads or own else "")
+        jobs = Jobs(source, operators, cut, model.viewed)
         bound = InstanceBinding(jobs, client, found.processors, self._stages, self._numbers)
         bound.set_inputs(whole.inputs)
         return bound
 
     def _in_a_row(self, graph: Graph, cuts: Sequence[int]) -> LoweredModel:
         """Return a model of the workload, or a decomposed one, cut into jobs that wait for each other."""
-        borders = [0, *cuts, len(graph.operators)]
-        stages = tuple(Stage(tuple(range(a, b)), self._reference_processor.name) for a, b in pairwise(borders))
-        lowered = Lowering(graph).lower(Plan(graph.digest, stages))
-        return LoweredModel(graph, lowered, as_it_is(graph, lowered.plan), tuple(range(len(stages))), ())
+        plan = chain_plan(graph, cuts, [self._reference_processor.name] * (len(cuts) + 1))
+        lowered = Lowering(graph).lower(plan)
+        return LoweredModel(graph, lowered, as_it_is(graph, lowered.plan), tuple(range(len(plan.stages))), ())
 
     def _model(self, graph: Graph) -> _Model:
         """Return a model of the workload."""
@@ -147,16 +133,13 @@ class LitertWorkload(LocalSession, MeasuredWorkload[InstanceBinding]):
         self, found: Setting, parts: Parts, runs: int, *, outputs: bool = False
     ) -> tuple[list[Outcome], list[Outputs]]:
         """Run models outside their workload."""
-        with _named(", ".join(dict.fromkeys(graph.name for graph, _ in parts))), ExitStack() as undo:
-            instances = []
-            for number, (client, (graph, cuts)) in enumerate(zip(found.clients, parts, strict=True)):
-                instances.append(self._bound(found, client, self._in_a_row(graph, cuts), f"alone {number}"))
-                undo.callback(instances[-1].close)
-            executor = self.executor(found, "fifo", instances)
-            outcomes = [executor.run() for _ in range(runs)]
-            if executor.failures:
-                raise UnavailableError(next(iter(executor.failures.values())))
-            return outcomes, [instance.outputs() for instance in instances] if outputs else []
+        with _named(", ".join(dict.fromkeys(graph.name for graph, _ in parts))):
+            return super().run_alone(found, parts, runs, outputs=outputs)
+
+    def bound_alone(self, found: Setting, parts: Parts) -> Iterator[InstanceBinding]:
+        """Yield models outside the workload, bound to processes, with inputs."""
+        for number, (client, (graph, cuts)) in enumerate(zip(found.clients, parts, strict=True)):
+            yield self._bound(found, client, self._in_a_row(graph, cuts), f"alone {number}")
 
     def agreement(self, graph: Graph, outputs: Outputs, processors: Sequence[Processor], off: float = 0.0) -> Agreement:
         """Compare outputs of a model with those of the whole model on the reference processor."""
@@ -176,14 +159,14 @@ class LitertWorkload(LocalSession, MeasuredWorkload[InstanceBinding]):
 
     def deploy(self, folder: Path, graph: Graph, plan: Plan) -> Agreement:  # noqa: ARG002
         """Write ``plan.json`` and the stage files to ``folder``, run them, and compare outputs."""
-        write_workload(folder, self.workload, self.joined, plan, self.platform, self.lowerings)
+        write_workload(folder, plan, self.lowerings)
         names = [component.name for component in self.joined.components]
         libraries = {c.name: Path(c.custom_ops) for c in self.workload.clients if c.custom_ops}
         with WorkloadRunner(folder, custom_ops=libraries) as runner:
             for name, component in zip(names, self.joined.components, strict=True):
                 runner.set_inputs(name, self.inputs(component.graph))
             runner.run()
-            found = setting(self.workload, self.joined, plan, self.platform, self.lowerings)
+            found = setting(plan, self.lowerings)
             return worst(self.agreements(found, [runner.outputs(names[index]) for index in found.components]))
 
 
@@ -194,22 +177,3 @@ def _named(name: str) -> Iterator[None]:
         yield
     except UnavailableError as error:
         raise UnavailableError(f"{name}: {error.what}", error.hint) from error
-
-
-class WorkloadRun(HostedRun[InstanceBinding]):
-    """A loaded plan of a workload."""
-
-    def __init__(
-        self, session: LitertWorkload, found: Setting, plan: Plan, instances: Sequence[InstanceBinding]
-    ) -> None:
-        super().__init__(session, found, plan, instances)
-        self.executor = session.executor(found, plan.dispatch, instances)
-
-    def once(self) -> Outcome:
-        """Run the workload once."""
-        found = self.executor.run()
-        if self.executor.failures:
-            client, reason = next(iter(self.executor.failures.items()))
-            name = self._session.joined.components[self._found.components[client]].name
-            raise UnavailableError(f"{name}: {reason}")
-        return found

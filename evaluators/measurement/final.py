@@ -165,6 +165,11 @@ class Ratio:
         return not self.low <= 1.0 <= self.high
 
     @property
+    def ci95(self) -> tuple[float, float]:
+        """The 95 % interval."""
+        return self.low, self.high
+
+    @property
     def inverse(self) -> Ratio:
         """Ratio of the second plan to the first."""
         return Ratio(1.0 / self.value, 1.0 / self.high, 1.0 / self.low)
@@ -1195,44 +1200,29 @@ class Comparison:
     """The speedup of a candidate over a baseline.
 
     Attributes:
-        speedup: latency of the baseline over that of the candidate; above 1 the candidate is faster.
-        ci95: the 95 % interval of ``speedup``, over rebuilt instances; of predictions, with the model's error.
+        ratio: latency of the baseline over that of the candidate; above 1 the candidate is faster.
         baseline, candidate: the median of each turn, scaled to a common speed of the machine.
-        rounds: number of rounds.
-        stage_s: median seconds of each stage of the baseline, and of the candidate.
-        model_sigma: relative standard deviation of ``speedup`` where it is a prediction, else None.
-        disturbance: what kept the measuring threads off their cores.
-        repeated: number of turns that were repeated for it.
+        final: the comparison of the baseline, its first plan, and the candidate.
     """
 
-    speedup: float
-    ci95: tuple[float, float]
+    ratio: Ratio
     baseline: Samples
     candidate: Samples
-    rounds: int
-    stage_s: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
-    model_sigma: float | None = None
-    disturbance: Disturbance = NOTHING
-    repeated: int = 0
-
-    @property
-    def significant(self) -> bool:
-        """Whether the interval excludes 1."""
-        return not self.ci95[0] <= 1.0 <= self.ci95[1]
+    final: Final
 
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as plain values, with ``significant``."""
         return {
-            "speedup": self.speedup,
-            "ci95": list(self.ci95),
-            "significant": self.significant,
-            "rounds": self.rounds,
+            "speedup": self.ratio.value,
+            "ci95": list(self.ratio.ci95),
+            "significant": self.ratio.significant,
+            "rounds": self.final.rounds,
             "baseline": self.baseline.to_json(),
             "candidate": self.candidate.to_json(),
-            "stage_s": [list(stages) for stages in self.stage_s],
-            "disturbance": self.disturbance.to_json(),
-            "repeated": self.repeated,
-            **({} if self.model_sigma is None else {"model_sigma": self.model_sigma}),
+            "stage_s": [list(standing.stage_s) for standing in self.final.standings],
+            "disturbance": self.final.disturbance.to_json(),
+            "repeated": self.final.repeated,
+            **({"model_sigma": self.final.model_sigma(0, 1)} if self.final.predicted else {}),
         }
 
 
@@ -1265,15 +1255,4 @@ def compare(
     one, other = found.standings
     if one.failure or other.failure or one.samples is None or other.samples is None:
         raise UnavailableError(one.failure or other.failure or "a plan was not measured in the final")
-    ratio, sigma = found.ratio(0, 1), found.model_sigma(0, 1)
-    return Comparison(
-        ratio.value,
-        (ratio.low, ratio.high),
-        one.samples,
-        other.samples,
-        found.rounds,
-        (one.stage_s, other.stage_s),
-        sigma if found.predicted else None,
-        found.disturbance,
-        found.repeated,
-    )
+    return Comparison(found.ratio(0, 1), one.samples, other.samples, found)

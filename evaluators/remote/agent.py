@@ -7,15 +7,14 @@ nothing else runs during a measurement.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import queue
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,7 +34,7 @@ from search_spaces.core.platform import Platform, Processor, with_cpu
 from search_spaces.core.plugins import foreign, time_limit
 from search_spaces.core.pools import with_pools
 from search_spaces.core.workload import Workload
-from search_spaces.models.files import file_digest
+from search_spaces.models.files import file_digest, locked
 from search_spaces.models.litert import read_model
 
 LEASE_S = 30.0
@@ -104,22 +103,6 @@ class Lease:
         """Return the client whose lease has lapsed, or ""."""
         with self._lock:
             return self._client if self._client and time.monotonic() > self._until_s else ""
-
-
-@contextmanager
-def _whole_machine(lock: Path) -> Iterator[None]:
-    """Keep other agents of this machine from measuring meanwhile.
-
-    Raises:
-        BusyError: another agent is measuring.
-        OSError: the lock file cannot be made.
-    """
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BusyError("busy with another agent of this machine", "end one of the two") from None
-        yield
 
 
 @dataclass(slots=True)
@@ -304,7 +287,8 @@ class Agent:
 
     def _prepared(self, client: str, platform: Platform) -> _Open:
         with ExitStack() as stack:
-            stack.enter_context(_whole_machine(self._folder / "measuring.lock"))
+            busy = BusyError("busy with another agent of this machine", "end one of the two")
+            stack.enter_context(locked(self._folder / "measuring.lock", busy))
             folder = Path(mkdtemp(prefix="study-", dir=self._folder))
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             what = f"evaluator {self._evaluator.name!r}"

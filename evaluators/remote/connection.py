@@ -5,7 +5,6 @@ A lease is taken, kept alive, lost, and taken again.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import secrets
@@ -22,11 +21,11 @@ from evaluators.energy import OPTION
 from evaluators.remote import wire
 from evaluators.remote.credentials import channel_to, grpc_module, metadata_of
 from evaluators.remote.devices import Device
+from evaluators.remote.store import receive_file
 from search_spaces.core.errors import DeviceLostError, OptimizeError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
-from search_spaces.models.files import replacing
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import cut_stage
 
@@ -113,19 +112,19 @@ class Connection:
         name, digest = wire.text(announced, "name", wire.FILE_NAME), wire.text(announced, "sha256", wire.DIGEST)
         nbytes = wire.whole(announced, "nbytes", 1, _MOST_FETCHED_NBYTES)
         ask = self._channel.unary_stream(f"/{wire.SERVICE}/Fetch")
-        found, took = hashlib.sha256(), 0
         request = wire.packed({"client": client, "name": name})
-        with self._reached(), replacing(folder / name) as file:
+
+        def pieces() -> Iterator[bytes]:
             for piece in ask(request, timeout=_transfer_limit_s(nbytes), metadata=self._metadata):
                 if not piece.startswith(b"F"):
                     self._answer(piece[1:])
-                took += len(piece) - 1
-                if took > nbytes:
-                    break
-                found.update(piece[1:])
-                file.write(piece[1:])
-            if took != nbytes or found.hexdigest() != digest:
-                raise UnavailableError(f"{self.device.name}: {name} differs from its announcement")
+                yield piece[1:]
+
+        try:
+            with self._reached():
+                receive_file(folder / name, digest, nbytes, pieces())
+        except wire.WireError as error:
+            raise UnavailableError(f"{self.device.name}: {name} differs from its announcement") from error
         return folder / name
 
     def _answer(self, content: bytes) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -23,6 +24,7 @@ from evaluators.remote import wire
 from evaluators.remote.connection import SHORT_S, SLACK_S, Connection, Link, Sendable, sendable, waited
 from evaluators.remote.devices import Device, find_devices
 from evaluators.workload.host import PricedWorkload
+from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Objective
 from evaluators.workload.predicted import Grids
 from evaluators.workload.prices import PriceTable
@@ -83,7 +85,7 @@ class RemoteEvaluator(Evaluator):
     ) -> Iterator[RemoteWorkload]:
         """Open a session for one workload, as :meth:`prepare` does; the models run in the agent's evaluator."""
         with self._leased(replace(platform, processors=single_processors(platform))) as (link, folder):
-            yield RemoteWorkload(link, folder, workload, joined, platform, objective)
+            yield RemoteWorkload(link, folder, Lowerings(workload, joined, platform), objective)
 
     @contextmanager
     def _leased(self, platform: Platform) -> Iterator[tuple[Link, Path]]:
@@ -116,6 +118,7 @@ class RemoteSession(Session):
     def __init__(self, link: Link, folder: Path) -> None:
         self._link = link
         self._folder = folder
+        self.platform = link.platform
         self._models: dict[tuple[str, str], Sendable] = {}
         # An agent adds conditions of its own.
         self.capabilities = replace(link.capabilities, conditions=True)
@@ -137,10 +140,16 @@ class RemoteSession(Session):
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> RemoteCandidate:
         """Compile a plan; with ``fresh``, share nothing with what is loaded already (a rebuilt instance)."""
-        plan.validate(graph, self._link.platform)
-        candidate = RemoteCandidate(self._link, self._model(graph), plan, fresh=fresh)
+        plan.validate(graph, self.platform)
+        model, sent = self._sent(graph, plan)
+        candidate = RemoteCandidate(self._link, model, plan, sent, fresh=fresh)
         self._link.moved(candidate.load)
         return candidate
+
+    def _sent(self, graph: Graph, plan: Plan) -> tuple[Sendable | None, Callable[[], Plan]]:
+        """Return the file to send, if any, and a function that returns the plan for the graph on the device."""
+        model = self._model(graph)
+        return model, partial(model.plan, plan)
 
     def unsupported_operators(self, graph: Graph, processor: str) -> list[int]:
         """Return the operators that a processor does not support, ascending."""
@@ -184,19 +193,11 @@ class RemoteSession(Session):
 class RemoteWorkload(RemoteSession, PricedWorkload):
     """A session of several models: the device measures, this process predicts."""
 
-    def __init__(
-        self,
-        link: Link,
-        folder: Path,
-        workload: Workload,
-        joined: JoinedGraph,
-        platform: Platform,
-        objective: Objective,
-    ) -> None:
+    def __init__(self, link: Link, folder: Path, lowerings: Lowerings, objective: Objective) -> None:
         RemoteSession.__init__(self, link, folder)
-        PricedWorkload.__init__(self, workload, joined, platform, objective)
-        clients = [each.client for each in workload.instances]
-        graphs = [joined.components[clients.index(c)].graph for c in range(len(workload.clients))]
+        PricedWorkload.__init__(self, lowerings, objective)
+        clients = [each.client for each in self.workload.instances]
+        graphs = [self.joined.components[clients.index(c)].graph for c in range(len(self.workload.clients))]
         self._clients = [(graph, self._model(graph)) for graph in graphs]
         self._hosted = 0  # generation of the connection over which the models are hosted
         self._joined = ""
@@ -258,17 +259,14 @@ class RemoteWorkload(RemoteSession, PricedWorkload):
         found = self._asked("DecomposedError", request, 4 * self.platform.limits.load_s + SLACK_S).get("error")
         return None if found is None else float(found)
 
-    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> RemoteWorkloadCandidate:
-        """Compile a plan; with ``fresh``, share nothing with what is loaded already (a rebuilt instance)."""
-        plan.validate(graph, self.platform)
-        candidate = RemoteWorkloadCandidate(self._link, self, plan, fresh=fresh)
-        self._link.moved(candidate.load)
-        return candidate
+    def _sent(self, graph: Graph, plan: Plan) -> tuple[None, Callable[[], Plan]]:  # noqa: ARG002
+        """Return no file, and a function that returns the plan for the joined graph, which the device then hosts."""
 
-    def there(self, plan: Plan) -> Plan:
-        """Return a plan for the joined graph on the device, which hosts it from then on."""
-        self._host()
-        return replace(plan, graph_digest=self._joined)
+        def sent() -> Plan:
+            self._host()
+            return replace(plan, graph_digest=self._joined)
+
+        return None, sent
 
 
 def _renamed(table: Mapping[str, Any] | None, names: Mapping[str, str]) -> dict[str, Any] | None:
@@ -282,16 +280,19 @@ def _renamed(table: Mapping[str, Any] | None, names: Mapping[str, str]) -> dict[
 
 
 class RemoteCandidate(Candidate):
-    """A plan that the device has loaded."""
+    """A plan that the device has loaded.
 
-    def __init__(self, link: Link, model: Sendable | None, plan: Plan, *, fresh: bool) -> None:
-        self._link, self._model, self._plan, self._fresh = link, model, plan, fresh
+    Args:
+        model: the file of its graph; None where the device hosts it already.
+        sent: returns the plan with the digest of the graph on the device.
+    """
+
+    def __init__(
+        self, link: Link, model: Sendable | None, plan: Plan, sent: Callable[[], Plan], *, fresh: bool
+    ) -> None:
+        self._link, self._model, self._plan, self._sent, self._fresh = link, model, plan, sent, fresh
         self._number = self._generation = 0
         self._shown = False
-
-    def _sent(self) -> Plan:
-        """Return the plan with the digest of the graph on the device."""
-        return self._model.plan(self._plan) if self._model is not None else self._plan
 
     def load(self) -> None:
         """Have the device load the plan, over the current connection."""
@@ -351,17 +352,6 @@ class RemoteCandidate(Candidate):
         if self._generation != self._link.generation:
             raise DeviceLostError("the device was lost while a plan was measured")
         return ask()
-
-
-class RemoteWorkloadCandidate(RemoteCandidate):
-    """A plan of several models that the device has loaded."""
-
-    def __init__(self, link: Link, session: RemoteWorkload, plan: Plan, *, fresh: bool) -> None:
-        super().__init__(link, None, plan, fresh=fresh)
-        self._session = session
-
-    def _sent(self) -> Plan:
-        return self._session.there(self._plan)
 
 
 def _load_limit_s(link: Link, plan: Plan) -> float:

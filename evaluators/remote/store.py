@@ -21,18 +21,16 @@ class Store:
 
     Args:
         folder: made where it does not exist.
-        max_file_nbytes, max_nbytes: limits for one model, and for all; the least recently used are removed.
+        max_file_nbytes: limit for one model; for all it is :data:`MAX_STORE_NBYTES`, and the least recently used are
+            removed.
 
     Raises:
         OSError: the folder cannot be written.
     """
 
-    def __init__(
-        self, folder: Path, max_file_nbytes: int = MAX_FILE_NBYTES, max_nbytes: int = MAX_STORE_NBYTES
-    ) -> None:
+    def __init__(self, folder: Path, max_file_nbytes: int = MAX_FILE_NBYTES) -> None:
         self.folder = folder
-        self.max_file_nbytes = min(max_file_nbytes, max_nbytes)
-        self._max_nbytes = max_nbytes
+        self.max_file_nbytes = min(max_file_nbytes, MAX_STORE_NBYTES)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for left in folder.glob(".*.tmp"):  # left by an agent that was killed
             left.unlink(missing_ok=True)
@@ -67,19 +65,8 @@ class Store:
         """
         path = self.path(digest)
         self.check_size(nbytes)
-        prune(self.folder, "*.tflite", self._max_nbytes - nbytes)
-        found, took = hashlib.sha256(), 0
-        with replacing(path) as file:
-            for piece in pieces:
-                took += len(piece)
-                if took > nbytes:
-                    raise WireError(f"a file of {nbytes} bytes was announced, but more came")
-                found.update(piece)
-                file.write(piece)
-            if took != nbytes:
-                raise WireError(f"a file of {nbytes} bytes was announced, but {took} came")
-            if found.hexdigest() != digest:
-                raise WireError(f"a file came with digest {found.hexdigest()[:12]}…, not the {digest[:12]}… announced")
+        prune(self.folder, "*.tflite", MAX_STORE_NBYTES - nbytes)
+        receive_file(path, digest, nbytes, pieces)
         return path
 
     def check_size(self, nbytes: int) -> None:
@@ -90,3 +77,24 @@ class Store:
         """
         if not 0 < nbytes <= self.max_file_nbytes:
             raise WireError(f"a file of {nbytes} bytes is too large", f"at most {self.max_file_nbytes}")
+
+
+def receive_file(path: Path, digest: str, nbytes: int, pieces: Iterable[bytes]) -> None:
+    """Write a file from its pieces; it appears only after its size and digest were checked.
+
+    Raises:
+        WireError: its size or digest differs from the announcement.
+        UsageError: the disk is full.
+    """
+    found, took = hashlib.sha256(), 0
+    with replacing(path) as file:
+        for piece in pieces:
+            took += len(piece)
+            if took > nbytes:
+                raise WireError(f"a file of {nbytes} bytes was announced, but more came")
+            found.update(piece)
+            file.write(piece)
+        if took != nbytes:
+            raise WireError(f"a file of {nbytes} bytes was announced, but {took} came")
+        if found.hexdigest() != digest:
+            raise WireError(f"a file came with digest {found.hexdigest()[:12]}…, not the {digest[:12]}… announced")

@@ -16,6 +16,7 @@ from evaluators.base import CONTRACT_VERSION, Capabilities, Evaluator, Evaluator
 from evaluators.schedule import Law, Task, needs_of, rounds, run_tasks, stream_period_s, timeline
 from evaluators.simulated import SimulatedPlan
 from evaluators.table.table import Table, read_table
+from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.predicted import PredictedSession, WorkloadSimulator, hosted
 from evaluators.workload.simulate import JobCost
@@ -287,7 +288,7 @@ class _Simulator(WorkloadSimulator):
         def price(model: Graph, lowered: Lowered, processor: int, operators: tuple[int, ...]) -> JobCost:  # noqa: ARG001
             return session.cost(model, operators, processor)
 
-        super().__init__(workload, joined, platform, price)
+        super().__init__(Lowerings(workload, joined, platform), price)
         self._session = session
 
     def run(self, plan: Plan, *, known: bool = False) -> Outcome:

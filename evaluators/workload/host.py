@@ -16,17 +16,15 @@ from evaluators.base import Agreement, Batch, Candidate, Session
 from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.predicted import Grids, WorkloadSimulator
-from evaluators.workload.prices import PriceTable, measure_prices, with_triples
+from evaluators.workload.prices import JobTimer, PriceTable
 from evaluators.workload.setting import Setting, closed_loops, setting
 from evaluators.workload.simulate import stage_means_s
 from search_spaces.core.decoded_plan import RankSet
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
-from search_spaces.core.joined_graph import JoinedGraph
-from search_spaces.core.plan import Plan
-from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.plan import Dispatch, Plan
+from search_spaces.core.platform import Processor
 from search_spaces.core.pools import members, single_processors
-from search_spaces.core.workload import Workload
 
 
 class WorkloadSession(Session, Protocol):
@@ -71,8 +69,24 @@ Parts = Sequence[tuple[Graph, Sequence[int]]]
 """Models, and where each is cut."""
 
 
-class HostedRun(Candidate, ABC, Generic[Instance]):
-    """A loaded plan of a workload, run by subclasses.
+class Execution(Protocol):
+    """What runs a loaded plan of a workload."""
+
+    @property
+    def failures(self) -> Mapping[int, str]:
+        """Client → why its model failed."""
+        ...
+
+    def run(self) -> Outcome:
+        """Run the workload once."""
+        ...
+
+
+class HostedRun(Candidate, Generic[Instance]):
+    """A loaded plan of a workload.
+
+    Attributes:
+        executor: what runs it.
 
     Args:
         found: the plan's setting.
@@ -83,15 +97,17 @@ class HostedRun(Candidate, ABC, Generic[Instance]):
         self, session: MeasuredWorkload[Instance], found: Setting, plan: Plan, instances: Sequence[Instance]
     ) -> None:
         self._session, self._found, self._plan, self._instances = session, found, plan, tuple(instances)
+        self.executor = session.executor(found, plan.dispatch, instances)
         self._outcome: Outcome | None = None
 
-    @abstractmethod
-    def once(self) -> Outcome:
-        """Run the workload once.
-
-        Raises:
-            UnavailableError: a model failed.
-        """
+    def _once(self) -> Outcome:
+        """Run the workload once."""
+        found = self.executor.run()
+        if self.executor.failures:
+            client, reason = next(iter(self.executor.failures.items()))
+            name = self._session.joined.components[self._found.components[client]].name
+            raise UnavailableError(f"{name}: {reason}")
+        return found
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
         """Run ``n`` inferences, fewer where one takes longer than ``stop_above_s``.
@@ -103,7 +119,7 @@ class HostedRun(Candidate, ABC, Generic[Instance]):
         """
         values, stages = [], []
         for _ in range(n):
-            self._outcome = found = self.once()
+            self._outcome = found = self._once()
             values.append(found.value_s(self._session.objective))
             stages.append(stage_means_s(found, self._found, len(self._plan.stages)))
             if values[-1] > stop_above_s:
@@ -117,8 +133,8 @@ class HostedRun(Candidate, ABC, Generic[Instance]):
 
         Returns the worst agreement of all instances.
         """
-        if self._outcome is None:
-            self._outcome = self.once()
+        if self._outcome is None or not self._session.keeps_outputs:
+            self._outcome = self._once()
         return worst(self._session.agreements(self._found, map(self._session.outputs, self._instances)))
 
     def close(self) -> None:
@@ -139,13 +155,13 @@ class PricedWorkload(Session):
         lowerings: of the models, for all plans.
 
     Args:
-        platform: processors, pools, and processors that only baselines use.
+        lowerings: their platform has processors, pools, and processors that only baselines use.
     """
 
-    def __init__(self, workload: Workload, joined: JoinedGraph, platform: Platform, objective: Objective) -> None:
-        self.workload, self.joined, self.platform, self.objective = workload, joined, platform, objective
-        self.lowerings = Lowerings(joined, platform)
-        self._processors = single_processors(platform)
+    def __init__(self, lowerings: Lowerings, objective: Objective) -> None:
+        self.workload, self.joined, self.platform = lowerings.workload, lowerings.joined, lowerings.platform
+        self.lowerings, self.objective = lowerings, objective
+        self._processors = single_processors(self.platform)
         self._simulator: WorkloadSimulator | None = None
 
     @property
@@ -166,13 +182,17 @@ class PricedWorkload(Session):
             RunFolderError: some costs are missing.
         """
         table.check(c.graph for c in self.joined.components)
-        price = table.price(self._processors)
-        self._simulator = WorkloadSimulator(self.workload, self.joined, self.platform, price, lowerings=self.lowerings)
+        self._simulator = WorkloadSimulator(self.lowerings, table.price(self._processors))
 
 
 class MeasuredWorkload(PricedWorkload, ABC, Generic[Instance]):
-    """A session that measures the costs itself; a subclass sets the processor on which it runs whole models."""
+    """A session that measures the costs itself; a subclass sets the processor on which it runs whole models.
 
+    Attributes:
+        keeps_outputs: whether outputs of a run are there until the next one; else its process may have ended meanwhile.
+    """
+
+    keeps_outputs = True
     _reference_processor: Processor
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> HostedRun[Instance]:  # noqa: ARG002
@@ -183,13 +203,13 @@ class MeasuredWorkload(PricedWorkload, ABC, Generic[Instance]):
         Args:
             graph: the joined graph.
         """
-        found = setting(self.workload, self.joined, plan, self.platform, self.lowerings)
+        found = setting(plan, self.lowerings)
         with ExitStack() as undo:
             instances = []
             for client in range(len(found.clients)):
                 instances.append(self.bound(found, client))
                 undo.callback(self.release, instances[-1])
-            run = self.hosted(found, plan, instances)
+            run = HostedRun(self, found, plan, instances)
             undo.pop_all()
             return run
 
@@ -198,8 +218,8 @@ class MeasuredWorkload(PricedWorkload, ABC, Generic[Instance]):
         """Return a client's model, loaded, with inputs."""
 
     @abstractmethod
-    def hosted(self, found: Setting, plan: Plan, instances: Sequence[Instance]) -> HostedRun[Instance]:
-        """Return a loaded plan, which holds the instances."""
+    def executor(self, found: Setting, dispatch: Dispatch, instances: Sequence[Instance]) -> Execution:
+        """Return what runs instances in a setting."""
 
     @abstractmethod
     def outputs(self, instance: Instance) -> Outputs:
@@ -248,20 +268,20 @@ class MeasuredWorkload(PricedWorkload, ABC, Generic[Instance]):
     ) -> Mapping[str, Any]:
         """Measure the costs of jobs that are not ``known``, and return all as plain values."""
         graphs = list({c.graph.digest: c.graph for c in self.joined.components}.values())
-        table = self.measured(graphs, progress) if known is None else PriceTable.from_json(known)
-        table = with_triples(table, graphs, grids, self.lowerings, self._processors, self.alone, progress, self.forget)
+        timer = JobTimer(self._processors, self.alone, progress)
+        table = self.measured(graphs, timer) if known is None else PriceTable.from_json(known)
+        table = timer.with_triples(table, graphs, grids, self.lowerings, self.forget)
         self.predict_by(table)
         return table.to_json()
 
-    def measured(self, graphs: Sequence[Graph], progress: Callable[[str], None]) -> PriceTable:
-        """Measure the costs of jobs of some models (:func:`~evaluators.workload.prices.measure_prices`)."""
-        return measure_prices(graphs, self._processors, self.alone, progress)
+    def measured(self, graphs: Sequence[Graph], timer: JobTimer) -> PriceTable:
+        """Measure the costs of jobs of some models."""
+        return timer.prices(graphs)
 
     def alone(self, found: Setting, parts: Parts, runs: int) -> list[Outcome]:
         """Run models outside the workload, to measure the costs of their jobs."""
         return self.run_alone(found, parts, runs)[0]
 
-    @abstractmethod
     def run_alone(
         self, found: Setting, parts: Parts, runs: int, *, outputs: bool = False
     ) -> tuple[list[Outcome], list[Outputs]]:
@@ -273,6 +293,20 @@ class MeasuredWorkload(PricedWorkload, ABC, Generic[Instance]):
             runs: number of runs.
             outputs: whether to return any; a device's outputs take a while to read.
         """
+        with ExitStack() as undo:
+            instances = []
+            for instance in self.bound_alone(found, parts):
+                undo.callback(self.release, instance)
+                instances.append(instance)
+            executor = self.executor(found, "fifo", instances)
+            outcomes = [executor.run() for _ in range(runs)]
+            if executor.failures:
+                raise UnavailableError(next(iter(executor.failures.values())))
+            return outcomes, [self.outputs(instance) for instance in instances] if outputs else []
+
+    @abstractmethod
+    def bound_alone(self, found: Setting, parts: Parts) -> Iterator[Instance]:
+        """Yield models outside the workload, each loaded, with inputs; arguments as of :meth:`run_alone`."""
 
     @abstractmethod
     def forget(self, graph: Graph) -> None:

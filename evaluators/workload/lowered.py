@@ -12,6 +12,8 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Plan, needs
 from search_spaces.core.platform import Platform
+from search_spaces.core.recent import recent
+from search_spaces.core.workload import Workload
 from search_spaces.rewrites.lower import Lowered, Lowering
 from search_spaces.rewrites.views import Viewed
 
@@ -75,10 +77,15 @@ def over_before(client: QueueClient) -> list[int]:
 
 
 class Lowerings:
-    """Lowers the models of a workload for its plans; all instances of a model share the results."""
+    """Lowers the models of a workload for its plans; all instances of a model share the results.
 
-    def __init__(self, joined: JoinedGraph, platform: Platform) -> None:
-        self._joined, self._platform = joined, platform
+    Attributes:
+        workload, joined: the workload and its models, as one graph.
+        platform: processors and pools; plans need not use all.
+    """
+
+    def __init__(self, workload: Workload, joined: JoinedGraph, platform: Platform) -> None:
+        self.workload, self.joined, self.platform = workload, joined, platform
         self._lowerings: dict[int, Lowering] = {}
         self._known: OrderedDict[Hashable, LoweredModel] = OrderedDict()
 
@@ -92,20 +99,18 @@ class Lowerings:
         Raises:
             PlanError, RewriteError, ModelError: as of :meth:`~search_spaces.rewrites.lower.Lowering.lower`.
         """
-        graph = self._joined.components[component].graph
-        first = self._joined.components[component].first_operator
+        graph = self.joined.components[component].graph
+        first = self.joined.components[component].first_operator
         own = [plan.stages[s] for s in stages]
         key = (id(graph), ranks, tuple((tuple(o - first for o in s.operators), s.share, s.processor) for s in own))
-        found = self._known.get(key)
-        if found is None:
-            lowered = self.of(graph).lower(component_plan(plan, self._joined, component, stages))
-            viewed = lowered.viewed(self._platform)
+
+        def lower() -> LoweredModel:
+            lowered = self.of(graph).lower(component_plan(plan, self.joined, component, stages))
+            viewed = lowered.viewed(self.platform)
             numbers = tuple(lowered.stage_of[i] for i in viewed.stage_of)
-            found = self._known[key] = LoweredModel(graph, lowered, viewed, numbers, needs(viewed.plan, viewed.graph))
-            if len(self._known) > _KEPT:
-                self._known.popitem(last=False)
-        self._known.move_to_end(key)
-        return found
+            return LoweredModel(graph, lowered, viewed, numbers, needs(viewed.plan, viewed.graph))
+
+        return recent(self._known, key, lower, _KEPT)
 
     def all(self, plan: Plan, jobs: dict[int, list[int]]) -> list[LoweredModel]:
         """Return the lowered components of a plan, in its order. Raises as :meth:`lower`.
@@ -113,7 +118,7 @@ class Lowerings:
         Args:
             jobs: the stages of each component.
         """
-        ranks = ranks_by_component(plan, self._joined)
+        ranks = ranks_by_component(plan, self.joined)
         return [self.lower(plan, k, stages, ranks[k] if ranks else ()) for k, stages in jobs.items()]
 
     def whole(self, graph: Graph, ranks: RankSet) -> tuple[Graph, tuple[int, ...]]:
@@ -123,7 +128,7 @@ class Lowerings:
 
     def origin(self, graph: Graph) -> Graph:
         """Return the original model of a recently rewritten graph, or the graph itself if it is not one."""
-        for component in self._joined.components:
+        for component in self.joined.components:
             lowering = self._lowerings.get(id(component.graph))
             if lowering is not None and lowering.has_made(graph):
                 return component.graph

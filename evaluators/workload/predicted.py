@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,8 @@ from evaluators.workload.simulate import Crowd, JobCost, simulate, stage_means_s
 from search_spaces.core.decoded_plan import RankSet, component_plan, jobs_of
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
-from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Plan
-from search_spaces.core.platform import Platform
 from search_spaces.core.states import State
-from search_spaces.core.workload import Workload
 from search_spaces.rewrites.lower import Lowered
 
 _MOST_COSTS = 1 << 16
@@ -43,26 +40,16 @@ class WorkloadSimulator:
     """Simulates plans of one workload.
 
     Args:
-        platform: its processors and pools.
+        lowerings: of its models; may be shared with others.
         price: costs of jobs; called once for each job.
         errors: of costs; None where costs were measured.
-        lowerings: of its models, to share with others.
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        joined: JoinedGraph,
-        platform: Platform,
-        price: Price,
-        errors: Errors | None = None,
-        lowerings: Lowerings | None = None,
-    ) -> None:
-        self.workload, self.joined, self.platform = workload, joined, platform
-        self._price, self._errors = price, errors
-        self.lowerings = lowerings or Lowerings(joined, platform)
-        self._crowd = Crowd(platform)
-        self._law = NumberedProcessors.of(platform)
+    def __init__(self, lowerings: Lowerings, price: Price, errors: Errors | None = None) -> None:
+        self.workload, self.joined, self.platform = lowerings.workload, lowerings.joined, lowerings.platform
+        self.lowerings, self._price, self._errors = lowerings, price, errors
+        self._crowd = Crowd(self.platform)
+        self._law = NumberedProcessors.of(self.platform)
         self._costs: dict[tuple[str, str, int, tuple[int, ...]], JobCost] = {}
 
     def run(self, plan: Plan, *, known: bool = False) -> Outcome:
@@ -83,7 +70,7 @@ class WorkloadSimulator:
 
     def setting(self, plan: Plan, *, known: bool = False) -> Setting:
         """Return the scheduler's input for a plan. Raises as :meth:`run`."""
-        return setting(self.workload, self.joined, plan, self.platform, self.lowerings, self._law if known else None)
+        return setting(plan, self.lowerings, self._law if known else None)
 
     def errors(self, plan: Plan) -> NDArray[np.float64] | None:
         """Return the errors of a prediction, as of :attr:`~evaluators.base.Batch.errors`; None for measured costs.
@@ -147,14 +134,7 @@ def hosted(
         session: in the usual state of the platform.
         simulator_of: returns the simulator for a session, in any state of the platform.
     """
-
-    def made(of: Predicting) -> PredictedSession:
-        facts, powers = session.fingerprint(), session.powers_w()
-        return PredictedSession(
-            simulator_of(of), objective, facts, powers, lambda state: made(cast("Predicting", of.in_state(state)))
-        )
-
-    usual = made(session)
+    usual = PredictedSession(session, session, simulator_of, objective)
     try:
         yield usual
     finally:
@@ -165,39 +145,32 @@ class PredictedSession(Session):
     """A session that loads a plan of a workload by simulating it.
 
     Args:
-        facts: further entries of the fingerprint.
-        powers: watts of processors, where known.
-        in_state: returns a session for a state of the platform.
+        usual: session of one model, in the usual state of the platform.
+        of: the same in the state of this session.
+        simulator_of: returns the simulator for a session, in any state of the platform.
     """
 
     capabilities = Capabilities(decompose=True, powers=True, states=True)
 
     def __init__(
-        self,
-        simulator: WorkloadSimulator,
-        objective: Objective,
-        facts: Mapping[str, Any],
-        powers: Mapping[str, float],
-        in_state: Callable[[State], PredictedSession],
+        self, usual: Session, of: Session, simulator_of: Callable[[Any], WorkloadSimulator], objective: Objective
     ) -> None:
-        self.simulator = simulator
-        self._in_state = in_state
-        self._powers = dict(powers)
-        self._objective = objective
-        self._facts = dict(facts)
+        self.simulator = simulator_of(of)
+        self._usual, self._of, self._simulator_of, self._objective = usual, of, simulator_of, objective
         self.closed = False
 
     def fingerprint(self) -> dict[str, Any]:
         """Return all that may change a number (machine, processors, versions, settings), as plain values."""
-        return {**self._facts, "workload": self.simulator.workload.digest, "objective": self._objective}
+        own = {"workload": self.simulator.workload.digest, "objective": self._objective}
+        return {**self._usual.fingerprint(), **own}
 
-    def powers_w(self) -> dict[str, float]:
+    def powers_w(self) -> Mapping[str, float]:
         """Return the watts of processors while they run, where known."""
-        return dict(self._powers)
+        return self._usual.powers_w()
 
     def in_state(self, state: State) -> PredictedSession:
         """Return a session on the platform in that state."""
-        return self._in_state(state)
+        return PredictedSession(self._usual, self._of.in_state(state), self._simulator_of, self._objective)
 
     def price(
         self,
@@ -212,7 +185,7 @@ class PredictedSession(Session):
         """Return None: there are no outputs."""
         return None
 
-    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> PredictedRun:  # noqa: ARG002
+    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Prediction:  # noqa: ARG002
         """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance).
 
         Args:
@@ -222,18 +195,6 @@ class PredictedSession(Session):
             raise UnavailableError("the session is closed", "load candidates inside the `with` block")
         found = self.simulator.run(plan)
         stage_s = stage_means_s(found, self.simulator.setting(plan, known=True), len(plan.stages))
-        return PredictedRun(found, stage_s, self._objective, self.simulator.errors(plan))
-
-
-class PredictedRun(Prediction):
-    """A plan of a workload with a predicted run."""
-
-    def __init__(
-        self,
-        found: Outcome,
-        stage_s: Sequence[float],
-        objective: Objective,
-        errors: NDArray[np.float64] | None = None,
-    ) -> None:
-        value_s = np.array([found.value_s(objective)])
-        super().__init__(Batch(value_s, np.array([stage_s]), found.timeline, errors, found))
+        errors = self.simulator.errors(plan)
+        value_s = np.array([found.value_s(self._objective)])
+        return Prediction(Batch(value_s, np.array([stage_s]), found.timeline, errors, found))

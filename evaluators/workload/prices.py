@@ -150,84 +150,149 @@ def first_of_kinds(processors: Sequence[Processor]) -> dict[str, int]:
     return found
 
 
-def measure_prices(
-    graphs: Sequence[Graph],
-    processors: Sequence[Processor],
-    alone: Alone,
-    progress: Callable[[str], None],
-    crowding: Callable[[Mapping[str, Mapping[str, float]]], Mapping[str, Mapping[str, float]]] | None = None,
-) -> PriceTable:
-    """Measure a table of costs.
+@dataclass(frozen=True, slots=True)
+class JobTimer:
+    """Times jobs outside their workload.
 
-    Args:
-        crowding: returns :attr:`PriceTable.slowed`, given ``whole_s``; by default models are timed in pairs.
-
-    Raises:
-        UnavailableError: a processor failed, or does not support a model.
+    Attributes:
+        processors: those of a workload, without pools.
+        alone: runs models.
+        progress: called with what is timed now.
     """
-    whole: dict[str, dict[str, float]] = {}
-    each: dict[str, dict[str, list[float]]] = {}
-    extra: dict[str, list[float]] = {}
-    slowed: dict[str, dict[str, float]] = {}
-    kinds = first_of_kinds(processors)
-    for graph in graphs:
-        whole[graph.digest], each[graph.digest] = {}, {}
-        for kind, processor in kinds.items():
-            progress(f"timing the operators of {graph.name} on {processors[processor].name}")
-            whole_s = whole_s_on(graph, processor, processors, alone)
-            each[graph.digest][kind], extra_s = operators_s(graph, processor, processors, alone, whole_s)
-            whole[graph.digest][kind] = whole_s
-            extra.setdefault(kind, []).append(extra_s)
-    for graph in graphs if crowding is None else ():
-        progress(f"timing {graph.name} beside others")
-        slowed[graph.digest] = _contention(graph, graphs[:_PARTNERS], processors, alone, whole)
-    known = slowed if crowding is None else crowding(whole)
-    return PriceTable(whole, each, {k: statistics.median(v) for k, v in extra.items()}, known)
 
+    processors: Sequence[Processor]
+    alone: Alone
+    progress: Callable[[str], None]
 
-def with_triples(
-    table: PriceTable,
-    graphs: Sequence[Graph],
-    grids: Grids,
-    lowerings: Lowerings,
-    processors: Sequence[Processor],
-    alone: Alone,
-    progress: Callable[[str], None],
-    forget: Callable[[Graph], None],
-) -> PriceTable:
-    """Return a table with the times of all triples of some rank sets added; times that it has are kept.
+    def prices(
+        self,
+        graphs: Sequence[Graph],
+        crowding: Callable[[Mapping[str, Mapping[str, float]]], Mapping[str, Mapping[str, float]]] | None = None,
+    ) -> PriceTable:
+        """Measure a table of costs.
 
-    A model is decomposed by each set as a whole, and run operator by operator. If a kind of processor does not run it,
-    the table has no times of the set's triples there, which means that it cannot.
+        Args:
+            crowding: returns :attr:`PriceTable.slowed`, given ``whole_s``; by default models are timed in pairs.
 
-    Args:
-        forget: called with each decomposed model once it was timed.
+        Raises:
+            UnavailableError: a processor failed, or does not support a model.
+        """
+        whole: dict[str, dict[str, float]] = {}
+        each: dict[str, dict[str, list[float]]] = {}
+        extra: dict[str, list[float]] = {}
+        slowed: dict[str, dict[str, float]] = {}
+        kinds = first_of_kinds(self.processors)
+        for graph in graphs:
+            whole[graph.digest], each[graph.digest] = {}, {}
+            for kind, processor in kinds.items():
+                self.progress(f"timing the operators of {graph.name} on {self.processors[processor].name}")
+                each[graph.digest][kind], extra_s, whole[graph.digest][kind] = self._operators_s(graph, processor)
+                extra.setdefault(kind, []).append(extra_s)
+        for graph in graphs if crowding is None else ():
+            self.progress(f"timing {graph.name} beside others")
+            slowed[graph.digest] = self._contention(graph, graphs[:_PARTNERS], whole)
+        known = slowed if crowding is None else crowding(whole)
+        return PriceTable(whole, each, {k: statistics.median(v) for k, v in extra.items()}, known)
 
-    Raises:
-        RewriteError, ModelError: the weights cannot be read.
-    """
-    found = {model: {kind: dict(of) for kind, of in each.items()} for model, each in table.triple_s.items()}
-    for graph in graphs:
-        known = table.triple_s.get(graph.digest, {})
-        for number, ranks in enumerate(grids.get(graph.digest, ()), 1):
-            # All kinds that can run it were timed together.
-            if all(any(str(layer) in times for times in known.values()) for layer in ranks):
-                continue
-            progress(f"timing {len(ranks)} convolutions of {graph.name} as triples, choice {number}")
-            made, origins = lowerings.whole(graph, ranks)
-            for kind, processor in first_of_kinds(processors).items():
-                try:
-                    each, _ = operators_s(
-                        made, processor, processors, alone, whole_s_on(made, processor, processors, alone)
-                    )
-                except UnavailableError as error:
-                    progress(f"{processors[processor].name} does not run choice {number} of {graph.name}: {error.what}")
+    def with_triples(
+        self,
+        table: PriceTable,
+        graphs: Sequence[Graph],
+        grids: Grids,
+        lowerings: Lowerings,
+        forget: Callable[[Graph], None],
+    ) -> PriceTable:
+        """Return a table with the times of all triples of some rank sets added; times that it has are kept.
+
+        A model is decomposed by each set as a whole, and run operator by operator. If a kind of processor does not run
+        it, the table has no times of the set's triples there, which means that it cannot.
+
+        Args:
+            forget: called with each decomposed model once it was timed.
+
+        Raises:
+            RewriteError, ModelError: the weights cannot be read.
+        """
+        found = {model: {kind: dict(of) for kind, of in each.items()} for model, each in table.triple_s.items()}
+        for graph in graphs:
+            known = table.triple_s.get(graph.digest, {})
+            for number, ranks in enumerate(grids.get(graph.digest, ()), 1):
+                # All kinds that can run it were timed together.
+                if all(any(str(layer) in times for times in known.values()) for layer in ranks):
                     continue
-                times = found.setdefault(graph.digest, {}).setdefault(kind, {})
-                for layer, took_s in _by_layer(ranks, each, origins).items():
-                    times.setdefault(layer, took_s)
-            forget(made)
-    return replace(table, triple_s=found)
+                self.progress(f"timing {len(ranks)} convolutions of {graph.name} as triples, choice {number}")
+                made, origins = lowerings.whole(graph, ranks)
+                for kind, processor in first_of_kinds(self.processors).items():
+                    try:
+                        each, _, _ = self._operators_s(made, processor)
+                    except UnavailableError as error:
+                        name = self.processors[processor].name
+                        self.progress(f"{name} does not run choice {number} of {graph.name}: {error.what}")
+                        continue
+                    times = found.setdefault(graph.digest, {}).setdefault(kind, {})
+                    for layer, took_s in _by_layer(ranks, each, origins).items():
+                        times.setdefault(layer, took_s)
+                forget(made)
+        return replace(table, triple_s=found)
+
+    def _operators_s(self, graph: Graph, processor: int) -> tuple[list[float], float, float]:
+        """Return the seconds of each operator, the cost of a job, and the seconds of the model as one job.
+
+        The operators' are scaled to those of the whole model less one job overhead.
+
+        Raises:
+            UnavailableError: the processor failed.
+        """
+        whole_s, count = self._median_s([processor], [graph]), len(graph.operators)
+        found = closed_loops([processor], [_requests(whole_s)], self.processors, count)
+        stage_s, gap_s = _stages(self.alone(found, [(graph, range(1, count))], 2)[-1], count)
+        job_s = max(0.0, (float(stage_s.sum()) - whole_s) / max(1, count - 1)) if count > 1 else 0.0
+        own = np.maximum(stage_s - job_s, 0.02 * stage_s)
+        return [float(t) for t in own * max(1e-9, whole_s - job_s) / own.sum()], job_s + gap_s, whole_s
+
+    def _contention(
+        self, graph: Graph, partners: Sequence[Graph], whole: Mapping[str, Mapping[str, float]]
+    ) -> dict[str, float]:
+        """Return the factor on a model's time beside another one, for each pair of kinds of processors."""
+        processors = self.processors
+        pairs: dict[str, tuple[int, int]] = {}
+        # Processors without a demand only provide a process.
+        running = [number for number, processor in enumerate(processors) if demand(processor)]
+        for a, b in permutations(running, 2):
+            one, other = processors[a], processors[b]
+            sliced = SLICED in one.options
+            alike = kind_of(one) == kind_of(other) or not sliced
+            if sliced == (SLICED in other.options) and alike and not one.excludes(other):
+                pairs.setdefault(f"{kind_of(one)}|{kind_of(other)}", (a, b))
+        found = {}
+        for name, (a, b) in pairs.items():
+            factors = []
+            mine, theirs = demand(processors[a]), demand(processors[b])
+            fair = max(1.0, *(share + theirs.get(resource, 0.0) for resource, share in mine.items()))
+            for partner in partners if SLICED not in processors[a].options else (graph,):
+                took_s = self._median_s([a, b], [graph, partner], whole)
+                factors.append(took_s / (whole[graph.digest][processors[a].like] * fair))
+            found[name] = max(1.0, statistics.fmean(factors))
+        return found
+
+    def _median_s(
+        self, on: Sequence[int], graphs: Sequence[Graph], known: Mapping[str, Mapping[str, float]] | None = None
+    ) -> float:
+        """Return the median latency of the first of several models that run at once in closed loops, each on its own.
+
+        If several run, the first sends enough requests, and the others send theirs for as long as that may take.
+        """
+        parts = [(graph, ()) for graph in graphs]
+        if known is None:
+            first = self.alone(closed_loops(on, [2] * len(on), self.processors), parts, 1)[0]
+            guess_s = min(r.latency_s or math.inf for r in first.requests[0])
+            counts = [_requests(guess_s)] * len(on)
+        else:
+            times = [known[g.digest][self.processors[number].like] for g, number in zip(graphs, on, strict=True)]
+            counts = [max(_FEWEST, math.ceil(_requests(times[0]) * times[0] / t * 1.3)) for t in times]
+            counts[0] = _requests(times[0])
+        outcomes = self.alone(closed_loops(on, counts, self.processors), parts, _RUNS)[1:]
+        return statistics.median(r.latency_s for o in outcomes for r in o.requests[0] if r.latency_s is not None)
 
 
 def _by_layer(ranks: RankSet, each: Sequence[float], origins: Sequence[int]) -> dict[str, float]:
@@ -236,81 +301,6 @@ def _by_layer(ranks: RankSet, each: Sequence[float], origins: Sequence[int]) -> 
         str(layer): sum(t for t, origin in zip(each, origins, strict=True) if origin == layer.operator)
         for layer in ranks
     }
-
-
-def operators_s(
-    graph: Graph, processor: int, processors: Sequence[Processor], alone: Alone, whole_s: float
-) -> tuple[list[float], float]:
-    """Return the seconds of each operator, scaled to the whole model less one job overhead, and the cost of a job.
-
-    Raises:
-        UnavailableError: the processor failed.
-    """
-    count = len(graph.operators)
-    cut = alone(closed_loops([processor], [_requests(whole_s)], processors, count), [(graph, range(1, count))], 2)[-1]
-    stage_s, gap_s = _stages(cut, count)
-    job_s = max(0.0, (float(stage_s.sum()) - whole_s) / max(1, count - 1)) if count > 1 else 0.0
-    own = np.maximum(stage_s - job_s, 0.02 * stage_s)
-    return [float(t) for t in own * max(1e-9, whole_s - job_s) / own.sum()], job_s + gap_s
-
-
-def whole_s_on(graph: Graph, processor: int, processors: Sequence[Processor], alone: Alone) -> float:
-    """Return the seconds of a model as one job, alone on a processor. Raises as :func:`operators_s`."""
-    return _median_s(alone, [processor], [graph], processors)
-
-
-def _contention(
-    graph: Graph,
-    partners: Sequence[Graph],
-    processors: Sequence[Processor],
-    alone: Alone,
-    whole: Mapping[str, Mapping[str, float]],
-) -> dict[str, float]:
-    """Return the factor on a model's time beside another one, for each pair of kinds of processors."""
-    pairs: dict[str, tuple[int, int]] = {}
-    # Processors without a demand only provide a process.
-    running = [number for number, processor in enumerate(processors) if demand(processor)]
-    for a, b in permutations(running, 2):
-        one, other = processors[a], processors[b]
-        sliced = SLICED in one.options
-        alike = kind_of(one) == kind_of(other) or not sliced
-        if sliced == (SLICED in other.options) and alike and not one.excludes(other):
-            pairs.setdefault(f"{kind_of(one)}|{kind_of(other)}", (a, b))
-    found = {}
-    for name, (a, b) in pairs.items():
-        factors = []
-        for partner in partners if SLICED not in processors[a].options else (graph,):
-            took_s = _median_s(alone, [a, b], [graph, partner], processors, whole)
-            fair = max(
-                1.0,
-                *(demand(processors[a]).get(r, 0.0) + demand(processors[b]).get(r, 0.0) for r in demand(processors[a])),
-            )
-            factors.append(took_s / (whole[graph.digest][processors[a].like] * fair))
-        found[name] = max(1.0, statistics.fmean(factors))
-    return found
-
-
-def _median_s(
-    alone: Alone,
-    on: Sequence[int],
-    graphs: Sequence[Graph],
-    processors: Sequence[Processor],
-    known: Mapping[str, Mapping[str, float]] | None = None,
-) -> float:
-    """Return the median latency of the first of several models that run at once in closed loops, each on its processor.
-
-    If several run, the first sends enough requests, and the others send theirs for as long as that may take.
-    """
-    if known is None:
-        first = alone(closed_loops(on, [2] * len(on), processors), [(g, ()) for g in graphs], 1)[0]
-        guess_s = min(r.latency_s or math.inf for r in first.requests[0])
-        counts = [_requests(guess_s)] * len(on)
-    else:
-        times = [known[g.digest][processors[processor].like] for g, processor in zip(graphs, on, strict=True)]
-        counts = [max(_FEWEST, math.ceil(_requests(times[0]) * times[0] / t * 1.3)) for t in times]
-        counts[0] = _requests(times[0])
-    outcomes = alone(closed_loops(on, counts, processors), [(g, ()) for g in graphs], _RUNS)[1:]
-    return statistics.median(r.latency_s for o in outcomes for r in o.requests[0] if r.latency_s is not None)
 
 
 def _requests(took_s: float) -> int:

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from evaluators.workload.lowered import LoweredModel, Lowerings
 from evaluators.workload.scheduler import QueueClient
 from search_spaces.core.decoded_plan import jobs_of
-from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.core.pools import members, single_processors
-from search_spaces.core.workload import Workload
 
 SLICED = "sliced"
 """Option of a processor that the operating system time-slices, not the scheduler: its share of each resource."""
@@ -65,27 +63,20 @@ class NumberedProcessors:
         return cls(tuple(number), exclusions(processors), known)
 
 
-def setting(
-    workload: Workload,
-    joined: JoinedGraph,
-    plan: Plan,
-    platform: Platform,
-    lowerings: Lowerings,
-    law: NumberedProcessors | None = None,
-) -> Setting:
+def setting(plan: Plan, lowerings: Lowerings, law: NumberedProcessors | None = None) -> Setting:
     """Return the scheduler's input for a plan of a workload.
 
     Args:
-        platform: processors and pools; the plan need not use all.
         law: of the platform, for a plan that is known to be valid; if None the plan is checked.
 
     Raises:
         PlanError: the plan is not for these models or this platform.
         RewriteError, ModelError: as of :meth:`~evaluators.workload.lowered.Lowerings.lower`.
     """
+    workload, joined = lowerings.workload, lowerings.joined
     if law is None:
-        plan.validate(joined.graph, platform)
-        law = NumberedProcessors.of(platform)
+        plan.validate(joined.graph, lowerings.platform)
+        law = NumberedProcessors.of(lowerings.platform)
     jobs = jobs_of(plan, joined)
     models = lowerings.all(plan, jobs)
     instances = workload.instances

@@ -161,10 +161,10 @@ def dry_run(run: CampaignRun) -> dict[str, Any]:
 
 def _expected_s(config: StudyConfig, found: Mapping[str, Any]) -> float:
     """Return about how long a study takes, from what :func:`foreseen` returned."""
-    trials = min(config.budget, found["plans"])
+    trials = min(config.budget, int(found["plans"]))
     if not make_evaluator(config.evaluator).capabilities.measures_here:
         cuts_alone = str(found["allow"]) == "cuts"
-        size = 0 if cuts_alone else found["operators"] * len(found["processors"])
+        size = 0 if cuts_alone else int(found["operators"]) * len(found["processors"])
         return _PREDICTED_REST_S + size * _PLACE_S + trials * (_PREDICTED_TRIAL_S + size * _PLACE_OF_TRIAL_S)
     final_s = min(_MOST_FINAL_S, max(_LEAST_FINAL_S, _FINAL_OF_TRIAL_S * config.budget))
     return _REST_S + min(trials * _TRIAL_S, _MOST_TRIALS_S) + final_s

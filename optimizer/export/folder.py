@@ -201,7 +201,7 @@ def _write_several(study: Study, out: Path) -> dict[str, Any]:
                 raise RunFolderError(f"{study.path}: {study.missing}", "stage files are cut from the study's models")
             if without := next((c.graph.name for c in joined.components if c.graph.source is None), None):
                 raise RunFolderError(f"model {without!r} has no file", "stage files are cut from models that have one")
-            write_workload(out, workload, joined, study.best, platform, Lowerings(joined, platform))
+            write_workload(out, study.best, Lowerings(workload, joined, platform))
         document = parsed_json(read_bounded(out / "plan.json"))
     found = study.result["workload"]["outcomes"]["best"]
     names = ("instances_ms", "mean_ms", "makespan_ms")

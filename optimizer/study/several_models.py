@@ -136,7 +136,7 @@ class SeveralModels:
         """Return the canonical form of a plan that a person gives."""
         problem = self.problem
         joined, platform = problem.joined, problem.platform
-        setting(problem.workload, joined, plan, platform, Lowerings(joined, platform))
+        setting(plan, Lowerings(problem.workload, joined, platform))
         clients = [i.client for i in problem.workload.instances]
         found = decoded_plan(plan, joined).canonical(clients, platform).plan(joined)
         if plan.ranks and not in_space(self.space, found):

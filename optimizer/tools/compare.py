@@ -17,7 +17,7 @@ from evaluators.base import Batch, Candidate
 from evaluators.litert.deployment import is_workload_plan, read_deployment, read_workload_plan, runs_here
 from evaluators.litert.runner import PlanRunner, WorkloadRunner
 from evaluators.measurement.disturbance import TaskCounters, in_words
-from evaluators.measurement.final import FinalPolicy, Ratio, compare
+from evaluators.measurement.final import FinalPolicy, compare
 from evaluators.objectives import LATENCY
 from optimizer.report.console import UNDECIDED, interval_ms, slower_text, slower_than
 from optimizer.report.data import objective_of, read_result
@@ -154,8 +154,8 @@ def compare_runs(
             groups=(one.accelerators, other.accelerators),
         )
     lines = [f"{first}: {interval_ms(found.baseline)}", f"{second}: {interval_ms(found.candidate)}"]
-    ratio = Ratio(found.speedup, *found.ci95)  # how many times as long the first one takes
-    how = f"in {plural(found.rounds, 'pair')} of freshly loaded plans"
+    ratio = found.ratio  # how many times as long the first one takes
+    how = f"in {plural(found.final.rounds, 'pair')} of freshly loaded plans"
     faster, slower, by = (second, first, ratio) if ratio.value > 1.0 else (first, second, ratio.inverse)
     text = slower_text(by)
     took = "takes" if "times as" in text else "is"
@@ -165,7 +165,7 @@ def compare_runs(
     elif text.startswith("equal"):
         found_out = f"the two plans are {text}"
     lines.append(f"{'significant' if ratio.significant else 'not significant'}: {found_out}, {how}")
-    lines += in_words(found.disturbance, found.repeated, os.cpu_count() or 1)
+    lines += in_words(found.final.disturbance, found.final.repeated, os.cpu_count() or 1)
     if one.predicted:
         lines.append("both are predicted; nothing was run")
     if one.measured_by != other.measured_by:
@@ -216,8 +216,8 @@ def _source(path: Path, stack: ExitStack, custom_ops: Sequence[str]) -> _Source:
             deployed.content_digest,
             _documents(path),
             load,
-            lambda: [p for runner in running for p in runner.candidate.processes()],
-            lambda: sum(runner.candidate.queued_s for runner in running),
+            lambda: [p for runner in running for p in runner.processes()],
+            lambda: sum(runner.queued_s for runner in running),
             accelerators=deployed.platform.accelerators(s.processor for s in deployed.plan.stages),
             minimised=_minimised(study_of(path)),
         )

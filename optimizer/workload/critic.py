@@ -45,8 +45,7 @@ class WorkloadCritic(Critic):
     def learn(self, rng: np.random.Generator | None) -> None:
         """Settle the estimate: the mean, or a draw (Matheron's rule, as in the correction of ``auto``)."""
         Critic.learn(self, rng)
-        of = self.simulator
-        self._corrected = WorkloadSimulator(of.workload, of.joined, of.platform, self._price, lowerings=of.lowerings)
+        self._corrected = WorkloadSimulator(self.simulator.lowerings, self._price)
 
     def seconds(self, plan: Plan) -> float:
         """Return the prediction of a plan with the learned times."""

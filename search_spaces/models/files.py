@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import secrets
@@ -12,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from search_spaces.core.errors import UsageError
+from search_spaces.core.errors import OptimizeError, UsageError
 
 _HINTS = {
     errno.ENOSPC: "free some space, or choose another folder",
@@ -49,6 +50,22 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+@contextmanager
+def locked(path: Path, otherwise: OptimizeError) -> Iterator[None]:
+    """Hold the lock of a file, which is made where it is missing; the system releases it when the process ends.
+
+    Raises:
+        OptimizeError: ``otherwise``, where another process holds it.
+        OSError: the file cannot be made.
+    """
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise otherwise from None
+        yield
 
 
 def sync_folder(folder: Path) -> None:

@@ -12,15 +12,16 @@ Only the structure is rewritten: weights are factored and sliced when a stage th
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal, TypeVar
+from typing import Literal
 
 from search_spaces.core.errors import PlanError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import LayerRanks, Plan, Stage
 from search_spaces.core.platform import Platform
+from search_spaces.core.recent import recent
 from search_spaces.rewrites.splits import Split, SplitGraph, extent, split_operators
 from search_spaces.rewrites.tucker import Ranks, Triple, TuckerGraph, decompose, outline, ranks_of
 from search_spaces.rewrites.views import Viewed, as_it_is, without_copies
@@ -28,7 +29,6 @@ from search_spaces.rewrites.views import Viewed, as_it_is, without_copies
 _KEPT = 64
 _TRIPLE = 3
 
-Made = TypeVar("Made", TuckerGraph, SplitGraph)
 Keeps = Literal["bits", "rounding", "approximation"]
 Origin = tuple[int, int]
 """The operator of the plan's graph that an operator came from, and its place in the triple; 0 where there is none."""
@@ -117,7 +117,7 @@ class Lowering:
             placed = Plan(made.graph.digest, stages, plan.dispatch)
             return Lowered(made.graph, placed, numbers, _places(made.origins), "approximation", ranks=ranks_of(plan))
         splits = _Splits(self.graph, plan, made.origins)
-        whole = _kept(self._splits, (plan.ranks, splits.made), lambda: split_operators(made.graph, splits.made))
+        whole = recent(self._splits, (plan.ranks, splits.made), lambda: split_operators(made.graph, splits.made), _KEPT)
         places = _places(made.origins)
         origins = tuple(places[role.operator] for role in whole.roles)
         found = splits.lowered(whole, origins, "approximation" if plan.ranks else "rounding")
@@ -132,7 +132,7 @@ class Lowering:
         if not ranks:
             return TuckerGraph(self.graph, tuple(range(len(self.graph.operators))), {})
         wanted = {operator: Ranks(*both) for operator, *both in ranks}
-        return _kept(self._models, ranks, lambda: self._decomposed(wanted))
+        return recent(self._models, ranks, lambda: self._decomposed(wanted), _KEPT)
 
     def has_made(self, graph: Graph) -> bool:
         """Return whether a graph is one of the cached rewritten models."""
@@ -250,12 +250,3 @@ def _places(origins: Sequence[int]) -> tuple[Origin, ...]:
     for before, origin in pairwise((-1, *origins)):
         found.append((origin, found[-1][1] + 1 if origin == before else 0))
     return tuple(found)
-
-
-def _kept(known: OrderedDict[Hashable, Made], key: Hashable, make: Callable[[], Made]) -> Made:
-    if key not in known:
-        known[key] = make()
-        if len(known) > _KEPT:
-            known.popitem(last=False)
-    known.move_to_end(key)
-    return known[key]

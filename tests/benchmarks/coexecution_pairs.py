@@ -38,10 +38,10 @@ def shown(found: Comparison) -> Row:
     return {
         "baseline_ms": found.baseline.median * 1e3,
         "plan_ms": found.candidate.median * 1e3,
-        "speedup": found.speedup,
-        "ci95": list(found.ci95),
-        "significant": found.significant,
-        "rounds": found.rounds,
+        "speedup": found.ratio.value,
+        "ci95": list(found.ratio.ci95),
+        "significant": found.ratio.significant,
+        "rounds": found.final.rounds,
     }
 
 
@@ -64,7 +64,7 @@ def paired(session: LitertSession, graph: Graph, platform: Platform, result: Row
             policy,
             np.random.default_rng(0),
         )
-        tell(f"  {name}: {found.speedup:.3f} {found.ci95}")
+        tell(f"  {name}: {found.ratio.value:.3f} {found.ratio.ci95}")
         return shown(found)
 
     best = Plan.from_json(result["best"]["plan"])

@@ -69,10 +69,10 @@ def chosen(model: str, processors: str, platform: str) -> dict[str, Any]:
             POLICY,
             np.random.default_rng(0),
         )
-    low, high = found_pair.ci95
+    low, high = found_pair.ratio.ci95
     return found | {
         "same": False,
-        "regret": found_pair.speedup - 1.0,
+        "regret": found_pair.ratio.value - 1.0,
         "ci95": [low - 1.0, high - 1.0],
         "predicted_plan_ms": found_pair.baseline.median * 1e3,
         "measured_plan_ms": found_pair.candidate.median * 1e3,

@@ -70,15 +70,15 @@ def main() -> None:
     each_s, plain_plan = plain(options.model, trials)
     found = versus(options.model, plain_plan, our_plan, max_s=20.0)
     scaled = "" if trials == options.budget else f" (scaled from {trials} trials)"
-    low, high = found.ci95
-    verdict = "significant" if found.significant else "not significant"
+    low, high = found.ratio.ci95
+    verdict = "significant" if found.ratio.significant else "not significant"
     lines = [
         f"ours:  {ours_s:.1f} s for {options.budget} plans",
         f"plain: {each_s * options.budget:.1f} s for {options.budget} trials{scaled}, {each_s:.2f} s each",
         f"ratio: {each_s * options.budget / ours_s:.1f}",
         f"our plan:   {json.dumps(our_plan.to_json()['stages'])}",
         f"plain plan: {json.dumps(plain_plan.to_json()['stages'])}",
-        f"our plan is {found.speedup:.4f} times as fast [{low:.4f}, {high:.4f}], {verdict}",
+        f"our plan is {found.ratio.value:.4f} times as fast [{low:.4f}, {high:.4f}], {verdict}",
     ]
     sys.stdout.write("\n".join(lines) + "\n")
 

@@ -29,6 +29,7 @@ from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.cost_model.transfers import Prices
 from evaluators.samples import Measurement, Samples
 from evaluators.simulated import COPY_S_PER_BYTE, SimulatedSession, rewritten_s
+from evaluators.workload.lowered import Lowerings
 from evaluators.workload.predicted import WorkloadSimulator
 from evaluators.workload.simulate import JobCost, stage_means_s
 from optimizer.exact.bound import relax
@@ -311,7 +312,7 @@ def _workload(case: Case, number: int) -> Setup:
             work_s, _, slowed = sessions[model.digest]._freed(lowered).stage(processor, operators)
             return JobCost(work_s, slowed)
 
-        return WorkloadSimulator(workload, joined, platform, price)
+        return WorkloadSimulator(Lowerings(workload, joined, platform), price)
 
     known, estimate = simulator(None), simulator(np.random.default_rng([case.seed(number), 11]))
     costs = workload_costs(estimate, platform)

@@ -67,9 +67,9 @@ def criteria(session: LitertSession, graph: Graph, platform: Platform, processor
                     np.random.default_rng(0),
                 )
                 row |= {
-                    "times_as_fast_as_whole": against.speedup,
-                    "ci95": list(against.ci95),
-                    "significant": against.significant,
+                    "times_as_fast_as_whole": against.ratio.value,
+                    "ci95": list(against.ratio.ci95),
+                    "significant": against.ratio.significant,
                 }
         except OptimizeError as error:
             row = {"failed": str(error)}

@@ -35,7 +35,9 @@ from evaluators.cuda.client import Bench
 from evaluators.cuda.client import Client as GpuProcess
 from evaluators.cuda.devices import platform_of
 from evaluators.cuda.session import CudaEvaluator
-from evaluators.cuda.workload import CudaRun, CudaWorkload
+from evaluators.cuda.workload import CudaWorkload
+from evaluators.workload.host import HostedRun
+from evaluators.workload.lowered import Lowerings
 from optimizer.provenance import provenance
 from search_spaces.core.decoded_plan import DecodedPlan, in_runs
 from search_spaces.core.errors import OptimizeError
@@ -74,7 +76,7 @@ class Loop:
     def __init__(self, made: Graphs, plan: Plan) -> None:
         self.plan = plan
         run = made.session.load(made.joined.graph, plan)
-        if not isinstance(run, CudaRun):
+        if not isinstance(run, HostedRun):
             raise SystemExit("the evaluator is another")
         self._run, self._bench = run, made.session._bench
         self._took_s = [0.0] * len(run._instances)
@@ -113,7 +115,7 @@ class Graphs:
         self.joined = merge("set", parts)
         self.platform = platform
         self.space = WorkloadSpace(self.workload, self.joined, self.platform, 4)
-        self.session = CudaWorkload(self.workload, self.joined, platform, "mean", bench)
+        self.session = CudaWorkload(Lowerings(self.workload, self.joined, platform), "mean", bench)
 
     def plan(self, processors: Callable[[int], str], cuts: Mapping[str, tuple[int, ...]] | None = None) -> Plan:
         """Return the plan in which instance ``k`` is on ``processors(k)``, its model cut as asked."""

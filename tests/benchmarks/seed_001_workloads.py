@@ -103,12 +103,12 @@ def pairs(config: Any, folder: Path, result: WorkloadResult) -> dict[str, Any]:
             if result.best is None or baseline.plan.digest == result.best.digest:
                 continue
             compared = compare(load(baseline.plan), load(result.best), POLICY, rng)
-            low, high = compared.ci95
+            low, high = compared.ratio.ci95
             found[baseline.name] = {
-                "reduction": round(1.0 - 1.0 / compared.speedup, 4),
+                "reduction": round(1.0 - 1.0 / compared.ratio.value, 4),
                 "ci95": [round(1.0 - 1.0 / low, 4), round(1.0 - 1.0 / high, 4)],
-                "significant": compared.significant,
-                "rounds": compared.rounds,
+                "significant": compared.ratio.significant,
+                "rounds": compared.final.rounds,
                 "baseline_ms": round(compared.baseline.median * 1e3, 3),
                 "best_ms": round(compared.candidate.median * 1e3, 3),
             }

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from evaluators.cost_model.session import CostModelEvaluator
+from evaluators.workload.lowered import Lowerings
 from evaluators.workload.predicted import WorkloadSimulator
 from evaluators.workload.simulate import JobCost
 from optimizer.workload.baselines import baseline_processors, workload_baselines
@@ -51,7 +52,9 @@ def main(reference: Path, out: Path) -> None:
         def price(*_: object, took_s: float = alone_ms * 1e-3) -> JobCost:
             return JobCost(took_s)
 
-        reported = WorkloadSimulator(workload, joined, processors, price).run(processes).value_s("mean") * 1e3
+        reported = (
+            WorkloadSimulator(Lowerings(workload, joined, processors), price).run(processes).value_s("mean") * 1e3
+        )
         rows[name] = {
             "alone_ms": {"published": alone_ms, "fitted": round(fitted_alone, 2)},
             "six_ms": {

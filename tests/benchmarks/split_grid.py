@@ -116,7 +116,7 @@ def _in_pairs(session: AnySession, graph: Graph, plan: Plan, chosen: Plan) -> tu
         PAIRS,
         np.random.default_rng(0),
     )
-    return ours.speedup, list(ours.ci95)
+    return ours.ratio.value, list(ours.ratio.ci95)
 
 
 def named(space: SegmentSpace, plan: Plan) -> str:

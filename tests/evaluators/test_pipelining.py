@@ -195,7 +195,7 @@ def test_a_worker_that_dies_in_a_stream_is_reported(squeezenet: Graph, tmp_path:
         ((shape, dtype),) = runner.inputs.values()
         stream = runner.stream(np.zeros(shape, dtype) for _ in range(1000))
         next(stream)
-        os.kill(runner.candidate.processes()[0], signal.SIGKILL)
+        os.kill(runner.processes()[0], signal.SIGKILL)
         with fails(UnavailableError):
             list(stream)
 

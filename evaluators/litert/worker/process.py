@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from ctypes import c_void_p
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from evaluators.litert.adapters import vulkan_loader
 from evaluators.litert.worker import wire
@@ -64,24 +64,8 @@ _FALLING_ASLEEP_S = 1e-4  # from a worker's post that it is ready until it sleep
 _OPERATIONS = ("compile", "release", "arena", "program", "drop", "run", "stream", "jobs")
 
 
-class Engine(Protocol):
-    """Methods that a worker needs of a runtime to run compiled stages on shared memory; :class:`Runtime` has them."""
-
-    def compile(self, header: bytes, fds: Sequence[int], signatures: int, settings: dict[str, Any]) -> Compiled:
-        """Compile the model that a header and files make when concatenated."""
-        ...
-
-    def bind(self, kind: Any, address: int, nbytes: int) -> c_void_p:
-        """Return the argument of ``Compiled.run`` for a tensor at ``address``; ``kind`` is in ``Compiled.ports``."""
-        ...
-
-    def unbind(self, buffer: c_void_p) -> None:
-        """Release what :meth:`bind` returned."""
-        ...
-
-    def release(self, compiled: Compiled) -> None:
-        """Release compiled stages."""
-        ...
+Engine = Runtime | Interpreters | OpenVino
+"""A runtime, as a worker uses it: by ``compile``, ``bind``, ``unbind`` and ``release``, as of :class:`Runtime`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import errno
 import json
 import os
@@ -29,8 +28,7 @@ def send(channel: socket.socket, head: dict[str, Any], payload: bytes = b"", fds
     if rides > len(first):
         raise OSError(errno.E2BIG, f"{len(fds)} descriptors do not fit into one message")
     for i in range(rides):
-        some = array.array("i", fds[i * _MAX_FDS : (i + 1) * _MAX_FDS])
-        channel.sendmsg([first[i : i + 1]], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, some)])
+        socket.send_fds(channel, [first[i : i + 1]], fds[i * _MAX_FDS : (i + 1) * _MAX_FDS])
     channel.sendall(first[rides:] + text)
     if payload:
         channel.sendall(payload)
@@ -43,24 +41,23 @@ def receive(channel: socket.socket) -> tuple[dict[str, Any], bytes, list[int]]:
         EOFError: the other side is gone.
         TimeoutError: nothing came in time.
     """
-    fds = array.array("i")
+    fds: list[int] = []
     first = b""
     while len(first) < _HEAD.size:
-        part, ancillary, _, _ = channel.recvmsg(_HEAD.size - len(first), socket.CMSG_LEN(_MAX_FDS * fds.itemsize))
-        for level, kind, data in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+        part, some, _, _ = socket.recv_fds(channel, _HEAD.size - len(first), _MAX_FDS)
         if not part:
             raise EOFError
         first += part
+        fds += some
     for fd in fds:
         os.set_inheritable(fd, False)
     text_nbytes, payload_nbytes = _HEAD.unpack(first)
-    head = json.loads(_exactly(channel, text_nbytes))
-    return head, _exactly(channel, payload_nbytes), list(fds)
+    head = json.loads(exactly(channel, text_nbytes))
+    return head, exactly(channel, payload_nbytes), fds
 
 
-def _exactly(channel: socket.socket, nbytes: int) -> bytes:
+def exactly(channel: socket.socket, nbytes: int) -> bytes:
+    """Return the next ``nbytes`` bytes; raises EOFError where the other side closes before."""
     parts = bytearray()
     while len(parts) < nbytes:
         part = channel.recv(min(nbytes - len(parts), 1 << 20))

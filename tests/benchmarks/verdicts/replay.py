@@ -119,9 +119,9 @@ class Replayed(Candidate):
 
 def outcome(pair: str, found: Comparison) -> dict[str, Any]:
     """Return what is kept of a comparison of a slower plan (or an equal one) with a faster one."""
-    shown = {"ratio": found.speedup, "low": found.ci95[0], "high": found.ci95[1]}
+    shown = {"ratio": found.ratio.value, "low": found.ratio.ci95[0], "high": found.ratio.ci95[1]}
     kept = {name: round(value, 5) for name, value in shown.items()}
-    return {"pair": pair, **kept, "rounds": found.rounds, "repeated": found.repeated}
+    return {"pair": pair, **kept, "rounds": found.final.rounds, "repeated": found.final.repeated}
 
 
 def plans_of(names: Sequence[str], pair: str, rng: np.random.Generator) -> tuple[int, int]:

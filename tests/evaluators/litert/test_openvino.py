@@ -31,7 +31,7 @@ from evaluators.litert.processors import make_processor, usable_cores
 from evaluators.litert.runner import PlanRunner
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.litert.settings import TOLERANCE_BF16, TOLERANCE_F32, TOLERANCE_INT8, compile_settings
-from evaluators.litert.stages import compile_stages
+from evaluators.litert.stages import compile_strictly
 from evaluators.litert.worker import openvino
 from evaluators.litert.worker.openvino import Device, computes_natively, find_devices, other_versions
 from evaluators.litert.worker.runtimes import OPENVINO, check_installed
@@ -278,7 +278,7 @@ def test_a_process_that_dies_ends_its_trial_alone(session: LitertSession, squeez
 def test_a_front_end_that_crashes_refuses_the_operator(
     monkeypatch: pytest.MonkeyPatch, squeezenet: Graph, cache_folder: Path
 ) -> None:
-    asked = compile_stages
+    asked = compile_strictly
     marked = squeezenet.operators[5].outputs
 
     def crash(*arguments: Any, **named: Any) -> Any:
@@ -286,7 +286,7 @@ def test_a_front_end_that_crashes_refuses_the_operator(
             raise WorkerError(MIXED[1], "died of SIGSEGV", fatal=True)
         return asked(*arguments, **named)
 
-    monkeypatch.setattr(stages, "compile_stages", crash)
+    monkeypatch.setattr(stages, "compile_strictly", crash)
     with LitertEvaluator().prepare(platform_of(*MIXED)) as session:
         assert session.unsupported_operators(squeezenet, MIXED[1]) == [5]
 

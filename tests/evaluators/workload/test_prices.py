@@ -13,7 +13,7 @@ import pytest
 from evaluators.schedule import Event, Timeline
 from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Outcome, Request
-from evaluators.workload.prices import PriceTable, with_triples
+from evaluators.workload.prices import JobTimer, PriceTable
 from evaluators.workload.setting import Setting
 from search_spaces.core.decoded_plan import RankSet
 from search_spaces.core.errors import RunFolderError, UnavailableError
@@ -55,7 +55,9 @@ def never(found: Setting, parts: Sequence[tuple[Graph, Sequence[int]]], runs: in
 def test_a_processor_that_does_not_run_a_decomposed_model_is_reported_and_the_others_are_timed() -> None:
     graph = load(MODEL)
     workload = workload_of(MODEL)
-    lowerings = Lowerings(merge("one", [(workload.instances[0].name, graph)]), Platform("two", tuple(PROCESSORS)))
+    lowerings = Lowerings(
+        workload, merge("one", [(workload.instances[0].name, graph)]), Platform("two", tuple(PROCESSORS))
+    )
     layers = [i for i, o in enumerate(graph.operators[1:], 1) if o.kind == "CONV_2D"][:2]
     first: RankSet = (LayerRanks(layers[0], 8, 8),)
     second: RankSet = (LayerRanks(layers[1], 8, 8),)
@@ -66,7 +68,8 @@ def test_a_processor_that_does_not_run_a_decomposed_model_is_reported_and_the_ot
         messages.clear()
         forgotten.clear()
         grids = {graph.digest: sets}
-        return with_triples(table, [graph], grids, lowerings, PROCESSORS, timed, messages.append, forgotten.append)
+        timer = JobTimer(PROCESSORS, timed, messages.append)
+        return timer.with_triples(table, [graph], grids, lowerings, forgotten.append)
 
     empty = replace(TABLE, triple_s={})
     found = extended(empty, [first])

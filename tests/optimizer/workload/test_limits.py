@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaluators.cost_model.session import CostModelEvaluator
+from evaluators.workload.lowered import Lowerings
 from evaluators.workload.predicted import WorkloadSimulator
 from evaluators.workload.simulate import JobCost
 from optimizer.cli import main
@@ -53,7 +54,7 @@ def simulator_of(both: Row, core: Row, fixed: Row, deadline_s: float | None = No
         kind = min(processor, 1)
         return JobCost((fixed[kind] + sum((both, core)[kind][o] for o in operators)) / 1e3)
 
-    return WorkloadSimulator(workload, merge("w", [("m", chain_graph(len(both)))]), two_cores(), price)
+    return WorkloadSimulator(Lowerings(workload, merge("w", [("m", chain_graph(len(both)))]), two_cores()), price)
 
 
 def best_s(both: Row, core: Row, fixed: Row) -> float:

@@ -11,7 +11,7 @@ import pytest
 
 from evaluators.base import Agreement
 from evaluators.cost_model.session import CostModelEvaluator
-from evaluators.workload.predicted import PredictedRun
+from evaluators.simulated import Prediction
 from optimizer.cli import main
 from optimizer.study.config import parse_config
 from optimizer.workload.problem import read_problem
@@ -84,7 +84,7 @@ def test_outputs_that_are_not_what_they_should_be_have_an_exit_code(
     study(capsys, "--model", f"{SQUEEZENET}×2", "--budget", "3", "--out", "run")
     for error, code in ((0.5, 4), (0.01, 0)):
         agreement = Agreement(False, error, error, 0.1)
-        monkeypatch.setattr(PredictedRun, "verify", lambda _, found=agreement: found)
+        monkeypatch.setattr(Prediction, "verify", lambda _, found=agreement: found)
         assert main(["execute", "run"]) == code
         assert ("NOT what they should be" in capsys.readouterr().out) == (code == 4)
         assert main(["execute", "run", "--json"]) == code

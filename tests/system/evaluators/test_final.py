@@ -16,7 +16,7 @@ def pairs(times: int, latency_s: float, difference: float, noise: Noise) -> list
     rng = np.random.default_rng(7)
     loads = loader(latency_s * (1 + difference), noise, rng), loader(latency_s, noise, rng)
     found = [compare(*loads, POLICY, rng) for _ in range(times)]
-    return [(c.speedup, *c.ci95) for c in found]
+    return [(c.ratio.value, *c.ratio.ci95) for c in found]
 
 
 @pytest.mark.parametrize("noise", [QUIET, ROUGH], ids=["quiet", "rough"])

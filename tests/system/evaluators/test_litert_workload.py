@@ -16,8 +16,8 @@ import pytest
 
 from evaluators.litert.processors import local_platform, make_processor
 from evaluators.litert.session import LitertEvaluator
-from evaluators.litert.workload import LitertWorkload, WorkloadRun
-from evaluators.workload.host import came_of
+from evaluators.litert.workload import LitertWorkload
+from evaluators.workload.host import HostedRun, came_of
 from evaluators.workload.prices import PriceTable
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
@@ -67,7 +67,7 @@ def test_a_model_that_crashes_or_hangs_does_not_stop_the_others(
     with opened([squeezenet, mobilenet], *clients, run_s=5.0) as (session, space):
         plan = plan_of(space, jobs_1=1, on_1_1=names[1], on_2_1=names[2])
         with closing(session.load(space.joined.graph, plan)) as candidate:
-            assert isinstance(candidate, WorkloadRun)
+            assert isinstance(candidate, HostedRun)
             candidate.executor.run()
             assert not candidate.executor.failures
             signalled_once_it_works(process_of(names[2], session), how)
