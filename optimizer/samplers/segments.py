@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import accumulate, groupby
 from operator import itemgetter
 from statistics import geometric_mean, median
 
@@ -71,6 +71,7 @@ class SegmentProposer:
         self._copies: list[float] = []
         self._axes: set[How | None] = set()
         self._optimum: tuple[object, tuple[Block, ...]] | None = None  # what the model had learned, and its best blocks
+        self._priced: dict[tuple[Block, str | None], float] = {}  # by that model, after a processor (s)
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
         """Record a trial, in the order of trials."""
@@ -148,6 +149,7 @@ class SegmentProposer:
         learned = join_s, None if ones else factors
         if self._optimum is None or self._optimum[0] != learned:
             self._optimum = learned, model.best().blocks
+            self._priced.clear()
         return self._optimum[1]
 
     def _shared(self) -> Plan | None:
@@ -159,27 +161,42 @@ class SegmentProposer:
         if best.digest not in self._tried and self._problem.fits(best):
             return best
         leaders = [blocks for _, blocks in sorted(self._measured, key=lambda pair: pair[0])[:_BEST]]
-        priced: dict[tuple[Block, str | None], float] = {}
-        near = [(self._cost_s(moved, priced), moved) for each in leaders for moved in self._beside(each)]
+        near = [found for each in leaders for found in self._near(each)]
         # On many processors there are tens of thousands of neighbours; plans are made of the cheapest ones only.
         for _, alike in groupby(sorted(near, key=itemgetter(0)), key=itemgetter(0)):
-            plans = {plan.digest: plan for plan in (self._plan(moved) for _, moved in alike)}
+            moved = ((*blocks[:first], *new, *blocks[last:]) for _, blocks, first, new, last in alike)
+            plans = {plan.digest: plan for plan in map(self._plan, moved)}
             for digest in sorted(plans.keys() - self._tried):
                 if self._problem.fits(plans[digest]):
                     return plans[digest]
         return None
 
-    def _cost_s(self, blocks: Sequence[Block], priced: dict[tuple[Block, str | None], float]) -> float:
-        """Return the time of blocks (s); the time of a block after a processor is computed once."""
-        total: float = 0.0
-        before: str | None = None
-        for block in blocks:
-            key = block, before
-            if key not in priced:
-                priced[key] = self._model.block_s(*key)
-            total += priced[key]
-            before = block.on
-        return total
+    def _near(
+        self, blocks: tuple[Block, ...]
+    ) -> Iterator[tuple[float, tuple[Block, ...], int, tuple[Block, ...], int]]:
+        """Yield the neighbours of a sequence of blocks: the time (s), the blocks, and which of them others replace.
+
+        A block's time depends on the processor before it alone: only what changes, and what follows it, is priced.
+        """
+        before = (None, *(block.on for block in blocks))
+        own_s = [self._block_after_s(block, on) for block, on in zip(blocks, before, strict=False)]
+        ahead_s = [0.0, *accumulate(own_s)]
+        behind_s = [*reversed([0.0, *accumulate(reversed(own_s))]), 0.0]
+        for first, new, last in self._beside(blocks):
+            total_s, on = ahead_s[first], before[first]
+            for block in new:
+                total_s += self._block_after_s(block, on)
+                on = block.on
+            if last < len(blocks):
+                total_s += self._block_after_s(blocks[last], on) + behind_s[last + 1]
+            yield float(f"{total_s:.12g}"), blocks, first, new, last  # sums of equal times are equal
+
+    def _block_after_s(self, block: Block, before: str | None) -> float:
+        """Return the time of a block after a processor (s), which is computed once."""
+        found = self._priced.get((block, before))
+        if found is None:
+            found = self._priced[block, before] = self._model.block_s(block, before)
+        return found
 
     def _plan(self, blocks: Sequence[Block]) -> Plan:
         return self._space.plan(self._space.expand(blocks))
@@ -211,17 +228,17 @@ class SegmentProposer:
     def _block_s(self, block: Block) -> float:
         return self._plain.cost_s(self._space.parts_of(block))
 
-    def _beside(self, blocks: tuple[Block, ...]) -> Iterator[tuple[Block, ...]]:
-        """Yield the neighbours of a sequence of blocks."""
+    def _beside(self, blocks: tuple[Block, ...]) -> Iterator[tuple[int, tuple[Block, ...], int]]:
+        """Yield the neighbours of a sequence of blocks: which ones (half-open), and the blocks in their place."""
         for i, block in enumerate(blocks):
-            head, tail = blocks[:i], blocks[i + 1 :]
             for other in self._instead(block):
-                yield (*head, other, *tail)
-            if tail and block.way == tail[0].way and block.way in {"whole", *AXES}:
-                yield (*head, replace(block, last=tail[0].last, share=tail[0].share), *tail[1:])
+                yield i, (other,), i + 1
+            after = blocks[i + 1] if i + 1 < len(blocks) else None
+            if after and block.way == after.way and block.way in {"whole", *AXES}:
+                yield i, (replace(block, last=after.last, share=after.share),), i + 2
             for middle in self._space.begins(block.first, block.last):
                 first, second = replace(block, last=middle), self._nearest(block, middle)
-                yield (*head, self._nearest(first, first.first), second, *tail)
+                yield i, (self._nearest(first, first.first), second), i + 1
 
     def _instead(self, block: Block) -> Iterator[Block]:
         """Yield other ways to run the operators of a block."""
