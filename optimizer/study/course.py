@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -97,6 +97,15 @@ class Study:
     def holds(self, plan: Plan) -> bool:
         """Return whether the space holds a plan."""
         return in_space(self.subject.space, plan)
+
+    def fact(self, kind: str, make: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Return what the log holds of a kind; else what all workers use, which the first one makes, and log it."""
+        for record in self.run.contents.records:
+            if record.kind == kind:
+                return record.data
+        found = make() if self.shared is None else self.shared.fact(kind, make)
+        self.run.log.append(kind, found)
+        return found
 
     def result(self, verdict: Verdict | None, deployed: Agreement | None) -> Result:
         """Return the result so far."""

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from evaluators.energy import OPTION
 from evaluators.measurement.final import Ratio
 from evaluators.objectives import LATENCY, Objective, Pricing, find_objective, powers_or_meter
 from evaluators.registry import make_evaluator
+from evaluators.workload.host import WorkloadSession
 from evaluators.workload.outcome import Objective as OfOutcome
 from evaluators.workload.outcome import Outcome
 from evaluators.workload.predicted import WorkloadSimulator
@@ -41,7 +42,8 @@ from optimizer.report.document import Block, Column, Table, Text, headed, shown
 from optimizer.study.config import StudyConfig, parse_config
 from optimizer.study.folder import LOG, RESULT
 from optimizer.study.log import read_log
-from optimizer.tools.execute import ReloadedWorkload, reloaded_workload
+from optimizer.study.several_models import SeveralModels
+from optimizer.tools.execute import Reloaded, reloaded_workload
 from search_spaces.core.decoded_plan import jobs_of
 from search_spaces.core.errors import InfeasibleError, OptimizeError, RunFolderError
 from search_spaces.core.graph import Graph
@@ -610,8 +612,9 @@ def explain_workload(run: Path) -> Document:
     if not priced:
         raise RunFolderError(f"{run}: its log holds no prices of jobs", "explain a finished study")
     with reloaded_workload(run) as found:
-        found.session.price(priced[-1], lambda _: None)
-        simulator, objective = found.session.simulator, found.problem.objective
+        session = cast("WorkloadSession", found.session)
+        session.price(priced[-1], lambda _: None)
+        simulator, objective = session.simulator, found.subject.objective
         key, best = f"{objective}_ms", simulator.run(found.plan)
         best_ms = best.value_s(objective) * 1e3
         return {
@@ -630,7 +633,7 @@ def explain_workload(run: Path) -> Document:
                     "measured_ms": outcomes.get(b.name, {}).get(key),
                     "predicted_ms": _predicted_ms(simulator, b.plan, objective),
                 }
-                for b in found.problem.baselines
+                for b in found.subject.baselines
             },
         }
 
@@ -645,18 +648,18 @@ def _busy(found: Outcome) -> dict[str, float]:
     )
 
 
-def _workload_jobs(found: ReloadedWorkload, simulator: WorkloadSimulator, best_ms: float) -> Iterator[Document]:
+def _workload_jobs(found: Reloaded[SeveralModels], simulator: WorkloadSimulator, best_ms: float) -> Iterator[Document]:
     """Yield the jobs of each instance, with the objective's change on each other processor; None: it cannot run."""
-    problem, plan = found.problem, found.plan
-    for index, stages in jobs_of(plan, problem.joined).items():
-        component = problem.joined.components[index]
+    subject, plan = found.subject, found.plan
+    for index, stages in jobs_of(plan, subject.joined).items():
+        component = subject.joined.components[index]
         for number in stages:
             stage = plan.stages[number]
             elsewhere: dict[str, float | None] = {}
-            for name in (p.name for p in problem.space.platform.processors if p.name != stage.processor):
+            for name in (p.name for p in subject.space.platform.processors if p.name != stage.processor):
                 moved = list(plan.stages)
                 moved[number] = replace(stage, processor=name)
-                took_ms = _predicted_ms(simulator, replace(plan, stages=tuple(moved)), problem.objective)
+                took_ms = _predicted_ms(simulator, replace(plan, stages=tuple(moved)), subject.objective)
                 elsewhere[name] = None if took_ms is None else took_ms - best_ms
             yield {
                 "instance": component.name,

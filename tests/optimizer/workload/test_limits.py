@@ -21,9 +21,9 @@ from optimizer.cli import main
 from optimizer.study.config import parse_config
 from optimizer.study.history import Trial
 from optimizer.study.log import read_log
+from optimizer.study.several_models import SeveralModels
 from optimizer.workload.limits import check, least
 from optimizer.workload.memory import Memory
-from optimizer.workload.problem import read_problem
 from optimizer.workload.ranks import grids_of
 from optimizer.workload.variants import find_variants
 from search_spaces.core.decoded_plan import RankSet
@@ -147,7 +147,7 @@ def memory_of(errors: Sequence[float]) -> tuple[Memory, Sequence[Sequence[RankSe
     """Return what tells the memory of :func:`two_clients`, and the ranks that each may get."""
     values = {"model": two_clients(errors), "budget": "1", "evaluator": "cost-model", "platform": "pixel4"}
     evaluator = CostModelEvaluator()
-    problem = read_problem(parse_config({**values, "processors": "1large,3med,gpu"}), evaluator)
+    problem = SeveralModels.read(parse_config({**values, "processors": "1large,3med,gpu"}), evaluator)
     with evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective) as session:
         grids, processors = grids_of(problem.workload, problem.choices), problem.space.platform
         arguments = session, problem.workload, problem.joined, processors, problem.choices, grids, lambda _: None

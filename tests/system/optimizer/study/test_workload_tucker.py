@@ -23,8 +23,8 @@ from evaluators.litert.session import LitertEvaluator
 from optimizer.cli import main
 from optimizer.study.config import parse_config
 from optimizer.study.log import read_log
+from optimizer.study.several_models import SeveralModels
 from optimizer.workload.memory import Memory
-from optimizer.workload.problem import Problem, read_problem
 from optimizer.workload.ranks import PLAIN, grids_of
 from optimizer.workload.variants import Variants, find_variants
 from search_spaces.core.decoded_plan import component_plan, decoded_plan, jobs_of, ranks_by_component
@@ -101,14 +101,14 @@ def test_ranks_that_are_none_of_the_space_are_reported() -> None:
         Variants.from_json({"of": [[{"ranks": [[1]]}]]}, 1)
 
 
-def problem_of(**values: str) -> tuple[Problem, CostModelEvaluator]:
+def problem_of(**values: str) -> tuple[SeveralModels, CostModelEvaluator]:
     evaluator = CostModelEvaluator()
     common = {"model": MODELS, "budget": "1", "evaluator": "cost-model", "platform": "pixel4", "allow": "cuts,ranks"}
-    return read_problem(parse_config({**common, "max_error": "0.2", **values}), evaluator), evaluator
+    return SeveralModels.read(parse_config({**common, "max_error": "0.2", **values}), evaluator), evaluator
 
 
 @pytest.fixture(scope="module")
-def found() -> Iterator[tuple[Problem, Variants, Any]]:
+def found() -> Iterator[tuple[SeveralModels, Variants, Any]]:
     problem, evaluator = problem_of(processors="1large,3med,gpu")
     with evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective) as session:
         grids = grids_of(problem.workload, problem.choices)
@@ -123,7 +123,7 @@ def found() -> Iterator[tuple[Problem, Variants, Any]]:
 
 
 def test_variants_keep_their_error_and_each_triple_is_quicker_where_it_is_for(
-    found: tuple[Problem, Variants, Any],
+    found: tuple[SeveralModels, Variants, Any],
 ) -> None:
     problem, variants, simulator = found
     processors = [p for p in problem.platform.processors if p.resources]
@@ -145,7 +145,7 @@ def test_variants_keep_their_error_and_each_triple_is_quicker_where_it_is_for(
         Variants.from_json(again, len(variants.of) + 1)
 
 
-def test_a_job_with_ranks_costs_what_its_decomposed_operators_do(found: tuple[Problem, Variants, Any]) -> None:
+def test_a_job_with_ranks_costs_what_its_decomposed_operators_do(found: tuple[SeveralModels, Variants, Any]) -> None:
     problem, variants, simulator = found
     space = WorkloadSpace(problem.workload, problem.joined, problem.space.platform, 2, variants.sets)
     plain = space.plan_at(0)
@@ -174,7 +174,7 @@ def test_ranks_are_searched_with_processors_and_the_result_tells_them(capsys: py
     assert any(name.endswith(", Tucker") for name in outcomes)
     assert outcomes["best"]["mean_ms"] < outcomes[PLAIN]["mean_ms"]
     graph = read_model(next(Path("run/best").glob("tucker_1_*.tflite")), "written")
-    whole = read_problem(
+    whole = SeveralModels.read(
         parse_config({"model": MODELS, "budget": "1", "evaluator": "cost-model", "platform": "pixel4"}),
         CostModelEvaluator(),
     )
@@ -302,7 +302,7 @@ def test_decomposed_models_are_measured_and_their_files_compute_what_they_should
     model = "vgg11@0.25/32+spectrum"
     values = {"model": f"{model}×2", "budget": "1", "processors": "cpu0", "allow": "cuts,ranks", "max_error": "0.3"}
     evaluator = LitertEvaluator()
-    problem = read_problem(parse_config(values), evaluator)
+    problem = SeveralModels.read(parse_config(values), evaluator)
     grids = grids_of(problem.workload, problem.choices)
     processors = problem.space.platform
     with evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective) as session:
