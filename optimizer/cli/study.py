@@ -198,8 +198,7 @@ def _config(options: argparse.Namespace) -> StudyConfig:
 
 def _study(config: StudyConfig, arguments: Sequence[str], options: argparse.Namespace) -> int:
     from optimizer.report.console import ProgressWatcher, render
-    from optimizer.study.course import run_study
-    from optimizer.study.ends import Interrupted
+    from optimizer.study.course import Interrupted, run_study
 
     try:
         with ProgressWatcher(config.budget, quiet=options.quiet, verbose=options.verbose) as watcher:

@@ -12,8 +12,7 @@ from evaluators.measurement.disturbance import RunFilter
 from evaluators.measurement.drift import probe
 from evaluators.samples import Samples
 from optimizer.study.history import History, Trial
-from optimizer.study.log import TrialLog
-from optimizer.study.records import Record
+from optimizer.study.log import Record, TrialLog
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan

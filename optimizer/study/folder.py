@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from optimizer.files import disk_errors, is_temporary, write_atomic, write_json
 from optimizer.provenance import provenance
-from optimizer.study.log import TrialLog, read_log
-from optimizer.study.records import LogContents, header
+from optimizer.study.log import LogContents, TrialLog, header, read_log
 from search_spaces.core.bounded import parsed_json, read_bounded
 from search_spaces.core.errors import OptimizeError, RunFolderError, UsageError
 from search_spaces.core.yaml_file import read_settings

@@ -24,10 +24,18 @@ from optimizer.model.segments import segment_baselines, split_profile
 from optimizer.shared.study import ERRORS, PROFILE
 from optimizer.study.config import StudyConfig, most_stages, space_of, with_freedoms
 from optimizer.study.course import Study
-from optimizer.study.deadline import missed, too_late, unreachable
-from optimizer.study.feasibility import violations
 from optimizer.study.history import History
-from optimizer.study.limits import allowed_error, expected, keeps, limits_of, unreachable_limit
+from optimizer.study.limits import (
+    allowed_error,
+    expected,
+    keeps,
+    limits_of,
+    missed,
+    too_late,
+    unreachable,
+    unreachable_limit,
+    violations,
+)
 from optimizer.study.result import Result
 from optimizer.study.subjects import Search, Subject
 from optimizer.study.verdict import Verdict

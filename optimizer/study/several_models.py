@@ -30,19 +30,20 @@ from optimizer.study.course import Study
 from optimizer.study.folder import write_json
 from optimizer.study.history import History, Trial
 from optimizer.study.limits import expected, keeps, limits_of
-from optimizer.study.records import Record
+from optimizer.study.log import Record
+from optimizer.study.result import WorkloadResult
 from optimizer.study.subjects import Search, Subject
 from optimizer.study.verdict import Verdict
 from optimizer.study.warm import PRICES, Warm, begin_warm, fingerprint_of, warm_several
 from optimizer.workload.baselines import baseline_processors, first_plans, mapped, workload_baselines
-from optimizer.workload.critic import workload_costs, workload_critic
-from optimizer.workload.limits import Least, bound_of, check
-from optimizer.workload.memory import Memory
+from optimizer.workload.limits import Least, Memory, bound_of, check
 from optimizer.workload.ranks import (
     PLAIN,
     RANKS,
+    Variants,
     choices_of,
     decomposed,
+    find_variants,
     foreseen,
     grids_of,
     rank_summary,
@@ -50,10 +51,7 @@ from optimizer.workload.ranks import (
     with_errors,
     write_rewritten,
 )
-from optimizer.workload.result import WorkloadResult
-from optimizer.workload.search import STEPS, WorkloadProposer
-from optimizer.workload.starts import shared_starts
-from optimizer.workload.variants import Variants, find_variants
+from optimizer.workload.search import STEPS, WorkloadProposer, shared_starts, workload_costs, workload_critic
 from search_spaces.core.constraints import Violation, infeasible
 from search_spaces.core.decoded_plan import decoded_plan, ranks_by_component
 from search_spaces.core.errors import PlanError, RewriteError, UnavailableError, UsageError

@@ -19,7 +19,7 @@ from optimizer.study.config import StudyConfig
 from optimizer.study.folder import write_json
 from optimizer.study.history import History, Trial
 from optimizer.study.limits import limits_of, none_keeps
-from optimizer.study.records import Record
+from optimizer.study.log import Record
 from optimizer.study.result import Result
 from optimizer.study.verdict import Verdict
 from optimizer.study.warm import Warm

@@ -11,16 +11,148 @@ earlier trials only.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evaluators.samples import Measurement
+from evaluators.workload.predicted import WorkloadSimulator
+from evaluators.workload.simulate import JobCost, stage_means_s
+from optimizer.exact.chain_costs import ChainCosts
+from optimizer.exact.segment_model import SegmentModel
 from optimizer.samplers.critic import Critic
 from optimizer.samplers.study import below
-from search_spaces.core.plan import Plan
+from optimizer.workload.limits import operator_costs
+from search_spaces.core.decoded_plan import DecodedPlan, in_runs
+from search_spaces.core.errors import RewriteError, UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan, Stage
+from search_spaces.core.platform import Platform
+from search_spaces.core.pools import members, single_processors
+from search_spaces.rewrites.lower import Lowered
+from search_spaces.spaces.segment_space import SegmentSpace
+from search_spaces.spaces.shared_workload_space import SharedWorkloadSpace
 from search_spaces.spaces.space import NeighbourlySpace, in_space
+
+Value = Callable[[Plan, WorkloadSimulator], float]
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkloadCritic(Critic):
+    """Prices plans of a workload from the measured times of jobs; the simulated queue follows those times."""
+
+    simulator: WorkloadSimulator
+    value: Value
+    _corrected: WorkloadSimulator | None = None
+
+    def observe(self, plan: Plan, stage_s: tuple[float, ...]) -> None:
+        """Add a plan's measured stages, without the simulated slowdown of processors that run at once."""
+        try:
+            outcome = self.simulator.run(plan, known=True)
+        except (RewriteError, UnavailableError):
+            return
+        expected_s = stage_means_s(outcome, self.simulator.setting(plan, known=True), len(plan.stages))
+        alone_s = [self.model_s(stage) if stage.processor in self._processors else 0.0 for stage in plan.stages]
+        stages = zip(stage_s, expected_s, alone_s, strict=True)
+        Critic.observe(self, plan, tuple(s * alone / e if e > 0.0 else 0.0 for s, e, alone in stages))
+
+    def learn(self, rng: np.random.Generator | None) -> None:
+        """Settle the estimate: the mean, or a draw (Matheron's rule, as in the correction of ``auto``)."""
+        Critic.learn(self, rng)
+        self._corrected = WorkloadSimulator(self.simulator.lowerings, self._price)
+
+    def seconds(self, plan: Plan) -> float:
+        """Return the prediction of a plan with the learned times."""
+        return self.value(plan, self._corrected or self.simulator)
+
+    def _price(self, model: Graph, lowered: Lowered, processor: int, operators: tuple[int, ...]) -> JobCost:
+        found = self.simulator.cost(model, lowered, processor, operators)
+        first = next(c.first_operator for c in self.simulator.joined.components if c.graph.digest == model.digest)
+        origins = sorted({first + lowered.origins[o][0] for o in operators})
+        name = single_processors(self.simulator.platform)[processor].name
+        return replace(found, work_s=found.work_s * self.factor(Stage(tuple(origins), name)))
+
+
+def workload_critic(simulator: WorkloadSimulator, costs: ChainCosts, value: Value) -> WorkloadCritic:
+    """Return a critic that learns a factor on each operator's price, the same in all instances of a network.
+
+    Args:
+        costs: of :func:`workload_costs`.
+        value: the objective of a plan, as a simulator predicts it.
+    """
+    begins = {c.graph.digest: c.first_operator for c in reversed(simulator.joined.components)}
+    each = [begins[c.graph.digest] + np.arange(len(c.graph.operators)) for c in simulator.joined.components]
+    return WorkloadCritic(
+        lambda plan: value(plan, simulator), costs, np.concatenate(each), simulator=simulator, value=value
+    )
+
+
+def workload_costs(simulator: WorkloadSimulator, platform: Platform) -> ChainCosts:
+    """Return the costs of the operators of all instances, without contention between processors.
+
+    Args:
+        platform: processors and pools; a pool is priced as its first processor.
+    """
+    names, components = [p.name for p in single_processors(simulator.platform)], simulator.joined.components
+    count = len(simulator.joined.graph.operators)
+    operator_s, overhead_s = np.zeros((len(platform.processors), count)), np.zeros(len(platform.processors))
+    for row, processor in enumerate(platform.processors):
+        number = names.index(members(processor)[0])
+        for component in {c.graph.digest: c for c in components}.values():
+            graph = component.graph
+            price = partial(simulator.part_s, graph, number)
+            begun_s, added_s = operator_costs(price, len(graph.operators))
+            each_s = np.maximum(np.where(np.isfinite(added_s), added_s, begun_s), 0.0)
+            for other in components:
+                if other.graph.digest == graph.digest:
+                    operator_s[row, other.first_operator : other.first_operator + len(each_s)] = each_s
+            both = np.isfinite(begun_s) & np.isfinite(added_s)
+            call_s = float(np.median(begun_s[both] - added_s[both])) if both.any() else 0.0
+            overhead_s[row] = max(overhead_s[row], call_s)
+    between = np.zeros((count, len(platform.processors), len(platform.processors)))
+    return ChainCosts(platform, operator_s, overhead_s, between)
+
+
+def shared_starts(space: SharedWorkloadSpace, simulator: WorkloadSimulator) -> list[Plan]:
+    """Return plans with stages that are best for a model alone: for all models, and for each beside whole others."""
+    best = [_best(model, simulator) for model in space.models]
+    clients = [c for c, _ in enumerate(space.models) for _ in range(space.counts[c])]
+    found = [DecodedPlan("fifo", tuple(range(len(clients))), tuple(best[c] for c in clients))]
+    for place in space.platform.processors:
+        whole = [in_runs(len(model.graph.operators), (), [place.name]) for model in space.models]
+        for one in range(len(best)):
+            rows = tuple(best[c] if c == one else whole[c] for c in clients)
+            found.append(DecodedPlan("fifo", tuple(range(len(clients))), rows))
+    return list(dict.fromkeys(space.plan(each) for each in found))
+
+
+def _best(space: SegmentSpace, simulator: WorkloadSimulator) -> tuple[Stage, ...]:
+    """Return the stages of the plan with the least latency of one model alone, as jobs are priced."""
+    numbers = {processor.name: number for number, processor in enumerate(single_processors(simulator.platform))}
+    count = len(space.graph.operators)
+    rows = list(_rows(space, simulator, numbers))
+    operator_s = np.array([added_s for added_s, _ in rows])
+    overhead_s = np.array([call_s for _, call_s in rows])
+    processors = len(rows)
+    costs = ChainCosts(space.platform, operator_s, overhead_s, np.zeros((count, processors, processors)))
+    return space.plan(SegmentModel(space, costs).best().parts).stages
+
+
+def _rows(
+    space: SegmentSpace, simulator: WorkloadSimulator, numbers: dict[str, int]
+) -> Iterator[tuple[NDArray[np.float64], float]]:
+    """Yield for each processor or pool the seconds that operators add to a job, and the overhead of a job."""
+    count = len(space.graph.operators)
+    for processor in space.platform.processors:
+        begun_s, added_s = operator_costs(partial(simulator.part_s, space.graph, numbers[members(processor)[0]]), count)
+        both = np.isfinite(begun_s) & np.isfinite(added_s)
+        call_s = float(np.median(begun_s[both] - added_s[both])) if both.any() else 0.0
+        yield np.minimum(np.where(np.isfinite(added_s), added_s, begun_s - call_s), begun_s), max(0.0, call_s)
+
 
 STEPS = 1500
 _KEPT = 200

@@ -25,8 +25,8 @@ from optimizer.report.console import ProgressWatcher
 from optimizer.study.config import parse_config
 from optimizer.study.course import run_study
 from optimizer.study.log import read_log
+from optimizer.study.result import WorkloadResult
 from optimizer.study.several_models import SeveralModels
-from optimizer.workload.result import WorkloadResult
 from search_spaces.core.plan import Plan
 
 COMMAND = "python -m tests.benchmarks.seed_001_workloads"

@@ -37,14 +37,12 @@ from optimizer.study.course import run_study
 from optimizer.study.history import Trial
 from optimizer.study.limits import allowed_error
 from optimizer.study.log import read_log
+from optimizer.study.result import WorkloadResult
 from optimizer.study.several_models import SeveralModels
 from optimizer.workload.baselines import first_plans
-from optimizer.workload.limits import check
-from optimizer.workload.memory import Memory
-from optimizer.workload.ranks import grids_of
-from optimizer.workload.result import WorkloadResult
+from optimizer.workload.limits import Memory, check
+from optimizer.workload.ranks import find_variants, grids_of
 from optimizer.workload.search import WorkloadProposer
-from optimizer.workload.variants import find_variants
 from search_spaces.core.errors import OptimizeError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import JoinedGraph

@@ -27,8 +27,8 @@ from optimizer.exact.chain_costs import ChainCosts
 from optimizer.model.baselines import Baseline, baselines
 from optimizer.samplers.auto import Problem
 from optimizer.samplers.study import MOST_REPEATS
-from optimizer.study.feasibility import violations
 from optimizer.study.history import UNSEEN, History, Trial
+from optimizer.study.limits import violations
 from optimizer.study.log import TrialLog, read_log
 from optimizer.study.loop import LOST, Loop
 from search_spaces.core.allowed_code import allow

@@ -22,10 +22,8 @@ from optimizer.study.config import parse_config
 from optimizer.study.history import Trial
 from optimizer.study.log import read_log
 from optimizer.study.several_models import SeveralModels
-from optimizer.workload.limits import check, least
-from optimizer.workload.memory import Memory
-from optimizer.workload.ranks import grids_of
-from optimizer.workload.variants import find_variants
+from optimizer.workload.limits import Memory, check, least
+from optimizer.workload.ranks import find_variants, grids_of
 from search_spaces.core.decoded_plan import RankSet
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import merge
@@ -131,7 +129,7 @@ def test_what_a_decomposed_model_takes_is_worked_out_once(
     workload = Workload("w", (Client("m", "m", 2),))
     memory = Memory(workload, merge("w", [(i.name, graph) for i in workload.instances]))
     first = memory.nbytes([ways[0], ways[0]])
-    monkeypatch.delattr("optimizer.workload.memory.outline")
+    monkeypatch.delattr("optimizer.workload.limits.outline")
     assert memory.nbytes([ways[0], ways[0]]) == first
 
 

@@ -18,8 +18,8 @@ from optimizer.cli import main
 from optimizer.study.config import parse_config
 from optimizer.study.log import read_log
 from optimizer.study.several_models import SeveralModels
+from optimizer.workload.ranks import Variants, find_variants
 from optimizer.workload.search import WorkloadProposer
-from optimizer.workload.variants import Variants, find_variants
 from search_spaces.core.errors import EXIT_INTERRUPTED
 from search_spaces.core.plan import Plan
 from tests.support.commands import rewrite_log, studied, tried

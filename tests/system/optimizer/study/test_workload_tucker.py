@@ -24,9 +24,8 @@ from optimizer.cli import main
 from optimizer.study.config import parse_config
 from optimizer.study.log import read_log
 from optimizer.study.several_models import SeveralModels
-from optimizer.workload.memory import Memory
-from optimizer.workload.ranks import PLAIN, grids_of
-from optimizer.workload.variants import Variants, find_variants
+from optimizer.workload.limits import Memory
+from optimizer.workload.ranks import PLAIN, Variants, find_variants, grids_of
 from search_spaces.core.decoded_plan import component_plan, decoded_plan, jobs_of, ranks_by_component
 from search_spaces.core.errors import PlanError, RunFolderError
 from search_spaces.core.plan import LayerRanks
