@@ -10,17 +10,17 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from evaluators.base import Session, conditions_of, verified
+from evaluators.base import conditions_of, verified
 from evaluators.measurement.disturbance import RunFilter
 from evaluators.samples import Measurement
-from evaluators.sampling import SamplingPolicy, measure
+from evaluators.sampling import measure
 from optimizer.model.baselines import Baseline
 from optimizer.samplers import resumes, study_sampler
 from optimizer.samplers.auto import AutoProposer, Problem
 from optimizer.samplers.study import ExhaustedError
 from optimizer.study.history import INFEASIBLE, OPTIMUM, UNSEEN, History, Trial, constraint_attributes
 from optimizer.study.log import TrialLog
-from search_spaces.core.constraints import Violation
+from optimizer.study.subjects import Search
 from search_spaces.core.errors import DeviceLostError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
@@ -49,14 +49,9 @@ class Loop:
 
     Attributes:
         queue: plans of the space to be measured first, with their origin: baselines and warm starts.
-        predict: the additive model's seconds of a plan.
-        problem: the search as samplers see it.
-        violations: of a plan; a plan with any is reported as infeasible and never run.
         proven_s: a plan that takes no longer ends the search, since it is within ``precision`` of the bound.
-        named, policy: sampling policies of the queue's plans, and of proposals.
         budget: distinct plans of the space to try.
         end_s: begin no trial later, by :func:`time.monotonic`.
-        asks_all: whether outputs of plans that lost their race are compared too, since the error is limited.
         notify: called after every trial.
         runs: makes runs, and repeats those that waited for a core.
         held: trials that are not in the log yet, since no plan has worked.
@@ -65,21 +60,15 @@ class Loop:
 
     graph: Graph
     space: EnumerableSpace
-    session: Session
+    search: Search
     history: History
     log: TrialLog
-    named: SamplingPolicy
-    policy: SamplingPolicy
     sampler: str
     seed: int
     budget: int
     queue: Sequence[Origin]
-    predict: Callable[[Plan], float]
     notify: Callable[[Trial], None] = lambda _: None
-    problem: Problem | None = None
-    violations: Callable[[Plan], Sequence[Violation]] = lambda _: ()
     proven_s: float = 0.0
-    asks_all: bool = False
     end_s: float = math.inf
     runs: RunFilter = field(default_factory=RunFilter)
     held: list[tuple[str, Trial]] = field(default_factory=list)
@@ -101,7 +90,7 @@ class Loop:
             UnavailableError: the device does not work: the first plans all failed, or one that worked fails now.
         """
         cardinality, known = self.space.cardinality(), self.beside
-        sampler = self._sampler(self.problem, self.seed)
+        sampler = self._sampler(self.search.problem, self.seed)
         while self.history.measured < self.budget and not self.proven and time.monotonic() < self.end_s:
             if self.history.measured + known >= cardinality:
                 break
@@ -147,8 +136,8 @@ class Loop:
             seed,
             self.space,
             problem,
-            allowed=lambda plan: not self.violations(plan),
-            predict=self.predict,
+            allowed=lambda plan: not self.search.breaks(plan),
+            predict=self.search.predict,
         )
         self.history.propose_by(sampler)
         for trial in self._modelled():
@@ -167,15 +156,15 @@ class Loop:
         It cannot where the runtime itself places the network, or where a person's plan is split or has ranks in a space
         of other plans.
         """
-        if self.problem is None:
+        if self.search.problem is None:
             return True
-        plan, known = trial.plan, {p.name for p in self.problem.platform.processors}
+        plan, known = trial.plan, {p.name for p in self.search.problem.platform.processors}
         here = known.issuperset(stage.processor for stage in plan.stages)
         return here and (not (plan.is_split or plan.ranks) or in_space(self.space, plan))
 
     def by_estimate(self) -> list[Plan]:
         """Return the measured plans of the space by the estimate from all measurements, the fastest first."""
-        of = self.problem
+        of = self.search.problem
         plain = of is not None and of.chains is None and of.guided and of.criteria is None and of.search is None
         if of is None or not plain or isinstance(of.space, SegmentSpace | RankSpace):
             return [trial.plan for trial in self.history.ranking()]  # sides of a split predict other splits poorly
@@ -200,7 +189,7 @@ class Loop:
         number, trial = self._asked(sampler, history.next_number, history.known)
         before = history.known.get(trial.plan.digest)
         if before is None:
-            trial = replace(trial, attributes=constraint_attributes(self.violations(trial.plan)))
+            trial = replace(trial, attributes=constraint_attributes(self.search.breaks(trial.plan)))
             trial = self._try(trial, race=self._proposed(trial.origin))
         else:
             trial = replace(trial, repeat_of=before.number)
@@ -230,7 +219,7 @@ class Loop:
         race = race and not self.history.others  # a slower plan may be better in another objective
         allowed = {"stages"} if trial.number < 0 else set()
         allowed |= set() if race else {"s", "J"}
-        if broken := [v for v in self.violations(trial.plan) if v.unit not in allowed]:
+        if broken := [v for v in self.search.breaks(trial.plan) if v.unit not in allowed]:
             return replace(trial, failure=f"{INFEASIBLE}: {'; '.join(map(str, broken))}")
         try:
             single_run = trial.origin != OPTIMUM and trial.number % _LOOK_EVERY > 0
@@ -250,7 +239,7 @@ class Loop:
         if good is None:
             return
         try:
-            with closing(self.session.load(self.graph, good.plan)) as candidate:
+            with closing(self.search.session.load(self.graph, good.plan)) as candidate:
                 candidate.run(1)
         except UnavailableError as error:
             if failed.digest in self.lost:
@@ -289,17 +278,17 @@ def measure_plan(loop: Loop, plan: Plan, *, race: bool, single_run: bool = False
         UnavailableError: it cannot be loaded or run, or it computes something else than the whole model.
     """
     begin_s = time.monotonic()
-    candidate = loop.session.load(loop.graph, plan)
+    candidate = loop.search.session.load(loop.graph, plan)
     load_s = time.monotonic() - begin_s
-    conditions = conditions_of(loop.session)
+    conditions = conditions_of(loop.search.session)
     try:
         if race:
             incumbent = loop.history.incumbent
-            predicted_slow = incumbent is not None and loop.predict(plan) > _PREDICTED_SLOW * incumbent.median
+            predicted_slow = incumbent is not None and loop.search.predict(plan) > _PREDICTED_SLOW * incumbent.median
             cold = loop.history.cold(plan)
             found = measure(
                 candidate,
-                loop.policy,
+                loop.search.proposed,
                 incumbent,
                 conditions,
                 cold,
@@ -308,13 +297,13 @@ def measure_plan(loop: Loop, plan: Plan, *, race: bool, single_run: bool = False
                 runs=loop.runs,
             )
         else:
-            found = measure(candidate, loop.named, conditions=conditions, runs=loop.runs)
+            found = measure(candidate, loop.search.named, conditions=conditions, runs=loop.runs)
         # A plan that lost its race may have been stopped early; it is chosen only where the winner violates a limit.
         raced = found.stopped == "raced"
-        if raced and loop.asks_all:
+        if raced and loop.search.asks_all:
             candidate.run(1)
-        agreement = verified(candidate) if not raced or loop.asks_all else None
-        figures = candidate.figures() if loop.session.capabilities.figures else {}
+        agreement = verified(candidate) if not raced or loop.search.asks_all else None
+        figures = candidate.figures() if loop.search.session.capabilities.figures else {}
     finally:
         candidate.close()
     slow_s = load_s if load_s > _SLOW_LOAD_S else 0.0

@@ -35,7 +35,7 @@ from optimizer.study.result import WorkloadResult
 from optimizer.study.subjects import Search, Subject
 from optimizer.study.verdict import Verdict
 from optimizer.study.warm import PRICES, Warm, begin_warm, fingerprint_of, warm_several
-from optimizer.workload.baselines import baseline_processors, first_plans, mapped, workload_baselines
+from optimizer.workload.baselines import first_plans, mapped, workload_baselines
 from optimizer.workload.limits import Least, Memory, bound_of, check
 from optimizer.workload.ranks import (
     PLAIN,
@@ -139,8 +139,7 @@ class SeveralModels(Subject):
         # The busy time of processes that share cores is not known, and no state names them.
         if config.state or any(o.aggregation == "sum" for o in objectives):
             threads = processes = False
-        named = workload_baselines(space, threads=threads, processes=processes)
-        processors = baseline_processors(space, threads=threads, processes=processes)
+        named, processors = workload_baselines(space, threads=threads, processes=processes)
         choices = choices_of(workload, graphs)
         return cls(config, evaluator, joined.graph, processors, space, objectives, workload, joined, named, choices)
 
@@ -394,9 +393,7 @@ class SeveralModels(Subject):
             return simulator
 
         def find() -> dict[str, Any]:
-            return find_variants(
-                session, self.workload, self.joined, self.space.platform, self.choices, grids, progress
-            ).to_json()
+            return find_variants(session, self.workload, self.space.platform, self.choices, grids, progress).to_json()
 
         found = Variants.from_json(study.fact(RANKS, find), len(self.workload.clients))
         self.least = check(simulator, memory, found.sets, freedoms_of(config.allow))

@@ -42,15 +42,15 @@ class Search:
         session: measures or predicts the objective of plans.
         predict: the model's value of a plan, in the objective's unit.
         baselines: plans with a name; those outside the space are measured too.
-        breaks: the violations of a plan.
-        named, proposed: sampling policies of named plans, and of proposals.
+        breaks: the violations of a plan; one with any is reported as infeasible and never run.
+        named, proposed: sampling policies of the queue's plans, and of proposals.
         problem: the search as samplers see it.
         carried: plans of an earlier study, to be measured again.
         bounds: lower bounds under the model, where known.
         priced: the session, where it returns several objectives.
         fits: whether a measured plan keeps all limits.
         allowed: whether a plan may be recommended.
-        asks_all: whether outputs of plans that lost their race are compared too.
+        asks_all: whether outputs of plans that lost their race are compared too, since the error is limited.
     """
 
     session: Session

@@ -31,33 +31,23 @@ class _Variant:
     processors: tuple[Processor, ...]
 
 
-def baseline_processors(space: WorkloadSpace, *, threads: bool, processes: bool = True) -> Platform:
-    """Return the space's platform with processors that only baselines use: a process, or a thread, for each instance.
+def workload_baselines(
+    space: WorkloadSpace, *, threads: bool, processes: bool = True
+) -> tuple[tuple[Baseline, ...], Platform]:
+    """Return the baselines, which run every model whole, and the space's platform with processors that only they use.
 
-    They hold no resources, so the job scheduler never delays them, and the operating system shares the cores.
+    ``one process per model`` and ``one thread per model``, with each number of threads that the platform's processors
+    have, if they are allowed; ``one after another`` on each kind of processor; ``one processor per model``, in turns,
+    if several can run at once. A process, or a thread, for each instance is a processor that holds no resources: the
+    job scheduler never delays it, and the operating system shares the cores.
 
     Args:
         threads: whether processors may be threads of one process.
         processes: whether processors may be processes that the system schedules.
     """
-    variants = _variants(space, threads=threads) if processes else ()
-    extra = [processor for variant in variants for processor in variant.processors]
-    hosts = [_host(space)] if threads else []
-    return replace(space.platform, processors=(*space.platform.processors, *extra, *hosts))
-
-
-def workload_baselines(space: WorkloadSpace, *, threads: bool, processes: bool = True) -> tuple[Baseline, ...]:
-    """Return the baselines; all run every model whole.
-
-    ``one process per model`` and ``one thread per model``, with each number of threads that the platform's processors
-    have, if they are allowed; ``one after another`` on each kind of processor; ``one processor per model``, in turns,
-    if several can run at once.
-    """
     count = len(space.joined.components)
-    found = []
-    for variant in _variants(space, threads=threads) if processes else ():
-        plan = _whole(space, [processor.name for processor in variant.processors]).plan(space.joined)
-        found.append(Baseline(variant.label, plan))
+    variants = list(_variants(space, threads=threads)) if processes else []
+    found = [Baseline(v.label, _whole(space, [p.name for p in v.processors]).plan(space.joined)) for v in variants]
     for group in space.platform.classes().values():
         first = group[0]
         if len(members(first)) > 1:
@@ -65,7 +55,8 @@ def workload_baselines(space: WorkloadSpace, *, threads: bool, processes: bool =
             found.append(Baseline(STATIC, space.plan(_whole(space, [names[k % len(names)] for k in range(count)]))))
         else:
             found.append(Baseline(f"{SEQUENTIAL} on {first.name}", space.plan(_whole(space, [first.name] * count))))
-    return tuple(found)
+    more = (*(p for v in variants for p in v.processors), *([_host(space)] if threads else ()))
+    return tuple(found), replace(space.platform, processors=(*space.platform.processors, *more))
 
 
 def mapped(space: WorkloadSpace, predict: Callable[[Plan], float]) -> Baseline:

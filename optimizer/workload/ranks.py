@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -133,7 +133,6 @@ def most_variants(platform: Platform) -> int:
 def find_variants(
     session: WorkloadSession,
     workload: Workload,
-    joined: JoinedGraph,
     platform: Platform,
     choices: Mapping[int, RankChoices],
     grids: Mapping[str, Sequence[RankSet]],
@@ -152,38 +151,31 @@ def find_variants(
     if not session.capabilities.decompose:
         raise UsageError("--allow ranks: the evaluator runs no decomposed models", "give litert, cuda or cost-model")
     finder = _Finder(session, platform, grids, progress)
-    clients = [i.client for i in workload.instances]
     return Variants(
         tuple(
-            tuple(finder.variants(client, joined.components[clients.index(c)].graph, choices[c]))
-            if c in choices
-            else ()
+            tuple(finder.variants(client, choices[c])) if c in choices else ()
             for c, client in enumerate(workload.clients)
         )
     )
 
 
+@dataclass(frozen=True, slots=True)
 class _Finder:
     """Finds variants of models; clients of the same model share measured errors."""
 
-    def __init__(
-        self,
-        session: WorkloadSession,
-        platform: Platform,
-        grids: Mapping[str, Sequence[RankSet]],
-        progress: Callable[[str], None],
-    ) -> None:
-        self._session, self._simulator, self._progress = session, session.simulator, progress
-        self._platform, self._grids = platform, grids
-        self._errors: dict[tuple[int, RankSet], tuple[float, bool]] = {}
+    session: WorkloadSession
+    platform: Platform
+    grids: Mapping[str, Sequence[RankSet]]
+    progress: Callable[[str], None]
+    errors: dict[tuple[int, RankSet], tuple[float, bool]] = field(default_factory=dict)
 
-    def variants(self, client: Client, graph: Graph, choices: RankChoices) -> list[Variant]:
+    def variants(self, client: Client, choices: RankChoices) -> list[Variant]:
         """Return the variants of a client, one kind of processor after the other, the largest allowed error first."""
-        if not self._grids.get(graph.digest):
+        if not self.grids.get(choices.graph.digest):
             return []
-        self._progress(f"finding the errors of {client.name} when it is decomposed")
+        self.progress(f"finding the errors of {client.name} when it is decomposed")
         most = client.tucker or 0.0
-        models = self._models(graph, choices)
+        models = self._models(choices)
         found = [
             self._within(choices, partial(_ranks, model), share * most, most, like)
             for like, model in models.items()
@@ -195,25 +187,26 @@ class _Finder:
         named = {v.ranks: v for v in found if v is not None}  # of equal ones the last: one share has its own name
         return list(named.values())
 
-    def _models(self, graph: Graph, choices: RankChoices) -> dict[str, RankCosts]:
+    def _models(self, choices: RankChoices) -> dict[str, RankCosts]:
         """Return the costs of layers and triples on each kind of processor that supports the whole model."""
         found = {}
-        for like, group in replace(self._platform, processors=single_processors(self._platform)).classes().items():
-            if (model := self._costs(graph, choices, group[0].name)) is not None:
+        for like, group in replace(self.platform, processors=single_processors(self.platform)).classes().items():
+            if (model := self._costs(choices, group[0].name)) is not None:
                 found[like] = model
         return found
 
-    def _costs(self, graph: Graph, choices: RankChoices, name: str) -> RankCosts | None:
+    def _costs(self, choices: RankChoices, name: str) -> RankCosts | None:
         """Return the costs of layers and triples on a processor; None if it does not support the whole model."""
-        processor = [p.name for p in single_processors(self._simulator.platform)].index(name)
-        count, part_s = len(graph.operators), self._simulator.part_s
+        simulator, graph = self.session.simulator, choices.graph
+        processor = [p.name for p in single_processors(simulator.platform)].index(name)
+        count, part_s = len(graph.operators), simulator.part_s
         operator_s = np.array([[part_s(graph, processor, (o,)) for o in range(count)]])
         if not np.isfinite(operator_s).all():
             return None
-        alone = Platform(name, (self._platform[name],))
+        alone = Platform(name, (self.platform[name],))
         costs = ChainCosts(alone, operator_s, np.zeros(1), np.zeros((count, 1, 1)))
         triple_s = np.full((1, len(choices.places)), np.inf)
-        for ranks in self._grids[graph.digest]:
+        for ranks in self.grids[graph.digest]:
             for layer in ranks:
                 place = choices.places[layer.operator, Ranks(layer.inputs, layer.outputs)]
                 triple_s[0, place] = part_s(graph, processor, (layer.operator,), ranks)
@@ -236,15 +229,15 @@ class _Finder:
     def _error(self, choices: RankChoices, ranks: RankSet) -> tuple[float, bool]:
         """Return the relative error of the outputs, and whether it was measured."""
         key = id(choices.graph), ranks
-        if key not in self._errors:
+        if key not in self.errors:
             expected = choices.error(Plan(choices.graph.digest, (), ranks=ranks))
             try:
-                measured = self._session.decomposed_error(choices.graph, ranks)
+                measured = self.session.decomposed_error(choices.graph, ranks)
             except UnavailableError as error:
                 _LOGGER.warning("%s cannot be run decomposed: %s", choices.graph.name, error)
                 measured = float("inf")
-            self._errors[key] = (expected, False) if measured is None else (measured, True)
-        return self._errors[key]
+            self.errors[key] = (expected, False) if measured is None else (measured, True)
+        return self.errors[key]
 
 
 def _alike(model: RankCosts, error: float) -> RankSet:

@@ -304,9 +304,7 @@ def _problem(
         space = problem.space
         if problem.choices:
             grids = grids_of(problem.workload, problem.choices)
-            found = find_variants(
-                session, problem.workload, problem.joined, space.platform, problem.choices, grids, lambda _: None
-            )
+            found = find_variants(session, problem.workload, space.platform, problem.choices, grids, lambda _: None)
             problem.variants = found
             space = WorkloadSpace(problem.workload, problem.joined, space.platform, config.max_stages, found.sets)
         yield problem, session, space

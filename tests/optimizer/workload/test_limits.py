@@ -148,7 +148,7 @@ def memory_of(errors: Sequence[float]) -> tuple[Memory, Sequence[Sequence[RankSe
     problem = SeveralModels.read(parse_config({**values, "processors": "1large,3med,gpu"}), evaluator)
     with evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective) as session:
         grids, processors = grids_of(problem.workload, problem.choices), problem.space.platform
-        arguments = session, problem.workload, problem.joined, processors, problem.choices, grids, lambda _: None
+        arguments = session, problem.workload, processors, problem.choices, grids, lambda _: None
         return Memory(problem.workload, problem.joined), find_variants(*arguments).sets
 
 

@@ -114,9 +114,7 @@ def found() -> Iterator[tuple[SeveralModels, Variants, Any]]:
         processors = problem.space.platform
         yield (
             problem,
-            find_variants(
-                session, problem.workload, problem.joined, processors, problem.choices, grids, lambda _: None
-            ),
+            find_variants(session, problem.workload, processors, problem.choices, grids, lambda _: None),
             session.simulator,
         )
 
@@ -312,7 +310,7 @@ def test_decomposed_models_are_measured_and_their_files_compute_what_they_should
         assert set(table) == {processors.processors[0].like}
         assert all(took_s > 0.0 for each in table.values() for took_s in each.values())
         session.price(prices, lambda _: pytest.fail("measured again"), grids)
-        arguments = problem.workload, problem.joined, processors, problem.choices, grids, lambda _: None
+        arguments = problem.workload, processors, problem.choices, grids, lambda _: None
         for variant in find_variants(session, *arguments).of[0]:  # none where the machine was busy
             assert 0.0 < variant.error <= 0.3
         error = session.decomposed_error(problem.joined.components[0].graph, ranks)
