@@ -24,11 +24,10 @@ from optimizer.samplers import make_sampler
 from optimizer.shared.loop import SharedLoop
 from optimizer.shared.study import SharedStudy, check_joins, placed, sharing
 from optimizer.study.config import StudyConfig, end_of_search
-from optimizer.study.drift_monitor import DriftMonitor
 from optimizer.study.folder import RESULT, Identity, RunFolder, write_json
 from optimizer.study.front import Front
 from optimizer.study.history import WARM, History, Trial
-from optimizer.study.loop import LOST, Loop, Origin
+from optimizer.study.loop import LOST, DriftMonitor, Loop, Origin
 from optimizer.study.result import Result
 from optimizer.study.subjects import Search, Subject
 from optimizer.study.verdict import PAUSE_S, FinalSettings, Verdict, decide
@@ -263,7 +262,7 @@ def _search(study: Study, session: Session) -> Result:
         end_s=end_of_search(config),
         lost={str(record.data.get("plan")) for record in run.contents.records if record.kind == LOST},
     )
-    monitor = DriftMonitor(search.session, subject.graph, history, run.log, study.runs, study.watcher.warn)
+    monitor = DriftMonitor(loop, study.watcher.warn)
     monitor.restore(run.contents.records)
     if history.measured > config.budget:
         tried = f"{plural(history.measured, 'plan')} had been tried already"

@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -70,11 +70,7 @@ class Identity:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return {
-            "model_digest": self.model_digest,
-            "inputs_digest": self.inputs_digest,
-            "measured_on": list(self.measured_on),
-        }
+        return {**asdict(self), "measured_on": list(self.measured_on)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The search loop: ask Optuna's study, decode, look up or measure, log, tell."""
+"""The search loop: ask Optuna's study, decode, look up or measure, log, tell; and the drift of the machine meanwhile."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from evaluators.base import conditions_of, verified
 from evaluators.measurement.disturbance import RunFilter
-from evaluators.samples import Measurement
+from evaluators.measurement.drift import probe
+from evaluators.samples import Measurement, Samples
 from evaluators.sampling import measure
 from optimizer.model.baselines import Baseline
 from optimizer.samplers import resumes, study_sampler
 from optimizer.samplers.auto import AutoProposer, Problem
 from optimizer.samplers.study import ExhaustedError
 from optimizer.study.history import INFEASIBLE, OPTIMUM, UNSEEN, History, Trial, constraint_attributes
-from optimizer.study.log import TrialLog
+from optimizer.study.log import Record, TrialLog
 from optimizer.study.subjects import Search
 from search_spaces.core.errors import DeviceLostError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
+from search_spaces.core.wording import percent
 from search_spaces.spaces.rank_space import RankSpace
 from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.space import EnumerableSpace, in_space
@@ -31,11 +33,13 @@ from search_spaces.spaces.space import EnumerableSpace, in_space
 if TYPE_CHECKING:
     from optimizer.samplers.study import StudySampler
 
+
 _PREDICTED_SLOW = 1.3
 _SLOW_LOAD_S = 0.05  # shorter loading times are not logged
 _LOOK_EVERY = 16  # one proposal in so many always runs twice: an unbiased sample of first runs
 _FAILURES_AT_FIRST = 5
 _RESUME = "resume with the same --study when the device works"
+_TELL = 0.10  # changes of speed that are reported
 LOST = "lost"
 """Kind of the records of plans at which the device stopped working."""
 _LOGGER = logging.getLogger("partition_optimizer")
@@ -308,3 +312,78 @@ def measure_plan(loop: Loop, plan: Plan, *, race: bool, single_run: bool = False
         candidate.close()
     slow_s = load_s if load_s > _SLOW_LOAD_S else 0.0
     return replace(found, agreement=agreement, figures=figures, load_s=slow_s)
+
+
+@dataclass(slots=True)
+class DriftMonitor:
+    """Measures the reference plan after trials, for :mod:`evaluators.measurement.drift`.
+
+    Only sessions that report conditions measure on a machine whose speed may drift.
+
+    Attributes:
+        progress: called when the speed has changed by more than a tenth.
+    """
+
+    loop: Loop
+    progress: Callable[[str], None] = lambda _: None
+    _plan: Plan | None = None
+    _reported: float = 1.0
+
+    def restore(self, records: Sequence[Record]) -> None:
+        """Restore the state from a log, so that a resumed study measures the reference plan at the same trials."""
+        for record in records:
+            if record.kind in {"trial", "baseline"}:
+                self._count(Trial.from_json(record.data))
+            elif record.kind == "speed":
+                data: Any = record.data
+                self._plan = Plan.from_json(data["plan"])
+                found = Samples.from_json(data["found"])
+                self.loop.history.drift.take(found, float(data["spent_s"]), int(data["position"]))
+
+    def after(self, trial: Trial) -> None:
+        """Measure the reference plan, if there is time for it, after a trial that is in the history.
+
+        Raises:
+            RunFolderError: the log cannot be written.
+        """
+        self._count(trial)
+        if not (self.loop.search.session.capabilities.conditions and self._choose() and self.loop.history.drift.due()):
+            return
+        try:
+            self._probe()
+        except UnavailableError:
+            return  # the loop finds out whether the device is gone
+
+    def _choose(self) -> bool:
+        """Choose the reference plan: the best of the first measured ones."""
+        if self._plan is None and self.loop.history.incumbent is not None:
+            self._plan = next((t.plan for t in self.loop.history.ranking() if not t.raced), None)
+        return self._plan is not None
+
+    def _probe(self) -> None:
+        if self._plan is None:
+            return
+        with closing(self.loop.search.session.load(self.loop.graph, self._plan)) as candidate:
+            found, spent_s = probe(candidate, self.loop.runs)
+        position, drift = self.loop.history.next_number, self.loop.history.drift
+        drift.take(found, spent_s, position)
+        self.loop.log.append(
+            "speed",
+            {
+                "plan": self._plan.to_json(),
+                "found": replace(found, conditions=conditions_of(self.loop.search.session)()).to_json(),
+                "spent_s": spent_s,
+                "position": position,
+            },
+        )
+        if abs(drift.speed / self._reported - 1.0) > _TELL:
+            self._reported = drift.speed
+            speed = drift.speed
+            what = f"{percent(speed - 1.0)} slower than" if speed > 1.0 else f"{percent(1.0 / speed - 1.0)} faster than"
+            what = "again as fast as" if abs(speed - 1.0) <= _TELL else what
+            self.progress(f"the machine runs {what} at the start of the study; measurements are scaled to one state")
+
+    def _count(self, trial: Trial) -> None:
+        if trial.measurement is not None and trial.repeat_of is None:
+            found = trial.measurement
+            self.loop.history.drift.measured_s += sum(found.warmup_s) + sum(found.latency_s.values_s)

@@ -94,7 +94,8 @@ class Model:
         costs = weighed(self.costs, known_weights(Pricing(objective, platform, powers), platform))
         alone = ObjectiveModel(objective, self.graph, replace(costs, beyond_s=None))  # stages need not be consecutive
         if objective.of_plan is not None:
-            return replace(self, price=alone.predict, best=_unknown)
+            # What follows from the plan alone has no additive model, and so no best chain.
+            return replace(self, price=alone.predict, best=lambda *_: None)
 
         def price(plan: Plan) -> float:
             return alone.predict(plan) if math.isfinite(self.price(plan)) else math.inf
@@ -195,11 +196,6 @@ def _predicted_s(study: Study, plan: Plan) -> float:
     return found.makespan_s if found is not None else math.inf
 
 
-def _unknown(fewest: int, most: int) -> tuple[Plan, float] | None:  # noqa: ARG001
-    """Return None: what follows from the plan alone has no additive model, and so no best chain."""
-    return None
-
-
 def _best_by_costs(
     graph: Graph, costs: ChainCosts, fewest: int, most: int, chains: ChainObjective = "latency"
 ) -> tuple[Plan, float] | None:
@@ -222,6 +218,16 @@ def _least(study: Study, model: Model) -> Relaxation:
         return relax(model.graph, model.costs)
     with damage_of(study.path / RESULT):
         return Relaxation(float(bounds["critical_path_ms"]) / 1e3, float(bounds["work_ms"]) / 1e3)
+
+
+def _figures(predicted_s: float | None, more_s: float | None, measured_s: float | None, why_not: str) -> Document:
+    """Return the figures of a plan, in milliseconds."""
+    return {
+        "predicted_ms": _ms(predicted_s),
+        "predicted_more_ms": _ms(more_s),
+        "measured_ms": _ms(measured_s),
+        "why_not": why_not or None,
+    }
 
 
 def _ms(seconds: float | None) -> float | None:
@@ -278,15 +284,7 @@ class _Work:
         """Return a plan's prediction, its difference from the study's plan, its measurement, and why it has none."""
         predicted_s, why_not = self._priced(plan)
         more_s = None if predicted_s is None or self._best_s is None else predicted_s - self._best_s
-        return {
-            "predicted_ms": _ms(predicted_s),
-            "predicted_more_ms": _ms(more_s),
-            "measured_ms": _ms(self._measured.get(plan.digest)),
-            "why_not": why_not or None,
-        }
-
-    def _impossible(self, why_not: str) -> Document:
-        return {"predicted_ms": None, "predicted_more_ms": None, "measured_ms": None, "why_not": why_not}
+        return _figures(predicted_s, more_s, self._measured.get(plan.digest), why_not)
 
     def _priced(self, plan: Plan) -> tuple[float | None, str]:
         refused = self._refused(plan) or ("the model does not cover triples" if plan.ranks else "")
@@ -324,7 +322,7 @@ class _Work:
         stages = list(self._plan.stages)
         both = (*stages[index - 1].operators, *stages[index].operators)
         if not both[0] < to <= both[-1]:
-            return self._impossible("the stage would be empty")
+            return _figures(None, None, None, "the stage would be empty")
         stages[index - 1] = Stage(tuple(o for o in both if o < to), stages[index - 1].processor)
         stages[index] = Stage(tuple(o for o in both if o >= to), stages[index].processor)
         return self.known(replace(self._plan, stages=tuple(stages)))
@@ -337,7 +335,7 @@ class _Work:
             alike: dict[str, list[str]] = {}
             others = [p.name for p in self._study.platform.processors if p.name != stage.processor]
             if stage.share is not None:
-                elsewhere, others = {"–": self._impossible("one share of a split")}, []
+                elsewhere, others = {"–": _figures(None, None, None, "one share of a split")}, []
             for name in others:
                 stages = list(self._plan.stages)
                 stages[index] = Stage(stage.operators, name)

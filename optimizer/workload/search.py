@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
 
@@ -163,10 +163,11 @@ _STEPS_LATER = 6  # a trial's annealing has so many times fewer steps than the f
 Predict = Callable[[Plan], float]
 
 
+@dataclass(slots=True, eq=False)
 class WorkloadProposer:
     """Proposes plans of a workload for the sampler ``auto``.
 
-    Args:
+    Attributes:
         predict: seconds that a plan is predicted to take; infinite for one that cannot run.
         starts: where annealing begins, beside plans at random.
         seed: of the study.
@@ -175,37 +176,30 @@ class WorkloadProposer:
         fits: whether a plan may be proposed: it keeps all constraints, and no worker measures it.
     """
 
-    def __init__(
-        self,
-        space: NeighbourlySpace,
-        predict: Predict,
-        starts: list[Plan],
-        seed: int,
-        steps: int = STEPS,
-        critic: Critic | None = None,
-        fits: Callable[[Plan], bool] = lambda _: True,
-    ) -> None:
-        self._space, self._seed, self._steps = space, seed, steps
-        self._critic, self._fits = critic, fits
-        self._predict_s = predict
-        self._starts = starts
-        self._predicted: dict[str, float] = {}
-        self._plans: dict[str, Plan] = {}
-        self._tried: dict[str, float] = {}
-        self._ratios: dict[str, list[float]] = {}
-        self._best: Plan | None = None
-        self._trials = 0
+    space: NeighbourlySpace
+    predict: Predict
+    starts: list[Plan]
+    seed: int
+    steps: int = STEPS
+    critic: Critic | None = None
+    fits: Callable[[Plan], bool] = lambda _: True
+    _predicted: dict[str, float] = field(default_factory=dict)
+    _plans: dict[str, Plan] = field(default_factory=dict)
+    _tried: dict[str, float] = field(default_factory=dict)
+    _ratios: dict[str, list[float]] = field(default_factory=dict)
+    _best: Plan | None = None
+    _trials: int = 0
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
         """Add a trial, in the order of trials."""
         self._trials += 1
         took_s = measurement.median_s / speed if measurement is not None else math.inf
         self._tried[plan.digest] = took_s
-        if measurement is None or measurement.stopped == "raced" or not in_space(self._space, plan):
+        if measurement is None or measurement.stopped == "raced" or not in_space(self.space, plan):
             return
-        if self._critic is not None:
+        if self.critic is not None:
             usual = speed * measurement.cold
-            self._critic.observe(plan, tuple(s / usual for s in measurement.stage_s))
+            self.critic.observe(plan, tuple(s / usual for s in measurement.stage_s))
         if math.isfinite(predicted_s := self._predict(plan)):  # a damaged log may have lost some of the prices
             self._ratios.setdefault(_processors(plan), []).append(math.log(took_s / predicted_s))
         if self._best is None or took_s < self._tried[self._best.digest]:
@@ -215,24 +209,23 @@ class WorkloadProposer:
         """Return a plan that was not tried, or None if none is known."""
         if not self._plans:
             self._anneal()
-        rng = np.random.default_rng([self._seed, 41, self._trials])
-        if self._critic is not None and self._best is not None:
-            met = self._annealed(self._critic, self._best, rng)
+        rng = np.random.default_rng([self.seed, 41, self._trials])
+        if self.critic is not None and self._best is not None:
+            met = self._annealed(self.critic, self._best, rng)
         else:
             among = dict(self._plans)
             if self._trials % 2 and self._best is not None:
                 among = self._near(self._best, rng) | among
             met = {digest: (self._corrected(plan), plan) for digest, plan in among.items()}
         left = [found for digest, found in met.items() if digest not in self._tried]
-        good = (p for _, p in sorted(left, key=itemgetter(0)) if math.isfinite(self._predict(p)) and self._fits(p))
+        good = (p for _, p in sorted(left, key=itemgetter(0)) if math.isfinite(self._predict(p)) and self.fits(p))
         return next(good, None)
 
     def anew(self, seed: int, critic: Critic | None, fits: Callable[[Plan], bool]) -> WorkloadProposer:
         """Return a proposer with the same list that has observed nothing; arguments are those of the class."""
         self.ranking(0)
-        found = WorkloadProposer(self._space, self._predict_s, [], seed, self._steps, critic, fits)
-        found._plans, found._predicted = self._plans, self._predicted
-        return found
+        known = self._predicted, self._plans
+        return WorkloadProposer(self.space, self.predict, [], seed, self.steps, critic, fits, *known)
 
     def _annealed(self, critic: Critic, best: Plan, rng: np.random.Generator) -> dict[str, tuple[float, Plan]]:
         """Return digest → (corrected prediction, plan) of the list, and of the plans that annealing visits.
@@ -250,7 +243,7 @@ class WorkloadProposer:
 
         _, modelled = min(found.values(), key=lambda met: met[0])
         for plan in (best, modelled):
-            self._walk(plan, seconds, self._steps // _STEPS_LATER, _WARM_LATER, rng)
+            self._walk(plan, seconds, self.steps // _STEPS_LATER, _WARM_LATER, rng)
         return found
 
     def _near(self, plan: Plan, rng: np.random.Generator) -> dict[str, Plan]:
@@ -259,7 +252,7 @@ class WorkloadProposer:
         for _ in range(_NEIGHBOURS):
             there = plan
             for _ in range(1 + int(rng.integers(3))):
-                there = self._space.neighbour(there, rng)
+                there = self.space.neighbour(there, rng)
             found.setdefault(there.digest, there)  # not kept: a resumed study never drew them
         return found
 
@@ -270,15 +263,15 @@ class WorkloadProposer:
         return sorted(self._plans.values(), key=self._corrected)[:count]
 
     def _anneal(self) -> None:
-        rng = np.random.default_rng([self._seed, 40])
+        rng = np.random.default_rng([self.seed, 40])
 
         def seconds(plan: Plan) -> float:
             self._plans.setdefault(plan.digest, plan)
             return self._predict(plan)
 
-        starts = sorted((plan for plan in self._starts if in_space(self._space, plan)), key=seconds)[:1]
-        for plan in (*starts, self._space.plan_at(below(self._space.cardinality(), rng))):
-            self._walk(plan, seconds, self._steps, _WARM, rng)
+        starts = sorted((plan for plan in self.starts if in_space(self.space, plan)), key=seconds)[:1]
+        for plan in (*starts, self.space.plan_at(below(self.space.cardinality(), rng))):
+            self._walk(plan, seconds, self.steps, _WARM, rng)
         best = sorted(self._plans.values(), key=self._predict)[:_KEPT]
         self._plans = {plan.digest: plan for plan in best}
 
@@ -287,14 +280,14 @@ class WorkloadProposer:
         here, here_s = plan, seconds(plan)
         for step in range(steps):
             heat = warm * (_COLD / warm) ** (step / steps)
-            there = self._space.neighbour(here, rng)
+            there = self.space.neighbour(here, rng)
             there_s = seconds(there)
             if there_s <= here_s or rng.random() < math.exp((here_s - there_s) / (heat * here_s)):
                 here, here_s = there, there_s
 
     def _predict(self, plan: Plan) -> float:
         if plan.digest not in self._predicted:
-            self._predicted[plan.digest] = self._predict_s(plan)
+            self._predicted[plan.digest] = self.predict(plan)
         return self._predicted[plan.digest]
 
     def _corrected(self, plan: Plan) -> float:

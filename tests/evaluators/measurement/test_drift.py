@@ -22,10 +22,9 @@ from evaluators.samples import Samples
 from evaluators.sampling import SamplingPolicy
 from evaluators.testing import Noise, SyntheticEvaluator, SyntheticSession, example_graph
 from optimizer.model.baselines import baselines
-from optimizer.study.drift_monitor import DriftMonitor
 from optimizer.study.history import History
 from optimizer.study.log import TrialLog
-from optimizer.study.loop import Loop
+from optimizer.study.loop import DriftMonitor, Loop
 from optimizer.study.subjects import Search
 from optimizer.study.verdict import FinalSettings, decide, finalists
 from search_spaces.core.graph import Graph
@@ -201,7 +200,7 @@ def study(folder: Path, machine: Machine, budget: int = 40, seed: int = 0) -> St
             queue=[(b.name, b.plan) for b in baselines(GRAPH, PLATFORM, "cpu") if in_space(SPACE, b.plan)],
             notify=lambda trial: monitor.after(trial),  # noqa: PLW0108 - it is made below
         )
-        monitor = DriftMonitor(session, GRAPH, history, log, RunFilter(), messages.append)
+        monitor = DriftMonitor(loop, messages.append)
         monitor.restore(contents.records)
         loop.run()
     return Study(loop, machine, messages)
