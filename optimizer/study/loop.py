@@ -1,4 +1,4 @@
-"""The search loop: ask Optuna's study, decode, look up or measure, log, tell; and the drift of the machine meanwhile."""
+"""The search loop: ask Optuna's study, decode, look up or measure, log, tell; and the machine's drift meanwhile."""
 
 from __future__ import annotations
 

@@ -350,8 +350,7 @@ class Result:
         if verdict is None or ratio is None or verdict.challenger is None:
             return None
         return {
-            "ratio": ratio.value,
-            "ci95": [ratio.low, ratio.high],
+            **_ratio_json(ratio),
             "significant": ratio.significant,
             "predicted": verdict.final.predicted,
             "baseline": verdict.reference[0],
@@ -387,7 +386,7 @@ class Result:
         interval, ratio = self.interval(plan), self.against_best(plan)
         outputs = agreement.to_json() if agreement is not None else None
         failure = self.history.known[plan.digest].failure if plan.digest in self.history.known else "not tried"
-        unit = self.objective.stage_unit.lower()
+        unit, pauses_s = self.objective.stage_unit.lower(), self.verdict.after_pause_s if self.verdict else {}
         return {
             "plan": plan.to_json(),
             self.objective.key: {
@@ -404,16 +403,13 @@ class Result:
             | {"racing": self.verdict is not None and self.verdict.still_racing(plan)}
             if ratio
             else None,
-            "after_pause_ms": after * 1e3 if (after := self._after_pause_s(plan)) is not None else None,
+            "after_pause_ms": pauses_s[plan.digest] * 1e3 if plan.digest in pauses_s else None,
             f"stage_{unit}": [s * 1e3 for s in stage_s] if (stage_s := self.stage_s(plan)) else None,
             **({"figures": dict(measured.figures)} if measured and measured.figures else {}),
             **{name: outputs[name] if outputs else None for name in _OF_OUTPUTS},
             "stopped": measured.stopped if measured else None,
             "failure": failure or None,
         }
-
-    def _after_pause_s(self, plan: Plan) -> float | None:
-        return self.verdict.after_pause_s.get(plan.digest) if self.verdict is not None else None
 
 
 def _ratio_json(ratio: Ratio) -> dict[str, Any]:
