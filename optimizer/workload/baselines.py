@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import product
 
@@ -23,14 +23,6 @@ _MOST_MAPPINGS = 64
 _THREADS_HOST = "threads"
 
 
-@dataclass(frozen=True, slots=True)
-class _Variant:
-    """Processors that the operating system schedules: one for each instance, with the threads of a processor's kind."""
-
-    label: str
-    processors: tuple[Processor, ...]
-
-
 def workload_baselines(
     space: WorkloadSpace, *, threads: bool, processes: bool = True
 ) -> tuple[tuple[Baseline, ...], Platform]:
@@ -47,7 +39,7 @@ def workload_baselines(
     """
     count = len(space.joined.components)
     variants = list(_variants(space, threads=threads)) if processes else []
-    found = [Baseline(v.label, _whole(space, [p.name for p in v.processors]).plan(space.joined)) for v in variants]
+    found = [Baseline(label, _whole(space, [p.name for p in own]).plan(space.joined)) for label, own in variants]
     for group in space.platform.classes().values():
         first = group[0]
         if len(members(first)) > 1:
@@ -55,7 +47,7 @@ def workload_baselines(
             found.append(Baseline(STATIC, space.plan(_whole(space, [names[k % len(names)] for k in range(count)]))))
         else:
             found.append(Baseline(f"{SEQUENTIAL} on {first.name}", space.plan(_whole(space, [first.name] * count))))
-    more = (*(p for v in variants for p in v.processors), *([_host(space)] if threads else ()))
+    more = (*(p for _, own in variants for p in own), *([_host(space)] if threads else ()))
     return tuple(found), replace(space.platform, processors=(*space.platform.processors, *more))
 
 
@@ -110,8 +102,11 @@ def _whole(space: WorkloadSpace, processors: Sequence[str]) -> DecodedPlan:
     return DecodedPlan("fifo", tuple(range(len(processors))), tuple(rows))
 
 
-def _variants(space: WorkloadSpace, *, threads: bool) -> Iterator[_Variant]:
-    """Yield processes, then threads, for each kind of processor."""
+def _variants(space: WorkloadSpace, *, threads: bool) -> Iterator[tuple[str, tuple[Processor, ...]]]:
+    """Yield processes, then threads, for each kind of processor: a name, and a processor for each instance.
+
+    The operating system schedules them; each has the threads of a processor of that kind.
+    """
     count = len(space.joined.components)
     kinds = [group for group in space.platform.classes().values() if len(members(group[0])) == 1]
     alike = Counter(group[0].options.get("threads", 1) for group in kinds if group[0].kind == "cpu")
@@ -132,7 +127,7 @@ def _variants(space: WorkloadSpace, *, threads: bool) -> Iterator[_Variant]:
             names = [f"{what}: {k}" for k in range(1, count + 1)]
             processors = tuple(replace(base, name=name, resources={}, options=options) for name in names)
             if not host or (base.kind == "cpu" and "runtime" not in base.options):  # the host runs LiteRT alone
-                yield _Variant(what, processors)
+                yield what, processors
 
 
 def _cores(group: Sequence[Processor]) -> tuple[int, ...]:

@@ -243,6 +243,12 @@ def operator_costs(job_s: JobPrice, count: int) -> tuple[Seconds, Seconds]:
     return begun_s, added_s
 
 
+def call_s(begun_s: Seconds, added_s: Seconds) -> float:
+    """Return the seconds of beginning a job, from :func:`operator_costs`; 0 where they are not known."""
+    both = np.isfinite(begun_s) & np.isfinite(added_s)
+    return float(np.median(begun_s[both] - added_s[both])) if both.any() else 0.0
+
+
 def _longest_run(taken: NDArray[np.bool_]) -> range:
     """Return the longest run of operators that a processor supports."""
     borders = np.flatnonzero(np.diff(np.concatenate(([0], taken, [0]))))

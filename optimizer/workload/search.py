@@ -26,7 +26,7 @@ from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.segment_model import SegmentModel
 from optimizer.samplers.critic import Critic
 from optimizer.samplers.study import below
-from optimizer.workload.limits import operator_costs
+from optimizer.workload.limits import call_s, operator_costs
 from search_spaces.core.decoded_plan import DecodedPlan, in_runs
 from search_spaces.core.errors import RewriteError, UnavailableError
 from search_spaces.core.graph import Graph
@@ -110,9 +110,7 @@ def workload_costs(simulator: WorkloadSimulator, platform: Platform) -> ChainCos
             for other in components:
                 if other.graph.digest == graph.digest:
                     operator_s[row, other.first_operator : other.first_operator + len(each_s)] = each_s
-            both = np.isfinite(begun_s) & np.isfinite(added_s)
-            call_s = float(np.median(begun_s[both] - added_s[both])) if both.any() else 0.0
-            overhead_s[row] = max(overhead_s[row], call_s)
+            overhead_s[row] = max(overhead_s[row], call_s(begun_s, added_s))
     between = np.zeros((count, len(platform.processors), len(platform.processors)))
     return ChainCosts(platform, operator_s, overhead_s, between)
 
@@ -136,7 +134,7 @@ def _best(space: SegmentSpace, simulator: WorkloadSimulator) -> tuple[Stage, ...
     count = len(space.graph.operators)
     rows = list(_rows(space, simulator, numbers))
     operator_s = np.array([added_s for added_s, _ in rows])
-    overhead_s = np.array([call_s for _, call_s in rows])
+    overhead_s = np.array([over_s for _, over_s in rows])
     processors = len(rows)
     costs = ChainCosts(space.platform, operator_s, overhead_s, np.zeros((count, processors, processors)))
     return space.plan(SegmentModel(space, costs).best().parts).stages
@@ -149,9 +147,8 @@ def _rows(
     count = len(space.graph.operators)
     for processor in space.platform.processors:
         begun_s, added_s = operator_costs(partial(simulator.part_s, space.graph, numbers[members(processor)[0]]), count)
-        both = np.isfinite(begun_s) & np.isfinite(added_s)
-        call_s = float(np.median(begun_s[both] - added_s[both])) if both.any() else 0.0
-        yield np.minimum(np.where(np.isfinite(added_s), added_s, begun_s - call_s), begun_s), max(0.0, call_s)
+        over_s = call_s(begun_s, added_s)
+        yield np.minimum(np.where(np.isfinite(added_s), added_s, begun_s - over_s), begun_s), max(0.0, over_s)
 
 
 STEPS = 1500
