@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, chdir, closing, contextmanager, nullcontext
+from contextlib import chdir, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -282,11 +282,13 @@ def open_workload(run: Path, *names: str) -> Iterator[Workload]:
     """
     path = run.resolve() / "best" / _WORKLOAD
     try:
-        workload = Workload.from_json(parsed_json(read_bounded(path)))
+        document = parsed_json(read_bounded(path))
+        workload = Workload.from_json(document)
     except (OSError, ValueError, RecursionError, UsageError) as error:
         raise RunFolderError(f"{path}: cannot be read: {error}", "search again") from error
-    files = [name for c in workload.clients for name in (c.model, c.input)]
-    with _where(path, [*files, *names]):
+    files, folder = [*(name for c in workload.clients for name in (c.model, c.input)), *names], document.get("folder")
+    there = isinstance(folder, str) and any(f and not Path(f).exists() and Path(folder, f).is_file() for f in files)
+    with chdir(folder) if there else nullcontext():
         yield workload
 
 
@@ -321,16 +323,6 @@ def _config(run: Path) -> StudyConfig:
         return parse_config({name: value for name, value in settings.items() if name in known})
     except UsageError as error:
         raise RunFolderError(error.what, "search again") from error
-
-
-def _where(path: Path, names: Sequence[str | None]) -> AbstractContextManager[None]:
-    """Change to the folder where the study ran, if a file that it named is there and not here."""
-    try:
-        folder = Path(parsed_json(read_bounded(path))["folder"])
-        elsewhere = any(name and not Path(name).exists() and (folder / name).is_file() for name in names)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        elsewhere = False
-    return chdir(folder) if elsewhere else nullcontext()
 
 
 def _plan(path: Path) -> Plan:
