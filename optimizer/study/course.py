@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from evaluators.base import Agreement, Session, counters_of
 from evaluators.measurement.disturbance import Disturbance, RunFilter
@@ -44,6 +44,8 @@ _DISTURBED = "disturbed"  # kind of the records of what disturbed a session's se
 _FINAL_OF_TRIAL_S = 0.5  # seconds of the final for each trial of the budget: 40 allow all 20 s
 _PAUSES = 3  # inferences after a pause, of each of two plans
 _KINDS = ("trial", "baseline", "verdict")  # a verdict covers the trials before it, and no later one
+
+Fact = TypeVar("Fact")
 
 
 class Watcher(Protocol):
@@ -132,14 +134,15 @@ class Study:
         """Return whether the space holds a plan."""
         return in_space(self.subject.space, plan)
 
-    def fact(self, kind: str, make: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+    def fact(self, kind: str, make: Callable[[], Mapping[str, Any]], read: Callable[[Mapping[str, Any]], Fact]) -> Fact:
         """Return what the log holds of a kind; else what all workers use, which the first one makes, and log it."""
         for record in self.run.contents.records:
             if record.kind == kind:
-                return record.data
+                return read(record.data)
         found = make() if self.shared is None else self.shared.fact(kind, make)
+        value = read(found)  # another worker may have written anything
         self.run.log.append(kind, found)
-        return found
+        return value
 
     def result(self, verdict: Verdict | None, deployed: Agreement | None) -> Result:
         """Return the result so far."""
@@ -300,7 +303,7 @@ def _decide(study: Study, search: Search, loop: Loop) -> Verdict:
         policy,
         study.config.seed,
         study.watcher.message,
-        fits=search.fits,
+        fits=study.subject.fits,
         allowed=search.allowed,
         cores=len({core for p in study.subject.processors for core in p.cores}),
         pauses=pauses,

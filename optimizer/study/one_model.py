@@ -28,7 +28,6 @@ from optimizer.study.history import History
 from optimizer.study.limits import (
     allowed_error,
     expected,
-    keeps,
     limits_of,
     missed,
     too_late,
@@ -153,7 +152,6 @@ class OneModel(Subject):
         named, proposed = policies(config)
         near = errors.optima(self.graph, objective.latency, config.max_error or 0.0, most) if errors is not None else []
         optima = tuple(plan for plan in (*near, *objective.estimate.optima) if in_space(self.space, plan))
-        limits = limits_of(config)
         return Search(
             objective.session,
             objective.predict,
@@ -165,7 +163,6 @@ class OneModel(Subject):
             carried=warm.plans if warm is not None else (),
             bounds=objective.estimate.bounds,
             priced=objective.priced,
-            fits=lambda trial: keeps(limits, trial, self.objectives[0].name),
             allowed=lambda plan: len(plan.stages) <= most or in_space(self.space, plan),
             asks_all=allowed_error(config) is not None,
         )
@@ -235,8 +232,10 @@ class OneModel(Subject):
         return self.space.chains if isinstance(self.space, RankSpace) else self.space
 
     def _profile(self, study: Study, session: Session, warm: Warm | None) -> Profile:
-        measured = study.fact(PROFILE, lambda: self._measured_profile(session, warm, study.watcher.message).to_json())
-        return Profile.from_json(measured)
+        def find() -> dict[str, Any]:
+            return self._measured_profile(session, warm, study.watcher.message).to_json()
+
+        return study.fact(PROFILE, find, Profile.from_json)
 
     def _errors(self, study: Study, session: Session, profiled: Profile) -> ErrorProfile | None:
         """Return what operators add to the error of the outputs, if that is limited and kinds may differ in it."""
@@ -248,7 +247,7 @@ class OneModel(Subject):
         def find() -> dict[str, Any]:
             return asdict(error_profile(session, self.graph, self.platform, profiled, most, study.watcher.message))
 
-        return ErrorProfile.from_json(study.fact(ERRORS, find))
+        return study.fact(ERRORS, find, ErrorProfile.from_json)
 
     def _measured_profile(self, session: Session, warm: Warm | None, progress: Callable[[str], None]) -> Profile:
         graph, platform, inner = self.graph, self.platform, self._inner

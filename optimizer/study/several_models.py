@@ -29,7 +29,7 @@ from optimizer.study.config import StudyConfig, parse_powers, with_freedoms
 from optimizer.study.course import Study
 from optimizer.study.folder import write_json
 from optimizer.study.history import History, Trial
-from optimizer.study.limits import expected, keeps, limits_of
+from optimizer.study.limits import expected, limits_of
 from optimizer.study.log import Record
 from optimizer.study.result import WorkloadResult
 from optimizer.study.subjects import Search, Subject
@@ -280,7 +280,6 @@ class SeveralModels(Subject):
             carried=warm.plans if warm is not None else (),
             bounds=bounds,
             priced=priced if several else None,
-            fits=lambda trial: keeps(limits, trial, self.objectives[0].name),
         )
 
     def taken(self, run: Path, fingerprint: Mapping[str, Any]) -> Warm:
@@ -395,7 +394,7 @@ class SeveralModels(Subject):
         def find() -> dict[str, Any]:
             return find_variants(session, self.workload, self.space.platform, self.choices, grids, progress).to_json()
 
-        found = Variants.from_json(study.fact(RANKS, find), len(self.workload.clients))
+        found = study.fact(RANKS, find, partial(Variants.from_json, clients=len(self.workload.clients)))
         self.least = check(simulator, memory, found.sets, freedoms_of(config.allow))
         self._allow(found)
         study.begin()

@@ -18,7 +18,7 @@ from optimizer.samplers.auto import Problem
 from optimizer.study.config import StudyConfig
 from optimizer.study.folder import write_json
 from optimizer.study.history import History, Trial
-from optimizer.study.limits import limits_of, none_keeps
+from optimizer.study.limits import keeps, limits_of, none_keeps
 from optimizer.study.log import Record
 from optimizer.study.result import Result
 from optimizer.study.verdict import Verdict
@@ -48,7 +48,6 @@ class Search:
         carried: plans of an earlier study, to be measured again.
         bounds: lower bounds under the model, where known.
         priced: the session, where it returns several objectives.
-        fits: whether a measured plan keeps all limits.
         allowed: whether a plan may be recommended.
         asks_all: whether outputs of plans that lost their race are compared too, since the error is limited.
     """
@@ -63,7 +62,6 @@ class Search:
     carried: tuple[Plan, ...] = ()
     bounds: Bounds | None = None
     priced: Priced | None = None
-    fits: Callable[[Trial], bool] = lambda _: True
     allowed: Callable[[Plan], bool] = lambda _: True
     asks_all: bool = False
 
@@ -181,6 +179,10 @@ class Subject(ABC):
         Args:
             known: the fields that results of all studies share.
         """
+
+    def fits(self, trial: Trial) -> bool:
+        """Return whether a measured plan keeps all limits."""
+        return keeps(limits_of(self.config), trial, self.objectives[0].name)
 
     def check(self, result: Result) -> None:
         """Check that the recommended plan keeps the limits; the written result stays.
