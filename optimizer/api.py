@@ -99,8 +99,7 @@ def optimize(
         OptimizeError: a setting is wrong, no plan is feasible, or a device cannot be used; ``exit_code`` says which.
         KeyboardInterrupt: the search was interrupted; the same ``study`` resumes it.
     """
-    from optimizer.study.course import run_study
-    from optimizer.study.ends import Interrupted
+    from optimizer.study.course import Interrupted, run_study
 
     if not isinstance(model, str | PathLike | Sequence):
         from search_spaces.models.convert import converted_module

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from optimizer.campaign.run import CampaignRun
     from optimizer.campaign.studies import Planned, State
     from optimizer.study.config import StudyConfig
-    from optimizer.study.ends import Watcher
+    from optimizer.study.course import Watcher
     from optimizer.study.folder import RunFolder
     from optimizer.study.history import History, Trial
 

@@ -50,8 +50,7 @@ from optimizer.provenance import provenance
 from optimizer.report.console import make_console
 from optimizer.report.write import report
 from optimizer.study.config import StudyConfig, command_line
-from optimizer.study.course import run_study
-from optimizer.study.ends import Interrupted
+from optimizer.study.course import Interrupted, run_study
 from optimizer.study.folder import RESULT
 from search_spaces.core.allowed_code import allow
 from search_spaces.core.bounded import parsed_json, read_bounded

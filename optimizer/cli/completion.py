@@ -6,6 +6,8 @@ import argparse
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 _COMPLETING = "_ARGCOMPLETE"
@@ -78,22 +80,10 @@ def _models() -> list[str]:
     return [*ZOO, *model_names()]
 
 
-def _platforms() -> list[str]:
-    from search_spaces.core.platform_names import platform_names
-
-    return platform_names()
-
-
-def _evaluators() -> list[str]:
-    from evaluators.registry import evaluator_names
-
-    return evaluator_names()
-
-
-def _samplers() -> list[str]:
-    from optimizer.samplers import sampler_names
-
-    return sampler_names()
+def _call(where: str) -> Iterable[str]:
+    """Return what a function returns, as ``module:function``, whose module is imported now."""
+    found: Iterable[str] = resolve_name(where)()
+    return found
 
 
 def _objectives() -> list[str]:
@@ -117,9 +107,9 @@ _VALUES = {
     "model": _MODEL,
     "name": _MODEL,
     "names": _Values(_models),
-    "platform": _Values(_platforms, ("yaml", "yml", "json")),
-    "evaluator": _Values(_evaluators),
-    "sampler": _Values(_samplers),
+    "platform": _Values(partial(_call, "search_spaces.core.platform_names:platform_names"), ("yaml", "yml", "json")),
+    "evaluator": _Values(partial(_call, "evaluators.registry:evaluator_names")),
+    "sampler": _Values(partial(_call, "optimizer.samplers:sampler_names")),
     "objective": _Values(_objectives, several=True),
     "allow": _Values(_freedoms, several=True),
     "run": _RUN,

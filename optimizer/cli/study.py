@@ -6,14 +6,17 @@ import argparse
 import difflib
 import json
 import signal
-from collections.abc import Collection, Iterator, Sequence
+import sys
+import textwrap
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from optimizer.cli.parsing import Parser, add_common, add_given, add_shapes, note, show
 from search_spaces.core.allowed_code import allow, allow_libraries
 from search_spaces.core.errors import EXIT_INTERRUPTED, InfeasibleError, OptimizeError, UnstableError, UsageError, shown
+from search_spaces.core.wording import many
 from search_spaces.core.workload import GIVEN
 
 if TYPE_CHECKING:
@@ -55,10 +58,9 @@ def optimize(arguments: list[str], commands: Collection[str], summaries: str) ->
     config = _config(options)
     if options.dry_run:
         from optimizer.study.course import foreseen
-        from optimizer.tools.dry_run import render
 
         document = foreseen(config)
-        show(options, lambda: {"schema_version": 1, **document}, lambda: render(document))
+        show(options, lambda: {"schema_version": 1, **document}, lambda: _foreseen(document))
         return 0
     return _study(config, arguments, options)
 
@@ -196,10 +198,24 @@ def _config(options: argparse.Namespace) -> StudyConfig:
     return joined(given)
 
 
+def _foreseen(document: Mapping[str, Any]) -> str:
+    """Return what a study would search as text."""
+    from optimizer.report.console import make_console
+
+    console = make_console()  # words stay whole on a terminal; a pipe gets a line for each name
+    width = console.width if console.is_terminal else sys.maxsize
+    lines = (f"{name:12}{_shown(value)}" for name, value in document.items())
+    how: Any = {"subsequent_indent": " " * 12, "break_long_words": False, "break_on_hyphens": False}
+    return "\n".join(textwrap.fill(line, width, **how) for line in lines)
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, list) else many(value) if isinstance(value, int) else str(value)
+
+
 def _study(config: StudyConfig, arguments: Sequence[str], options: argparse.Namespace) -> int:
     from optimizer.report.console import ProgressWatcher, render
-    from optimizer.study.course import run_study
-    from optimizer.study.ends import Interrupted
+    from optimizer.study.course import Interrupted, run_study
 
     try:
         with ProgressWatcher(config.budget, quiet=options.quiet, verbose=options.verbose) as watcher:

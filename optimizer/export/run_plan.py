@@ -47,7 +47,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -416,7 +416,25 @@ class _Worker(threading.Thread):
         self.join()
 
 
-class Plan:
+class _Threads:
+    """The threads of a loaded plan, one for each group of processors."""
+
+    _workers: list[_Worker]
+
+    def close(self) -> None:
+        """End the threads."""
+        for worker in self._workers:
+            worker.close()
+        self._workers = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Plan(_Threads):
     """A loaded plan; close it, or use it in a ``with`` statement.
 
     Args:
@@ -445,7 +463,7 @@ class Plan:
         for index, (stage, entry) in enumerate(zip(self.document["stages"], self._files, strict=True)):
             name = stage["processor"]
             mine.setdefault(group[name], []).append((index, entry, processors[name]))
-        self._workers: list[_Worker] = []
+        self._workers = []
         try:
             for name, works in mine.items():
                 self._workers.append(_Worker(name, [processor for _, _, processor in works], self._loader(works)))
@@ -616,21 +634,13 @@ class Plan:
 
     def close(self) -> None:
         """End the threads."""
-        for worker in self._workers:
-            worker.close()
-        self._workers = []
+        super().close()
         self._close_whole()
 
     def _close_whole(self) -> None:
         if self._whole is not None:
             self._whole.close()
         self._whole = None
-
-    def __enter__(self) -> Plan:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _Instance:
@@ -655,7 +665,7 @@ class _Instance:
         self.tensors = _Memory(self.document, inputs)
 
 
-class Models:
+class Models(_Threads):
     """A loaded plan of several models; close it, or use it in a ``with`` statement.
 
     Requests arrive as the plan says; ``scheduler.py`` beside this file decides which job runs next.
@@ -675,7 +685,7 @@ class Models:
         self._instances = [_Instance(Path(folder) / f"model_{int(client['model'])}", client) for client in clients]
         self._law = threading.Condition()
         self._scheduler = _scheduler(self.document, self._names, processors)
-        self._workers: list[_Worker] = []
+        self._workers = []
         try:
             for number, processor in enumerate(processors):
                 self._workers.append(_Worker(processor["name"], [processor], self._loader(number, processor)))
@@ -767,18 +777,6 @@ class Models:
 
     def _instance(self, name: str) -> _Instance:
         return next(each for each in self._instances if each.client["name"] == name)
-
-    def close(self) -> None:
-        """End the threads."""
-        for worker in self._workers:
-            worker.close()
-        self._workers = []
-
-    def __enter__(self) -> Models:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _scheduler(document: Mapping[str, Any], names: list[str], processors: Sequence[Mapping[str, Any]]) -> Any:

@@ -33,9 +33,8 @@ from evaluators.objectives import LATENCY, OBJECTIVES, Objective
 from optimizer.model.ranks_text import describe_ranks
 from optimizer.report.terminal import table, tried_text
 from optimizer.study.history import WARM
-from optimizer.study.result import PROPOSED, Result
+from optimizer.study.result import PROPOSED, Result, WorkloadResult
 from optimizer.study.verdict import REACH, Verdict
-from optimizer.workload.result import WorkloadResult
 from search_spaces.core.decoded_plan import jobs_of
 from search_spaces.core.errors import printable
 from search_spaces.core.plan import runs_of

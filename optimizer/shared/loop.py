@@ -56,7 +56,7 @@ class SharedLoop(Loop):
             UnavailableError: the device does not work: this worker's first plans all failed and no other worker has
                 measured any, or a plan that worked fails now.
         """
-        cardinality, known, problem = self.space.cardinality(), 0, self.problem
+        cardinality, known, problem = self.space.cardinality(), 0, self.search.problem
         if problem is not None:
             fits = problem.fits
             problem = replace(problem, fits=lambda plan: plan.digest not in self.shared.pending and fits(plan))
@@ -106,7 +106,7 @@ class SharedLoop(Loop):
             self.shared.give_up(claim)
             raise
         if kind == "trial":
-            found = replace(found, attributes=constraint_attributes(self.violations(trial.plan)))
+            found = replace(found, attributes=constraint_attributes(self.search.breaks(trial.plan)))
         self.shared.finish(claim, {**found.to_json(), "values": self.history.value_of(found)})
         if found.failure:
             self.held.append((kind, found))

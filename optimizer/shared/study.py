@@ -21,7 +21,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -328,6 +328,15 @@ def checked_settings(found: Any, name: str) -> Mapping[str, Mapping[str, Any]]:
     return found
 
 
+@contextmanager
+def _opened(url: str, heartbeat_s: int) -> Iterator[BaseStorage]:
+    storage = open_storage(url, heartbeat_s)
+    try:
+        yield storage
+    finally:
+        close_storage(storage)
+
+
 def placed(config: StudyConfig) -> StudyConfig:
     """Return the settings of a worker, with a run folder that no other has.
 
@@ -355,11 +364,8 @@ def joined(own: Mapping[str, Any]) -> StudyConfig:
     config = parse_config({"model": "joined", "budget": 1, **mine})
     if config.storage is None or config.study is None:
         raise UsageError("--model is missing", "or give --study and --storage to join a study")
-    storage = open_storage(config.storage, config.heartbeat)
-    try:
+    with _opened(config.storage, config.heartbeat) as storage:
         attributes = _attributes(storage, config.study)
-    finally:
-        close_storage(storage)
     if attributes is None or SETTINGS not in attributes:
         raise UsageError(f"--study {config.study}: the storage has no such study", "begin it with --model")
     known = checked_settings(attributes[SETTINGS], config.study)
@@ -396,12 +402,9 @@ def check_joins(config: StudyConfig, identity: Identity) -> None:
         if not os.access(file.parent, os.W_OK | os.X_OK):
             raise unusable(f"storage {config.storage}", "unable to open database file")
         return
-    storage = open_storage(config.storage, config.heartbeat)
-    try:
+    with _opened(config.storage, config.heartbeat) as storage:
         if (known := _attributes(storage, str(config.study))) is not None and SETTINGS in known:
             _agree(config, _settings(config, identity), known[SETTINGS])
-    finally:
-        close_storage(storage)
 
 
 @contextmanager
@@ -415,16 +418,16 @@ def sharing(config: StudyConfig, identity: Identity) -> Iterator[SharedStudy | N
     if config.storage is None:
         yield None
         return
-    storage = open_storage(config.storage, config.heartbeat)
     worker = f"{host.node()}-{os.getpid()}-{secrets.token_hex(4)}"
-    shared = SharedStudy(storage, str(config.study), worker, config.heartbeat, objectives=len(config.objective))
-    try:
+    with (
+        _opened(config.storage, config.heartbeat) as storage,
+        closing(
+            SharedStudy(storage, str(config.study), worker, config.heartbeat, objectives=len(config.objective))
+        ) as shared,
+    ):
         mine = _settings(config, identity)
         _agree(config, mine, shared.fact(SETTINGS, lambda: mine))
         yield shared
-    finally:
-        shared.close()
-        close_storage(storage)
 
 
 def _agree(config: StudyConfig, mine: Mapping[str, Any], found: Any) -> None:

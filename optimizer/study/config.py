@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
 from evaluators.objectives import OBJECTIVES
 from evaluators.workload.outcome import OBJECTIVES as OF_WORKLOADS
+from optimizer.shared.storage import check_url
 from search_spaces.core.errors import UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.platform import Platform
@@ -44,6 +45,94 @@ _REPEATED = (
 def _order(name: str) -> int:
     """Return the position of an objective among all."""
     return list(OBJECTIVES).index(name) if name in OBJECTIVES else len(OBJECTIVES)
+
+
+def separated(value: object) -> object:
+    """Return the words of texts with commas between them, as ``("latency,memory",)``; other values as they are."""
+    words = (value,) if isinstance(value, str) else value
+    if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
+        return value
+    return tuple(name.strip() for word in words for name in word.split(","))
+
+
+def unsafe_name(name: str, most: int) -> str:
+    """Return why a name cannot be that of a file, and a similar one that can where there is one."""
+    better = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-")[:most]
+    rule = f"may contain only letters, digits, '.', '_' and '-' (no spaces), at most {most}"
+    return f"{rule}, and must begin with a letter or digit{f'; try {better}' if better else ''}"
+
+
+def parse_powers(words: Sequence[str]) -> dict[str, float]:
+    """Return the watts that words like ``cpu0=2.5`` give to processors.
+
+    Raises:
+        ValueError: a word is not ``processor=watts``.
+    """
+    found: dict[str, float] = {}
+    for word in words:
+        processor, _, watts = word.rpartition("=")
+        if not processor or not re.fullmatch(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", watts) or not 0.0 < float(watts) < 1e5:
+            raise ValueError("must be a processor and its watts, as cpu0=2.5")
+        found[processor] = float(watts)
+    return found
+
+
+def _one_text(value: object) -> object:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+
+def _texts(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
+def _split(value: object) -> object:
+    return tuple(value.split(",")) if isinstance(value, str) else value
+
+
+def _whole(value: object) -> object:
+    # pydantic accepts "2.0", "1_000" and true as whole numbers; here they are errors.
+    if isinstance(value, bool | float) or (isinstance(value, str) and not re.fullmatch(r"[+-]?[0-9]+", value)):
+        raise ValueError("must be a whole number")
+    if len(value) > _MOST_DIGITS if isinstance(value, str) else isinstance(value, int) and value >= _MOST:
+        raise ValueError("is too large")
+    return value
+
+
+def _check_name(name: str) -> None:
+    if not _STUDY.fullmatch(name):
+        raise ValueError(unsafe_name(name, 100))
+
+
+def _check_distinct(names: tuple[str, ...]) -> None:
+    if not names or not all(names) or len(set(names)) != len(names):
+        raise ValueError("must be different names separated by commas")
+
+
+def _known_objectives(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the objectives in one order: that on the command line changes nothing."""
+    for name in names:
+        if name not in OF_WORKLOADS and name not in OBJECTIVES:
+            near = difflib.get_close_matches(name, OBJECTIVES, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"must be of {', '.join(OBJECTIVES)}{hint}")
+    if len(set(names)) != len(names):
+        raise ValueError("an objective is named twice")
+    return tuple(sorted(names, key=_order))
+
+
+def _checked(check: Callable[[Any], object]) -> AfterValidator:
+    """Return a validator that keeps a value unless ``check`` raises a ValueError."""
+
+    def kept(value: Any) -> Any:
+        check(value)
+        return value
+
+    return AfterValidator(kept)
+
+
+_WHOLE = BeforeValidator(_whole)
+Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
+"""One text or several."""
 
 
 class StudyConfig(BaseModel):
@@ -92,26 +181,28 @@ class StudyConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: str = Field(min_length=1)
-    budget: int = Field(ge=1)
+    model: Annotated[str, Field(min_length=1), BeforeValidator(_one_text)]
+    budget: Annotated[int, Field(ge=1), _WHOLE]
     minutes: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    max_stages: int = Field(default=4, ge=1)
+    max_stages: Annotated[int, Field(ge=1), _WHOLE] = 4
     sampler: str = Field(default="auto", min_length=1)
     evaluator: str = Field(default="litert", min_length=1)
-    allow: str = Field(default=EXACT, min_length=1)
-    objective: tuple[str, ...] = Field(default=("latency",), min_length=1)
-    seed: int = Field(default=0, ge=0)
+    allow: Annotated[str, Field(min_length=1), AfterValidator(parse_freedoms)] = EXACT
+    objective: Annotated[
+        tuple[str, ...], Field(min_length=1), BeforeValidator(separated), AfterValidator(_known_objectives)
+    ] = ("latency",)
+    seed: Annotated[int, Field(ge=0), _WHOLE] = 0
     precision: float = Field(default=0.01, gt=0, lt=1, allow_inf_nan=False)
-    study: str | None = None
+    study: Annotated[str, _checked(_check_name)] | None = None
     out: Path | None = None
     device: str | None = Field(default=None, min_length=1, max_length=1000)
-    storage: str | None = None
-    heartbeat: int = Field(default=10, ge=1, le=3600)
-    processors: tuple[str, ...] | None = None
+    storage: Annotated[str, AfterValidator(check_url)] | None = None
+    heartbeat: Annotated[int, Field(ge=1, le=3600), _WHOLE] = 10
+    processors: Annotated[tuple[str, ...], BeforeValidator(_split), _checked(_check_distinct)] | None = None
     platform: Path | None = None
     allow_fallback: bool = False
-    power: tuple[str, ...] = ()
-    state: tuple[str, ...] = ()
+    power: Annotated[Texts, _checked(parse_powers)] = ()
+    state: Texts = ()
     robust: Literal["worst", "expected"] = "worst"
     rate: float | None = Field(default=None, ge=1e-3, le=1e3)
     deadline: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -119,40 +210,16 @@ class StudyConfig(BaseModel):
     max_error: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     stop_when_proven: bool = False
     warm_start: Path | None = None
-    compare_with: tuple[str, ...] = ()
-    input_shape: tuple[str, ...] = ()
-    input: tuple[str, ...] = ()
-    signature: tuple[Annotated[str, Field(max_length=1000)], ...] = ()
-    custom_ops: tuple[str, ...] = ()
+    compare_with: Texts = ()
+    input_shape: Annotated[Texts, _checked(parse_input_shapes)] = ()
+    input: Texts = ()
+    signature: Annotated[tuple[Annotated[str, Field(max_length=1000)], ...], BeforeValidator(_texts)] = ()
+    custom_ops: Texts = ()
 
     @property
     def given(self) -> Mapping[str, Sequence[str]]:
         """Inputs, signatures and custom operators, for :func:`search_spaces.core.workload.with_given`."""
         return {name: getattr(self, name) for name in GIVEN}
-
-    @field_validator("model", mode="before")
-    @classmethod
-    def _several(cls, value: object) -> object:
-        return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
-
-    @field_validator("budget", "max_stages", "seed", "heartbeat", mode="before")
-    @classmethod
-    def _whole(cls, value: object) -> object:
-        # pydantic accepts "2.0", "1_000" and true as whole numbers; here they are errors.
-        if isinstance(value, bool | float) or (isinstance(value, str) and not re.fullmatch(r"[+-]?[0-9]+", value)):
-            raise ValueError("must be a whole number")
-        if (
-            len(value) > _MOST_DIGITS
-            if isinstance(value, str)
-            else isinstance(value, int) and value >= 10**_MOST_DIGITS
-        ):
-            raise ValueError("is too large")
-        return value
-
-    @field_validator("allow", mode="after")
-    @classmethod
-    def _freedoms(cls, value: str) -> str:
-        return parse_freedoms(value)
 
     @field_validator("out", "platform", "warm_start", "compare_with", "input", "custom_ops", mode="before")
     @classmethod
@@ -167,96 +234,6 @@ class StudyConfig(BaseModel):
         if any("\0" in str(path) for path in (value if isinstance(value, tuple) else (value,))):
             raise ValueError("a path cannot hold a NUL character")
         return value
-
-    @field_validator("study", mode="after")
-    @classmethod
-    def _safe(cls, value: str | None) -> str | None:
-        if value is not None and not _STUDY.fullmatch(value):
-            raise ValueError(unsafe_name(value, 100))
-        return value
-
-    @field_validator("storage", mode="after")
-    @classmethod
-    def _known_storage(cls, value: str | None) -> str | None:
-        from optimizer.shared.storage import check_url
-
-        return value if value is None else check_url(value)
-
-    @field_validator("processors", mode="before")
-    @classmethod
-    def _split(cls, value: object) -> object:
-        return tuple(value.split(",")) if isinstance(value, str) else value
-
-    @field_validator("processors", mode="after")
-    @classmethod
-    def _distinct(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        if value is not None and (not value or not all(value) or len(set(value)) != len(value)):
-            raise ValueError("must be different names separated by commas")
-        return value
-
-    @field_validator("objective", mode="before")
-    @classmethod
-    def _separated(cls, value: object) -> object:
-        return separated(value)
-
-    @field_validator("objective", mode="after")
-    @classmethod
-    def _objectives(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for name in value:
-            if name not in OF_WORKLOADS and name not in OBJECTIVES:
-                near = difflib.get_close_matches(name, OBJECTIVES, n=1)
-                hint = f"; did you mean {near[0]}?" if near else ""
-                raise ValueError(f"must be of {', '.join(OBJECTIVES)}{hint}")
-        if len(set(value)) != len(value):
-            raise ValueError("an objective is named twice")
-        return tuple(sorted(value, key=_order))  # the order of objectives on the command line changes nothing
-
-    @field_validator("power", mode="after")
-    @classmethod
-    def _powers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        parse_powers(value)
-        return value
-
-    @field_validator(*_REPEATED, mode="before")
-    @classmethod
-    def _one_or_more(cls, value: object) -> object:
-        return (value,) if isinstance(value, str) else value
-
-    @field_validator("input_shape", mode="after")
-    @classmethod
-    def _shapes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        parse_input_shapes(value)
-        return value
-
-
-def separated(value: object) -> object:
-    """Return the words of texts with commas between them, as ``("latency,memory",)``; other values as they are."""
-    words = (value,) if isinstance(value, str) else value
-    if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
-        return value
-    return tuple(name.strip() for word in words for name in word.split(","))
-
-
-def unsafe_name(name: str, most: int) -> str:
-    """Return why a name cannot be that of a file, and a similar one that can where there is one."""
-    better = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-")[:most]
-    rule = f"may contain only letters, digits, '.', '_' and '-' (no spaces), at most {most}"
-    return f"{rule}, and must begin with a letter or digit{f'; try {better}' if better else ''}"
-
-
-def parse_powers(words: Sequence[str]) -> dict[str, float]:
-    """Return the watts that words like ``cpu0=2.5`` give to processors.
-
-    Raises:
-        ValueError: a word is not ``processor=watts``.
-    """
-    found: dict[str, float] = {}
-    for word in words:
-        processor, _, watts = word.rpartition("=")
-        if not processor or not re.fullmatch(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", watts) or not 0.0 < float(watts) < 1e5:
-            raise ValueError("must be a processor and its watts, as cpu0=2.5")
-        found[processor] = float(watts)
-    return found
 
 
 def most_stages(config: StudyConfig, operators: int) -> int:

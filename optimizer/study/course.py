@@ -1,15 +1,16 @@
-"""The course of a study: run folder, model estimate, loop, final, files; of one model or of several."""
+"""The course of a study: run folder, model estimate, loop, final, files, and early ends; of one model or of several."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from evaluators.base import Agreement, Session, counters_of
 from evaluators.measurement.disturbance import Disturbance, RunFilter
@@ -23,17 +24,15 @@ from optimizer.samplers import make_sampler
 from optimizer.shared.loop import SharedLoop
 from optimizer.shared.study import SharedStudy, check_joins, placed, sharing
 from optimizer.study.config import StudyConfig, end_of_search
-from optimizer.study.drift_monitor import DriftMonitor
-from optimizer.study.ends import Watcher, kept_at_the_end, kept_front, kept_verdict, tell_of_damage
 from optimizer.study.folder import RESULT, Identity, RunFolder, write_json
 from optimizer.study.front import Front
 from optimizer.study.history import WARM, History, Trial
-from optimizer.study.loop import LOST, Loop, Origin
+from optimizer.study.loop import LOST, DriftMonitor, Loop, Origin
 from optimizer.study.result import Result
 from optimizer.study.subjects import Search, Subject
 from optimizer.study.verdict import PAUSE_S, FinalSettings, Verdict, decide
 from optimizer.study.warm import fingerprint_of
-from search_spaces.core.errors import RunFolderError, damage
+from search_spaces.core.errors import OptimizeError, RunFolderError, damage
 from search_spaces.core.plan import Plan
 from search_spaces.core.wording import plural
 from search_spaces.spaces.space import in_space
@@ -44,6 +43,43 @@ _CLAIM_SHARE = 0.3
 _DISTURBED = "disturbed"  # kind of the records of what disturbed a session's search
 _FINAL_OF_TRIAL_S = 0.5  # seconds of the final for each trial of the budget: 40 allow all 20 s
 _PAUSES = 3  # inferences after a pause, of each of two plans
+_KINDS = ("trial", "baseline", "verdict")  # a verdict covers the trials before it, and no later one
+
+Fact = TypeVar("Fact")
+
+
+class Watcher(Protocol):
+    """Watches a study's progress, as :mod:`optimizer.report.console` does."""
+
+    def message(self, text: str) -> None:
+        """Report the current step."""
+        ...
+
+    def warn(self, text: str) -> None:
+        """Report a warning, which is always shown."""
+        ...
+
+    def opened(self, run: RunFolder, history: History, space_size: int) -> None:
+        """Report that the run folder is open and what it held."""
+        ...
+
+    def trial(self, trial: Trial) -> None:
+        """Report a finished trial."""
+        ...
+
+
+class Interrupted(Exception):  # noqa: N818 - it is no error
+    """The person ended a study early; everything measured is in the run folder.
+
+    Attributes:
+        result: the result so far, or None where nothing was measured.
+        resume_command: resumes the study.
+    """
+
+    def __init__(self, result: Result | None, resume_command: str) -> None:
+        super().__init__(resume_command)
+        self.result = result
+        self.resume_command = resume_command
 
 
 @dataclass(slots=True)
@@ -97,6 +133,16 @@ class Study:
     def holds(self, plan: Plan) -> bool:
         """Return whether the space holds a plan."""
         return in_space(self.subject.space, plan)
+
+    def fact(self, kind: str, make: Callable[[], Mapping[str, Any]], read: Callable[[Mapping[str, Any]], Fact]) -> Fact:
+        """Return what the log holds of a kind; else what all workers use, which the first one makes, and log it."""
+        for record in self.run.contents.records:
+            if record.kind == kind:
+                return read(record.data)
+        found = make() if self.shared is None else self.shared.fact(kind, make)
+        value = read(found)  # another worker may have written anything
+        self.run.log.append(kind, found)
+        return value
 
     def result(self, verdict: Verdict | None, deployed: Agreement | None) -> Result:
         """Return the result so far."""
@@ -206,26 +252,20 @@ def _search(study: Study, session: Session) -> Result:
     loop = make(
         subject.graph,
         subject.space,
-        search.session,
+        search,
         history,
         run.log,
-        search.named,
-        search.proposed,
         config.sampler,
         config.seed,
         config.budget,
         queue,
-        search.predict,
         notify,
-        search.problem,
-        search.breaks,
         study.bounds.space_s * (1.0 + config.precision) if study.bounds and config.stop_when_proven else 0.0,
-        asks_all=search.asks_all,
         runs=study.runs,
         end_s=end_of_search(config),
         lost={str(record.data.get("plan")) for record in run.contents.records if record.kind == LOST},
     )
-    monitor = DriftMonitor(search.session, subject.graph, history, run.log, study.runs, study.watcher.warn)
+    monitor = DriftMonitor(loop, study.watcher.warn)
     monitor.restore(run.contents.records)
     if history.measured > config.budget:
         tried = f"{plural(history.measured, 'plan')} had been tried already"
@@ -263,7 +303,7 @@ def _decide(study: Study, search: Search, loop: Loop) -> Verdict:
         policy,
         study.config.seed,
         study.watcher.message,
-        fits=search.fits,
+        fits=study.subject.fits,
         allowed=search.allowed,
         cores=len({core for p in study.subject.processors for core in p.cores}),
         pauses=pauses,
@@ -297,3 +337,52 @@ def _policy(config: StudyConfig, spent_s: float) -> tuple[FinalPolicy, int]:
         claim_s=_CLAIM_SHARE * limit_s,
     )
     return policy, pauses
+
+
+def kept_verdict(study: Study) -> Verdict | None:
+    """Return the verdict that the log holds; None where it is undecided, or lacks plans that were measured since."""
+    last = next((r for r in reversed(study.run.contents.records) if r.kind in _KINDS), None)
+    if last is None or last.kind != "verdict" or len(study.history.known) != study.restored:
+        return None
+    found = Verdict.from_json(last.data)
+    known = study.history.known
+    given = [b.plan for b in study.own if b.plan.digest in known and known[b.plan.digest].measurement is not None]
+    return None if found.undecided or any(plan not in found.plans for plan in given) else found
+
+
+def kept_front(run: RunFolder) -> Front | None:
+    """Return the front of several objectives that the log holds with its verdict.
+
+    Raises:
+        RunFolderError: it is damaged.
+    """
+    last = next((r for r in reversed(run.contents.records) if r.kind == "verdict"), None)
+    data: Any = last.data.get("front") if last is not None else None
+    return None if data is None else Front.from_json(data)
+
+
+def tell_of_damage(run: RunFolder, watcher: Watcher) -> None:
+    """Report damage of the run folder's log, and what has changed since the study began."""
+    for found in run.contents.damage:
+        watcher.warn(f"trial log: {found}")
+    if run.contents.original is not None:
+        watcher.warn(f"trial log: the damaged file is kept as {run.contents.original}")
+    for change in run.changes:
+        watcher.warn(change)
+
+
+@contextmanager
+def kept_at_the_end(study: Study) -> Iterator[None]:
+    """Save the result so far if a study ends early; one that was finished before keeps its result.
+
+    Raises:
+        Interrupted: the person pressed Ctrl-C.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        result = study.result(None, None) if study.history.known else None
+        with suppress(OptimizeError):
+            if result is not None and kept_verdict(study) is None:
+                write_json(study.run.path / RESULT, result.to_json())
+        raise Interrupted(result, study.run.resume_command) from None

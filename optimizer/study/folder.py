@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from optimizer.files import disk_errors, is_temporary, write_atomic, write_json
 from optimizer.provenance import provenance
-from optimizer.study.log import TrialLog, read_log
-from optimizer.study.records import LogContents, header
+from optimizer.study.log import LogContents, TrialLog, header, read_log
 from search_spaces.core.bounded import parsed_json, read_bounded
 from search_spaces.core.errors import OptimizeError, RunFolderError, UsageError
 from search_spaces.core.yaml_file import read_settings
@@ -71,11 +70,7 @@ class Identity:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return {
-            "model_digest": self.model_digest,
-            "inputs_digest": self.inputs_digest,
-            "measured_on": list(self.measured_on),
-        }
+        return {**asdict(self), "measured_on": list(self.measured_on)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,29 @@
-"""Limits on figures beside the objective: which plans keep them, and the errors where none does."""
+"""Which plans may be run and recommended: limits on their figures, the deadline, memory and supported operators."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from evaluators.samples import Measurement
+from optimizer.exact.chain_costs import ChainCosts
 from optimizer.study.config import StudyConfig
 from optimizer.study.history import History, Trial
 from search_spaces.core.constraints import Violation, infeasible
 from search_spaces.core.errors import InfeasibleError
+from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
+from search_spaces.core.wording import plural
 from search_spaces.core.workload import RANKED_ERROR
 from search_spaces.spaces.registry import freedoms_of
 
 TRUST = 1.1
-"""Plans are not run if the model predicts more than this multiple of a limit: models are no more exact."""
+"""Plans are not run if the model predicts more than this multiple of a limit or deadline: models are no more exact."""
+
+
+_NONE = "no plan meets --deadline {bound}: the best one "
+_LEVER = "allow a longer --deadline, more stages or more --processors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +126,57 @@ def unreachable_limit(limits: Sequence[Limit], least: Mapping[str, float]) -> In
         if limit.name in least and least[limit.name] > TRUST * limit.most:
             found += limit.violation(least[limit.name], "of the best plan in the model")
     return infeasible(found[0], *found[1:]) if found else None
+
+
+def too_late(deadline_s: float, predict: Callable[[Plan], float], plan: Plan) -> tuple[Violation, ...]:
+    """Return the violation of a plan that clearly misses a deadline under the model; () for any other."""
+    expected_s = predict(plan)
+    if expected_s <= TRUST * deadline_s:
+        return ()
+    sentence = "misses --deadline {bound}: {demand} predicted"
+    return (Violation("predicted latency", expected_s, deadline_s, "s", _LEVER, sentence),)
+
+
+def unreachable(deadline_s: float, bound_s: float) -> InfeasibleError | None:
+    """Return the error for a deadline that the best plan under the model clearly misses."""
+    if bound_s <= TRUST * deadline_s:
+        return None
+    sentence = f"{_NONE}takes {{demand}} in the model"
+    return infeasible(Violation("latency of the best plan in the model", bound_s, deadline_s, "s", _LEVER, sentence))
+
+
+def missed(deadline_s: float, best_s: float) -> InfeasibleError | None:
+    """Return the error for a deadline that the best plan of a finished study misses."""
+    if best_s <= deadline_s:
+        return None
+    sentence = f"{_NONE}found takes {{demand}}"
+    return infeasible(Violation("latency of the best plan found", best_s, deadline_s, "s", _LEVER, sentence))
+
+
+def violations(graph: Graph, costs: ChainCosts, max_stages: int, plan: Plan) -> tuple[Violation, ...]:
+    """Return a plan's violations: unsupported operators, a processor's memory, and the number of stages.
+
+    Args:
+        costs: infinite if a processor does not support an operator.
+        max_stages: stages of a plan at most.
+    """
+    index = {p.name: i for i, p in enumerate(costs.platform.processors)}
+    found = []
+    parts = len({stage.operators for stage in plan.stages})  # both sides of a split count as one stage
+    if parts > max_stages:
+        found.append(Violation("stages of a plan", parts, max_stages, "stages", "give more --max-stages"))
+    for name, stages in plan.by_processor().items():
+        processor = index[name]
+        operators = [o for i in stages for o in plan.stages[i].operators]
+        refused = [o for o in operators if not math.isfinite(costs.operator_s[processor, o])]
+        if refused:
+            kind = graph.operators[refused[0]].kind
+            what = f"not supported on {name!r} (the first is {refused[0]}, {kind})"
+            lever = f"leave {name!r} out of --processors"
+            sentence = f"{plural(len(refused), 'operator')} {what}"
+            found.append(Violation(f"operators {what}", len(refused), 0, "operators", lever, sentence))
+        if costs.operator_nbytes is not None and costs.memory_bytes is not None:
+            demand, bound = float(costs.operator_nbytes[operators].sum()), float(costs.memory_bytes[processor])
+            if demand > bound:
+                found.append(Violation(f"memory of {name!r}", demand, bound, "B", "allow more --max-stages"))
+    return tuple(found)

@@ -1,4 +1,4 @@
-"""The search loop: ask Optuna's study, decode, look up or measure, log, tell."""
+"""The search loop: ask Optuna's study, decode, look up or measure, log, tell; and the machine's drift meanwhile."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from evaluators.base import Session, conditions_of, verified
+from evaluators.base import conditions_of, verified
 from evaluators.measurement.disturbance import RunFilter
-from evaluators.samples import Measurement
-from evaluators.sampling import SamplingPolicy, measure
+from evaluators.measurement.drift import probe
+from evaluators.samples import Measurement, Samples
+from evaluators.sampling import measure
 from optimizer.model.baselines import Baseline
 from optimizer.samplers import resumes, study_sampler
 from optimizer.samplers.auto import AutoProposer, Problem
 from optimizer.samplers.study import ExhaustedError
 from optimizer.study.history import INFEASIBLE, OPTIMUM, UNSEEN, History, Trial, constraint_attributes
-from optimizer.study.log import TrialLog
-from search_spaces.core.constraints import Violation
+from optimizer.study.log import Record, TrialLog
+from optimizer.study.subjects import Search
 from search_spaces.core.errors import DeviceLostError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
+from search_spaces.core.wording import percent
 from search_spaces.spaces.rank_space import RankSpace
 from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.space import EnumerableSpace, in_space
@@ -31,11 +33,13 @@ from search_spaces.spaces.space import EnumerableSpace, in_space
 if TYPE_CHECKING:
     from optimizer.samplers.study import StudySampler
 
+
 _PREDICTED_SLOW = 1.3
 _SLOW_LOAD_S = 0.05  # shorter loading times are not logged
 _LOOK_EVERY = 16  # one proposal in so many always runs twice: an unbiased sample of first runs
 _FAILURES_AT_FIRST = 5
 _RESUME = "resume with the same --study when the device works"
+_TELL = 0.10  # changes of speed that are reported
 LOST = "lost"
 """Kind of the records of plans at which the device stopped working."""
 _LOGGER = logging.getLogger("partition_optimizer")
@@ -49,14 +53,9 @@ class Loop:
 
     Attributes:
         queue: plans of the space to be measured first, with their origin: baselines and warm starts.
-        predict: the additive model's seconds of a plan.
-        problem: the search as samplers see it.
-        violations: of a plan; a plan with any is reported as infeasible and never run.
         proven_s: a plan that takes no longer ends the search, since it is within ``precision`` of the bound.
-        named, policy: sampling policies of the queue's plans, and of proposals.
         budget: distinct plans of the space to try.
         end_s: begin no trial later, by :func:`time.monotonic`.
-        asks_all: whether outputs of plans that lost their race are compared too, since the error is limited.
         notify: called after every trial.
         runs: makes runs, and repeats those that waited for a core.
         held: trials that are not in the log yet, since no plan has worked.
@@ -65,21 +64,15 @@ class Loop:
 
     graph: Graph
     space: EnumerableSpace
-    session: Session
+    search: Search
     history: History
     log: TrialLog
-    named: SamplingPolicy
-    policy: SamplingPolicy
     sampler: str
     seed: int
     budget: int
     queue: Sequence[Origin]
-    predict: Callable[[Plan], float]
     notify: Callable[[Trial], None] = lambda _: None
-    problem: Problem | None = None
-    violations: Callable[[Plan], Sequence[Violation]] = lambda _: ()
     proven_s: float = 0.0
-    asks_all: bool = False
     end_s: float = math.inf
     runs: RunFilter = field(default_factory=RunFilter)
     held: list[tuple[str, Trial]] = field(default_factory=list)
@@ -101,7 +94,7 @@ class Loop:
             UnavailableError: the device does not work: the first plans all failed, or one that worked fails now.
         """
         cardinality, known = self.space.cardinality(), self.beside
-        sampler = self._sampler(self.problem, self.seed)
+        sampler = self._sampler(self.search.problem, self.seed)
         while self.history.measured < self.budget and not self.proven and time.monotonic() < self.end_s:
             if self.history.measured + known >= cardinality:
                 break
@@ -147,8 +140,8 @@ class Loop:
             seed,
             self.space,
             problem,
-            allowed=lambda plan: not self.violations(plan),
-            predict=self.predict,
+            allowed=lambda plan: not self.search.breaks(plan),
+            predict=self.search.predict,
         )
         self.history.propose_by(sampler)
         for trial in self._modelled():
@@ -167,15 +160,15 @@ class Loop:
         It cannot where the runtime itself places the network, or where a person's plan is split or has ranks in a space
         of other plans.
         """
-        if self.problem is None:
+        if self.search.problem is None:
             return True
-        plan, known = trial.plan, {p.name for p in self.problem.platform.processors}
+        plan, known = trial.plan, {p.name for p in self.search.problem.platform.processors}
         here = known.issuperset(stage.processor for stage in plan.stages)
         return here and (not (plan.is_split or plan.ranks) or in_space(self.space, plan))
 
     def by_estimate(self) -> list[Plan]:
         """Return the measured plans of the space by the estimate from all measurements, the fastest first."""
-        of = self.problem
+        of = self.search.problem
         plain = of is not None and of.chains is None and of.guided and of.criteria is None and of.search is None
         if of is None or not plain or isinstance(of.space, SegmentSpace | RankSpace):
             return [trial.plan for trial in self.history.ranking()]  # sides of a split predict other splits poorly
@@ -200,7 +193,7 @@ class Loop:
         number, trial = self._asked(sampler, history.next_number, history.known)
         before = history.known.get(trial.plan.digest)
         if before is None:
-            trial = replace(trial, attributes=constraint_attributes(self.violations(trial.plan)))
+            trial = replace(trial, attributes=constraint_attributes(self.search.breaks(trial.plan)))
             trial = self._try(trial, race=self._proposed(trial.origin))
         else:
             trial = replace(trial, repeat_of=before.number)
@@ -230,7 +223,7 @@ class Loop:
         race = race and not self.history.others  # a slower plan may be better in another objective
         allowed = {"stages"} if trial.number < 0 else set()
         allowed |= set() if race else {"s", "J"}
-        if broken := [v for v in self.violations(trial.plan) if v.unit not in allowed]:
+        if broken := [v for v in self.search.breaks(trial.plan) if v.unit not in allowed]:
             return replace(trial, failure=f"{INFEASIBLE}: {'; '.join(map(str, broken))}")
         try:
             single_run = trial.origin != OPTIMUM and trial.number % _LOOK_EVERY > 0
@@ -250,7 +243,7 @@ class Loop:
         if good is None:
             return
         try:
-            with closing(self.session.load(self.graph, good.plan)) as candidate:
+            with closing(self.search.session.load(self.graph, good.plan)) as candidate:
                 candidate.run(1)
         except UnavailableError as error:
             if failed.digest in self.lost:
@@ -289,17 +282,17 @@ def measure_plan(loop: Loop, plan: Plan, *, race: bool, single_run: bool = False
         UnavailableError: it cannot be loaded or run, or it computes something else than the whole model.
     """
     begin_s = time.monotonic()
-    candidate = loop.session.load(loop.graph, plan)
+    candidate = loop.search.session.load(loop.graph, plan)
     load_s = time.monotonic() - begin_s
-    conditions = conditions_of(loop.session)
+    conditions = conditions_of(loop.search.session)
     try:
         if race:
             incumbent = loop.history.incumbent
-            predicted_slow = incumbent is not None and loop.predict(plan) > _PREDICTED_SLOW * incumbent.median
+            predicted_slow = incumbent is not None and loop.search.predict(plan) > _PREDICTED_SLOW * incumbent.median
             cold = loop.history.cold(plan)
             found = measure(
                 candidate,
-                loop.policy,
+                loop.search.proposed,
                 incumbent,
                 conditions,
                 cold,
@@ -308,14 +301,89 @@ def measure_plan(loop: Loop, plan: Plan, *, race: bool, single_run: bool = False
                 runs=loop.runs,
             )
         else:
-            found = measure(candidate, loop.named, conditions=conditions, runs=loop.runs)
+            found = measure(candidate, loop.search.named, conditions=conditions, runs=loop.runs)
         # A plan that lost its race may have been stopped early; it is chosen only where the winner violates a limit.
         raced = found.stopped == "raced"
-        if raced and loop.asks_all:
+        if raced and loop.search.asks_all:
             candidate.run(1)
-        agreement = verified(candidate) if not raced or loop.asks_all else None
-        figures = candidate.figures() if loop.session.capabilities.figures else {}
+        agreement = verified(candidate) if not raced or loop.search.asks_all else None
+        figures = candidate.figures() if loop.search.session.capabilities.figures else {}
     finally:
         candidate.close()
     slow_s = load_s if load_s > _SLOW_LOAD_S else 0.0
     return replace(found, agreement=agreement, figures=figures, load_s=slow_s)
+
+
+@dataclass(slots=True)
+class DriftMonitor:
+    """Measures the reference plan after trials, for :mod:`evaluators.measurement.drift`.
+
+    Only sessions that report conditions measure on a machine whose speed may drift.
+
+    Attributes:
+        progress: called when the speed has changed by more than a tenth.
+    """
+
+    loop: Loop
+    progress: Callable[[str], None] = lambda _: None
+    _plan: Plan | None = None
+    _reported: float = 1.0
+
+    def restore(self, records: Sequence[Record]) -> None:
+        """Restore the state from a log, so that a resumed study measures the reference plan at the same trials."""
+        for record in records:
+            if record.kind in {"trial", "baseline"}:
+                self._count(Trial.from_json(record.data))
+            elif record.kind == "speed":
+                data: Any = record.data
+                self._plan = Plan.from_json(data["plan"])
+                found = Samples.from_json(data["found"])
+                self.loop.history.drift.take(found, float(data["spent_s"]), int(data["position"]))
+
+    def after(self, trial: Trial) -> None:
+        """Measure the reference plan, if there is time for it, after a trial that is in the history.
+
+        Raises:
+            RunFolderError: the log cannot be written.
+        """
+        self._count(trial)
+        if not (self.loop.search.session.capabilities.conditions and self._choose() and self.loop.history.drift.due()):
+            return
+        try:
+            self._probe()
+        except UnavailableError:
+            return  # the loop finds out whether the device is gone
+
+    def _choose(self) -> bool:
+        """Choose the reference plan: the best of the first measured ones."""
+        if self._plan is None and self.loop.history.incumbent is not None:
+            self._plan = next((t.plan for t in self.loop.history.ranking() if not t.raced), None)
+        return self._plan is not None
+
+    def _probe(self) -> None:
+        if self._plan is None:
+            return
+        with closing(self.loop.search.session.load(self.loop.graph, self._plan)) as candidate:
+            found, spent_s = probe(candidate, self.loop.runs)
+        position, drift = self.loop.history.next_number, self.loop.history.drift
+        drift.take(found, spent_s, position)
+        self.loop.log.append(
+            "speed",
+            {
+                "plan": self._plan.to_json(),
+                "found": replace(found, conditions=conditions_of(self.loop.search.session)()).to_json(),
+                "spent_s": spent_s,
+                "position": position,
+            },
+        )
+        if abs(drift.speed / self._reported - 1.0) > _TELL:
+            self._reported = drift.speed
+            speed = drift.speed
+            what = f"{percent(speed - 1.0)} slower than" if speed > 1.0 else f"{percent(1.0 / speed - 1.0)} faster than"
+            what = "again as fast as" if abs(speed - 1.0) <= _TELL else what
+            self.progress(f"the machine runs {what} at the start of the study; measurements are scaled to one state")
+
+    def _count(self, trial: Trial) -> None:
+        if trial.measurement is not None and trial.repeat_of is None:
+            found = trial.measurement
+            self.loop.history.drift.measured_s += sum(found.warmup_s) + sum(found.latency_s.values_s)

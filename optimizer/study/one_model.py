@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluators.base import Agreement, Evaluator, Session
-from evaluators.objectives import LATENCY, OBJECTIVES, Objective, find_objective
+from evaluators.objectives import LATENCY, OBJECTIVES, find_objective
 from optimizer.devices import choose_model_and_platform, unused_precisions
 from optimizer.model.baselines import Baseline, baselines
 from optimizer.model.bounds import ModelEstimate
@@ -24,22 +24,25 @@ from optimizer.model.segments import segment_baselines, split_profile
 from optimizer.shared.study import ERRORS, PROFILE
 from optimizer.study.config import StudyConfig, most_stages, space_of, with_freedoms
 from optimizer.study.course import Study
-from optimizer.study.deadline import missed, too_late, unreachable
-from optimizer.study.feasibility import violations
-from optimizer.study.folder import write_json
 from optimizer.study.history import History
-from optimizer.study.limits import allowed_error, expected, keeps, limits_of, none_keeps, unreachable_limit
-from optimizer.study.records import Record
+from optimizer.study.limits import (
+    allowed_error,
+    expected,
+    limits_of,
+    missed,
+    too_late,
+    unreachable,
+    unreachable_limit,
+    violations,
+)
 from optimizer.study.result import Result
-from optimizer.study.subjects import Search
+from optimizer.study.subjects import Search, Subject
 from optimizer.study.verdict import Verdict
 from optimizer.study.warm import Warm, begin_warm, warm_start
 from search_spaces.core.constraints import Violation
 from search_spaces.core.errors import PlanError, UsageError
-from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, canonical
 from search_spaces.core.platform import Platform, Processor
-from search_spaces.models.inputs import given_digest
 from search_spaces.rewrites.lower import Lowering
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.rank_space import RankSpace
@@ -52,7 +55,7 @@ _NO_OTHER = "the model's optimum"
 
 
 @dataclass(slots=True)
-class OneModel:
+class OneModel(Subject):
     """A study of one model.
 
     Attributes:
@@ -61,11 +64,6 @@ class OneModel:
         tolerances: which processors an error limit would allow, in a sentence.
     """
 
-    config: StudyConfig
-    evaluator: Evaluator
-    graph: Graph
-    platform: Platform
-    space: EnumerableSpace
     own: tuple[Processor, ...]
     placements: Mapping[str, str] = field(default_factory=dict)
     tolerances: str = ""
@@ -87,37 +85,13 @@ class OneModel:
         space = space_of(config, graph, platform)
         places = evaluator.capabilities.places and not config.state
         own = evaluator.own_placements(platform) if places else ()
-        return cls(config, evaluator, graph, platform, space, own)
+        objectives = tuple(map(find_objective, config.objective))
+        return cls(config, evaluator, graph, platform, space, objectives, own)
 
     @property
     def measured_on(self) -> Platform:
         """The platform with the runtime's own placements, which no plan of the space uses."""
         return replace(self.platform, processors=(*self.platform.processors, *self.own))
-
-    @property
-    def processors(self) -> Sequence[Processor]:
-        """The processors of the space."""
-        return self.platform.processors
-
-    @property
-    def objectives(self) -> list[Objective]:
-        """The objectives."""
-        return [find_objective(name) for name in self.config.objective]
-
-    @property
-    def digest(self) -> str:
-        """Digest of the model, and of everything that changes what a plan computes."""
-        return self.graph.digest
-
-    @property
-    def inputs_digest(self) -> str:
-        """Changes with the inputs that a person gave; "" without any."""
-        return given_digest([self.graph])
-
-    @property
-    def ready(self) -> bool:
-        """Whether the space is known before :meth:`learn` is called."""
-        return True
 
     def checked(self, plan: Plan) -> Plan:
         """Return the canonical form of a plan that a person gives."""
@@ -130,14 +104,7 @@ class OneModel:
         Lowering(self.graph).lower(found)
         return found
 
-    def resume(self, records: Sequence[Record]) -> None:
-        """Do nothing: the settings alone define the space."""
-
-    def restore(self, history: History, records: Sequence[Record]) -> None:
-        """Add the trials of the log to the history."""
-        history.restore(tuple(records))
-
-    def session(self, folder: Path) -> AbstractContextManager[Session]:
+    def session(self, folder: Path | None = None) -> AbstractContextManager[Session]:
         """Open the session that measures or predicts plans."""
         return self.evaluator.prepare(self.measured_on, folder)
 
@@ -185,7 +152,6 @@ class OneModel:
         named, proposed = policies(config)
         near = errors.optima(self.graph, objective.latency, config.max_error or 0.0, most) if errors is not None else []
         optima = tuple(plan for plan in (*near, *objective.estimate.optima) if in_space(self.space, plan))
-        limits = limits_of(config)
         return Search(
             objective.session,
             objective.predict,
@@ -197,7 +163,6 @@ class OneModel:
             carried=warm.plans if warm is not None else (),
             bounds=objective.estimate.bounds,
             priced=objective.priced,
-            fits=lambda trial: keeps(limits, trial, self.objectives[0].name),
             allowed=lambda plan: len(plan.stages) <= most or in_space(self.space, plan),
             asks_all=allowed_error(config) is not None,
         )
@@ -267,18 +232,10 @@ class OneModel:
         return self.space.chains if isinstance(self.space, RankSpace) else self.space
 
     def _profile(self, study: Study, session: Session, warm: Warm | None) -> Profile:
-        for record in study.run.contents.records:
-            if record.kind == "profile":
-                return Profile.from_json(record.data)
+        def find() -> dict[str, Any]:
+            return self._measured_profile(session, warm, study.watcher.message).to_json()
 
-        def find() -> Profile:
-            return self._measured_profile(session, warm, study.watcher.message)
-
-        # All workers use the first one's profile, so that they propose by one model.
-        shared = study.shared
-        found = find() if shared is None else Profile.from_json(shared.fact(PROFILE, lambda: find().to_json()))
-        study.run.log.append("profile", found.to_json())
-        return found
+        return study.fact(PROFILE, find, Profile.from_json)
 
     def _errors(self, study: Study, session: Session, profiled: Profile) -> ErrorProfile | None:
         """Return what operators add to the error of the outputs, if that is limited and kinds may differ in it."""
@@ -286,17 +243,11 @@ class OneModel:
         kinds = len(self.platform.classes())
         if not most or kinds < 2 or not session.capabilities.outputs or isinstance(self.space, RankSpace):
             return None
-        for record in study.run.contents.records:
-            if record.kind == ERRORS:
-                return ErrorProfile.from_json(record.data)
 
-        def find() -> ErrorProfile:
-            return error_profile(session, self.graph, self.platform, profiled, most, study.watcher.message)
+        def find() -> dict[str, Any]:
+            return asdict(error_profile(session, self.graph, self.platform, profiled, most, study.watcher.message))
 
-        shared = study.shared
-        found = find() if shared is None else ErrorProfile.from_json(shared.fact(ERRORS, lambda: asdict(find())))
-        study.run.log.append(ERRORS, asdict(found))
-        return found
+        return study.fact(ERRORS, find, ErrorProfile.from_json)
 
     def _measured_profile(self, session: Session, warm: Warm | None, progress: Callable[[str], None]) -> Profile:
         graph, platform, inner = self.graph, self.platform, self._inner
@@ -323,13 +274,8 @@ class OneModel:
         if less := unused_precisions(self.evaluator, self.config):
             study.watcher.message("measuring what a tolerance would allow")
             self.tolerances = tolerance_line(self.evaluator, self.graph, less)
-        folder = study.run.path / "best"
-        if session.capabilities.deploy:
-            study.watcher.message("writing the stage files")
-            folder.mkdir(exist_ok=True)
-            return session.deploy(folder, self.graph, verdict.best)
-        write_json(folder / "plan.json", verdict.best.to_json())
-        return None
+        # Not super(): @dataclass(slots=True) makes a new class, which super() here does not know.
+        return Subject.finish(self, study, session, verdict)
 
     def result(self, known: Mapping[str, Any], verdict: Verdict | None) -> Result:  # noqa: ARG002
         """Return the result so far."""
@@ -346,5 +292,4 @@ class OneModel:
             took_s = measured.figures[LATENCY.name]
         if took_s is not None and (late := missed(self._deadline_s, took_s)) is not None:
             raise late
-        if (broken := none_keeps(limits_of(self.config), result.history, self.objectives[0].name)) is not None:
-            raise broken
+        Subject.check(self, result)

@@ -117,10 +117,8 @@ class Verdict:
     def next_best(self) -> Plan | None:
         """The fastest other eligible finalist; None where there is none."""
         others = [i for i in self.final.measured if self.plans[i] != self.best and i in self.eligible]
-        if not others:
-            return None
-        fastest = self.final.fastest
-        return self.plans[min(others, key=lambda i: self.final.effect(i, fastest))]
+        next_best = _fastest(self.final, others)
+        return None if next_best is None else self.plans[next_best]
 
     @property
     def speedup(self) -> Ratio | None:
@@ -131,13 +129,9 @@ class Verdict:
     @property
     def criterion(self) -> tuple[str, Ratio] | None:
         """The best cut criterion, and the ratio of its time to the recommended plan's."""
-        found = [i for i in self.final.measured if self.names[i].startswith(CRITERIA)]
-        if not found:
-            return None
-        fastest = self.final.fastest
-        best = min(found, key=lambda i: self.final.effect(i, fastest))
-        ratio = self.ratio(self.plans[best], self.best)
-        return None if ratio is None else (self.names[best], ratio)
+        best = _fastest(self.final, _criteria(self.final, self.names))
+        ratio = None if best is None else self.ratio(self.plans[best], self.best)
+        return None if best is None or ratio is None else (self.names[best], ratio)
 
     @property
     def precision(self) -> float:
@@ -292,8 +286,8 @@ def decide(
             compared[plan.digest] = agreement
         return candidate
 
-    def load(plan: Plan) -> Callable[[], Candidate]:
-        return lambda: checked(session.load(how.graph, plan, fresh=True), plan)
+    def load(plan: Plan, *, fresh: bool = True) -> Callable[[], Candidate]:
+        return lambda: checked(session.load(how.graph, plan, fresh=fresh), plan)
 
     def chosen(final: Final, ended: bool) -> int:
         among = [i for i in eligible if i in final.measured] or list(final.measured)
@@ -301,21 +295,15 @@ def decide(
             return choose(final, among)
         return final.choose(stages, how.policy.tie, among, ended=ended)
 
-    def fastest(final: Final, group: Sequence[int]) -> int | None:
-        return min(group, key=lambda i: final.effect(i, final.fastest), default=None)
-
     def whole(final: Final) -> int | None:
-        return fastest(final, [i for i in final.measured if stages[i] == 1])
+        return _fastest(final, [i for i in final.measured if stages[i] == 1])
 
     def watched(final: Final) -> Iterator[int]:
         """Yield the plans that the verdict names, whose ratios must be known."""
         if len(final.measured) < 2:
             return
         yield chosen(final, False)
-        yield from (i for i in (whole(final), fastest(final, _criteria(final, titles))) if i is not None)
-
-    def shared(plan: Plan) -> Callable[[], Candidate]:
-        return lambda: checked(session.load(how.graph, plan), plan)
+        yield from (i for i in (whole(final), _fastest(final, _criteria(final, titles))) if i is not None)
 
     free_nbytes = conditions_of(session)().get("memory_free_nbytes")
     room, most = _room(how, free_nbytes), how.policy.loaded
@@ -332,7 +320,7 @@ def decide(
         [load(p) for p in plans],
         policy,
         np.random.default_rng([how.seed, 1]),
-        reuse={i: shared(plans[i]) for i in slow},
+        reuse={i: load(plans[i], fresh=False) for i in slow},
         conditions=conditions_of(session),
         counters=counters_of(session),
         watched=watched,
@@ -432,6 +420,11 @@ def _interval_s(trial: Trial, history: History) -> tuple[float, float]:
     return low / (factor * widen), high / factor * widen
 
 
+def _fastest(final: Final, group: Sequence[int]) -> int | None:
+    """Return the fastest of some finalists; None of none."""
+    return min(group, key=lambda i: final.effect(i, final.fastest), default=None)
+
+
 def _criteria(final: Final, names: Sequence[str]) -> list[int]:
     return [i for i in final.measured if names[i].startswith(CRITERIA)]
 
@@ -445,10 +438,9 @@ def _reference(
         [i for i in final.measured if names[i]],
         list(final.measured),
     )
-    group = next((g for g in groups if g), None)
-    if group is None:
+    best = _fastest(final, next((g for g in groups if g), ()))
+    if best is None:
         raise UnavailableError("no plan could be measured in the final", "see the failures in the trial log")
-    best = min(group, key=lambda i: final.effect(i, final.fastest))
     name = names[best] or next((n for n, p in baselines.items() if p == plans[best]), "the fastest plan")
     return name, plans[best]
 

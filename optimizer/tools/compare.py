@@ -221,34 +221,26 @@ def _source(path: Path, stack: ExitStack, custom_ops: Sequence[str]) -> _Source:
             accelerators=deployed.platform.accelerators(s.processor for s in deployed.plan.stages),
             minimised=_minimised(study_of(path)),
         )
+    done = (run.resolve(),)  # profiles and devices of two studies may differ
     if has_several(run):
         hosted = stack.enter_context(reloaded_workload(run))
-        joined = hosted.problem.joined
-        names = ", ".join(component.name for component in joined.components)
-        load_hosted = partial(hosted.session.load, joined.graph, hosted.plan, fresh=True)
+        of = hosted.subject
+        names = ", ".join(component.name for component in of.joined.components)
+        predicted = of.platform.name if is_predicted(run) else ""
         return _Source(
-            (names,),
-            names,
-            (run.resolve(),),
-            load_hosted,
-            predicted=hosted.problem.platform.name if is_predicted(run) else "",
-            objective=hosted.problem.objective,
+            (names,), names, done, partial(hosted.load, fresh=True), predicted=predicted, objective=of.objective
         )
     found = stack.enter_context(reloaded(run))
-    content = found.graph.source.content_digest() if found.graph.source is not None else ""
-    load_again = partial(found.session.load, found.graph, found.plan, fresh=True)
-    loaded = found.platform.accelerators(s.processor for s in found.plan.stages)
-    predicted = found.platform.name if is_predicted(run) else ""
-    plan = (run.resolve(),)  # profiles and devices of two studies may differ
+    graph, platform = found.subject.graph, found.subject.platform
     return _Source(
-        _interface(found.graph),
-        content,
-        plan,
-        load_again,
-        predicted=predicted,
-        accelerators=loaded,
+        _interface(graph),
+        graph.source.content_digest() if graph.source is not None else "",
+        done,
+        partial(found.load, fresh=True),
+        predicted=platform.name if is_predicted(run) else "",
+        accelerators=platform.accelerators(s.processor for s in found.plan.stages),
         minimised=_minimised(run),
-        measured_by=f"{read_result(run)['evaluator']} on {found.platform.name}",
+        measured_by=f"{read_result(run)['evaluator']} on {platform.name}",
     )
 
 

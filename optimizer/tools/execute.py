@@ -7,32 +7,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, chdir, closing, contextmanager, nullcontext
+from contextlib import chdir, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from evaluators.base import Agreement, Session
+from evaluators.base import Agreement, Candidate, Session
 from evaluators.litert.deployment import is_workload_plan, read_deployment, read_workload_plan, runs_here
 from evaluators.litert.runner import PlanRunner, WorkloadRunner
 from evaluators.objectives import OBJECTIVES, Objective, PricedCandidate, Pricing
 from evaluators.registry import make_evaluator
 from evaluators.samples import Measurement
 from evaluators.sampling import SamplingPolicy, measure
-from evaluators.workload.host import WorkloadSession, came_of
+from evaluators.workload.host import came_of
 from evaluators.workload.outcome import Outcome, typical_figures
-from optimizer.devices import choose_model_and_platform
 from optimizer.report.console import interval_ms
 from optimizer.report.data import read_result
 from optimizer.study.config import StudyConfig, parse_config
 from optimizer.study.folder import CONFIG, read_manifest
-from optimizer.workload.problem import Problem, read_problem
+from optimizer.study.one_model import OneModel
+from optimizer.study.several_models import SeveralModels
+from optimizer.study.subjects import Subject
 from search_spaces.core.bounded import parsed_json, read_bounded
 from search_spaces.core.decoded_plan import jobs_of
 from search_spaces.core.errors import PlanError, RunFolderError, UsageError, plain_name
-from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
-from search_spaces.core.platform import Platform
 from search_spaces.core.workload import Workload, by_name
 from search_spaces.core.yaml_file import read_settings
 from search_spaces.models.source import libraries_of
@@ -43,6 +42,8 @@ _STREAM_POLICY = SamplingPolicy(max_s=3.0, min_runs=5, max_runs=12, warmup_max=2
 _FEWEST, _MOST, _LIMIT_S = 5, 200, 3.0  # runs of a workload, and the seconds that they may take beyond the fewest
 _FIGURES = ("mean_ms", "worst_ms", "longest_ms", "makespan_ms", "throughput_per_s", "misses", "rejected")
 _WORKLOAD = "workload.json"
+
+Of = TypeVar("Of", bound=Subject)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +61,16 @@ class Executed:
 
 
 @dataclass(frozen=True, slots=True)
-class Reloaded:
+class Reloaded(Generic[Of]):
     """The best plan of a study, and the session that its evaluator opens for it."""
 
     session: Session
-    graph: Graph
+    subject: Of
     plan: Plan
-    platform: Platform
 
-
-@dataclass(frozen=True, slots=True)
-class ReloadedWorkload:
-    """The best plan of a study of several models, and the session that its evaluator opens for it."""
-
-    session: WorkloadSession
-    problem: Problem
-    plan: Plan
+    def load(self, *, fresh: bool = False) -> Candidate:
+        """Load the plan; ``fresh`` rebuilds its instance."""
+        return self.session.load(self.subject.graph, self.plan, fresh=fresh)
 
 
 def plan_of(run: str) -> Path:
@@ -133,13 +128,13 @@ def execute(plan: str, *, stream: bool = False, inputs: Sequence[str] = (), cust
     objective = OBJECTIVES["throughput" if stream else "latency"]
     policy = _STREAM_POLICY if stream else _POLICY
     if study is not None:
-        with reloaded(study) as again, closing(again.session.load(again.graph, again.plan)) as candidate:
+        with reloaded(study) as again, closing(again.load()) as candidate:
             if stream and not again.session.capabilities.stream:
                 raise UsageError("--stream: the evaluator of this study runs one inference at a time", "leave it out")
-            how = (Pricing(objective, again.platform, {}),)
+            how = (Pricing(objective, again.subject.platform, {}),)
             found = measure(PricedCandidate(candidate, again.plan, how), policy)
             agreement = candidate.verify()
-        document = _figures(again.graph.name, objective, found, again.plan, _outputs(study, agreement))
+        document = _figures(again.subject.graph.name, objective, found, again.plan, _outputs(study, agreement))
     else:
         name = read_deployment(path).graph.name
         with PlanRunner(path, custom_ops=libraries_of(custom_ops, [name]).get(name)) as runner:
@@ -196,15 +191,12 @@ def _workload_files(path: Path, inputs: Sequence[str], custom_ops: Sequence[str]
 
 def _workload_by_evaluator(run: Path) -> Executed:
     """Run the best plan of a study of several models, and compare outputs with the whole models'."""
-    with (
-        reloaded_workload(run) as found,
-        closing(found.session.load(found.problem.joined.graph, found.plan)) as candidate,
-    ):
+    with reloaded_workload(run) as found, closing(found.load()) as candidate:
         candidate.run(1)
         outcomes, agreement = _runs(lambda: came_of(candidate.run(1))), candidate.verify()
-    problem = found.problem
-    names = [problem.joined.components[k].name for k in jobs_of(found.plan, problem.joined)]
-    return _of_workload(problem.workload.name, names, outcomes, {"failures": {}, **_outputs(run, agreement)})
+    workload, joined = found.subject.workload, found.subject.joined
+    names = [joined.components[k].name for k in jobs_of(found.plan, joined)]
+    return _of_workload(workload.name, names, outcomes, {"failures": {}, **_outputs(run, agreement)})
 
 
 def _runs(once: Callable[[], Outcome]) -> list[Outcome]:
@@ -261,7 +253,7 @@ def _output_lines(document: Mapping[str, Any]) -> list[str]:
 
 
 @contextmanager
-def reloaded(run: Path) -> Iterator[Reloaded]:
+def reloaded(run: Path) -> Iterator[Reloaded[OneModel]]:
     """Open a session of a study's evaluator for its best plan.
 
     Raises:
@@ -271,12 +263,11 @@ def reloaded(run: Path) -> Iterator[Reloaded]:
     """
     run = run.resolve()
     config, plan = _config(run), _plan(run / "best" / "plan.json")
-    evaluator = make_evaluator(config.evaluator)
-    graph, platform = choose_model_and_platform(evaluator, config)
-    if graph.digest != plan.graph_digest:
+    subject = OneModel.read(config, make_evaluator(config.evaluator))
+    if subject.digest != plan.graph_digest:
         raise RunFolderError(f"{run}: {config.model} has changed since the study", "search again")
-    with evaluator.prepare(platform) as session:
-        yield Reloaded(session, graph, plan, platform)
+    with subject.session() as session:
+        yield Reloaded(session, subject, plan)
 
 
 @contextmanager
@@ -291,16 +282,18 @@ def open_workload(run: Path, *names: str) -> Iterator[Workload]:
     """
     path = run.resolve() / "best" / _WORKLOAD
     try:
-        workload = Workload.from_json(parsed_json(read_bounded(path)))
+        document = parsed_json(read_bounded(path))
+        workload = Workload.from_json(document)
     except (OSError, ValueError, RecursionError, UsageError) as error:
         raise RunFolderError(f"{path}: cannot be read: {error}", "search again") from error
-    files = [name for c in workload.clients for name in (c.model, c.input)]
-    with _where(path, [*files, *names]):
+    files, folder = [*(name for c in workload.clients for name in (c.model, c.input)), *names], document.get("folder")
+    there = isinstance(folder, str) and any(f and not Path(f).exists() and Path(folder, f).is_file() for f in files)
+    with chdir(folder) if there else nullcontext():
         yield workload
 
 
 @contextmanager
-def reloaded_workload(run: Path) -> Iterator[ReloadedWorkload]:
+def reloaded_workload(run: Path) -> Iterator[Reloaded[SeveralModels]]:
     """Open a session of a study's evaluator for its best plan of several models.
 
     Raises:
@@ -311,16 +304,16 @@ def reloaded_workload(run: Path) -> Iterator[ReloadedWorkload]:
     run = run.resolve()
     config = _config(run)
     with open_workload(run, str(config.platform or "")) as workload:
-        evaluator, plan = make_evaluator(config.evaluator), _plan(run / "best" / "plan.json")
+        plan = _plan(run / "best" / "plan.json")
         # Evaluators that are opened again run no custom operators.
         bare = replace(workload, clients=tuple(replace(c, custom_ops=None) for c in workload.clients))
-        problem = read_problem(config, evaluator, bare)
+        subject = SeveralModels.read(config, make_evaluator(config.evaluator), bare)
         manifest = read_manifest(run) or {"fixed": {}}
-        digest = f"{problem.joined.graph.digest}+{workload.digest}"
-        if digest != manifest["fixed"].get("model_digest") or plan.graph_digest != problem.joined.graph.digest:
+        digest = f"{subject.graph.digest}+{workload.digest}"
+        if digest != manifest["fixed"].get("model_digest") or plan.graph_digest != subject.graph.digest:
             raise RunFolderError(f"{run}: its models or their options have changed", "search again")
-        with evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective) as session:
-            yield ReloadedWorkload(session, problem, plan)
+        with subject.session() as session:
+            yield Reloaded(session, subject, plan)
 
 
 def _config(run: Path) -> StudyConfig:
@@ -330,16 +323,6 @@ def _config(run: Path) -> StudyConfig:
         return parse_config({name: value for name, value in settings.items() if name in known})
     except UsageError as error:
         raise RunFolderError(error.what, "search again") from error
-
-
-def _where(path: Path, names: Sequence[str | None]) -> AbstractContextManager[None]:
-    """Change to the folder where the study ran, if a file that it named is there and not here."""
-    try:
-        folder = Path(parsed_json(read_bounded(path))["folder"])
-        elsewhere = any(name and not Path(name).exists() and (folder / name).is_file() for name in names)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        elsewhere = False
-    return chdir(folder) if elsewhere else nullcontext()
 
 
 def _plan(path: Path) -> Plan:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from evaluators.energy import OPTION
 from evaluators.measurement.final import Ratio
 from evaluators.objectives import LATENCY, Objective, Pricing, find_objective, powers_or_meter
 from evaluators.registry import make_evaluator
+from evaluators.workload.host import WorkloadSession
 from evaluators.workload.outcome import Objective as OfOutcome
 from evaluators.workload.outcome import Outcome
 from evaluators.workload.predicted import WorkloadSimulator
@@ -41,7 +42,8 @@ from optimizer.report.document import Block, Column, Table, Text, headed, shown
 from optimizer.study.config import StudyConfig, parse_config
 from optimizer.study.folder import LOG, RESULT
 from optimizer.study.log import read_log
-from optimizer.tools.execute import ReloadedWorkload, reloaded_workload
+from optimizer.study.several_models import SeveralModels
+from optimizer.tools.execute import Reloaded, reloaded_workload
 from search_spaces.core.decoded_plan import jobs_of
 from search_spaces.core.errors import InfeasibleError, OptimizeError, RunFolderError
 from search_spaces.core.graph import Graph
@@ -92,7 +94,8 @@ class Model:
         costs = weighed(self.costs, known_weights(Pricing(objective, platform, powers), platform))
         alone = ObjectiveModel(objective, self.graph, replace(costs, beyond_s=None))  # stages need not be consecutive
         if objective.of_plan is not None:
-            return replace(self, price=alone.predict, best=_unknown)
+            # What follows from the plan alone has no additive model, and so no best chain.
+            return replace(self, price=alone.predict, best=lambda *_: None)
 
         def price(plan: Plan) -> float:
             return alone.predict(plan) if math.isfinite(self.price(plan)) else math.inf
@@ -193,11 +196,6 @@ def _predicted_s(study: Study, plan: Plan) -> float:
     return found.makespan_s if found is not None else math.inf
 
 
-def _unknown(fewest: int, most: int) -> tuple[Plan, float] | None:  # noqa: ARG001
-    """Return None: what follows from the plan alone has no additive model, and so no best chain."""
-    return None
-
-
 def _best_by_costs(
     graph: Graph, costs: ChainCosts, fewest: int, most: int, chains: ChainObjective = "latency"
 ) -> tuple[Plan, float] | None:
@@ -220,6 +218,16 @@ def _least(study: Study, model: Model) -> Relaxation:
         return relax(model.graph, model.costs)
     with damage_of(study.path / RESULT):
         return Relaxation(float(bounds["critical_path_ms"]) / 1e3, float(bounds["work_ms"]) / 1e3)
+
+
+def _figures(predicted_s: float | None, more_s: float | None, measured_s: float | None, why_not: str) -> Document:
+    """Return the figures of a plan, in milliseconds."""
+    return {
+        "predicted_ms": _ms(predicted_s),
+        "predicted_more_ms": _ms(more_s),
+        "measured_ms": _ms(measured_s),
+        "why_not": why_not or None,
+    }
 
 
 def _ms(seconds: float | None) -> float | None:
@@ -276,15 +284,7 @@ class _Work:
         """Return a plan's prediction, its difference from the study's plan, its measurement, and why it has none."""
         predicted_s, why_not = self._priced(plan)
         more_s = None if predicted_s is None or self._best_s is None else predicted_s - self._best_s
-        return {
-            "predicted_ms": _ms(predicted_s),
-            "predicted_more_ms": _ms(more_s),
-            "measured_ms": _ms(self._measured.get(plan.digest)),
-            "why_not": why_not or None,
-        }
-
-    def _impossible(self, why_not: str) -> Document:
-        return {"predicted_ms": None, "predicted_more_ms": None, "measured_ms": None, "why_not": why_not}
+        return _figures(predicted_s, more_s, self._measured.get(plan.digest), why_not)
 
     def _priced(self, plan: Plan) -> tuple[float | None, str]:
         refused = self._refused(plan) or ("the model does not cover triples" if plan.ranks else "")
@@ -322,7 +322,7 @@ class _Work:
         stages = list(self._plan.stages)
         both = (*stages[index - 1].operators, *stages[index].operators)
         if not both[0] < to <= both[-1]:
-            return self._impossible("the stage would be empty")
+            return _figures(None, None, None, "the stage would be empty")
         stages[index - 1] = Stage(tuple(o for o in both if o < to), stages[index - 1].processor)
         stages[index] = Stage(tuple(o for o in both if o >= to), stages[index].processor)
         return self.known(replace(self._plan, stages=tuple(stages)))
@@ -335,7 +335,7 @@ class _Work:
             alike: dict[str, list[str]] = {}
             others = [p.name for p in self._study.platform.processors if p.name != stage.processor]
             if stage.share is not None:
-                elsewhere, others = {"–": self._impossible("one share of a split")}, []
+                elsewhere, others = {"–": _figures(None, None, None, "one share of a split")}, []
             for name in others:
                 stages = list(self._plan.stages)
                 stages[index] = Stage(stage.operators, name)
@@ -610,8 +610,9 @@ def explain_workload(run: Path) -> Document:
     if not priced:
         raise RunFolderError(f"{run}: its log holds no prices of jobs", "explain a finished study")
     with reloaded_workload(run) as found:
-        found.session.price(priced[-1], lambda _: None)
-        simulator, objective = found.session.simulator, found.problem.objective
+        session = cast("WorkloadSession", found.session)
+        session.price(priced[-1], lambda _: None)
+        simulator, objective = session.simulator, found.subject.objective
         key, best = f"{objective}_ms", simulator.run(found.plan)
         best_ms = best.value_s(objective) * 1e3
         return {
@@ -630,7 +631,7 @@ def explain_workload(run: Path) -> Document:
                     "measured_ms": outcomes.get(b.name, {}).get(key),
                     "predicted_ms": _predicted_ms(simulator, b.plan, objective),
                 }
-                for b in found.problem.baselines
+                for b in found.subject.baselines
             },
         }
 
@@ -645,18 +646,18 @@ def _busy(found: Outcome) -> dict[str, float]:
     )
 
 
-def _workload_jobs(found: ReloadedWorkload, simulator: WorkloadSimulator, best_ms: float) -> Iterator[Document]:
+def _workload_jobs(found: Reloaded[SeveralModels], simulator: WorkloadSimulator, best_ms: float) -> Iterator[Document]:
     """Yield the jobs of each instance, with the objective's change on each other processor; None: it cannot run."""
-    problem, plan = found.problem, found.plan
-    for index, stages in jobs_of(plan, problem.joined).items():
-        component = problem.joined.components[index]
+    subject, plan = found.subject, found.plan
+    for index, stages in jobs_of(plan, subject.joined).items():
+        component = subject.joined.components[index]
         for number in stages:
             stage = plan.stages[number]
             elsewhere: dict[str, float | None] = {}
-            for name in (p.name for p in problem.space.platform.processors if p.name != stage.processor):
+            for name in (p.name for p in subject.space.platform.processors if p.name != stage.processor):
                 moved = list(plan.stages)
                 moved[number] = replace(stage, processor=name)
-                took_ms = _predicted_ms(simulator, replace(plan, stages=tuple(moved)), problem.objective)
+                took_ms = _predicted_ms(simulator, replace(plan, stages=tuple(moved)), subject.objective)
                 elsewhere[name] = None if took_ms is None else took_ms - best_ms
             yield {
                 "instance": component.name,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _THREADS = 16
 MOST_NBYTES = 32 << 20
-"""Of one request: twice the largest record of a log (:mod:`optimizer.study.records`)."""
+"""Of one request: twice the largest record of a log (:mod:`optimizer.study.log`)."""
 MOST_CALLS_PER_S = 1000.0
 """Of all workers together; eight workers on two cores make 330."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import product
 
@@ -23,41 +23,23 @@ _MOST_MAPPINGS = 64
 _THREADS_HOST = "threads"
 
 
-@dataclass(frozen=True, slots=True)
-class _Variant:
-    """Processors that the operating system schedules: one for each instance, with the threads of a processor's kind."""
+def workload_baselines(
+    space: WorkloadSpace, *, threads: bool, processes: bool = True
+) -> tuple[tuple[Baseline, ...], Platform]:
+    """Return the baselines, which run every model whole, and the space's platform with processors that only they use.
 
-    label: str
-    processors: tuple[Processor, ...]
-
-
-def baseline_processors(space: WorkloadSpace, *, threads: bool, processes: bool = True) -> Platform:
-    """Return the space's platform with processors that only baselines use: a process, or a thread, for each instance.
-
-    They hold no resources, so the job scheduler never delays them, and the operating system shares the cores.
+    ``one process per model`` and ``one thread per model``, with each number of threads that the platform's processors
+    have, if they are allowed; ``one after another`` on each kind of processor; ``one processor per model``, in turns,
+    if several can run at once. A process, or a thread, for each instance is a processor that holds no resources: the
+    job scheduler never delays it, and the operating system shares the cores.
 
     Args:
         threads: whether processors may be threads of one process.
         processes: whether processors may be processes that the system schedules.
     """
-    variants = _variants(space, threads=threads) if processes else ()
-    extra = [processor for variant in variants for processor in variant.processors]
-    hosts = [_host(space)] if threads else []
-    return replace(space.platform, processors=(*space.platform.processors, *extra, *hosts))
-
-
-def workload_baselines(space: WorkloadSpace, *, threads: bool, processes: bool = True) -> tuple[Baseline, ...]:
-    """Return the baselines; all run every model whole.
-
-    ``one process per model`` and ``one thread per model``, with each number of threads that the platform's processors
-    have, if they are allowed; ``one after another`` on each kind of processor; ``one processor per model``, in turns,
-    if several can run at once.
-    """
     count = len(space.joined.components)
-    found = []
-    for variant in _variants(space, threads=threads) if processes else ():
-        plan = _whole(space, [processor.name for processor in variant.processors]).plan(space.joined)
-        found.append(Baseline(variant.label, plan))
+    variants = list(_variants(space, threads=threads)) if processes else []
+    found = [Baseline(label, _whole(space, [p.name for p in own]).plan(space.joined)) for label, own in variants]
     for group in space.platform.classes().values():
         first = group[0]
         if len(members(first)) > 1:
@@ -65,7 +47,8 @@ def workload_baselines(space: WorkloadSpace, *, threads: bool, processes: bool =
             found.append(Baseline(STATIC, space.plan(_whole(space, [names[k % len(names)] for k in range(count)]))))
         else:
             found.append(Baseline(f"{SEQUENTIAL} on {first.name}", space.plan(_whole(space, [first.name] * count))))
-    return tuple(found)
+    more = (*(p for _, own in variants for p in own), *([_host(space)] if threads else ()))
+    return tuple(found), replace(space.platform, processors=(*space.platform.processors, *more))
 
 
 def mapped(space: WorkloadSpace, predict: Callable[[Plan], float]) -> Baseline:
@@ -119,8 +102,11 @@ def _whole(space: WorkloadSpace, processors: Sequence[str]) -> DecodedPlan:
     return DecodedPlan("fifo", tuple(range(len(processors))), tuple(rows))
 
 
-def _variants(space: WorkloadSpace, *, threads: bool) -> Iterator[_Variant]:
-    """Yield processes, then threads, for each kind of processor."""
+def _variants(space: WorkloadSpace, *, threads: bool) -> Iterator[tuple[str, tuple[Processor, ...]]]:
+    """Yield processes, then threads, for each kind of processor: a name, and a processor for each instance.
+
+    The operating system schedules them; each has the threads of a processor of that kind.
+    """
     count = len(space.joined.components)
     kinds = [group for group in space.platform.classes().values() if len(members(group[0])) == 1]
     alike = Counter(group[0].options.get("threads", 1) for group in kinds if group[0].kind == "cpu")
@@ -141,7 +127,7 @@ def _variants(space: WorkloadSpace, *, threads: bool) -> Iterator[_Variant]:
             names = [f"{what}: {k}" for k in range(1, count + 1)]
             processors = tuple(replace(base, name=name, resources={}, options=options) for name in names)
             if not host or (base.kind == "cpu" and "runtime" not in base.options):  # the host runs LiteRT alone
-                yield _Variant(what, processors)
+                yield what, processors
 
 
 def _cores(group: Sequence[Processor]) -> tuple[int, ...]:

@@ -11,16 +11,145 @@ earlier trials only.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import itemgetter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evaluators.samples import Measurement
+from evaluators.workload.predicted import WorkloadSimulator
+from evaluators.workload.simulate import JobCost, stage_means_s
+from optimizer.exact.chain_costs import ChainCosts
+from optimizer.exact.segment_model import SegmentModel
 from optimizer.samplers.critic import Critic
 from optimizer.samplers.study import below
-from search_spaces.core.plan import Plan
+from optimizer.workload.limits import call_s, operator_costs
+from search_spaces.core.decoded_plan import DecodedPlan, in_runs
+from search_spaces.core.errors import RewriteError, UnavailableError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan, Stage
+from search_spaces.core.platform import Platform
+from search_spaces.core.pools import members, single_processors
+from search_spaces.rewrites.lower import Lowered
+from search_spaces.spaces.segment_space import SegmentSpace
+from search_spaces.spaces.shared_workload_space import SharedWorkloadSpace
 from search_spaces.spaces.space import NeighbourlySpace, in_space
+
+Value = Callable[[Plan, WorkloadSimulator], float]
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkloadCritic(Critic):
+    """Prices plans of a workload from the measured times of jobs; the simulated queue follows those times."""
+
+    simulator: WorkloadSimulator
+    value: Value
+    _corrected: WorkloadSimulator | None = None
+
+    def observe(self, plan: Plan, stage_s: tuple[float, ...]) -> None:
+        """Add a plan's measured stages, without the simulated slowdown of processors that run at once."""
+        try:
+            outcome = self.simulator.run(plan, known=True)
+        except (RewriteError, UnavailableError):
+            return
+        expected_s = stage_means_s(outcome, self.simulator.setting(plan, known=True), len(plan.stages))
+        alone_s = [self.model_s(stage) if stage.processor in self._processors else 0.0 for stage in plan.stages]
+        stages = zip(stage_s, expected_s, alone_s, strict=True)
+        Critic.observe(self, plan, tuple(s * alone / e if e > 0.0 else 0.0 for s, e, alone in stages))
+
+    def learn(self, rng: np.random.Generator | None) -> None:
+        """Settle the estimate: the mean, or a draw (Matheron's rule, as in the correction of ``auto``)."""
+        Critic.learn(self, rng)
+        self._corrected = WorkloadSimulator(self.simulator.lowerings, self._price)
+
+    def seconds(self, plan: Plan) -> float:
+        """Return the prediction of a plan with the learned times."""
+        return self.value(plan, self._corrected or self.simulator)
+
+    def _price(self, model: Graph, lowered: Lowered, processor: int, operators: tuple[int, ...]) -> JobCost:
+        found = self.simulator.cost(model, lowered, processor, operators)
+        first = next(c.first_operator for c in self.simulator.joined.components if c.graph.digest == model.digest)
+        origins = sorted({first + lowered.origins[o][0] for o in operators})
+        name = single_processors(self.simulator.platform)[processor].name
+        return replace(found, work_s=found.work_s * self.factor(Stage(tuple(origins), name)))
+
+
+def workload_critic(simulator: WorkloadSimulator, costs: ChainCosts, value: Value) -> WorkloadCritic:
+    """Return a critic that learns a factor on each operator's price, the same in all instances of a network.
+
+    Args:
+        costs: of :func:`workload_costs`.
+        value: the objective of a plan, as a simulator predicts it.
+    """
+    begins = {c.graph.digest: c.first_operator for c in reversed(simulator.joined.components)}
+    each = [begins[c.graph.digest] + np.arange(len(c.graph.operators)) for c in simulator.joined.components]
+    return WorkloadCritic(
+        lambda plan: value(plan, simulator), costs, np.concatenate(each), simulator=simulator, value=value
+    )
+
+
+def workload_costs(simulator: WorkloadSimulator, platform: Platform) -> ChainCosts:
+    """Return the costs of the operators of all instances, without contention between processors.
+
+    Args:
+        platform: processors and pools; a pool is priced as its first processor.
+    """
+    names, components = [p.name for p in single_processors(simulator.platform)], simulator.joined.components
+    count = len(simulator.joined.graph.operators)
+    operator_s, overhead_s = np.zeros((len(platform.processors), count)), np.zeros(len(platform.processors))
+    for row, processor in enumerate(platform.processors):
+        number = names.index(members(processor)[0])
+        for component in {c.graph.digest: c for c in components}.values():
+            graph = component.graph
+            price = partial(simulator.part_s, graph, number)
+            begun_s, added_s = operator_costs(price, len(graph.operators))
+            each_s = np.maximum(np.where(np.isfinite(added_s), added_s, begun_s), 0.0)
+            for other in components:
+                if other.graph.digest == graph.digest:
+                    operator_s[row, other.first_operator : other.first_operator + len(each_s)] = each_s
+            overhead_s[row] = max(overhead_s[row], call_s(begun_s, added_s))
+    between = np.zeros((count, len(platform.processors), len(platform.processors)))
+    return ChainCosts(platform, operator_s, overhead_s, between)
+
+
+def shared_starts(space: SharedWorkloadSpace, simulator: WorkloadSimulator) -> list[Plan]:
+    """Return plans with stages that are best for a model alone: for all models, and for each beside whole others."""
+    best = [_best(model, simulator) for model in space.models]
+    clients = [c for c, _ in enumerate(space.models) for _ in range(space.counts[c])]
+    found = [DecodedPlan("fifo", tuple(range(len(clients))), tuple(best[c] for c in clients))]
+    for place in space.platform.processors:
+        whole = [in_runs(len(model.graph.operators), (), [place.name]) for model in space.models]
+        for one in range(len(best)):
+            rows = tuple(best[c] if c == one else whole[c] for c in clients)
+            found.append(DecodedPlan("fifo", tuple(range(len(clients))), rows))
+    return list(dict.fromkeys(space.plan(each) for each in found))
+
+
+def _best(space: SegmentSpace, simulator: WorkloadSimulator) -> tuple[Stage, ...]:
+    """Return the stages of the plan with the least latency of one model alone, as jobs are priced."""
+    numbers = {processor.name: number for number, processor in enumerate(single_processors(simulator.platform))}
+    count = len(space.graph.operators)
+    rows = list(_rows(space, simulator, numbers))
+    operator_s = np.array([added_s for added_s, _ in rows])
+    overhead_s = np.array([over_s for _, over_s in rows])
+    processors = len(rows)
+    costs = ChainCosts(space.platform, operator_s, overhead_s, np.zeros((count, processors, processors)))
+    return space.plan(SegmentModel(space, costs).best().parts).stages
+
+
+def _rows(
+    space: SegmentSpace, simulator: WorkloadSimulator, numbers: dict[str, int]
+) -> Iterator[tuple[NDArray[np.float64], float]]:
+    """Yield for each processor or pool the seconds that operators add to a job, and the overhead of a job."""
+    count = len(space.graph.operators)
+    for processor in space.platform.processors:
+        begun_s, added_s = operator_costs(partial(simulator.part_s, space.graph, numbers[members(processor)[0]]), count)
+        over_s = call_s(begun_s, added_s)
+        yield np.minimum(np.where(np.isfinite(added_s), added_s, begun_s - over_s), begun_s), max(0.0, over_s)
+
 
 STEPS = 1500
 _KEPT = 200
@@ -31,10 +160,11 @@ _STEPS_LATER = 6  # a trial's annealing has so many times fewer steps than the f
 Predict = Callable[[Plan], float]
 
 
+@dataclass(slots=True, eq=False)
 class WorkloadProposer:
     """Proposes plans of a workload for the sampler ``auto``.
 
-    Args:
+    Attributes:
         predict: seconds that a plan is predicted to take; infinite for one that cannot run.
         starts: where annealing begins, beside plans at random.
         seed: of the study.
@@ -43,37 +173,30 @@ class WorkloadProposer:
         fits: whether a plan may be proposed: it keeps all constraints, and no worker measures it.
     """
 
-    def __init__(
-        self,
-        space: NeighbourlySpace,
-        predict: Predict,
-        starts: list[Plan],
-        seed: int,
-        steps: int = STEPS,
-        critic: Critic | None = None,
-        fits: Callable[[Plan], bool] = lambda _: True,
-    ) -> None:
-        self._space, self._seed, self._steps = space, seed, steps
-        self._critic, self._fits = critic, fits
-        self._predict_s = predict
-        self._starts = starts
-        self._predicted: dict[str, float] = {}
-        self._plans: dict[str, Plan] = {}
-        self._tried: dict[str, float] = {}
-        self._ratios: dict[str, list[float]] = {}
-        self._best: Plan | None = None
-        self._trials = 0
+    space: NeighbourlySpace
+    predict: Predict
+    starts: list[Plan]
+    seed: int
+    steps: int = STEPS
+    critic: Critic | None = None
+    fits: Callable[[Plan], bool] = lambda _: True
+    _predicted: dict[str, float] = field(default_factory=dict)
+    _plans: dict[str, Plan] = field(default_factory=dict)
+    _tried: dict[str, float] = field(default_factory=dict)
+    _ratios: dict[str, list[float]] = field(default_factory=dict)
+    _best: Plan | None = None
+    _trials: int = 0
 
     def observe(self, plan: Plan, measurement: Measurement | None, speed: float = 1.0) -> None:
         """Add a trial, in the order of trials."""
         self._trials += 1
         took_s = measurement.median_s / speed if measurement is not None else math.inf
         self._tried[plan.digest] = took_s
-        if measurement is None or measurement.stopped == "raced" or not in_space(self._space, plan):
+        if measurement is None or measurement.stopped == "raced" or not in_space(self.space, plan):
             return
-        if self._critic is not None:
+        if self.critic is not None:
             usual = speed * measurement.cold
-            self._critic.observe(plan, tuple(s / usual for s in measurement.stage_s))
+            self.critic.observe(plan, tuple(s / usual for s in measurement.stage_s))
         if math.isfinite(predicted_s := self._predict(plan)):  # a damaged log may have lost some of the prices
             self._ratios.setdefault(_processors(plan), []).append(math.log(took_s / predicted_s))
         if self._best is None or took_s < self._tried[self._best.digest]:
@@ -83,24 +206,23 @@ class WorkloadProposer:
         """Return a plan that was not tried, or None if none is known."""
         if not self._plans:
             self._anneal()
-        rng = np.random.default_rng([self._seed, 41, self._trials])
-        if self._critic is not None and self._best is not None:
-            met = self._annealed(self._critic, self._best, rng)
+        rng = np.random.default_rng([self.seed, 41, self._trials])
+        if self.critic is not None and self._best is not None:
+            met = self._annealed(self.critic, self._best, rng)
         else:
             among = dict(self._plans)
             if self._trials % 2 and self._best is not None:
                 among = self._near(self._best, rng) | among
             met = {digest: (self._corrected(plan), plan) for digest, plan in among.items()}
         left = [found for digest, found in met.items() if digest not in self._tried]
-        good = (p for _, p in sorted(left, key=itemgetter(0)) if math.isfinite(self._predict(p)) and self._fits(p))
+        good = (p for _, p in sorted(left, key=itemgetter(0)) if math.isfinite(self._predict(p)) and self.fits(p))
         return next(good, None)
 
     def anew(self, seed: int, critic: Critic | None, fits: Callable[[Plan], bool]) -> WorkloadProposer:
         """Return a proposer with the same list that has observed nothing; arguments are those of the class."""
         self.ranking(0)
-        found = WorkloadProposer(self._space, self._predict_s, [], seed, self._steps, critic, fits)
-        found._plans, found._predicted = self._plans, self._predicted
-        return found
+        known = self._predicted, self._plans
+        return WorkloadProposer(self.space, self.predict, [], seed, self.steps, critic, fits, *known)
 
     def _annealed(self, critic: Critic, best: Plan, rng: np.random.Generator) -> dict[str, tuple[float, Plan]]:
         """Return digest → (corrected prediction, plan) of the list, and of the plans that annealing visits.
@@ -118,7 +240,7 @@ class WorkloadProposer:
 
         _, modelled = min(found.values(), key=lambda met: met[0])
         for plan in (best, modelled):
-            self._walk(plan, seconds, self._steps // _STEPS_LATER, _WARM_LATER, rng)
+            self._walk(plan, seconds, self.steps // _STEPS_LATER, _WARM_LATER, rng)
         return found
 
     def _near(self, plan: Plan, rng: np.random.Generator) -> dict[str, Plan]:
@@ -127,7 +249,7 @@ class WorkloadProposer:
         for _ in range(_NEIGHBOURS):
             there = plan
             for _ in range(1 + int(rng.integers(3))):
-                there = self._space.neighbour(there, rng)
+                there = self.space.neighbour(there, rng)
             found.setdefault(there.digest, there)  # not kept: a resumed study never drew them
         return found
 
@@ -138,15 +260,15 @@ class WorkloadProposer:
         return sorted(self._plans.values(), key=self._corrected)[:count]
 
     def _anneal(self) -> None:
-        rng = np.random.default_rng([self._seed, 40])
+        rng = np.random.default_rng([self.seed, 40])
 
         def seconds(plan: Plan) -> float:
             self._plans.setdefault(plan.digest, plan)
             return self._predict(plan)
 
-        starts = sorted((plan for plan in self._starts if in_space(self._space, plan)), key=seconds)[:1]
-        for plan in (*starts, self._space.plan_at(below(self._space.cardinality(), rng))):
-            self._walk(plan, seconds, self._steps, _WARM, rng)
+        starts = sorted((plan for plan in self.starts if in_space(self.space, plan)), key=seconds)[:1]
+        for plan in (*starts, self.space.plan_at(below(self.space.cardinality(), rng))):
+            self._walk(plan, seconds, self.steps, _WARM, rng)
         best = sorted(self._plans.values(), key=self._predict)[:_KEPT]
         self._plans = {plan.digest: plan for plan in best}
 
@@ -155,14 +277,14 @@ class WorkloadProposer:
         here, here_s = plan, seconds(plan)
         for step in range(steps):
             heat = warm * (_COLD / warm) ** (step / steps)
-            there = self._space.neighbour(here, rng)
+            there = self.space.neighbour(here, rng)
             there_s = seconds(there)
             if there_s <= here_s or rng.random() < math.exp((here_s - there_s) / (heat * here_s)):
                 here, here_s = there, there_s
 
     def _predict(self, plan: Plan) -> float:
         if plan.digest not in self._predicted:
-            self._predicted[plan.digest] = self._predict_s(plan)
+            self._predicted[plan.digest] = self.predict(plan)
         return self._predicted[plan.digest]
 
     def _corrected(self, plan: Plan) -> float:

@@ -38,9 +38,7 @@ from optimizer.model.profile import known_profile
 from optimizer.samplers.auto import Problem
 from optimizer.study.config import StudyConfig, most_stages
 from optimizer.workload.baselines import first_plans
-from optimizer.workload.critic import workload_costs, workload_critic
-from optimizer.workload.search import STEPS, WorkloadProposer
-from optimizer.workload.starts import shared_starts
+from optimizer.workload.search import STEPS, WorkloadProposer, shared_starts, workload_costs, workload_critic
 from search_spaces.core.errors import OptimizeError
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import merge

@@ -25,8 +25,8 @@ from optimizer.report.console import ProgressWatcher
 from optimizer.study.config import parse_config
 from optimizer.study.course import run_study
 from optimizer.study.log import read_log
-from optimizer.workload.problem import read_problem
-from optimizer.workload.result import WorkloadResult
+from optimizer.study.result import WorkloadResult
+from optimizer.study.several_models import SeveralModels
 from search_spaces.core.plan import Plan
 
 COMMAND = "python -m tests.benchmarks.seed_001_workloads"
@@ -89,7 +89,7 @@ def summary(result: WorkloadResult) -> dict[str, Any]:
 def pairs(config: Any, folder: Path, result: WorkloadResult) -> dict[str, Any]:
     """Compare the best plan with each baseline, in pairs over rebuilt instances."""
     evaluator, rng = LitertEvaluator(), np.random.default_rng(1)
-    problem = read_problem(config.model_copy(update={"space": "workload"}), evaluator)
+    problem = SeveralModels.read(config.model_copy(update={"space": "workload"}), evaluator)
     prices = next(r.data for r in read_log(folder / "trials.jsonl").records if r.kind == "prices")
     found = {}
     arguments = problem.workload, problem.joined, problem.platform, problem.objective

@@ -18,7 +18,7 @@ from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.workload.lowered import Lowerings
 from evaluators.workload.predicted import WorkloadSimulator
 from evaluators.workload.simulate import JobCost
-from optimizer.workload.baselines import baseline_processors, workload_baselines
+from optimizer.workload.baselines import workload_baselines
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.joined_graph import merge
 from search_spaces.core.pools import with_pools
@@ -43,8 +43,8 @@ def main(reference: Path, out: Path) -> None:
         workload = workload_of(f"{model}×6")
         joined = merge(model, [(i.name, graph) for i in workload.instances])
         space = WorkloadSpace(workload, joined, with_pools(platform), 1)
-        processors = baseline_processors(space, threads=False)
-        processes = workload_baselines(space, threads=False)[0].plan
+        named, processors = workload_baselines(space, threads=False)
+        processes = named[0].plan
         with evaluator.host(workload, joined, processors, "mean") as session:
             fitted = session.simulator.run(processes).value_s("mean") * 1e3
             fitted_alone = session.simulator.part_s(graph, 0, range(len(graph.operators))) * 1e3

@@ -27,7 +27,7 @@ from evaluators.litert.session import LitertEvaluator
 from evaluators.workload.host import came_of
 from optimizer.provenance import provenance
 from optimizer.study.config import parse_config
-from optimizer.workload.problem import read_problem
+from optimizer.study.several_models import SeveralModels
 from optimizer.workload.ranks import grids_of
 from search_spaces.core.decoded_plan import DecodedPlan, in_runs, joined_ranks
 from search_spaces.core.joined_graph import JoinedGraph
@@ -100,7 +100,7 @@ def soak_gpu(count: int, device: str) -> dict[str, Any]:
         path = Path(name) / "soak.yaml"
         path.write_text(GPU_WORKLOAD)
         evaluator = CudaEvaluator(device)
-        problem = read_problem(parse_config({"model": str(path), "budget": "1", "evaluator": "cuda"}), evaluator)
+        problem = SeveralModels.read(parse_config({"model": str(path), "budget": "1", "evaluator": "cuda"}), evaluator)
         names = [p.name for p in problem.space.platform.processors]
         processors = ((names[0], names[-1]), (names[1], names[-1]), (names[-1],), (names[-1],))
         grids = grids_of(problem.workload, problem.choices)
@@ -164,7 +164,7 @@ def deploy(path: Path, folder: Path) -> None:
     """Write the plan: closed loops on one core in two jobs, the others on whichever is free."""
     evaluator = LitertEvaluator()
     config = parse_config({"model": str(path), "budget": "1"})
-    problem = read_problem(config, evaluator)
+    problem = SeveralModels.read(config, evaluator)
     names = [p.name for p in problem.space.platform.processors]
     pool, core = names[-1], names[1 if len(names) > 1 else 0]
     processors = ((core, pool), (core, pool), (pool,), (pool,))

@@ -40,6 +40,7 @@ from optimizer.samplers.auto import Problem
 from optimizer.study.history import History
 from optimizer.study.log import TrialLog
 from optimizer.study.loop import Loop
+from optimizer.study.subjects import Search
 from search_spaces.core.graph import Graph, Operator, Tensor
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
@@ -124,17 +125,21 @@ def run(folder: Path, sampler: str, trials: int) -> dict[str, float]:
         loop = Loop(
             graph=MODEL,
             space=SPACE,
-            session=device,
+            search=Search(
+                device,
+                lambda plan: chain_cost(costs, plan),
+                (),
+                lambda _: (),
+                policy,
+                policy,
+                Problem(MODEL, PLATFORM, SPACE, costs),
+            ),
             history=History(SPACE.distributions()),
             log=log,
-            named=policy,
-            policy=policy,
             sampler=sampler,
             seed=0,
             budget=trials,
             queue=(),
-            predict=lambda plan: chain_cost(costs, plan),
-            problem=Problem(MODEL, PLATFORM, SPACE, costs),
         )
         begin, busy = time.perf_counter(), time.process_time()
         loop.run()

@@ -24,8 +24,7 @@ from typing import Any
 import numpy as np
 
 from optimizer.cli import main as optimize
-from optimizer.study.log import read_log
-from optimizer.study.records import encode, header
+from optimizer.study.log import encode, header, read_log
 from tests.support.commands import SEARCHED
 
 MODEL = "squeezenet1_1@0.25/64"

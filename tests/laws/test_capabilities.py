@@ -34,7 +34,7 @@ from evaluators.workload.predicted import PredictedSession
 from optimizer.model.robust import in_states
 from optimizer.study import course
 from optimizer.study.config import parse_config
-from optimizer.workload.problem import read_problem
+from optimizer.study.several_models import SeveralModels
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
@@ -253,7 +253,7 @@ def test_a_plan_that_was_lowered_does_what_others_do() -> None:
 def test_workloads_run_behind_a_guard(behind: Callable[[Evaluator], Evaluator], tmp_path: Path) -> None:
     evaluator = behind(CostModelEvaluator())
     common = {"model": f"{SMALL}×2", "budget": "1", "evaluator": "cost-model", "platform": "pixel4"}
-    problem = read_problem(parse_config(common), evaluator)
+    problem = SeveralModels.read(parse_config(common), evaluator)
     arguments = problem.workload, problem.joined, problem.platform, problem.objective, tmp_path
     with evaluator.host(*arguments) as session:
         assert session.capabilities == PredictedSession.capabilities

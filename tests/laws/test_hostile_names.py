@@ -16,8 +16,7 @@ import pytest
 from optimizer.campaign.table import to_csv
 from optimizer.cli import main
 from optimizer.report.console import make_console
-from optimizer.study.log import read_log
-from optimizer.study.records import encode, header
+from optimizer.study.log import encode, header, read_log
 from search_spaces.core.errors import UsageError
 from tests.faults.fuzz_files import MODEL, NAME
 

@@ -37,14 +37,12 @@ from optimizer.study.course import run_study
 from optimizer.study.history import Trial
 from optimizer.study.limits import allowed_error
 from optimizer.study.log import read_log
+from optimizer.study.result import WorkloadResult
+from optimizer.study.several_models import SeveralModels
 from optimizer.workload.baselines import first_plans
-from optimizer.workload.limits import check
-from optimizer.workload.memory import Memory
-from optimizer.workload.problem import Problem, read_problem
-from optimizer.workload.ranks import grids_of
-from optimizer.workload.result import WorkloadResult
+from optimizer.workload.limits import Memory, check
+from optimizer.workload.ranks import find_variants, grids_of
 from optimizer.workload.search import WorkloadProposer
-from optimizer.workload.variants import find_variants
 from search_spaces.core.errors import OptimizeError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import JoinedGraph
@@ -295,18 +293,18 @@ def _config(case: Plain, folder: Path | None = None, **more: Any) -> StudyConfig
 
 
 @contextmanager
-def _problem(case: Plain, evaluator: CostModelEvaluator) -> Iterator[tuple[Problem, PredictedSession, WorkloadSpace]]:
+def _problem(
+    case: Plain, evaluator: CostModelEvaluator
+) -> Iterator[tuple[SeveralModels, PredictedSession, WorkloadSpace]]:
     """Open a case of several models; its space holds the ranks that a study would find."""
     with TemporaryDirectory() as folder:
         config = _config(case, Path(folder))
-        problem = read_problem(config, evaluator)
+        problem = SeveralModels.read(config, evaluator)
     with evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective) as session:
         space = problem.space
         if problem.choices:
             grids = grids_of(problem.workload, problem.choices)
-            found = find_variants(
-                session, problem.workload, problem.joined, space.platform, problem.choices, grids, lambda _: None
-            )
+            found = find_variants(session, problem.workload, space.platform, problem.choices, grids, lambda _: None)
             problem.variants = found
             space = WorkloadSpace(problem.workload, problem.joined, space.platform, config.max_stages, found.sets)
         yield problem, session, space

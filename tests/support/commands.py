@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from optimizer.cli import main
-from optimizer.study.log import read_log
-from optimizer.study.records import Record, encode, header
+from optimizer.study.log import Record, encode, header, read_log
 
 ROOT = Path(__file__).parents[2]
 SYNTHETIC = ["--model", "squeezenet1_1", "--evaluator", "synthetic", "--max-stages", "2", "--sampler", "random", "-q"]

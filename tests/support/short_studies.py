@@ -11,8 +11,7 @@ from optimizer.study.config import StudyConfig
 from optimizer.study.course import run_study
 from optimizer.study.folder import RunFolder
 from optimizer.study.history import History, Trial
-from optimizer.study.log import TrialLog, read_log
-from optimizer.study.records import Record
+from optimizer.study.log import Record, TrialLog, read_log
 from optimizer.study.result import Result
 
 

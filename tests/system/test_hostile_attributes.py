@@ -13,7 +13,7 @@ from optimizer.samplers import SAMPLERS
 from optimizer.shared.storage import close_storage, open_storage
 from optimizer.shared.study import SETTINGS
 from optimizer.study.history import plain_attributes
-from optimizer.study.records import encode, header
+from optimizer.study.log import encode, header
 from search_spaces.core import allowed_code
 from tests.faults.hostile_attributes import hostile
 from tests.laws.test_hostile_attributes import BEGIN

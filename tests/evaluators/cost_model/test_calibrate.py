@@ -25,7 +25,7 @@ from evaluators.testing import SyntheticEvaluator
 from optimizer.cli import main
 from optimizer.study.config import StudyConfig
 from optimizer.study.course import run_study
-from optimizer.study.records import Record
+from optimizer.study.log import Record
 from optimizer.tools.calibrate import Measured, calibrate, refine
 from search_spaces.core.errors import ProfileError, RunFolderError, UsageError
 from search_spaces.models import zoo

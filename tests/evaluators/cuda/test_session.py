@@ -20,7 +20,7 @@ from evaluators.cuda.session import CudaEvaluator
 from evaluators.registry import make_evaluator
 from optimizer.cli import main
 from optimizer.study.config import parse_config
-from optimizer.workload.problem import read_problem
+from optimizer.study.several_models import SeveralModels
 from optimizer.workload.ranks import grids_of
 from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.graph import Graph
@@ -266,7 +266,7 @@ def test_decomposed_models_are_priced_and_run() -> None:
     model = "vgg11@0.25/32+spectrum"
     evaluator = CudaEvaluator("cpu")
     values = {"model": f"{model}×2", "budget": "1", "allow": "cuts,ranks", "max_error": "0.3", "evaluator": "cuda"}
-    problem = read_problem(parse_config({**values, "processors": "stream0,stream1"}), evaluator)
+    problem = SeveralModels.read(parse_config({**values, "processors": "stream0,stream1"}), evaluator)
     grids = {digest: sets[2:3] for digest, sets in grids_of(problem.workload, problem.choices).items()}
     ((digest, (ranks,)),) = grids.items()
     arguments = problem.workload, problem.joined, problem.platform, problem.objective

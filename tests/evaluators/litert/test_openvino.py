@@ -44,7 +44,7 @@ from optimizer.exact.chain_costs import chain_cost
 from optimizer.model.errors import ErrorProfile, error_of, error_profile, tolerance_line
 from optimizer.model.profile import profile
 from optimizer.study.config import parse_config
-from optimizer.workload.baselines import baseline_processors, workload_baselines
+from optimizer.workload.baselines import workload_baselines
 from search_spaces.core.errors import OptimizeError, RunFolderError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import merge
@@ -565,9 +565,9 @@ def test_several_models_are_run_from_one_queue(squeezenet: Graph, mobilenet: Gra
     workload = Workload("test", tuple(Client(name, model, 1, Arrival("closed", 3)) for name, model in models))
     joined = merge("test", [(i.name, g) for i, g in zip(workload.instances, (squeezenet, mobilenet), strict=True)])
     space = WorkloadSpace(workload, joined, with_pools(platform_of(*MIXED)), 3)
-    baselines = workload_baselines(space, threads=True)
+    baselines, processors = workload_baselines(space, threads=True)
     assert any(MIXED[1] in {s.processor for s in b.plan.stages} for b in baselines)
-    with LitertEvaluator().host(workload, joined, baseline_processors(space, threads=True), "mean") as session:
+    with LitertEvaluator().host(workload, joined, processors, "mean") as session:
         for plan in (b.plan for b in baselines):
             with closing(session.load(joined.graph, plan)) as candidate:
                 assert came_of(candidate.run(2)).answered == 6

@@ -16,7 +16,7 @@ from evaluators.litert.runner import WorkloadRunner
 from evaluators.litert.session import LitertEvaluator
 from evaluators.litert.workload import LitertWorkload
 from evaluators.workload.host import came_of
-from optimizer.workload.baselines import baseline_processors, workload_baselines
+from optimizer.workload.baselines import workload_baselines
 from search_spaces.core.errors import PlanError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import merge
@@ -44,7 +44,7 @@ def opened(
     workload = Workload("test", clients)
     joined = merge("test", [(i.name, g) for i, g in zip(workload.instances, graphs, strict=True)])
     space = WorkloadSpace(workload, joined, with_pools(processors(run_s)), 3)
-    platform = baseline_processors(space, threads=True)
+    _, platform = workload_baselines(space, threads=True)
     with LitertEvaluator().host(workload, joined, platform, "mean") as session:
         yield session, space
 
@@ -65,7 +65,7 @@ def plan_of(space: WorkloadSpace, **params: object) -> Plan:
 
 def test_models_at_once_compute_what_they_compute_alone(squeezenet: Graph, mobilenet: Graph) -> None:
     with opened([squeezenet, mobilenet], *two(Arrival("closed", 3))) as (session, space):
-        plans = [plan_of(space), *(b.plan for b in workload_baselines(space, threads=True))]
+        plans = [plan_of(space), *(b.plan for b in workload_baselines(space, threads=True)[0])]
         for plan in plans:
             with closing(session.load(space.joined.graph, plan)) as candidate:
                 batch = candidate.run(2)

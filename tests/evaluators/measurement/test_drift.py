@@ -22,10 +22,10 @@ from evaluators.samples import Samples
 from evaluators.sampling import SamplingPolicy
 from evaluators.testing import Noise, SyntheticEvaluator, SyntheticSession, example_graph
 from optimizer.model.baselines import baselines
-from optimizer.study.drift_monitor import DriftMonitor
 from optimizer.study.history import History
 from optimizer.study.log import TrialLog
-from optimizer.study.loop import Loop
+from optimizer.study.loop import DriftMonitor, Loop
+from optimizer.study.subjects import Search
 from optimizer.study.verdict import FinalSettings, decide, finalists
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
@@ -189,19 +189,18 @@ def study(folder: Path, machine: Machine, budget: int = 40, seed: int = 0) -> St
         loop = Loop(
             graph=GRAPH,
             space=SPACE,
-            session=session,
+            search=Search(
+                session, lambda plan: EVALUATOR.true_latency_s(GRAPH, plan), (), lambda _: (), POLICY, POLICY
+            ),
             history=history,
             log=log,
-            named=POLICY,
-            policy=POLICY,
             sampler="random",
             seed=seed,
             budget=budget,
             queue=[(b.name, b.plan) for b in baselines(GRAPH, PLATFORM, "cpu") if in_space(SPACE, b.plan)],
-            predict=lambda plan: EVALUATOR.true_latency_s(GRAPH, plan),
             notify=lambda trial: monitor.after(trial),  # noqa: PLW0108 - it is made below
         )
-        monitor = DriftMonitor(session, GRAPH, history, log, RunFilter(), messages.append)
+        monitor = DriftMonitor(loop, messages.append)
         monitor.restore(contents.records)
         loop.run()
     return Study(loop, machine, messages)

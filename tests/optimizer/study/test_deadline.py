@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from optimizer.cli import main
-from optimizer.study.deadline import TRUST
+from optimizer.study.limits import TRUST
 from optimizer.study.log import read_log
 from tests.support.sentences import says
 

@@ -24,7 +24,7 @@ from evaluators.machine import problems
 from evaluators.testing import SyntheticEvaluator, example_graph
 from optimizer.report.console import render
 from optimizer.study import course
-from optimizer.study.ends import Interrupted
+from optimizer.study.course import Interrupted
 from optimizer.study.log import read_log
 from optimizer.study.one_model import OneModel
 from optimizer.study.result import Result

@@ -18,7 +18,7 @@ from optimizer import files
 from optimizer.files import write_atomic, write_json
 from optimizer.study.config import StudyConfig
 from optimizer.study.folder import Identity, RunFolder, kept_budget, read_manifest
-from optimizer.study.records import header
+from optimizer.study.log import header
 from search_spaces.core.errors import OptimizeError, RunFolderError
 from tests.support.sentences import fails
 

@@ -17,9 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optimizer.study import log as storage
-from optimizer.study import records
-from optimizer.study.log import TrialLog, read_log
-from optimizer.study.records import LogContents, header
+from optimizer.study.log import LogContents, TrialLog, header, read_log
 from search_spaces.core.errors import OptimizeError, RunFolderError
 from tests.support.sentences import fails
 from tests.support.trial_logs import TRIALS, written
@@ -144,7 +142,7 @@ def test_lost_doubled_and_swapped_lines_are_noticed(tmp_path: Path) -> None:
 
 
 def test_a_record_inside_a_record_is_never_taken_for_one(tmp_path: Path) -> None:
-    inner = {"n": 9, "kind": "trial", "data": {}, "sum": records._checksum(b'{"n":9,"kind":"trial","data":{}').decode()}
+    inner = {"n": 9, "kind": "trial", "data": {}, "sum": storage._checksum(b'{"n":9,"kind":"trial","data":{}').decode()}
     path = tmp_path / "trials.jsonl"
     content = bytearray(written(path, [{"inner": inner, "text": json.dumps(inner, separators=(",", ":"))}]))
     content[content.index(b"inner")] ^= 1
@@ -157,7 +155,7 @@ def test_hostile_content_is_one_entry_and_bounded(tmp_path: Path) -> None:
 
     def sealed(text: bytes) -> bytes:
         body = b'{"n":9,"kind":"trial","data":' + text
-        return body + b',"sum":"' + records._checksum(body) + b'"}\n'
+        return body + b',"sum":"' + storage._checksum(body) + b'"}\n'
 
     hostile = {
         "100 MB": b"x" * 100_000_000 + b"\n",
@@ -204,7 +202,7 @@ def test_what_json_cannot_say_is_refused(tmp_path: Path) -> None:
 
 def test_a_log_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
-    content = records.encode(0, "log", {"schema_version": 2}) + b"something new\n"
+    content = storage.encode(0, "log", {"schema_version": 2}) + b"something new\n"
     path.write_bytes(content)
     with fails(RunFolderError):
         TrialLog.open(path)

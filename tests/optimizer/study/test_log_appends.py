@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.study.log import TrialLog, read_log
-from optimizer.study.records import Record
+from optimizer.study.log import Record, TrialLog, read_log
 from search_spaces.core.errors import OptimizeError, RunFolderError
 from tests.support.disks import small_disk
 from tests.support.sentences import fails

@@ -27,10 +27,11 @@ from optimizer.exact.chain_costs import ChainCosts
 from optimizer.model.baselines import Baseline, baselines
 from optimizer.samplers.auto import Problem
 from optimizer.samplers.study import MOST_REPEATS
-from optimizer.study.feasibility import violations
 from optimizer.study.history import UNSEEN, History, Trial
+from optimizer.study.limits import violations
 from optimizer.study.log import TrialLog, read_log
 from optimizer.study.loop import LOST, Loop
+from optimizer.study.subjects import Search
 from search_spaces.core.allowed_code import allow
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
@@ -97,19 +98,22 @@ def a_loop(
             Loop(
                 graph=graph,
                 space=space,
-                session=session,
+                search=Search(
+                    session,
+                    lambda plan: law.true_latency_s(graph, plan),
+                    (),
+                    partial(violations, graph, costs, 9),
+                    POLICY,
+                    POLICY,
+                    Problem(graph, PLATFORM, space, costs, lambda plan: not violations(graph, costs, 9, plan)),
+                ),
                 history=history,
                 log=log,
-                named=POLICY,
-                policy=POLICY,
                 sampler=sampler,
                 seed=seed,
                 budget=budget,
                 queue=queue,
-                predict=lambda plan: law.true_latency_s(graph, plan),
                 notify=notify,
-                problem=Problem(graph, PLATFORM, space, costs, lambda plan: not violations(graph, costs, 9, plan)),
-                violations=partial(violations, graph, costs, 9),
                 proven_s=proven_s,
             ),
             session,

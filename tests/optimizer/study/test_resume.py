@@ -20,8 +20,7 @@ from evaluators.testing import Noise, SyntheticEvaluator, SyntheticSession, exam
 from optimizer.report.console import render
 from optimizer.study import course
 from optimizer.study.history import History, Trial
-from optimizer.study.log import read_log
-from optimizer.study.records import Record, encode, header
+from optimizer.study.log import Record, encode, header, read_log
 from search_spaces.core.errors import RunFolderError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan

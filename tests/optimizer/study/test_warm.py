@@ -11,8 +11,7 @@ import pytest
 from evaluators.testing import SyntheticCandidate, SyntheticSession
 from optimizer.cli import main
 from optimizer.study.history import WARM
-from optimizer.study.log import read_log
-from optimizer.study.records import encode, header
+from optimizer.study.log import encode, header, read_log
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from tests.support.commands import answered

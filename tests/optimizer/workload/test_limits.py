@@ -21,11 +21,9 @@ from optimizer.cli import main
 from optimizer.study.config import parse_config
 from optimizer.study.history import Trial
 from optimizer.study.log import read_log
-from optimizer.workload.limits import check, least
-from optimizer.workload.memory import Memory
-from optimizer.workload.problem import read_problem
-from optimizer.workload.ranks import grids_of
-from optimizer.workload.variants import find_variants
+from optimizer.study.several_models import SeveralModels
+from optimizer.workload.limits import Memory, check, least
+from optimizer.workload.ranks import find_variants, grids_of
 from search_spaces.core.decoded_plan import RankSet
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import merge
@@ -131,7 +129,7 @@ def test_what_a_decomposed_model_takes_is_worked_out_once(
     workload = Workload("w", (Client("m", "m", 2),))
     memory = Memory(workload, merge("w", [(i.name, graph) for i in workload.instances]))
     first = memory.nbytes([ways[0], ways[0]])
-    monkeypatch.delattr("optimizer.workload.memory.outline")
+    monkeypatch.delattr("optimizer.workload.limits.outline")
     assert memory.nbytes([ways[0], ways[0]]) == first
 
 
@@ -147,10 +145,10 @@ def memory_of(errors: Sequence[float]) -> tuple[Memory, Sequence[Sequence[RankSe
     """Return what tells the memory of :func:`two_clients`, and the ranks that each may get."""
     values = {"model": two_clients(errors), "budget": "1", "evaluator": "cost-model", "platform": "pixel4"}
     evaluator = CostModelEvaluator()
-    problem = read_problem(parse_config({**values, "processors": "1large,3med,gpu"}), evaluator)
+    problem = SeveralModels.read(parse_config({**values, "processors": "1large,3med,gpu"}), evaluator)
     with evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective) as session:
         grids, processors = grids_of(problem.workload, problem.choices), problem.space.platform
-        arguments = session, problem.workload, problem.joined, processors, problem.choices, grids, lambda _: None
+        arguments = session, problem.workload, processors, problem.choices, grids, lambda _: None
         return Memory(problem.workload, problem.joined), find_variants(*arguments).sets
 
 

@@ -14,7 +14,7 @@ from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.simulated import Prediction
 from optimizer.cli import main
 from optimizer.study.config import parse_config
-from optimizer.workload.problem import read_problem
+from optimizer.study.several_models import SeveralModels
 from optimizer.workload.ranks import PLAIN, grids_of
 from search_spaces.models import load
 from tests.support.commands import printed, studied
@@ -131,7 +131,7 @@ def test_a_dry_run_tells_of_ranks(capsys: pytest.CaptureFixture[str]) -> None:
 def test_models_of_one_structure_have_their_triples_priced_once() -> None:
     values = {"model": "vgg11@0.25/32,vgg11@0.25/32+spectrum", "budget": "1", "evaluator": "cost-model"}
     more = {"platform": "pixel4", "allow": "cuts,ranks", "max_error": "0.6"}
-    problem = read_problem(parse_config({**values, **more}), CostModelEvaluator())
+    problem = SeveralModels.read(parse_config({**values, **more}), CostModelEvaluator())
     assert len(problem.choices) == 2
     ((_, sets),) = grids_of(problem.workload, problem.choices).items()
     layers = [layer for ranks in sets for layer in ranks]

@@ -13,8 +13,8 @@ from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.objectives import OBJECTIVES
 from optimizer.cli import main
 from optimizer.study.config import parse_config
+from optimizer.study.several_models import SeveralModels
 from optimizer.workload.baselines import mapped
-from optimizer.workload.problem import read_problem
 from optimizer.workload.search import WorkloadProposer
 from tests.support.commands import printed, studied, tried
 from tests.support.sentences import says
@@ -69,7 +69,7 @@ def test_nothing_is_learned_from_trials_that_only_repeat_predictions(
 def test_auto_finds_the_best_of_all_plans() -> None:
     values = {"model": "squeezenet1_1,mobilenet_v1@0.5", "budget": "1", "evaluator": "cost-model", "max_stages": "1"}
     evaluator = CostModelEvaluator()
-    problem = read_problem(parse_config({**values, "platform": "snapdragon855"}), evaluator)
+    problem = SeveralModels.read(parse_config({**values, "platform": "snapdragon855"}), evaluator)
     space = problem.space
     arguments = problem.workload, problem.joined, problem.platform, problem.objective
     with evaluator.host(*arguments) as session:
@@ -88,7 +88,7 @@ def test_auto_finds_the_best_of_all_plans() -> None:
 @pytest.mark.parametrize("models", ["squeezenet1_1,mobilenet_v1@0.5", "squeezenet1_1x8,mobilenet_v1@0.5"])
 def test_each_whole_model_on_its_best_processor_is_a_baseline(models: str) -> None:
     values = {"model": models, "budget": "1", "evaluator": "cost-model", "platform": "snapdragon855"}
-    problem = read_problem(parse_config(values), CostModelEvaluator())
+    problem = SeveralModels.read(parse_config(values), CostModelEvaluator())
     last = len(problem.joined.components) - 1
 
     def predict(plan: Any) -> float:

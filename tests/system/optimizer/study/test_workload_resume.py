@@ -17,9 +17,9 @@ from evaluators.workload.predicted import Grids, PredictedSession
 from optimizer.cli import main
 from optimizer.study.config import parse_config
 from optimizer.study.log import read_log
-from optimizer.workload.problem import read_problem
+from optimizer.study.several_models import SeveralModels
+from optimizer.workload.ranks import Variants, find_variants
 from optimizer.workload.search import WorkloadProposer
-from optimizer.workload.variants import Variants, find_variants
 from search_spaces.core.errors import EXIT_INTERRUPTED
 from search_spaces.core.plan import Plan
 from tests.support.commands import rewrite_log, studied, tried
@@ -128,7 +128,7 @@ def test_what_was_priced_survives_a_kill_before_variants_are_known(
 
 def test_a_plan_that_prices_say_nothing_of_corrects_none() -> None:
     values = {"model": "squeezenet1_1@0.5/64×2", "budget": "1", "evaluator": "cost-model", "platform": "snapdragon855"}
-    problem = read_problem(parse_config({**values, "max_stages": "1"}), CostModelEvaluator())
+    problem = SeveralModels.read(parse_config({**values, "max_stages": "1"}), CostModelEvaluator())
     plans = [problem.space.plan_at(i) for i in range(2)]
     proposer = WorkloadProposer(problem.space, lambda plan: np.inf if plan == plans[0] else 1.0, plans, 0)
     measured = Measurement(Samples((0.1,) * 5, {}), (0.1,), (), "limit", None, None)
@@ -141,7 +141,7 @@ def test_a_plan_that_prices_say_nothing_of_corrects_none() -> None:
 
 def test_what_is_proposed_follows_from_the_trials_alone() -> None:
     values = {"model": "squeezenet1_1@0.5/64×2", "budget": "1", "evaluator": "cost-model", "platform": "snapdragon855"}
-    problem = read_problem(parse_config({**values, "max_stages": "3"}), CostModelEvaluator())
+    problem = SeveralModels.read(parse_config({**values, "max_stages": "3"}), CostModelEvaluator())
 
     def predict(plan: Plan) -> float:
         return 1.0 + int(plan.digest[:8], 16) / 2**32  # a neighbour may be the best of all
@@ -164,7 +164,7 @@ def test_what_is_proposed_follows_from_the_trials_alone() -> None:
 
 def test_what_another_worker_measures_is_not_proposed() -> None:
     values = {"model": "squeezenet1_1@0.5/64×2", "budget": "1", "evaluator": "cost-model", "platform": "snapdragon855"}
-    problem = read_problem(parse_config({**values, "max_stages": "2"}), CostModelEvaluator())
+    problem = SeveralModels.read(parse_config({**values, "max_stages": "2"}), CostModelEvaluator())
     annealed = WorkloadProposer(problem.space, lambda plan: 1.0 / len(plan.stages), [problem.space.plan_at(0)], 0, 20)
     pending: set[str] = set()
     proposer = annealed.anew(1, None, lambda plan: plan.digest not in pending)

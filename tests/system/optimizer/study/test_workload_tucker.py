@@ -23,10 +23,9 @@ from evaluators.litert.session import LitertEvaluator
 from optimizer.cli import main
 from optimizer.study.config import parse_config
 from optimizer.study.log import read_log
-from optimizer.workload.memory import Memory
-from optimizer.workload.problem import Problem, read_problem
-from optimizer.workload.ranks import PLAIN, grids_of
-from optimizer.workload.variants import Variants, find_variants
+from optimizer.study.several_models import SeveralModels
+from optimizer.workload.limits import Memory
+from optimizer.workload.ranks import PLAIN, Variants, find_variants, grids_of
 from search_spaces.core.decoded_plan import component_plan, decoded_plan, jobs_of, ranks_by_component
 from search_spaces.core.errors import PlanError, RunFolderError
 from search_spaces.core.plan import LayerRanks
@@ -101,29 +100,27 @@ def test_ranks_that_are_none_of_the_space_are_reported() -> None:
         Variants.from_json({"of": [[{"ranks": [[1]]}]]}, 1)
 
 
-def problem_of(**values: str) -> tuple[Problem, CostModelEvaluator]:
+def problem_of(**values: str) -> tuple[SeveralModels, CostModelEvaluator]:
     evaluator = CostModelEvaluator()
     common = {"model": MODELS, "budget": "1", "evaluator": "cost-model", "platform": "pixel4", "allow": "cuts,ranks"}
-    return read_problem(parse_config({**common, "max_error": "0.2", **values}), evaluator), evaluator
+    return SeveralModels.read(parse_config({**common, "max_error": "0.2", **values}), evaluator), evaluator
 
 
 @pytest.fixture(scope="module")
-def found() -> Iterator[tuple[Problem, Variants, Any]]:
+def found() -> Iterator[tuple[SeveralModels, Variants, Any]]:
     problem, evaluator = problem_of(processors="1large,3med,gpu")
     with evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective) as session:
         grids = grids_of(problem.workload, problem.choices)
         processors = problem.space.platform
         yield (
             problem,
-            find_variants(
-                session, problem.workload, problem.joined, processors, problem.choices, grids, lambda _: None
-            ),
+            find_variants(session, problem.workload, processors, problem.choices, grids, lambda _: None),
             session.simulator,
         )
 
 
 def test_variants_keep_their_error_and_each_triple_is_quicker_where_it_is_for(
-    found: tuple[Problem, Variants, Any],
+    found: tuple[SeveralModels, Variants, Any],
 ) -> None:
     problem, variants, simulator = found
     processors = [p for p in problem.platform.processors if p.resources]
@@ -145,7 +142,7 @@ def test_variants_keep_their_error_and_each_triple_is_quicker_where_it_is_for(
         Variants.from_json(again, len(variants.of) + 1)
 
 
-def test_a_job_with_ranks_costs_what_its_decomposed_operators_do(found: tuple[Problem, Variants, Any]) -> None:
+def test_a_job_with_ranks_costs_what_its_decomposed_operators_do(found: tuple[SeveralModels, Variants, Any]) -> None:
     problem, variants, simulator = found
     space = WorkloadSpace(problem.workload, problem.joined, problem.space.platform, 2, variants.sets)
     plain = space.plan_at(0)
@@ -174,7 +171,7 @@ def test_ranks_are_searched_with_processors_and_the_result_tells_them(capsys: py
     assert any(name.endswith(", Tucker") for name in outcomes)
     assert outcomes["best"]["mean_ms"] < outcomes[PLAIN]["mean_ms"]
     graph = read_model(next(Path("run/best").glob("tucker_1_*.tflite")), "written")
-    whole = read_problem(
+    whole = SeveralModels.read(
         parse_config({"model": MODELS, "budget": "1", "evaluator": "cost-model", "platform": "pixel4"}),
         CostModelEvaluator(),
     )
@@ -302,7 +299,7 @@ def test_decomposed_models_are_measured_and_their_files_compute_what_they_should
     model = "vgg11@0.25/32+spectrum"
     values = {"model": f"{model}×2", "budget": "1", "processors": "cpu0", "allow": "cuts,ranks", "max_error": "0.3"}
     evaluator = LitertEvaluator()
-    problem = read_problem(parse_config(values), evaluator)
+    problem = SeveralModels.read(parse_config(values), evaluator)
     grids = grids_of(problem.workload, problem.choices)
     processors = problem.space.platform
     with evaluator.host(problem.workload, problem.joined, problem.platform, problem.objective) as session:
@@ -313,7 +310,7 @@ def test_decomposed_models_are_measured_and_their_files_compute_what_they_should
         assert set(table) == {processors.processors[0].like}
         assert all(took_s > 0.0 for each in table.values() for took_s in each.values())
         session.price(prices, lambda _: pytest.fail("measured again"), grids)
-        arguments = problem.workload, problem.joined, processors, problem.choices, grids, lambda _: None
+        arguments = problem.workload, processors, problem.choices, grids, lambda _: None
         for variant in find_variants(session, *arguments).of[0]:  # none where the machine was busy
             assert 0.0 < variant.error <= 0.3
         error = session.decomposed_error(problem.joined.components[0].graph, ranks)
