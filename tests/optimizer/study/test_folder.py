@@ -117,7 +117,8 @@ def test_a_folder_of_ones_own() -> None:
         assert run.path == Path("my run")
         assert run.study.startswith("vgg16-")
     words = shlex.split(run.resume_command)
-    assert words[-4:] == ["--study", run.study, "--out", "my run"]
+    assert words[-2:] == ["--out", "my run"]
+    assert "--study" not in words
     with opened(changed(study=None, out=Path("my run"))) as again:
         assert again.study == run.study
 
