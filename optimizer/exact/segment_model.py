@@ -270,6 +270,21 @@ class SegmentModel:
         """Return the seconds of a block after one that ended on a given processor."""
         return self.cost_s(self.space.parts_of(block), before)
 
+    def splits_s(self, first: int, last: int, before: str | None) -> dict[Block, float]:
+        """Return the seconds of every way to split some operators as one block, after a given processor."""
+        estimates, nothing_s = self.estimates(), np.zeros((last + 1, len(self._rows)))
+        place, found = None if before is None else self._processor[before], dict[Block, float]()
+        for axis in self.space.axes:
+            steps = {cut: step for step, cut in self.space.cuts(first, last, axis).items()}
+            if not steps:
+                continue
+            ways = estimates.shared(self.tables.split(first, axis).between(last, last), self.pairs, nothing_s)
+            rows = ways.total_s(self.transfers_s[first], place).tolist()
+            for cut, row in zip(ways.cuts.tolist(), rows, strict=True):
+                for (on, other), seconds in zip(self.pairs.names, row, strict=True):
+                    found[Block(first, last, axis, on, other, steps[cut])] = seconds
+        return found
+
     def _single(self, first: int, last: int, before: str | None, axis: Way | None = None) -> Block:
         """Return the cheapest way to run a block, split or whole; split along ``axis`` if that is possible."""
         estimates, place = self.estimates(), None if before is None else self._processor[before]

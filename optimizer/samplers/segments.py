@@ -137,7 +137,7 @@ class SegmentProposer:
         first, second = (self._shared, self._cuts.propose) if sharing else (self._cuts.propose, self._shared)
         return first() or second()
 
-    def _best(self) -> tuple[Block, ...]:
+    def best(self) -> tuple[Block, ...]:
         """Return the optimum of the corrected model; it is searched for again once a correction is new.
 
         A correction by 1, as of predicted studies, is none.
@@ -153,7 +153,7 @@ class SegmentProposer:
         return self._optimum[1]
 
     def _shared(self) -> Plan | None:
-        blocks = self._best()
+        blocks = self.best()
         across = self._across(blocks)
         if across is not None:
             return across
@@ -161,7 +161,7 @@ class SegmentProposer:
         if best.digest not in self._tried and self._problem.fits(best):
             return best
         leaders = [blocks for _, blocks in sorted(self._measured, key=lambda pair: pair[0])[:_BEST]]
-        near = [found for each in leaders for found in self._near(each)]
+        near = [found for each in leaders for found in self.near(each)]
         # On many processors there are tens of thousands of neighbours; plans are made of the cheapest ones only.
         for _, alike in groupby(sorted(near, key=itemgetter(0)), key=itemgetter(0)):
             moved = ((*blocks[:first], *new, *blocks[last:]) for _, blocks, first, new, last in alike)
@@ -171,9 +171,7 @@ class SegmentProposer:
                     return plans[digest]
         return None
 
-    def _near(
-        self, blocks: tuple[Block, ...]
-    ) -> Iterator[tuple[float, tuple[Block, ...], int, tuple[Block, ...], int]]:
+    def near(self, blocks: tuple[Block, ...]) -> Iterator[tuple[float, tuple[Block, ...], int, tuple[Block, ...], int]]:
         """Yield the neighbours of a sequence of blocks: the time (s), the blocks, and which of them others replace.
 
         A block's time depends on the processor before it alone: only what changes, and what follows it, is priced.
@@ -194,6 +192,10 @@ class SegmentProposer:
     def _block_after_s(self, block: Block, before: str | None) -> float:
         """Return the time of a block after a processor (s), which is computed once."""
         found = self._priced.get((block, before))
+        if found is None and block.way in AXES:  # all ways to split these operators together
+            splits = self._model.splits_s(block.first, block.last, before)
+            self._priced |= {(each, before): seconds for each, seconds in splits.items()}
+            found = splits.get(block)
         if found is None:
             found = self._priced[block, before] = self._model.block_s(block, before)
         return found

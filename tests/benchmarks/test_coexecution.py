@@ -11,6 +11,8 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.segment_model import Costed, SegmentModel
+from optimizer.samplers.auto import Problem
+from optimizer.samplers.segments import SegmentProposer
 from search_spaces.core.intensity import operator_costs
 from search_spaces.core.platform import Platform
 from search_spaces.models import load
@@ -60,6 +62,23 @@ def test_rewriting_one_operator_of_vgg16(benchmark: BenchmarkFixture, axis: Axis
     benchmark.extra_info["most_nbytes"] = most
     assert most < REWRITE_NBYTES
     benchmark(rewrite)
+
+
+def test_neighbours_of_a_plan(benchmark: BenchmarkFixture) -> None:
+    """At least 20,000 plans with cuts, splits and branches a second, once their blocks have been priced."""
+    graph = draft("googlenet").graph()
+    platform = Platform("two", (one_core(0), one_core(1)))
+    work = np.array([max(float(c.macs), 1.0) for c in operator_costs(graph)])
+    transfer_s = np.broadcast_to(np.where(np.eye(2) > 0, 0.0, 5e-6), (len(work), 2, 2))
+    costs = ChainCosts(platform, np.tile(0.14 * work / work.sum(), (2, 1)), np.full(2, 1e-5), transfer_s)
+    space = SegmentSpace(graph, platform)
+    proposer = SegmentProposer(Problem(graph, platform, space, costs), space, 0)
+    blocks = proposer.best()
+
+    count = sum(1 for _ in proposer.near(blocks))
+    benchmark(lambda: sum(1 for _ in proposer.near(blocks)))
+    benchmark.extra_info["plans_per_s"] = round(count / _median_s(benchmark))
+    assert count / _median_s(benchmark) > 20_000
 
 
 def test_groups_of_densenet121(benchmark: BenchmarkFixture) -> None:

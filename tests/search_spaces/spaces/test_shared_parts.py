@@ -96,6 +96,11 @@ def test_the_optimum_is_that_of_parts_priced_one_by_one(drawn: Layers, seed: int
         assert found.cost_s == pytest.approx(least)
         assert found.cost_s == model.price(model.space.plan(found.parts))
         assert all(a.last == b.first for a, b in pairwise(found.parts))
+    first, last = sorted(np.random.default_rng(seed).choice(len(model.space.graph.operators) + 1, 2, replace=False))
+    for before in (None, *model.space.processors):
+        together = model.splits_s(int(first), int(last), before)
+        each = {block: model.block_s(block, before) for block in together}
+        assert together == pytest.approx(each)
 
 
 @settings(max_examples=25, deadline=None)
