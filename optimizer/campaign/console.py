@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _REST_S, _TRIAL_S, _MOST_TRIALS_S = 15.0, 0.4, 60.0
 _FINAL_OF_TRIAL_S, _LEAST_FINAL_S, _MOST_FINAL_S = 0.5, 5.0, 20.0
 _PREDICTED_REST_S, _PREDICTED_TRIAL_S = 2.0, 0.005
-_PLACE_S, _PLACE_OF_TRIAL_S = 0.02, 1e-4  # of an operator on a processor, where there is more to choose than cuts
+_PAIR_S, _PAIR_OF_TRIAL_S = 1e-4, 5e-6  # of two operators on a processor, where there is more to choose than cuts
 _LONG_S = 120.0
 _FORESEEN = ("whole on ", "layer ", "parameter count ", "one ")
 """How names of baselines begin that are known before anything is timed."""
@@ -164,8 +164,8 @@ def _expected_s(config: StudyConfig, found: Mapping[str, Any]) -> float:
     trials = min(config.budget, int(found["plans"]))
     if not make_evaluator(config.evaluator).capabilities.measures_here:
         cuts_alone = str(found["allow"]) == "cuts"
-        size = 0 if cuts_alone else int(found["operators"]) * len(found["processors"])
-        return _PREDICTED_REST_S + size * _PLACE_S + trials * (_PREDICTED_TRIAL_S + size * _PLACE_OF_TRIAL_S)
+        size = 0 if cuts_alone else int(found["operators"]) ** 2 * len(found["processors"])
+        return _PREDICTED_REST_S + size * _PAIR_S + trials * (_PREDICTED_TRIAL_S + size * _PAIR_OF_TRIAL_S)
     final_s = min(_MOST_FINAL_S, max(_LEAST_FINAL_S, _FINAL_OF_TRIAL_S * config.budget))
     return _REST_S + min(trials * _TRIAL_S, _MOST_TRIALS_S) + final_s
 
