@@ -117,7 +117,10 @@ class Connection:
         def pieces() -> Iterator[bytes]:
             for piece in ask(request, timeout=_transfer_limit_s(nbytes), metadata=self._metadata):
                 if not piece.startswith(b"F"):
-                    self._answer(piece[1:])
+                    try:
+                        self._answer(piece[1:])
+                    except wire.WireError as error:
+                        raise UnavailableError(f"{self.device.name}: {error.what}") from error
                 yield piece[1:]
 
         try:

@@ -864,10 +864,10 @@ def _port_names(entries: Sequence[Mapping[str, Any]]) -> list[str]:
 def _in_order(inputs: np.ndarray[Any, Any] | Arrays, names: Sequence[str]) -> _Tensors:
     """Return the arrays in the order of their names, of which each may lack what follows its last ``:``."""
     if not isinstance(inputs, Mapping):
-        inputs = {names[0]: inputs} if names else {}
-    short = {name.rpartition(":")[0]: name for name in names}
+        inputs = {names[0] if names else "": inputs}
+    short = {name.rpartition(":")[0]: name for name in names if ":" in name}
     given = {name if name in names else short.get(name, name): array for name, array in inputs.items()}
-    if given.keys() != set(names):
+    if given.keys() != set(names) or len(given) != len(inputs):
         raise ValueError(f"the inputs are {', '.join(map(repr, names))}, not {', '.join(map(repr, inputs))}")
     return [given[name] for name in names]
 

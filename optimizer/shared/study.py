@@ -343,10 +343,10 @@ def placed(config: StudyConfig) -> StudyConfig:
     Raises:
         UsageError: the study has no name by which others could join it.
     """
+    if config.storage is not None and config.study is None:
+        raise UsageError("--storage requires the name of the study", "give --study NAME")
     if config.storage is None or config.out is not None:
         return config
-    if config.study is None:
-        raise UsageError("--storage requires the name of the study", "give --study NAME")
     return config.model_copy(update={"out": Path("runs", f"{config.study}-{host.node() or 'worker'}-{os.getpid()}")})
 
 

@@ -424,11 +424,12 @@ def resume_hint(run: Path) -> str:
     with suppress(OptimizeError):
         settings = read_settings(run / CONFIG)
         known = {name: value for name, value in settings.items() if name in StudyConfig.model_fields}
-        return f"resume it with: {_resume_command(parse_config(known))}"
-    return "resume it with its --study"
+        return f"resume it with: {_resume_command(parse_config(known | {'out': str(run)}))}"
+    return f"resume it with --out {run}"
 
 
 def _resume_command(config: StudyConfig) -> str:
     from optimizer.study.config import command_line
 
-    return command_line(config.model_copy(update={"study": None}) if config.out is not None else config)
+    placed = config.out is not None and config.storage is None  # the folder has the name of its study
+    return command_line(config.model_copy(update={"study": None}) if placed else config)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import chdir, closing, contextmanager, nullcontext
+from contextlib import chdir, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -287,7 +287,9 @@ def open_workload(run: Path, *names: str) -> Iterator[Workload]:
     except (OSError, ValueError, RecursionError, UsageError) as error:
         raise RunFolderError(f"{path}: cannot be read: {error}", "search again") from error
     files, folder = [*(name for c in workload.clients for name in (c.model, c.input)), *names], document.get("folder")
-    there = isinstance(folder, str) and any(f and not Path(f).exists() and Path(folder, f).is_file() for f in files)
+    there = False
+    with suppress(OSError, ValueError):  # another person's folder
+        there = isinstance(folder, str) and any(f and not Path(f).exists() and Path(folder, f).is_file() for f in files)
     with chdir(folder) if there else nullcontext():
         yield workload
 
@@ -320,6 +322,8 @@ def _config(run: Path) -> StudyConfig:
     try:
         settings = read_settings(run / CONFIG)
         known = StudyConfig.model_fields.keys() - {"custom_ops"}  # reopened evaluators run none
+        if settings.get("max_stages") == StudyConfig.model_fields["max_stages"].default:
+            known -= {"max_stages"}  # or as many as there are operators
         return parse_config({name: value for name, value in settings.items() if name in known})
     except UsageError as error:
         raise RunFolderError(error.what, "search again") from error

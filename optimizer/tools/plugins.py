@@ -113,14 +113,15 @@ def _rows(kind: str, entry: EntryPoint, limit_s: float) -> list[Plugin]:
 
 def _tried(kind: str, entry: EntryPoint, limit_s: float) -> Plugin:
     command = own_process(__name__, kind, entry.name, str(limit_s))
+    doing = "loading it, or naming its processors," if kind == "evaluator" else "loading it"
     try:
-        done = subprocess.run(command, capture_output=True, check=False, timeout=limit_s + _START_S)
+        done = subprocess.run(command, capture_output=True, check=False, timeout=2 * limit_s + _START_S)
         if done.returncode == 0:
             version, problem, processors, absent = json.loads(done.stdout.splitlines()[-1])
             return Plugin(kind, entry.name, origin(entry), version, problem, tuple(processors), absent)
-        version, problem = None, _end(done)
+        version, problem = None, f"{doing} {_end(done)}"
     except subprocess.TimeoutExpired:
-        version, problem = None, f"importing it took longer than {limit_s:g} s"
+        version, problem = None, f"{doing} took longer than {limit_s:g} s"
     except (ValueError, IndexError, TypeError):
         version, problem = None, "the process that imported it gave no readable answer"
     return Plugin(kind, entry.name, origin(entry), version, problem)
@@ -128,8 +129,8 @@ def _tried(kind: str, entry: EntryPoint, limit_s: float) -> Plugin:
 
 def _end(done: subprocess.CompletedProcess[bytes]) -> str:
     if done.returncode < 0:
-        return f"importing it ended the process with {signal.Signals(-done.returncode).name}"
-    return f"importing it ended the process with exit code {done.returncode}"
+        return f"ended the process with {signal.Signals(-done.returncode).name}"
+    return f"ended the process with exit code {done.returncode}"
 
 
 def _try(kind: str, name: str, limit_s: float) -> tuple[int | None, str, list[str], str]:

@@ -142,7 +142,8 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
     try:
         yield
     except _TimeUp:
-        raise UnavailableError(f"{what} took longer than {seconds:g} s", "see whether it hangs") from None
+        limit_s = min(seconds, outer_s or seconds)
+        raise UnavailableError(f"{what} took longer than {limit_s:g} s", "see whether it hangs") from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)

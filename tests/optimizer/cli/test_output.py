@@ -129,6 +129,14 @@ def test_a_plan_is_not_compared_with_itself(capsys: pytest.CaptureFixture[str]) 
     assert 1 <= err.count("\n") < 5
 
 
+def test_a_plan_of_fewer_operators_than_stages_runs_again(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Path(__file__).parents[3] / "experiments" / "tables" / "one_inference.yaml"
+    Path("two.yaml").write_text(table.read_text().partition("      - {name: conv3")[0])
+    words = ["--evaluator", "table", "--model", "two.yaml", "--budget", "4", "-q", "--out", "run"]
+    assert main(words) == 0
+    assert answered(capsys, ["execute", "run"])["predicted"]
+
+
 def test_a_sampler_of_the_current_folder_and_objectives_with_a_comma(capsys: pytest.CaptureFixture[str]) -> None:
     name = "sampler_of_this_folder"
     Path(f"{name}.py").write_text(

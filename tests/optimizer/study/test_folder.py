@@ -8,6 +8,7 @@ import shlex
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,9 @@ def test_a_folder_of_ones_own() -> None:
     words = shlex.split(run.resume_command)
     assert words[-2:] == ["--out", "my run"]
     assert "--study" not in words
+    shared = run.config.model_copy(update={"storage": "sqlite:///x.db"})  # others know the study by its name
+    words = shlex.split(replace(run, config=shared).resume_command)
+    assert words[words.index("--study") + 1] == run.study
     with opened(changed(study=None, out=Path("my run"))) as again:
         assert again.study == run.study
 
