@@ -181,8 +181,7 @@ class PricedWorkload(Session):
         Raises:
             RunFolderError: some costs are missing.
         """
-        table.check(c.graph for c in self.joined.components)
-        self._simulator = WorkloadSimulator(self.lowerings, table.price(self._processors))
+        self._simulator = table.simulator(self.lowerings)
 
 
 class MeasuredWorkload(PricedWorkload, ABC, Generic[Instance]):

@@ -16,7 +16,7 @@ from pydantic import Field
 from evaluators.simulated import rewritten_s
 from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Outcome
-from evaluators.workload.predicted import Grids, Price
+from evaluators.workload.predicted import Grids, Price, WorkloadSimulator
 from evaluators.workload.setting import HOST, SLICED, Setting, closed_loops, demand
 from evaluators.workload.simulate import JobCost
 from search_spaces.core.bounded import built
@@ -25,6 +25,7 @@ from search_spaces.core.errors import RunFolderError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import LayerRanks
 from search_spaces.core.platform import Processor
+from search_spaces.core.pools import single_processors
 from search_spaces.core.wording import plural
 from search_spaces.rewrites.lower import Lowered
 from search_spaces.rewrites.tucker import Ranks
@@ -93,6 +94,15 @@ class PriceTable:
                 if kind not in self.whole_s[graph.digest] or kind not in self.job_s:
                     what = f"some of {kind} are missing for {name!r}"
                     raise RunFolderError(f"the prices in the trial log are damaged: {what}")
+
+    def simulator(self, lowerings: Lowerings) -> WorkloadSimulator:
+        """Return what predicts plans by these costs.
+
+        Raises:
+            RunFolderError: some costs are missing.
+        """
+        self.check(c.graph for c in lowerings.joined.components)
+        return WorkloadSimulator(lowerings, self.price(single_processors(lowerings.platform)))
 
     def price(self, processors: Sequence[Processor]) -> Price:
         """Return the function that computes the cost of a job on one of these processors."""

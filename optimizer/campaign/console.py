@@ -225,8 +225,10 @@ def render_summary(run: CampaignRun, tables: Tables) -> Group:
         heads = ("published", ">paper", ">ours", ">least to most", ">ours / paper", "")
         parts += [Text(), table(heads, map(_expected, tables.expected))]
     parts += [Text(text)] if (text := vague_text(tables.results)) else []
-    done, failed = (sum(s.status == status for s in run.states) for status in ("done", "failed"))
-    parts += [Text(), Text(f"{done} of {len(run.states)} studies are done{f', {failed} failed' if failed else ''}")]
+    done, failed, begun = (sum(s.status == status for s in run.states) for status in ("done", "failed", "begun"))
+    rest = f"{f', {failed} failed' if failed else ''}{f', {begun} begun: its trials are kept' if begun == 1 else ''}"
+    rest += f", {begun} begun: their trials are kept" if begun > 1 else ""
+    parts += [Text(), Text(f"{done} of {len(run.states)} studies are done{rest}")]
     return Group(*parts)
 
 

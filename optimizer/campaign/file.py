@@ -32,7 +32,7 @@ _OBJECTIVES = tuple(dict.fromkeys((*OBJECTIVES, *OF_WORKLOADS)))
 def _objective(value: str | None) -> str | None:
     """Return one objective, or several with commas between them, as it is."""
     if value is not None and not set(value.split(",")) <= set(_OBJECTIVES):
-        raise ValueError(f"must be of {', '.join(_OBJECTIVES)}")
+        raise ValueError(f"must be one or more of {', '.join(_OBJECTIVES)}")
     return value
 
 

@@ -175,8 +175,15 @@ def run_campaign(run: CampaignRun, watcher: ProgressCampaign, jobs: int = 1, sch
         run.interrupted = True
         for state in run.states:
             if state.exit_code == EXIT_INTERRUPTED:  # its process got our Ctrl-C
-                state.status, state.error, state.exit_code = "pending", "", 0
+                state.error, state.exit_code = "", 0
+            if state.status != "done" and not state.exit_code:
+                state.status = status_of(run.path(state.planned))
     run.save()
+
+
+def status_of(folder: Path) -> str:
+    """Return whether the study of a run folder is ``done``, has ``begun``, or is ``pending``."""
+    return "done" if is_finished(folder) else "begun" if _records(folder) else "pending"
 
 
 def is_finished(folder: Path) -> bool:
@@ -198,7 +205,7 @@ def _one(run: CampaignRun, state: State, watcher: ProgressCampaign) -> None:
     except Interrupted:
         raise KeyboardInterrupt from None
     except OptimizeError as error:
-        state.status, state.error, state.exit_code = "failed", str(error), error.exit_code
+        state.end(error.exit_code, str(error))
     except Exception as error:  # noqa: BLE001 - a defect in one study must not end the others
         state.end(1, f"a defect of ours: {type(error).__name__}: {' '.join(str(error).split())}")
     state.wall_s = time.monotonic() - begin_s
@@ -326,7 +333,7 @@ def run_file(options: argparse.Namespace, command: Sequence[str]) -> int:
     if options.dry_run:
         planned = CampaignRun(file, folder, [State(p) for p in studies], command)
         for state in planned.states:
-            state.status = "done" if is_finished(planned.path(state.planned)) else "pending"
+            state.status = status_of(planned.path(state.planned))
         document = dry_run(planned)
         if options.json:
             print(json.dumps(document, indent=2))

@@ -67,7 +67,7 @@ class State:
     """Outcome of a study.
 
     Attributes:
-        status: ``pending``, ``done`` or ``failed``.
+        status: ``pending``, ``begun`` (interrupted; its trials are kept), ``done`` or ``failed``.
         error: why it failed, or "".
         exit_code: of the study, as if it had been run alone.
         wall_s: seconds that it took; 0 if it was finished before.

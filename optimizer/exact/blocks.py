@@ -129,15 +129,12 @@ class Search:
             self._each_s[segment.last] = np.broadcast_to(
                 np.stack(behind_s)[:, None, None], (2, len(EACH), GRID - 1, len(main))
             )
-        nothing_s = np.zeros((first + 2, len(self._processors)))
-        chains = [model.tables.split(first, axis).between(first + 1, first + 1) for axis in space.axes]
-        ways = tuple(self._estimates.shared(each, model.pairs, nothing_s) for each in chains)
+        ways = model.split_alone(first, self._estimates)
         inside = self._each_s[first + 1]
         joins = first + 1 == segment.last and not space.concatenates(first)
         if not joins and any(each.first_s.size for each in ways):
             self._alone_s[first] = ways
-            taken_s = self._mapped(first, [each.total_s(self._estimates.transfer_s[first], None) for each in ways])
-            found = taken_s + inside
+            found = model.by_share(first, ways, None) + inside
         else:
             after = next((o for o in range(first + 1, segment.last) if o in self._alone_s), segment.last)
             whole_s = np.array([model.whole_s(first, after, self._processors[processor]) for processor in main])
@@ -146,21 +143,8 @@ class Search:
             found[1] = self._beyond_s[first, main]
         self._each_s[first] = found
 
-    def _mapped(self, operator: int, taken_s: Sequence[Seconds]) -> Seconds:
-        """Return an operator's cost by way and share, from its cost by axis and row."""
-        cuts = [list(self._space.cuts(operator, operator + 1, axis).values()) for axis in self._space.axes]
-        rows = []
-        for way in EACH:
-            for share in range(1, GRID):
-                axis, cut = self._space.alone(operator, way, share) or ("height", 0)
-                which = self._space.axes.index(axis)
-                rows.append(taken_s[which][cuts[which].index(cut)])
-        return np.array(rows).reshape(len(EACH), GRID - 1, -1)
-
     def _each(self, first: int, before: int | None) -> _Best:
-        transfer_s = self._estimates.transfer_s[first]
-        taken_s = self._mapped(first, [each.total_s(transfer_s, before) for each in self._alone_s[first]])
-        total_s = taken_s + self._each_s[first + 1]
+        total_s = self._model.by_share(first, self._alone_s[first], before) + self._each_s[first + 1]
         beyond, way, share, pair = np.unravel_index(int(total_s.argmin()), total_s.shape)
         on, other = self._model.pairs.names[pair]
         last = self._space.segment(first).last

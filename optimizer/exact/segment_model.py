@@ -22,13 +22,14 @@ from evaluators.simulated import COPY_S_PER_BYTE
 from optimizer.exact.blocks import Search, block_of
 from optimizer.exact.chain_costs import NEVER_S, ChainCosts, Seconds
 from optimizer.exact.shared_costs import TILES, SharedTables, computed
-from optimizer.exact.shared_ways import PartEstimates, by_first, pairs_of
+from optimizer.exact.shared_ways import PartEstimates, Ways, by_first, pairs_of
 from optimizer.exact.side_by_side import Timed, placed_s, run_s
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.rewrites.splits import Axis, Piece, Sides
-from search_spaces.spaces.segment_space import AXES, Block, SegmentSpace, Way
+from search_spaces.spaces.segment_space import AXES, EACH, Block, SegmentSpace, Way
 from search_spaces.spaces.segments import Segment
+from search_spaces.spaces.shared_chains import GRID
 from search_spaces.spaces.shared_parts import Part
 
 
@@ -284,6 +285,51 @@ class SegmentModel:
                 for (on, other), seconds in zip(self.pairs.names, row, strict=True):
                     found[Block(first, last, axis, on, other, steps[cut])] = seconds
         return found
+
+    def each_s(self, first: int, last: int, before: str | None) -> dict[Block, float]:
+        """Return the seconds of every way to run operators as one block that splits each by itself."""
+        alone, main = self.space.split_alone(first, last), self.pairs.first
+        if not alone:
+            return {}
+        estimates, place = self.estimates(), None if before is None else self._processor[before]
+        total_s: Seconds = np.zeros((len(EACH), GRID - 1, len(main)))
+        if place is not None and alone[0] != first:
+            total_s += self.transfers_s[first, place, main]
+        whole = first
+        for operator in (*alone, last):
+            if whole < operator:
+                total_s += np.array([self.whole_s(whole, operator, name) for name in self._processor])[main]
+            if operator < last:
+                ways = self.split_alone(operator, estimates)
+                total_s += self.by_share(operator, ways, place if operator == first else None)
+            whole = operator + 1
+        found = dict[Block, float]()
+        for way, rows in zip(EACH, total_s.tolist(), strict=True):
+            for share, row in enumerate(rows, 1):
+                for (on, other), seconds in zip(self.pairs.names, row, strict=True):
+                    found[Block(first, last, way, on, other, share)] = seconds
+        return found
+
+    def split_alone(self, operator: int, estimates: PartEstimates) -> tuple[Ways, ...]:
+        """Return the ways to split an operator by itself, along each axis."""
+        nothing_s, end = np.zeros((operator + 2, len(self._rows))), operator + 1
+        chains = (self.tables.split(operator, axis).between(end, end) for axis in self.space.axes)
+        return tuple(estimates.shared(each, self.pairs, nothing_s) for each in chains)
+
+    def by_share(self, operator: int, ways: Sequence[Ways], before: int | None) -> Seconds:
+        """Return the seconds of ways to split an operator by itself, shape ``(2, shares, pairs)``, in each of two ways.
+
+        Args:
+            before: the processor on which the part before it ended.
+        """
+        space, transfer_s, rows = self.space, self.transfers_s[operator], []
+        taken_s = dict(zip(space.axes, (each.total_s(transfer_s, before) for each in ways), strict=True))
+        cuts = {axis: list(space.cuts(operator, operator + 1, axis).values()) for axis in space.axes}
+        for way in EACH:
+            for share in range(1, GRID):
+                axis, cut = space.alone(operator, way, share) or ("height", 0)
+                rows.append(taken_s[axis][cuts[axis].index(cut)])
+        return np.array(rows).reshape(len(EACH), GRID - 1, -1)
 
     def _single(self, first: int, last: int, before: str | None, axis: Way | None = None) -> Block:
         """Return the cheapest way to run a block, split or whole; split along ``axis`` if that is possible."""

@@ -192,8 +192,9 @@ class SegmentProposer:
     def _block_after_s(self, block: Block, before: str | None) -> float:
         """Return the time of a block after a processor (s), which is computed once."""
         found = self._priced.get((block, before))
-        if found is None and block.way in AXES:  # all ways to split these operators together
-            splits = self._model.splits_s(block.first, block.last, before)
+        if found is None and (block.way in AXES or block.way in EACH):  # all ways to split these operators together
+            price = self._model.splits_s if block.way in AXES else self._model.each_s
+            splits = price(block.first, block.last, before)
             self._priced |= {(each, before): seconds for each, seconds in splits.items()}
             found = splits.get(block)
         if found is None:

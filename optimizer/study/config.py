@@ -114,7 +114,7 @@ def _known_objectives(names: tuple[str, ...]) -> tuple[str, ...]:
         if name not in OF_WORKLOADS and name not in OBJECTIVES:
             near = difflib.get_close_matches(name, OBJECTIVES, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"must be of {', '.join(OBJECTIVES)}{hint}")
+            raise ValueError(f"must be one or more of {', '.join(OBJECTIVES)}{hint}")
     if len(set(names)) != len(names):
         raise ValueError("an objective is named twice")
     return tuple(sorted(names, key=_order))

@@ -100,11 +100,18 @@ class SeveralModels(Subject):
     files: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, config: StudyConfig, evaluator: Evaluator, workload: Workload | None = None) -> SeveralModels:
+    def read(
+        cls,
+        config: StudyConfig,
+        evaluator: Evaluator,
+        workload: Workload | None = None,
+        platform: Platform | None = None,
+    ) -> SeveralModels:
         """Return the subject that the settings describe.
 
         Args:
             workload: that of the settings, if it was read already.
+            platform: that of the settings, where it is recorded; the device is not asked then.
 
         Raises:
             UsageError: the workload, a model, a platform or a setting is wrong.
@@ -121,13 +128,16 @@ class SeveralModels(Subject):
             )
         if len(config.objective) > 1 and config.sampler.partition("@")[0] == "reinforce":
             raise UsageError("--sampler reinforce supports one objective", "give --sampler auto, or one --objective")
-        go_to(evaluator, config)
+        if platform is None:
+            go_to(evaluator, config)
         workload = with_errors(workload or _workload(config), config)
         known = {c.source: model_of(evaluator, c, config) for c in workload.clients}
         graphs = [known[c.source] for c in workload.clients]
         parts = [(i.name, graphs[i.client]) for i in workload.instances]
         joined = merge(workload.name, parts)
-        found = choose_platform(evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback)
+        found = platform or choose_platform(
+            evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback
+        )
         found = with_powers(found, parse_powers(config.power))
         config = with_freedoms(config, graphs, found)
         space = make_workload_space(config.allow, workload, joined, with_pools(found), config.max_stages)

@@ -36,7 +36,7 @@ _MEMORY_SHARE = 0.5  # of the free memory, for instances that stay loaded
 CRITERIA = ("layer length", "layer type", "parameter count")
 """Starts of the names of the cut criteria of Gaddam et al. (IJCNN 2024)."""
 
-_WHOLES = 2  # plans that cut no model and are always finalists
+_WHOLES = 2  # plans that cut no model, and baselines, that are always finalists
 PAUSE_S = 1.0
 _SCALE_SIGMA = 0.01  # least relative uncertainty of the machine's state between search and final
 
@@ -295,15 +295,15 @@ def decide(
             return choose(final, among)
         return final.choose(stages, how.policy.tie, among, ended=ended)
 
-    def whole(final: Final) -> int | None:
-        return _fastest(final, [i for i in final.measured if stages[i] == 1])
+    def reference(final: Final) -> int | None:
+        return _reference(final, stages, titles)
 
     def watched(final: Final) -> Iterator[int]:
         """Yield the plans that the verdict names, whose ratios must be known."""
         if len(final.measured) < 2:
             return
         yield chosen(final, False)
-        yield from (i for i in (whole(final), _fastest(final, _criteria(final, titles))) if i is not None)
+        yield from (i for i in (reference(final), _fastest(final, _criteria(final, titles))) if i is not None)
 
     free_nbytes = conditions_of(session)().get("memory_free_nbytes")
     room, most = _room(how, free_nbytes), how.policy.loaded
@@ -329,18 +329,21 @@ def decide(
         progress=how.progress,
         groups=[how.loaded_by(p) for p in plans],
         recommended=chosen,
-        reference=whole,
+        reference=reference,
         free_nbytes=available_nbytes if counters_of(session) is not None else lambda: None,
     ).run()
     _ = final.fastest  # raises with the reasons where all plans have failed
     best = chosen(final, True)
     scale, sigma = _scale(final, trials)
     left_out = beyond + sum(s.samples is None and not s.failure for s in final.standings)
-    reference = _reference(final, plans, titles, baselines)
+    compared_with = reference(final)
+    if compared_with is None:
+        raise UnavailableError("no plan could be measured in the final", "see the failures in the trial log")
+    named = next((n for n, p in baselines.items() if p == plans[compared_with]), "the fastest plan")
     after = {}
     if session.capabilities.pause:
         how.progress("timing inferences after a pause")
-        after = _after_pause([plans[best], reference[1]], load, how.pauses)
+        after = _after_pause([plans[best], plans[compared_with]], load, how.pauses)
     rivals = [i for i in final.racing if i in eligible and i != best and not (final.predicted or final.exact)]
     rival = max(rivals, key=lambda i: final.expected_loss(best, i), default=best)
     undecided = final.may_lose(best, rival)
@@ -349,7 +352,7 @@ def decide(
         plans,
         titles,
         final,
-        reference,
+        (titles[compared_with] or named, plans[compared_with]),
         scale,
         sigma,
         after,
@@ -389,10 +392,12 @@ def finalists(
     kept = [t for t in own if fits(t)] or own
     widest = {t.plan.digest: _interval_s(t, history) for t in kept}
     limit_s = (1.0 + REACH) * min(high for _, high in widest.values())
-    # The verdict names the best plan that cuts no model and the best criterion, so they always take part: the machine
-    # may have been slower when the search measured them. Such a plan has a stage for each model, the fewest there are.
+    # The verdict names the best plan that cuts no model, the best baseline and the best criterion, so they always take
+    # part: the machine may have been slower when the search measured them. A plan that cuts no model has a stage for
+    # each, the fewest there are.
     fewest = min(len(t.plan.stages) for t in kept)
     wholes = [t for t in kept if len(t.plan.stages) == fewest][:_WHOLES]
+    wholes += [t for t in kept if t.plan.digest in names][:_WHOLES]
     criteria = [t for t in kept if names.get(t.plan.digest, "").startswith(CRITERIA)][:1]
     far_s = limit_s * (1.0 + FAR) / (1.0 + REACH)
     first = [t for t in kept[:LEAST_FINALISTS] if widest[t.plan.digest][0] <= far_s or len(t.plan.stages) == fewest]
@@ -429,20 +434,14 @@ def _criteria(final: Final, names: Sequence[str]) -> list[int]:
     return [i for i in final.measured if names[i].startswith(CRITERIA)]
 
 
-def _reference(
-    final: Final, plans: Sequence[Plan], names: Sequence[str], baselines: Mapping[str, Plan]
-) -> tuple[str, Plan]:
-    """Return name and plan of the best one-stage plan; else of the best baseline, else of the fastest plan."""
+def _reference(final: Final, stages: Sequence[int], names: Sequence[str]) -> int | None:
+    """Return the best one-stage plan; else the best baseline, else the fastest plan; None where none was measured."""
     groups = (
-        [i for i in final.measured if len(plans[i].stages) == 1],
+        [i for i in final.measured if stages[i] == 1],
         [i for i in final.measured if names[i]],
         list(final.measured),
     )
-    best = _fastest(final, next((g for g in groups if g), ()))
-    if best is None:
-        raise UnavailableError("no plan could be measured in the final", "see the failures in the trial log")
-    name = names[best] or next((n for n, p in baselines.items() if p == plans[best]), "the fastest plan")
-    return name, plans[best]
+    return _fastest(final, next((g for g in groups if g), ()))
 
 
 def _scale(final: Final, trials: Sequence[Trial]) -> tuple[float, float]:

@@ -32,6 +32,7 @@ from search_spaces.core.bounded import parsed_json, read_bounded
 from search_spaces.core.decoded_plan import jobs_of
 from search_spaces.core.errors import PlanError, RunFolderError, UsageError, plain_name
 from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
 from search_spaces.core.workload import Workload, by_name
 from search_spaces.core.yaml_file import read_settings
 from search_spaces.models.source import libraries_of
@@ -303,19 +304,32 @@ def reloaded_workload(run: Path) -> Iterator[Reloaded[SeveralModels]]:
         PlanError: the plan is damaged.
         UnavailableError: the device is not there.
     """
+    with reread_workload(run) as (subject, plan), subject.session() as session:
+        yield Reloaded(session, subject, plan)
+
+
+@contextmanager
+def reread_workload(run: Path, platform: Platform | None = None) -> Iterator[tuple[SeveralModels, Plan]]:
+    """Read the models of a study of several again, and its best plan.
+
+    Args:
+        platform: that of the study, where the device need not be asked.
+
+    Raises:
+        RunFolderError, PlanError, UnavailableError: as of :func:`reloaded_workload`.
+    """
     run = run.resolve()
     config = _config(run)
     with open_workload(run, str(config.platform or "")) as workload:
         plan = _plan(run / "best" / "plan.json")
         # Evaluators that are opened again run no custom operators.
         bare = replace(workload, clients=tuple(replace(c, custom_ops=None) for c in workload.clients))
-        subject = SeveralModels.read(config, make_evaluator(config.evaluator), bare)
+        subject = SeveralModels.read(config, make_evaluator(config.evaluator), bare, platform)
         manifest = read_manifest(run) or {"fixed": {}}
         digest = f"{subject.graph.digest}+{workload.digest}"
         if digest != manifest["fixed"].get("model_digest") or plan.graph_digest != subject.graph.digest:
             raise RunFolderError(f"{run}: its models or their options have changed", "search again")
-        with subject.session() as session:
-            yield Reloaded(session, subject, plan)
+        yield subject, plan
 
 
 def _config(run: Path) -> StudyConfig:

@@ -24,9 +24,11 @@ from evaluators.measurement.final import Ratio
 from evaluators.objectives import LATENCY, Objective, Pricing, find_objective, powers_or_meter
 from evaluators.registry import make_evaluator
 from evaluators.workload.host import WorkloadSession
+from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Objective as OfOutcome
 from evaluators.workload.outcome import Outcome
 from evaluators.workload.predicted import WorkloadSimulator
+from evaluators.workload.prices import PriceTable
 from optimizer.devices import choose_model_and_platform
 from optimizer.exact.bound import Relaxation, model_error, relax
 from optimizer.exact.chain import best_chains
@@ -37,17 +39,18 @@ from optimizer.files import damage_of
 from optimizer.model.bounds import price_of
 from optimizer.model.objective import ObjectiveModel, known_weights
 from optimizer.report.console import UNDECIDED, describe_operators, slower_text
-from optimizer.report.data import Study, read_result
+from optimizer.report.data import Study, read_result, recorded_platform
 from optimizer.report.document import Block, Column, Table, Text, headed, shown
 from optimizer.study.config import StudyConfig, parse_config
 from optimizer.study.folder import LOG, RESULT
 from optimizer.study.log import read_log
 from optimizer.study.several_models import SeveralModels
-from optimizer.tools.execute import Reloaded, reloaded_workload
+from optimizer.tools.execute import reloaded_workload, reread_workload
 from search_spaces.core.decoded_plan import jobs_of
 from search_spaces.core.errors import InfeasibleError, OptimizeError, RunFolderError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage, canonical
+from search_spaces.core.pools import single_processors
 from search_spaces.core.wording import percent, plural
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.cuts import cut_points
@@ -602,18 +605,13 @@ def explain_workload(run: Path) -> Document:
 
     Raises:
         RunFolderError: it is no finished study, or its prices are not in its log.
-        UnavailableError: its evaluator cannot be opened here.
+        UnavailableError: its evaluator predicts, and cannot be opened here.
     """
     result = read_result(run)
     outcomes = {} if result.get("predicted") else result["workload"]["outcomes"]
-    priced = [record.data for record in read_log(run / LOG).records if record.kind == "prices"]
-    if not priced:
-        raise RunFolderError(f"{run}: its log holds no prices of jobs", "explain a finished study")
-    with reloaded_workload(run) as found:
-        session = cast("WorkloadSession", found.session)
-        session.price(priced[-1], lambda _: None)
-        simulator, objective = session.simulator, found.subject.objective
-        key, best = f"{objective}_ms", simulator.run(found.plan)
+    with _simulated(run, result) as (subject, plan, simulator):
+        objective = subject.objective
+        key, best = f"{objective}_ms", simulator.run(plan)
         best_ms = best.value_s(objective) * 1e3
         return {
             "schema_version": SCHEMA_VERSION,
@@ -621,19 +619,38 @@ def explain_workload(run: Path) -> Document:
             "objective": objective,
             "best": {"predicted_ms": best_ms, "measured_ms": outcomes.get("best", {}).get(key)},
             "dispatch_predicted_ms": {
-                name: simulator.run(replace(found.plan, dispatch=name)).value_s(objective) * 1e3
+                name: simulator.run(replace(plan, dispatch=name)).value_s(objective) * 1e3
                 for name in ("fifo", "priority", "edf")
             },
             "busy": _busy(best),
-            "jobs": list(_workload_jobs(found, simulator, best_ms)),
+            "jobs": list(_workload_jobs(subject, plan, simulator, best_ms)),
             "baselines": {
                 b.name: {
                     "measured_ms": outcomes.get(b.name, {}).get(key),
                     "predicted_ms": _predicted_ms(simulator, b.plan, objective),
                 }
-                for b in found.subject.baselines
+                for b in subject.baselines
             },
         }
+
+
+@contextmanager
+def _simulated(run: Path, result: Mapping[str, Any]) -> Iterator[tuple[SeveralModels, Plan, WorkloadSimulator]]:
+    """Open what predicts plans of a study of several models; of a measured one without its device."""
+    priced = [record.data for record in read_log(run / LOG).records if record.kind == "prices"]
+    if not priced:
+        raise RunFolderError(f"{run}: its log holds no prices of jobs", "explain a finished study")
+    if result.get("predicted"):
+        with reloaded_workload(run) as found:
+            session = cast("WorkloadSession", found.session)
+            session.price(priced[-1], lambda _: None)
+            yield found.subject, found.plan, session.simulator
+        return
+    recorded = recorded_platform(result["platform"])
+    searched = tuple(p for p in single_processors(recorded) if p.resources)  # baselines alone use the others
+    with reread_workload(run, replace(recorded, processors=searched)) as (subject, plan):
+        lowerings = Lowerings(subject.workload, subject.joined, subject.platform)
+        yield subject, plan, PriceTable.from_json(priced[-1]).simulator(lowerings)
 
 
 def _busy(found: Outcome) -> dict[str, float]:
@@ -646,9 +663,10 @@ def _busy(found: Outcome) -> dict[str, float]:
     )
 
 
-def _workload_jobs(found: Reloaded[SeveralModels], simulator: WorkloadSimulator, best_ms: float) -> Iterator[Document]:
+def _workload_jobs(
+    subject: SeveralModels, plan: Plan, simulator: WorkloadSimulator, best_ms: float
+) -> Iterator[Document]:
     """Yield the jobs of each instance, with the objective's change on each other processor; None: it cannot run."""
-    subject, plan = found.subject, found.plan
     for index, stages in jobs_of(plan, subject.joined).items():
         component = subject.joined.components[index]
         for number in stages:

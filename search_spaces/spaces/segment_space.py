@@ -211,10 +211,8 @@ class SegmentSpace(SharedParts):
 
     def _each(self, block: Block) -> Iterator[Part]:
         whole = block.first
-        segment = self.segment(block.first)
-        for operator in range(block.first, segment.last):
-            joins = operator == segment.last - 1 and not (block.last == segment.last and self.concatenates(operator))
-            found = None if joins else self.alone(operator, block.way, block.share)
+        for operator in self.split_alone(block.first, block.last):
+            found = self.alone(operator, block.way, block.share)
             if found is None:
                 continue
             if whole < operator:
@@ -223,6 +221,12 @@ class SegmentSpace(SharedParts):
             whole = operator + 1
         if whole < block.last:
             yield Part(whole, block.last, (block.on,))
+
+    def split_alone(self, first: int, last: int) -> list[int]:
+        """Return which operators of a block are split where each is split by itself."""
+        end = self.segment(first).last
+        inside = range(first, end if last == end and self.concatenates(end - 1) else end - 1)
+        return [o for o in inside if any(self.cuts(o, o + 1, axis) for axis in self.axes)]
 
     def concatenates(self, operator: int) -> bool:
         """Return whether an operator only concatenates its inputs."""

@@ -103,7 +103,7 @@ def test_the_command_line_is_quoted() -> None:
         (
             "objective",
             "speed",
-            f"--objective speed: must be of {', '.join(OBJECTIVES)}",
+            f"--objective speed: must be one or more of {', '.join(OBJECTIVES)}",
         ),
         ("model", "", "--model '': must not be empty"),
         ("model", 7, "--model 7: must be text"),
