@@ -135,6 +135,7 @@ class Objective:
         of_powers: whether these weights depend on the watts of the processors.
         of_plan: its value for the models of a plan, where it follows from the plan alone.
         least: of which no plan of a graph has less, for the same objectives; unknown where it is None.
+        scales: whether it is in proportion to the machine's slowness; counts of missed deadlines are not.
     """
 
     name: str
@@ -149,6 +150,7 @@ class Objective:
     of_powers: bool = False
     of_plan: Callable[[Sequence[PlacedModel]], float] | None = None
     least: Callable[[Graph], float] | None = None
+    scales: bool = True
 
     @property
     def stage_unit(self) -> str:
@@ -385,22 +387,30 @@ class PricedSession(ForwardingSession):
             lowered = lowering.lower(plan)
             return (PlacedModel(lowered.graph, lowered.plan),)
 
-        return PricedCandidate(self.inner.load(graph, plan, fresh=fresh), plan, self.how, placed)
+        timed = not self.capabilities.computed
+        return PricedCandidate(self.inner.load(graph, plan, fresh=fresh), plan, self.how, placed, timed=timed)
 
 
 class PricedCandidate(ForwardingCandidate):
-    """A loaded plan whose runs return an objective."""
+    """A loaded plan whose runs return an objective.
 
-    def __init__(self, inner: Candidate, plan: Plan, how: tuple[Pricing, ...], placed: Placed = tuple) -> None:
+    Args:
+        timed: whether runs take time; what is computed must not depend on a clock.
+    """
+
+    def __init__(
+        self, inner: Candidate, plan: Plan, how: tuple[Pricing, ...], placed: Placed = tuple, *, timed: bool = True
+    ) -> None:
         super().__init__(inner)
-        self._plan, self._how, self._placed = plan, how, placed
+        self._plan, self._how, self._placed, self._timed = plan, how, placed, timed
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
         """Run ``n`` inferences, fewer where one takes longer than ``stop_above_s``.
 
         All numbers are in the objective's unit.
         """
-        return self._how[0].batch(self._plan, self.inner, n, stop_above_s, self._placed)
+        found = self._how[0].batch(self._plan, self.inner, n, stop_above_s, self._placed)
+        return found if self._timed else replace(found, run_s=None)
 
     def figures(self) -> dict[str, float]:
         """Run a few more times, and return the medians of the further figures."""

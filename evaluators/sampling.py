@@ -1,6 +1,7 @@
 """Sampling of a candidate: warm-up, repetition until the median is known, and early stopping (racing).
 
-Decisions depend on the measured latencies alone, never on a clock, so replayed latencies give the same decisions.
+Decisions depend on what the candidate reports alone (latencies, and the seconds of a run where these are others), never
+on a clock, so replayed runs give the same decisions.
 
 Racing is a sequential test of the hypothesis "the candidate is no slower than the incumbent". Samples are bets against
 it; the capital is a test martingale, which under the hypothesis ever reaches 100 with a probability of at most 1 %
@@ -228,7 +229,7 @@ def measure(
     stopped = _lost(record)
     if single_run and incumbent is not None and stopped is None and math.isfinite(cold.usual) and not record.disturbed:
         promised = promising(record.values_s[0] * (1.0 - record.first_lost), incumbent, cold)
-        if not promised and 2.0 * record.values_s[0] > policy.max_s:
+        if not promised and 2.0 * record.took_s[0] > policy.max_s:
             stopped = "glimpsed"
     if stopped is None:
         stopped = _warm_up(record, policy, incumbent)
@@ -254,13 +255,17 @@ def measure(
 
 @dataclass(slots=True)
 class _Record:
-    """All runs of a candidate so far; the first ``warm`` of them are the warm-up."""
+    """All runs of a candidate so far; the first ``warm`` of them are the warm-up.
+
+    A run may take longer (``took_s``) than its figure (``values_s``): of several models, of a stream, of a percentile.
+    """
 
     candidate: Candidate
     filter: RunFilter
     limits_s: tuple[float, ...] = ()
     stop_above_s: float = math.inf
     values_s: list[float] = field(default_factory=list)
+    took_s: list[float] = field(default_factory=list)
     stage_s: list[NDArray[np.float64]] = field(default_factory=list)
     timeline: Timeline | None = None
     outcomes: list[Mapping[str, Any]] = field(default_factory=list)
@@ -285,7 +290,9 @@ class _Record:
             raise UnavailableError(
                 f"evaluator returned {done} latencies and stage times of shape {batch.stage_s.shape} for {runs} runs"
             )
-        self.values_s += Samples(tuple(float(v) for v in batch.latency_s)).values_s
+        values_s = Samples(tuple(float(v) for v in batch.latency_s)).values_s
+        self.values_s += values_s
+        self.took_s += values_s if batch.run_s is None else [batch.run_s] * done
         self.stage_s.append(batch.stage_s)
         self.timeline = batch.timeline
         if batch.outcome is not None:
@@ -306,13 +313,13 @@ def _warm_up(record: _Record, policy: SamplingPolicy, incumbent: Samples | None)
             return lost
         runs = len(record.values_s)
         settled = runs >= 2 and record.values_s[-1] >= clearly * record.values_s[-2]
-        if settled and math.fsum(record.values_s[:-1]) >= WARM_S:
+        if settled and math.fsum(record.took_s[:-1]) >= WARM_S:
             record.warm = max(1, runs - 2)
             return None
         if runs > policy.warmup_max:
             record.warm = policy.warmup_max
             return None
-        if runs > policy.min_runs and math.fsum(record.values_s) >= policy.max_s:
+        if runs > policy.min_runs and math.fsum(record.took_s) >= policy.max_s:
             record.warm = runs - policy.min_runs  # the time is up before it is surely warm
             return None
         record.run(1)
@@ -337,7 +344,7 @@ def _verdict(record: _Record, policy: SamplingPolicy, incumbent: Samples | None)
         return None
     if Samples(tuple(values)).precision <= policy.precision:
         return "precision"
-    if len(values) >= policy.max_runs or math.fsum(record.values_s) >= policy.max_s:
+    if len(values) >= policy.max_runs or math.fsum(record.took_s) >= policy.max_s:
         return "limit"
     return None
 
@@ -347,6 +354,6 @@ def _next_runs(record: _Record, policy: SamplingPolicy) -> int:
     values = record.values_s[record.warm :]
     if len(values) < max(policy.min_runs, 6):
         return 1
-    left_s = policy.max_s - math.fsum(record.values_s)
-    affordable = math.ceil(left_s / (math.fsum(values) / len(values)))
+    left_s = policy.max_s - math.fsum(record.took_s)
+    affordable = math.ceil(left_s / (math.fsum(record.took_s[record.warm :]) / len(values)))
     return max(1, min(len(values) // 2, policy.max_runs - len(values), affordable))

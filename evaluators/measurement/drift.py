@@ -31,16 +31,17 @@ def probe(candidate: Candidate, runs: RunFilter) -> tuple[Samples, float]:
     """Run the reference plan a few times, and again where it waited for a core.
 
     Returns:
-        Two or three samples, and the seconds of all runs.
+        Two or three samples, and the sum of all figures, as of the other measurements.
     """
-    spent_s = latest_s = _once(candidate)
-    while spent_s < _SETTLE_S:
-        latest_s = _once(candidate)
-        spent_s += latest_s
+    value_s, took_s = _once(candidate)
+    spent_s, settled_s = value_s, took_s
+    while settled_s < _SETTLE_S:
+        value_s, took_s = _once(candidate)
+        spent_s, settled_s = spent_s + value_s, settled_s + took_s
 
     def few() -> list[float]:
         nonlocal spent_s
-        values_s = [_once(candidate) for _ in range(2 if latest_s >= _LONG_S else 3)]
+        values_s = [_once(candidate)[0] for _ in range(2 if took_s >= _LONG_S else 3)]
         spent_s += math.fsum(values_s)
         return values_s
 
@@ -48,8 +49,11 @@ def probe(candidate: Candidate, runs: RunFilter) -> tuple[Samples, float]:
     return Samples(tuple(values_s)), spent_s
 
 
-def _once(candidate: Candidate) -> float:
-    return Samples(tuple(float(v) for v in candidate.run(1).latency_s)).median
+def _once(candidate: Candidate) -> tuple[float, float]:
+    """Return the figure of a run, and the seconds that it takes."""
+    batch = candidate.run(1)
+    found = Samples(tuple(float(v) for v in batch.latency_s)).median
+    return found, found if batch.run_s is None else batch.run_s
 
 
 @dataclass(slots=True)

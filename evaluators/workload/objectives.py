@@ -35,7 +35,7 @@ def find_workload_objective(name: str) -> Objective:
 
 _OF_RUNS: dict[str, OfOutcome] = {name: name for name in OF_OUTCOMES}
 _OWN = {
-    name: Objective(name, title, "s", "ms", "path", "latency_ms")
+    name: Objective(name, title, "s", "ms", "path", "latency_ms", scales=name != "misses")
     for name, title in (
         ("mean", "mean of the models' latencies"),
         ("worst", "largest of the models' latencies"),

@@ -17,6 +17,7 @@ from evaluators.cost_model.indicators import explained as explained_by
 from evaluators.cost_model.profile import find_profile
 from evaluators.measurement.final import Ratio
 from evaluators.objectives import LATENCY, OBJECTIVES, Objective
+from evaluators.workload.objectives import find_workload_objective
 from optimizer.campaign.file import AXES, Campaign, Expectation
 from optimizer.files import damage_of, read_document, write_atomic
 from optimizer.report.console import slower_text
@@ -157,7 +158,7 @@ AGAINST = "best other plan against the best baseline"
 
 def against_baseline(row: Row) -> str:
     """Return how the best other plan of a row of the summary compares with the best baseline; "" where none did."""
-    if row["ratio"] is None:
+    if row["ratio"] is None or not _objective(row).scales:
         return ""
     return slower_text(Ratio(row["ratio"], row["ratio_low"], row["ratio_high"]).inverse, _objective(row))
 
@@ -178,7 +179,8 @@ def better_word(rows: Iterable[Row]) -> str:
 
 
 def _objective(row: Row) -> Objective:
-    return OBJECTIVES.get(str(row.get("objective") or "").split(",")[0], LATENCY)
+    name = str(row.get("objective") or LATENCY.name).split(",")[0]
+    return OBJECTIVES.get(name) or find_workload_objective(name)
 
 
 def how_known(tables: Tables) -> str:
@@ -402,7 +404,8 @@ def _summary(results: Sequence[Row]) -> list[Row]:
     axes, found = [axis for axis in AXES if axis not in _POOLED], []
     for rows in _grouped((row for row in results if row["plan"] == "best"), axes):
         ratio, low, high = _pooled(rows)
-        values = [r["value"] for r in rows if r["value"]]
+        missed = not _objective(rows[0]).scales
+        values = [r["misses" if missed else "value"] for r in rows if r["value"]]
         best = statistics.median(values) if values else None
         latency = rows[0]["objective"] == LATENCY.name
         found.append(
@@ -417,8 +420,8 @@ def _summary(results: Sequence[Row]) -> list[Row]:
                 "significant": low is not None and high is not None and not low <= 1.0 <= high,
                 "model_bound_ms": rows[0]["model_bound_ms"],
                 "best": best,
-                "bound": rows[0]["bound"],
-                "unit": rows[0]["unit"],
+                "bound": None if missed else rows[0]["bound"],
+                "unit": "requests missed" if missed else rows[0]["unit"],
             }
         )
     return found
@@ -427,7 +430,7 @@ def _summary(results: Sequence[Row]) -> list[Row]:
 def mean_gains(results: Sequence[Row]) -> list[Row]:
     """Return how many times as fast as the best baseline plans are, in the mean over the models of each cell."""
     axes, found = [axis for axis in AXES if axis not in {"model", *_POOLED}], []
-    compared = (row for row in results if row["gain"] is not None and row["objective"] != "misses")  # no ratio scale
+    compared = (row for row in results if row["gain"] is not None and _objective(row).scales)
     for rows in _grouped(compared, axes):
         if len(models := {row["model"] for row in rows}) > 1:
             equal = {"ratio_low": 1.0, "ratio_high": 1.0}

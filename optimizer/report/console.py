@@ -10,7 +10,7 @@ import re
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Self
@@ -554,6 +554,9 @@ def _gain(result: Result) -> str:
     name, ratio = verdict.reference[0], verdict.speedup
     if ratio is None or verdict.challenger is None:
         return f"no other plan {'is in the space' if result.exhausted else 'was tried'}"
+    if not result.objective.scales and isinstance(result, WorkloadResult):
+        gains = verdict.challenger == verdict.best
+        return f"{'' if gains else 'none: '}{missed_text(result.outcomes, name if gains else '')}"
     if verdict.challenger == verdict.best:
         kind = "the best one-stage plan" if len(verdict.reference[1].stages) == 1 else "the best baseline"
         than = f"“{name}”, {kind}"
@@ -576,6 +579,20 @@ def _gain(result: Result) -> str:
     if criterion is not None and criterion[0] not in {verdict.named(verdict.best), verdict.named(verdict.challenger)}:
         text += f"; best cut criterion, “{criterion[0]}”: {slower_than(criterion[1], result.objective)}"
     return text
+
+
+def missed_text(outcomes: Mapping[str, Any], baseline: str) -> str:
+    """Return how many requests of a typical run miss their deadlines with the recommended plan.
+
+    Args:
+        outcomes: of the recommended plan ("best") and of baselines.
+        baseline: the best one; "" where it is recommended.
+    """
+    ours, theirs = outcomes["best"], outcomes.get(baseline)
+    text = f"{ours['misses']:.0f} of {ours['requests']:.0f} requests of a typical run miss their deadlines"
+    if theirs is None:
+        return f"{text}; no plan with fewer was found"
+    return f"{text}, {theirs['misses']:.0f} with “{baseline}”, the best baseline"
 
 
 def slower_than(ratio: Ratio, objective: Objective, than: str = "") -> str:

@@ -22,6 +22,7 @@ from optimizer.report.console import (
     crossing,
     describe_operators,
     figure_text,
+    missed_text,
     no_better,
     same_plan,
     slower_text,
@@ -115,6 +116,10 @@ def verdict_text(result: dict[str, Any]) -> str:
         values = ", ".join(f"{o.name} {shown(knee['values'][o.value_key], '.4g')} {o.shown_unit}" for o in each)
         how = "predicted" if result.get("predicted") else "measured"
         return f"The recommended plan is {name}, the knee of the front: the best compromise, {how}: {values}."
+    outcomes = result.get("workload", {}).get("outcomes", {})
+    if not objective.scales and "best" in outcomes:
+        gains = speedup is not None and speedup["plan"] == result["best"]["plan"]
+        return f"The recommended plan: {missed_text(outcomes, speedup['baseline'] if gains else '')}."
     unit = objective.shown_unit
     predicted = bool(result.get("predicted"))
     took = "not measured"

@@ -322,10 +322,12 @@ class DriftMonitor:
 
     Attributes:
         progress: called when the speed has changed by more than a tenth.
+        scaled: whether figures are in proportion to the machine's slowness; those of missed deadlines are not.
     """
 
     loop: Loop
     progress: Callable[[str], None] = lambda _: None
+    scaled: bool = True
     _plan: Plan | None = None
     _reported: float = 1.0
 
@@ -347,7 +349,8 @@ class DriftMonitor:
             RunFolderError: the log cannot be written.
         """
         self._count(trial)
-        if not (self.loop.search.session.capabilities.conditions and self._choose() and self.loop.history.drift.due()):
+        drifts = self.scaled and self.loop.search.session.capabilities.conditions
+        if not (drifts and self._choose() and self.loop.history.drift.due()):
             return
         try:
             self._probe()

@@ -209,6 +209,7 @@ class FinalSettings:
         pauses: inferences after a pause, of the recommended plan and of the reference.
         platform: with the accelerators that plans load; None without any.
         counted: whether the figures are counts, see :func:`~evaluators.measurement.final.FinalComparison`.
+        scaled: whether the figures are in proportion to the machine's slowness; those of missed deadlines are not.
         asked: digests of plans that a person gave, which always take part.
     """
 
@@ -222,6 +223,7 @@ class FinalSettings:
     pauses: int = 3
     platform: Platform | None = None
     counted: bool = False
+    scaled: bool = True
     asked: frozenset[str] = frozenset()
 
     def loaded_by(self, plan: Plan) -> frozenset[str]:
@@ -334,7 +336,7 @@ def decide(
     ).run()
     _ = final.fastest  # raises with the reasons where all plans have failed
     best = chosen(final, True)
-    scale, sigma = _scale(final, trials)
+    scale, sigma = _scale(final, trials) if how.scaled else (1.0, _SCALE_SIGMA)
     left_out = beyond + sum(s.samples is None and not s.failure for s in final.standings)
     compared_with = reference(final)
     if compared_with is None:

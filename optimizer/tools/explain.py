@@ -153,7 +153,9 @@ def _model_of(study: Study) -> Iterator[Model]:
         RunFolderError: the study holds no profile, or its model cannot be read any more.
     """
     if study.graph is None:
-        raise RunFolderError(f"{study.path}: {study.missing}", "an explanation needs the model")
+        raise RunFolderError(
+            f"{study.path}: {study.missing or 'its model is not known'}", "an explanation needs the model"
+        )
     if study.profile is None or study.costs is None:
         raise RunFolderError(f"{study.path}: it holds no profile of the operators", "explain a finished study")
     profiled = Model(

@@ -178,6 +178,17 @@ def test_the_limit_is_of_measured_seconds() -> None:
         assert len(found.latency_s.values_s) == 5 or max_s <= spent_s <= max_s + 0.15
 
 
+def test_the_limit_is_of_the_seconds_that_runs_take_where_their_figures_are_others() -> None:
+    class Several(Scripted):
+        def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+            return replace(super().run(n, stop_above_s), run_s=1.5)
+
+    candidate = Several([0.025, 0.026, 0.028] * 100)
+    found = measure(candidate, SamplingPolicy(max_s=1.5, min_runs=3))
+    assert found.stopped == "limit"
+    assert candidate.done == 4
+
+
 @pytest.mark.parametrize(
     ("slowdown", "most"), [(-0.03, 12.0), (0.0, 12.0), (0.05, 6.0), (0.1, 3.5), (0.25, 3.2), (0.6, 2.3), (2.5, 1.1)]
 )

@@ -181,6 +181,7 @@ matrix:
     assert main(["run", str(path), "--out", str(out), "-q"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "highest rate at which a typical run misses no deadline: 1 by our plan, 1 by the best baseline" in shown
+    assert "requests missed" in shown
     (row,) = rows_of(out / "rates.csv")
     assert (float(row["lowest"]), float(row["highest"]), float(row["best"])) == (1, 20, 1)
     assert float(row["gain"]) == 1.0

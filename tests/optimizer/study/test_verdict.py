@@ -113,6 +113,22 @@ def test_whole_models_side_by_side_take_part_whatever_the_search_said_of_them() 
     assert {t.plan for t in found} >= set(wholes)
 
 
+def test_the_best_baseline_is_the_reference_where_every_plan_has_several_stages() -> None:
+    """As with several models, whose processes may be so slow that dozens of plans come before the fastest of them."""
+    cut = [plan for plan in dict.fromkeys(SPACE.plan_at(i) for i in range(400)) if len(plan.stages) == 2]
+    slow = [plan for plan in cut if plan not in NAMED.values()][LEAST_FINALISTS:][:2]
+    fast = [plan for plan in cut if plan not in NAMED.values()][:LEAST_FINALISTS]
+    named = dict(zip(("a process each", "one after another"), slow, strict=True))
+    trials_s = dict.fromkeys(fast, 0.01) | {slow[0]: 0.09, slow[1]: 0.08}
+    truth_s = {plan: EVALUATOR.true_latency_s(GRAPH, plan) for plan in trials_s}
+    with replace(EVALUATOR, interaction=lambda plan: trials_s[plan] / truth_s[plan]).prepare(PLATFORM) as session:
+        found = decide(session, history_of(trials_s), named, HOW)
+    assert found.best in fast
+    assert found.reference == ("one after another", slow[1])
+    assert found.speedup is not None
+    assert found.speedup.significant
+
+
 def test_a_plan_that_is_asked_for_takes_part_even_where_it_breaks_a_limit() -> None:
     whole = NAMED["whole on cpu"]
     found, _ = finalists(
