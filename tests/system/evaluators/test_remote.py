@@ -79,3 +79,23 @@ def test_a_study_survives_the_death_of_its_device(tmp_path: Path, monkeypatch: p
     tried = [r["data"] for r in records if r["kind"] == "trial"]
     digests = [t["digest"] for t in tried if t["measurement"]]
     assert len(digests) == len(set(digests)) >= 38
+
+
+def test_several_models_are_explained_without_their_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    devices, run = tmp_path / "devices.yaml", str(tmp_path / "run")
+    monkeypatch.setenv(ENVIRONMENT, str(devices))
+    with agent_process(tmp_path / "device", "litert") as (_, address):
+        devices.write_text(f"devices:\n  away: {{agent: '{address}', wait_s: 1}}\n")
+        words = ["--model", "squeezenet1_1@0.25/32*2", "--budget", "8", "--evaluator", "remote", "--device", "away"]
+        assert main([*words, "--processors", "cpu,cpu0", "--allow", "cuts", "--out", run, "-q"]) in {0, 5}
+        capsys.readouterr()
+    assert main(["explain", run, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    predicted = found["baselines"]["one after another on cpu"]["predicted_ms"]
+    assert found["best"]["measured_ms"] > 0.0
+    assert min(found["best"]["predicted_ms"], predicted) > 0.0
+    assert {job["processor"] for job in found["jobs"]} <= {"cpu", "cpu0"}
+    devices.unlink()
+    assert main(["explain", run]) == 0
