@@ -9,7 +9,7 @@ import pytest
 
 from evaluators.measurement.final import Ratio
 from evaluators.objectives import LATENCY, OBJECTIVES
-from optimizer.report.console import _EVERY_S, Steps, slower_text, slower_than
+from optimizer.report.console import _EVERY_S, Steps, missed_text, slower_text, slower_than
 from optimizer.report.terminal import tried_text
 from optimizer.study.history import WARM
 from optimizer.study.result import Result
@@ -85,3 +85,14 @@ def test_steps_that_differ_in_numbers_only_are_written_every_few_seconds(monkeyp
     now_s = _EVERY_S
     assert steps.is_due("timing 40 operators on cpu1")
     assert not steps.is_due("timing 41 operators on cpu1")
+
+
+def test_missed_deadlines_are_told_as_counts_and_by_the_mean_latency_where_they_are_equal() -> None:
+    def of(misses: int, mean_ms: float) -> dict[str, float]:
+        return {"misses": misses, "requests": 16, "mean_ms": mean_ms}
+
+    outcomes = {"best": of(2, 7.9), "whole": of(5, 8.5), "a process each": of(2, 9.25)}
+    ours = "2 of 16 requests of a typical run miss their deadlines"
+    assert missed_text(outcomes, "whole") == f"{ours}, 5 with “whole”, the best baseline"
+    assert missed_text(outcomes, "a process each").endswith("; the mean latency is 7.9 ms instead of 9.25 ms")
+    assert missed_text(outcomes, "") == f"{ours}; no plan with fewer was found"
