@@ -135,7 +135,7 @@ class Objective:
         of_powers: whether these weights depend on the watts of the processors.
         of_plan: its value for the models of a plan, where it follows from the plan alone.
         least: of which no plan of a graph has less, for the same objectives; unknown where it is None.
-        scales: whether it is in proportion to the machine's slowness; counts of missed deadlines are not.
+        scales: whether ratios of it mean anything, as those of missed deadlines do not.
     """
 
     name: str

@@ -249,7 +249,7 @@ def _elsewhere(run: CampaignRun, state: State, processes: dict[str, subprocess.P
 
 def _records(folder: Path) -> int:
     try:
-        return max(0, read_bounded(folder / "trials.jsonl", _MOST_NBYTES).count(b"\n") - 2)
+        return read_bounded(folder / "trials.jsonl", _MOST_NBYTES).count(b'"kind":"trial"')
     except OSError:
         return 0
 

@@ -158,7 +158,7 @@ AGAINST = "best other plan against the best baseline"
 
 def against_baseline(row: Row) -> str:
     """Return how the best other plan of a row of the summary compares with the best baseline; "" where none did."""
-    if row["ratio"] is None or not _objective(row).scales:
+    if row["ratio"] is None:
         return ""
     return slower_text(Ratio(row["ratio"], row["ratio_low"], row["ratio_high"]).inverse, _objective(row))
 
@@ -403,9 +403,10 @@ def _grouped(rows: Iterable[Row], columns: Sequence[str]) -> list[list[Row]]:
 def _summary(results: Sequence[Row]) -> list[Row]:
     axes, found = [axis for axis in AXES if axis not in _POOLED], []
     for rows in _grouped((row for row in results if row["plan"] == "best"), axes):
-        ratio, low, high = _pooled(rows)
-        missed = not _objective(rows[0]).scales
-        values = [r["misses" if missed else "value"] for r in rows if r["value"]]
+        missed = not _objective(rows[0]).scales  # a ratio of such values says nothing
+        ratio, low, high = (None, None, None) if missed else _pooled(rows)
+        key = "misses" if missed else "value"
+        values = [r[key] for r in rows if r["value"] and r[key] is not None]
         best = statistics.median(values) if values else None
         latency = rows[0]["objective"] == LATENCY.name
         found.append(

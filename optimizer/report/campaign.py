@@ -90,7 +90,8 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
     if compared or not tables.summary:
         yield Text(text if tables.summary else "No study is finished yet.", "answer")
     by = ", ".join(dict.fromkeys(named(r["evaluator"]) for r in tables.summary))
-    progress = f"{done} of {len(state['studies'])} studies are done"
+    begun = sum(s["status"] == "begun" for s in state["studies"])
+    progress = f"{done} of {len(state['studies'])} studies are done{f', {begun} begun' if begun else ''}"
     yield Text(f"{progress}{f', {len(failed)} failed' if failed else ''}{f'; evaluator {by}' if by else ''}.")
     if not tables.summary:
         return

@@ -556,7 +556,8 @@ def _gain(result: Result) -> str:
         return f"no other plan {'is in the space' if result.exhausted else 'was tried'}"
     if not result.objective.scales and isinstance(result, WorkloadResult):
         gains = verdict.challenger == verdict.best
-        return f"{'' if gains else 'none: '}{missed_text(result.outcomes, name if gains else '')}"
+        missed = missed_text(result.outcomes, name if gains else "", sure=ratio.significant)
+        return missed if gains else f"none: {missed}"
     if verdict.challenger == verdict.best:
         kind = "the best one-stage plan" if len(verdict.reference[1].stages) == 1 else "the best baseline"
         than = f"“{name}”, {kind}"
@@ -581,21 +582,23 @@ def _gain(result: Result) -> str:
     return text
 
 
-def missed_text(outcomes: Mapping[str, Any], baseline: str) -> str:
+def missed_text(outcomes: Mapping[str, Any], baseline: str, *, sure: bool) -> str:
     """Return how many requests of a typical run miss their deadlines with the recommended plan.
 
     Args:
         outcomes: of the recommended plan ("best") and of baselines.
         baseline: the best one; "" where it is recommended.
+        sure: whether plans differ significantly.
     """
     ours, theirs = outcomes["best"], outcomes.get(baseline)
     text = f"{ours['misses']:.0f} of {ours['requests']:.0f} requests of a typical run miss their deadlines"
-    if theirs is None:
-        return f"{text}; no plan with fewer was found"
-    text += f", {theirs['misses']:.0f} with “{baseline}”, the best baseline"
-    if ours["misses"] != theirs["misses"]:
-        return text
-    return f"{text}; the mean latency is {ours['mean_ms']:.4g} ms instead of {theirs['mean_ms']:.4g} ms"
+    if not baseline:
+        return f"{text}; no plan with {'' if sure else 'significantly '}fewer was found"
+    if theirs is not None:
+        text += f", {theirs['misses']:.0f} with “{baseline}”, the best baseline"
+        if ours["misses"] == theirs["misses"]:
+            text += f"; the mean latency is {ours['mean_ms']:.4g} ms instead of {theirs['mean_ms']:.4g} ms"
+    return text if sure else f"{text}; not significant"
 
 
 def slower_than(ratio: Ratio, objective: Objective, than: str = "") -> str:

@@ -119,7 +119,8 @@ def verdict_text(result: dict[str, Any]) -> str:
     outcomes = result.get("workload", {}).get("outcomes", {})
     if not objective.scales and "best" in outcomes:
         gains = speedup is not None and speedup["plan"] == result["best"]["plan"]
-        return f"The recommended plan: {missed_text(outcomes, speedup['baseline'] if gains else '')}."
+        decided = speedup is not None and bool(speedup["significant"])
+        return f"The recommended plan: {missed_text(outcomes, speedup['baseline'] if gains else '', sure=decided)}."
     unit = objective.shown_unit
     predicted = bool(result.get("predicted"))
     took = "not measured"
