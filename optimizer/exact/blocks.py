@@ -129,7 +129,7 @@ class Search:
             self._each_s[segment.last] = np.broadcast_to(
                 np.stack(behind_s)[:, None, None], (2, len(EACH), GRID - 1, len(main))
             )
-        ways = model.split_alone(first, self._estimates)
+        ways = model.ways_alone(first, self._estimates)
         inside = self._each_s[first + 1]
         joins = first + 1 == segment.last and not space.concatenates(first)
         if not joins and any(each.first_s.size for each in ways):

@@ -300,7 +300,7 @@ class SegmentModel:
             if whole < operator:
                 total_s += np.array([self.whole_s(whole, operator, name) for name in self._processor])[main]
             if operator < last:
-                ways = self.split_alone(operator, estimates)
+                ways = self.ways_alone(operator, estimates)
                 total_s += self.by_share(operator, ways, place if operator == first else None)
             whole = operator + 1
         found = dict[Block, float]()
@@ -310,7 +310,7 @@ class SegmentModel:
                     found[Block(first, last, way, on, other, share)] = seconds
         return found
 
-    def split_alone(self, operator: int, estimates: PartEstimates) -> tuple[Ways, ...]:
+    def ways_alone(self, operator: int, estimates: PartEstimates) -> tuple[Ways, ...]:
         """Return the ways to split an operator by itself, along each axis."""
         nothing_s, end = np.zeros((operator + 2, len(self._rows))), operator + 1
         chains = (self.tables.split(operator, axis).between(end, end) for axis in self.space.axes)

@@ -614,10 +614,10 @@ def explain_workload(run: Path) -> Document:
     known = {} if result.get("predicted") else {"best": result["best"], **result["baselines"]}
 
     def measured(name: str) -> float | None:
-        value = outcomes.get(name, {}).get(key)
-        if value is None and key == "misses_ms":  # its value is no figure of a run
-            value = ((known.get(name) or {}).get("latency_ms") or {}).get("median")
-        return None if value is None else float(value)
+        if name not in outcomes:
+            return None
+        value = outcomes[name].get(key)  # else the objective is no figure of a run, as misses and throughput
+        return (known[name]["latency_ms"] or {}).get("median") if value is None else value
 
     with _simulated(run, result) as (subject, plan, simulator):
         objective = subject.objective
