@@ -172,7 +172,7 @@ def ranks_from_json(data: Any) -> tuple[LayerRanks, ...]:
 def _outcome_to_json(found: Outcome) -> dict[str, Any]:
     """Return the outcome of a run of a workload as plain values; its timeline is part of the batch."""
     rows = [[[r.came_s, r.latency_s, r.rejected, r.missed] for r in each] for each in found.requests]
-    return {"requests": rows, "makespan_s": found.makespan_s}
+    return {"requests": rows, "makespan_s": found.makespan_s, "deadline_s": found.deadline_s}
 
 
 def _outcome_from_json(data: Any, timeline: Timeline | None) -> Outcome:
@@ -182,7 +182,7 @@ def _outcome_from_json(data: Any, timeline: Timeline | None) -> Outcome:
         tuple(Request(float(c), None if t is None else float(t), bool(r), bool(m)) for c, t, r, m in each)
         for each in data["requests"]
     )
-    return Outcome(rows, float(data["makespan_s"]), timeline)
+    return Outcome(rows, float(data["makespan_s"]), timeline, float(data["deadline_s"]))
 
 
 def capabilities_from_json(data: Any) -> Capabilities:

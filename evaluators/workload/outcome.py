@@ -43,11 +43,13 @@ class Outcome:
         requests: of each instance, in their order.
         makespan_s: from the first answered request's arrival to the last end of a job.
         timeline: every job of every request; ``stage`` is that of the plan.
+        deadline_s: the longest deadline of an instance; 0 where none has one.
     """
 
     requests: tuple[tuple[Request, ...], ...]
     makespan_s: float
     timeline: Timeline
+    deadline_s: float = 0.0
 
     @property
     def problem(self) -> str:
@@ -92,8 +94,9 @@ class Outcome:
         """Return the objective, in seconds.
 
         ``mean``: of the instances' mean latencies; ``worst``: the largest of them; ``makespan``; ``misses``: the mean,
-        plus one makespan for each missed request, so that fewer misses come first; ``throughput``: seconds per
-        answered request.
+        in which a missed request counts with the longest deadline, plus this deadline for each of them: as requests in
+        time take no longer, fewer misses come first, and one more does not outweigh all runs before it; ``throughput``:
+        seconds per answered request.
         """
         mean_s = statistics.fmean(self.latencies_s)
         if objective == "mean":
@@ -103,7 +106,12 @@ class Outcome:
         if objective == "makespan":
             return self.makespan_s
         if objective == "misses":
-            return mean_s + self.misses * self.makespan_s
+            late_s = self.deadline_s or self.makespan_s
+            means_s = [
+                statistics.fmean(late_s if r.missed or r.latency_s is None else r.latency_s for r in each)
+                for each in self.requests
+            ]
+            return statistics.fmean(means_s) + self.misses * late_s
         return self.makespan_s / max(1, self.answered)
 
     def to_json(self) -> dict[str, Any]:
@@ -195,4 +203,5 @@ def outcome(scheduler: Scheduler, stages: Sequence[Sequence[int]], processors: S
     makespan_s = max(e.end_s for e in events) - first_s
     if not (math.isfinite(makespan_s) and makespan_s > 0.0):
         raise UnavailableError(f"the workload took {makespan_s} s, which is not a time")
-    return Outcome(tuple(found), makespan_s, Timeline(tuple(sorted(events, key=lambda e: (e.start_s, e.stage)))))
+    timeline = Timeline(tuple(sorted(events, key=lambda e: (e.start_s, e.stage))))
+    return Outcome(tuple(found), makespan_s, timeline, max(c.deadline_ns for c in scheduler.clients) * 1e-9)

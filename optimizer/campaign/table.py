@@ -160,12 +160,12 @@ def against_baseline(row: Row) -> str:
     """Return how the best other plan of a row of the summary compares with the best baseline; "" where none did."""
     if row["ratio"] is None:
         return ""
-    return slower_text(Ratio(row["ratio"], row["ratio_low"], row["ratio_high"]).inverse, _objective(row))
+    return slower_text(Ratio(row["ratio"], row["ratio_low"], row["ratio_high"]).inverse, first_objective(row))
 
 
 def ratio_heading(rows: Iterable[Row]) -> str:
     """Return the heading of the ratios of a summary."""
-    times = all(_objective(row).is_time for row in rows)
+    times = all(first_objective(row).is_time for row in rows)
     return (
         "best other plan, times as fast as the best baseline"
         if times
@@ -175,10 +175,11 @@ def ratio_heading(rows: Iterable[Row]) -> str:
 
 def better_word(rows: Iterable[Row]) -> str:
     """Return what a better plan of a summary is: faster, or better where amounts are minimised."""
-    return "faster" if all(_objective(row).is_time for row in rows) else "better"
+    return "faster" if all(first_objective(row).is_time for row in rows) else "better"
 
 
-def _objective(row: Row) -> Objective:
+def first_objective(row: Row) -> Objective:
+    """Return the objective of a study, of several the first."""
     name = str(row.get("objective") or LATENCY.name).split(",")[0]
     return OBJECTIVES.get(name) or find_workload_objective(name)
 
@@ -403,7 +404,7 @@ def _grouped(rows: Iterable[Row], columns: Sequence[str]) -> list[list[Row]]:
 def _summary(results: Sequence[Row]) -> list[Row]:
     axes, found = [axis for axis in AXES if axis not in _POOLED], []
     for rows in _grouped((row for row in results if row["plan"] == "best"), axes):
-        missed = not _objective(rows[0]).scales  # a ratio of such values says nothing
+        missed = not first_objective(rows[0]).scales  # a ratio of such values says nothing
         ratio, low, high = (None, None, None) if missed else _pooled(rows)
         key = "misses" if missed else "value"
         values = [r[key] for r in rows if r["value"] and r[key] is not None]
@@ -431,7 +432,7 @@ def _summary(results: Sequence[Row]) -> list[Row]:
 def mean_gains(results: Sequence[Row]) -> list[Row]:
     """Return how many times as fast as the best baseline plans are, in the mean over the models of each cell."""
     axes, found = [axis for axis in AXES if axis not in {"model", *_POOLED}], []
-    compared = (row for row in results if row["gain"] is not None and _objective(row).scales)
+    compared = (row for row in results if row["gain"] is not None and first_objective(row).scales)
     for rows in _grouped(compared, axes):
         if len(models := {row["model"] for row in rows}) > 1:
             equal = {"ratio_low": 1.0, "ratio_high": 1.0}
@@ -447,7 +448,7 @@ def mean_gains(results: Sequence[Row]) -> list[Row]:
 
 def gain_text(row: Row) -> str:
     """Return a row of the gains in a sentence."""
-    objective = _objective(row)
+    objective = first_objective(row)
     how = "as fast as" if objective.is_time else f"as good by {objective.name} as"
     return (
         f"geometric mean over {row['models']} models: {row['gain']:.3f} times {how} the best baseline "

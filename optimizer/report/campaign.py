@@ -18,6 +18,7 @@ from optimizer.campaign.table import (
     cell_text,
     device_text,
     explained_text,
+    first_objective,
     front_text,
     fronts_of,
     gain_text,
@@ -219,8 +220,13 @@ def _plans(tables: Tables) -> Iterator[Block]:
         "relative to the best plan|.3f; 95 % from|.3f; to|.3f"
     )
     measured = ("value", "value_low", "value_high", "unit", "samples")
-    keys = ("study", "plan", "stages", *measured, "over_best", "over_best_low", "over_best_high")
-    yield Table("All plans", columns, tuple(map(itemgetter(*keys), tables.results)), group=1)
+    ratios = ("over_best", "over_best_low", "over_best_high")
+    late = tuple("misses" for _ in range(any(r["misses"] is not None for r in tables.results)))
+    columns += headed("requests missed|d") if late else ()
+    values = itemgetter("study", "plan", "stages", *measured, *ratios, *late)
+    none = dict.fromkeys(ratios)
+    rows = (values(r if first_objective(r).scales else {**r, **none}) for r in tables.results)
+    yield Table("All plans", columns, tuple(rows), group=1)
     yield Text(
         "results.csv (and results.parquet) hold the same with every axis; curves.csv the course of each study.", "note"
     )

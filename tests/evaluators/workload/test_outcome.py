@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from typing import Any
@@ -50,6 +51,19 @@ def test_damaged_figures_are_refused(wrong: dict[str, Any]) -> None:
         read_figures(found | wrong)
     with pytest.raises(KeyError):
         read_figures({key: value for key, value in found.items() if key != "misses"})
+
+
+def test_fewer_missed_deadlines_come_first_and_one_outweighs_no_study() -> None:
+    """However late the others are; a run with one more is a few times worse, since means are those of logarithms."""
+    rows = itertools.product((0.004, 0.039, 0.041, 9.0, None), repeat=3)
+    found = [
+        Outcome(tuple((Request(0.0, s, s is None, s is None or s > 0.04),) for s in each), 10.0, Timeline(()), 0.04)
+        for each in rows
+    ]
+    ordered = sorted(found, key=lambda each: each.value_s("misses"))
+    assert [each.misses for each in ordered] == sorted(each.misses for each in found)
+    assert ordered[0].value_s("misses") == pytest.approx(0.004)
+    assert ordered[-1].value_s("misses") == pytest.approx(4 * 0.04)
 
 
 @pytest.mark.parametrize("wrong", [run(), run(0.1, makespan_s=0.0), run(math.nan), run(-1.0), run(None)])
