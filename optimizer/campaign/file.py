@@ -60,7 +60,8 @@ class Matrix(_Strict):
         max_stages: stages of a plan at most; null for 4, or the model's operators where it has fewer.
         max_error: by how much outputs may differ from the whole model's, relative to its largest one.
         rate: how many times as often requests of workloads come; null for as often as they say.
-        compare_with: file of a plan of one's own, relative to the campaign file; it takes part in the final.
+        compare_with: file of a plan of one's own, relative to the campaign file, or a baseline's name; it takes part in
+            the final, as the plans of ``expect`` do.
         budget: distinct plans to try.
         seed: the same seed proposes the same plans, given the same measurements.
     """

@@ -19,7 +19,7 @@ from typing import Any
 from evaluators.litert.processors import check_libraries
 from evaluators.own_process import own_process
 from optimizer.campaign.file import AXES, Campaign, CampaignFile, Loc, Settings
-from optimizer.model.baselines import OWN
+from optimizer.model.baselines import OWN, is_baseline
 from optimizer.samplers import make_sampler
 from optimizer.study.config import StudyConfig, option, parse_config
 from search_spaces.core.errors import EXIT_INTERRUPTED, ModelError, UnavailableError, UnstableError, UsageError
@@ -33,7 +33,6 @@ from search_spaces.spaces.registry import parse_freedoms
 
 MOST_STUDIES = 10_000
 _FILES = ("model", "platform", "compare_with")  # axes whose values may be files
-_KNOWN = re.compile(rf"(whole on .+|{OWN}.+|(layer length|parameter count) K=[2-4]|layer type K=2|every layer|best)")
 _EXAMPLES = ("whole on cpu", "layer length K=2", "layer length K=3", "layer length K=4", "layer type K=2",
              "parameter count K=2", "parameter count K=3", "parameter count K=4", "every layer", "best")  # fmt: skip
 
@@ -176,6 +175,9 @@ def _config(file: CampaignFile, axes: dict[str, Any], loc: Loc) -> StudyConfig:
         path = _file(file, axes[axis])
         if path is not None:
             values[axis] = str(path)
+    expected = [e for e in file.campaign.expect if e.where.values.items() <= axes.items()]
+    compared = (values["compare_with"], *(name for e in expected for name in (e.plan, e.over)))
+    values["compare_with"] = tuple(dict.fromkeys(n for i, n in enumerate(compared) if n and (i == 0 or is_baseline(n))))
     try:
         config = parse_config(values)
     except UsageError as error:
@@ -213,7 +215,7 @@ def _check_sampler(name: str) -> None:
 
 def _check_given(paths: tuple[str, ...]) -> None:
     for path in paths:
-        if not Path(path).exists():
+        if not (is_baseline(path) or Path(path).exists()):
             raise UsageError(f"there is no plan {path!r}", "give a file relative to the campaign's, or a run folder")
 
 
@@ -292,7 +294,7 @@ def _check_plans(file: CampaignFile) -> None:
         if expected.metric == "ratio" and expected.over is None:
             raise file.error(("expect", i), "a ratio needs a plan to compare with", "add 'over'")
     for loc, name in named:
-        if not _KNOWN.fullmatch(name):
+        if not (name == "best" or name.startswith(OWN) or is_baseline(name)):
             hint = did_you_mean(name, _EXAMPLES, f"there are: {', '.join(_EXAMPLES)}", cutoff=0.4, quoted=True)
             raise file.error(loc, f"unknown baseline {name!r}", hint)
 

@@ -130,7 +130,7 @@ def make_parser(summaries: str = "") -> Parser:
     proven = "stop once a plan is within --precision of the model's bound"
     add("--stop-when-proven", action="store_true", default=None, help=proven)
     add("--warm-start", metavar="RUN", help="reuse the measurements of a finished study, or its best plans")
-    own = "a plan of your own to compare with: a plan.json, or the run folder of a study; may be repeated"
+    own = "what is always in the final: a plan.json, the run folder of a study, or a baseline's name; may be repeated"
     add("--compare-with", metavar="PLAN", action="append", help=own)
     add("--seed", metavar="S", help="seed of the proposals (default 0)")
     add = parser.add_argument_group("limits of a plan").add_argument

@@ -66,6 +66,10 @@ MEANINGS = {
 """Start of a baseline's name → what the plan is, in a sentence."""
 
 
+_COUNTED = ("layer length", "parameter count")
+_CRITERIA = {"layer type K=2", *(f"{kind} K={k}" for kind in _COUNTED for k in range(2, MOST_PARTS + 1))}
+
+
 @dataclass(frozen=True, slots=True)
 class Baseline:
     """A plan to compare with, and its name in tables."""
@@ -95,6 +99,13 @@ def baselines(graph: Graph, platform: Platform, fastest: str) -> tuple[Baseline,
     return tuple(Baseline(b.name, canonical(b.plan, graph, platform)) for b in found)
 
 
+def is_baseline(name: str) -> bool:
+    """Return whether some study may have a baseline of this name; names of a person's own plans are none."""
+    if name.startswith(("layer", "parameter", OWN)):
+        return name in _CRITERIA
+    return name.startswith(tuple(MEANINGS))
+
+
 def glossary(names: Iterable[str]) -> dict[str, str]:
     """Return name → meaning of baselines; names that differ in an ending are one: ``layer length``."""
     found: dict[str, str] = {}
@@ -105,11 +116,11 @@ def glossary(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def own_plans(paths: Sequence[str], checked: Callable[[Plan], Plan]) -> tuple[Baseline, ...]:
+def own_plans(given: Sequence[str], checked: Callable[[Plan], Plan]) -> tuple[Baseline, ...]:
     """Return the plans of ``--compare-with``: of files as ``plan.json``, or the recommended ones of studies.
 
     Args:
-        paths: of plans, of their folders, or of run folders.
+        given: paths of plans, of their folders, or of run folders; names of baselines are left out.
         checked: returns the canonical form of a plan that can be run.
 
     Raises:
@@ -117,8 +128,10 @@ def own_plans(paths: Sequence[str], checked: Callable[[Plan], Plan]) -> tuple[Ba
         UsageError: two plans have one name.
     """
     found: dict[str, Baseline] = {}
-    for text in paths:
+    for text in given:
         path = Path(text)
+        if is_baseline(text) and not path.exists():
+            continue
         name = OWN + (path.stem if path.suffix == ".json" and path.stem != "plan" else text)
         if name in found:
             raise UsageError(f"--compare-with {text}: another plan has this name", "rename one of the files")

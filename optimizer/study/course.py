@@ -17,7 +17,7 @@ from evaluators.measurement.disturbance import Disturbance, RunFilter
 from evaluators.measurement.final import FinalPolicy
 from evaluators.registry import make_evaluator
 from optimizer.devices import asks_for_several
-from optimizer.model.baselines import Baseline, own_plans
+from optimizer.model.baselines import Baseline, is_baseline, own_plans
 from optimizer.model.bounds import Bounds
 from optimizer.model.goals import decide_front
 from optimizer.samplers import make_sampler
@@ -113,6 +113,12 @@ class Study:
 
     def __post_init__(self) -> None:
         self.begin()
+
+    @property
+    def asked(self) -> tuple[Plan, ...]:
+        """The plans of ``--compare-with``, baselines among them, which always take part in the final."""
+        named = (self.baselines[name] for name in self.config.compare_with if name in self.baselines)
+        return (*(b.plan for b in self.own), *named)
 
     def begin(self) -> None:
         """Start the history from the log; also called after the space has changed."""
@@ -239,6 +245,10 @@ def _search(study: Study, session: Session) -> Result:
     study.runs = RunFilter(counters_of(search.session))
     study.bounds = search.bounds
     study.baselines = {b.name: b.plan for b in (*search.baselines, *study.own)}
+    for name in config.compare_with:
+        if is_baseline(name) and name not in study.baselines and not Path(name).exists():
+            has = ", ".join(b.name for b in search.baselines)
+            study.watcher.warn(f"--compare-with {name!r}: this study has no such baseline; it has {has}")
 
     def notify(trial: Trial) -> None:
         study.watcher.trial(trial)
@@ -310,7 +320,7 @@ def _decide(study: Study, search: Search, loop: Loop) -> Verdict:
         platform=study.subject.measured_on,
         counted=study.subject.objectives[0].of_plan is not None,
         scaled=study.subject.objectives[0].scales,
-        asked=frozenset(b.plan.digest for b in study.own),
+        asked=frozenset(plan.digest for plan in study.asked),
     )
     objectives = study.subject.objectives
     if search.priced is not None and len(objectives) > 1:
@@ -347,7 +357,7 @@ def kept_verdict(study: Study) -> Verdict | None:
         return None
     found = Verdict.from_json(last.data)
     known = study.history.known
-    given = [b.plan for b in study.own if b.plan.digest in known and known[b.plan.digest].measurement is not None]
+    given = [plan for plan in study.asked if plan.digest in known and known[plan.digest].measurement is not None]
     return None if found.undecided or any(plan not in found.plans for plan in given) else found
 
 

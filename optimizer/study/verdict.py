@@ -210,7 +210,7 @@ class FinalSettings:
         platform: with the accelerators that plans load; None without any.
         counted: whether the figures are counts, see :func:`~evaluators.measurement.final.FinalComparison`.
         scaled: whether the figures are in proportion to the machine's slowness; those of missed deadlines are not.
-        asked: digests of plans that a person gave, which always take part.
+        asked: digests of plans that a person gave or named, which always take part.
     """
 
     graph: Graph
@@ -306,6 +306,7 @@ def decide(
             return
         yield chosen(final, False)
         yield from (i for i in (reference(final), _fastest(final, _criteria(final, titles))) if i is not None)
+        yield from (i for i in final.measured if plans[i].digest in how.asked)
 
     free_nbytes = conditions_of(session)().get("memory_free_nbytes")
     room, most = _room(how, free_nbytes), how.policy.loaded

@@ -53,7 +53,9 @@ def test_a_campaign_ends_with_tables_and_a_report(tmp_path: Path, capsys: pytest
     assert "4 of 4 studies are done" in shown
     assert "within 900 %" in shown
     assert "not within 10 %" in shown
+    assert "not in the final" not in shown, "figures that are published rest on pairs"
     results = rows_of(out / "results.csv")
+    assert {r["source"] for r in results if r["plan"] in {"every layer", "whole on cpu"}} == {"final"}
     assert {r["study"] for r in results} == {
         f"squeezenet1_1_0.25_64-{s}-s{n}" for s in ("random", "tpe") for n in (0, 1)
     }

@@ -50,6 +50,22 @@ def test_it_takes_part_in_the_final(capsys: pytest.CaptureFixture[str]) -> None:
     assert SLOW in Path("run/report.html").read_text()
 
 
+def test_a_baseline_takes_part_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "every layer"
+    answered(capsys, [*ONE, "--out", "run"])
+    assert name not in verdict_of("run").names
+    answered(capsys, [*ONE, "--out", "run", "--compare-with", name])  # a finished study has its final again
+    verdict = verdict_of("run")
+    ratio = verdict.ratio(verdict.plans[verdict.names.index(name)], verdict.best)
+    assert ratio is not None
+    assert ratio.value > 1.0
+
+
+def test_a_baseline_that_a_study_lacks_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ONE[:-1], "--budget", "2", "--out", "run", "--compare-with", "whole on none"]) == 0
+    says(next(line for line in capsys.readouterr().err.splitlines() if "--compare-with" in line))
+
+
 def test_a_plan_outside_of_the_space_is_compared_too(capsys: pytest.CaptureFixture[str]) -> None:
     plan = slow_plan()
     found = answered(capsys, [*ONE, "--max-stages", "1", "--out", "run", "--compare-with", "slow.json"])
