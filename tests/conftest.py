@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +18,9 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command line has it; numpy reads it when it is imported
 os.environ.pop("COLUMNS", None)  # of the terminal that the tests run in
+# Compiling the sources takes a process longer than importing them: those that tests start find them compiled.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 from evaluators.measurement import final
 from evaluators.measurement.final import FinalPolicy
