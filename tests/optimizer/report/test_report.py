@@ -37,6 +37,8 @@ from tests.support.short_studies import go
 from tests.support.timelines import one_at_a_time
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.usefixtures("few_steps")
+
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 

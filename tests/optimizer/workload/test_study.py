@@ -21,7 +21,7 @@ from tests.support.sentences import says
 
 ON = ["--evaluator", "cost-model", "--platform", "snapdragon855", "-q"]
 
-pytestmark = pytest.mark.usefixtures("elsewhere")
+pytestmark = pytest.mark.usefixtures("elsewhere", "few_steps")
 
 run, study = partial(printed, ON), partial(studied, ON)
 
