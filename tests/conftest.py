@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,15 +18,19 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command line has it; numpy reads it when it is imported
 os.environ.pop("COLUMNS", None)  # of the terminal that the tests run in
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # compiling takes longer than importing, for each process of a test
 
 from evaluators.measurement import final
 from evaluators.measurement.final import FinalPolicy
-from optimizer.study import course, verdict
+from optimizer.study import course, several_models, verdict
 from optimizer.tools import compare, execute
+from optimizer.workload.search import STEPS
 from search_spaces.core.graph import Graph
 from search_spaces.models import load
 from search_spaces.models.cache import ENVIRONMENT
 from tests.support import sentences
+
+sys.dont_write_bytecode = False  # of pytest's own process, which compiles the tests
 
 # A neighbour's load is no failure.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -96,6 +101,12 @@ def _decided() -> Iterator[None]:
             patch.setattr(execute, name, replace(getattr(execute, name), max_s=0.5))
         patch.setattr(execute, "_LIMIT_S", 0.5)
         yield
+
+
+@pytest.fixture
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Studies of several models in this process anneal for a fifth of the steps: how good plans are is not the test."""
+    monkeypatch.setattr(several_models, "STEPS", STEPS // 5)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,6 +121,25 @@ def run_s(segment: Segment, costs: ChainCosts) -> Seconds:
     return np.array([costs.operator_s[:, list(run)].sum(axis=1) for run in segment.runs]).T
 
 
+class _Lists(NamedTuple):
+    """What :class:`Timed` has of a segment, as lists, which are faster than arrays for one placement.
+
+    Attributes:
+        run_s: of each processor and run.
+        overhead_s: of each processor.
+        transfer_s: before the first operator of each run, from one processor to another.
+    """
+
+    run_s: list[list[float]]
+    overhead_s: list[float]
+    transfer_s: list[list[list[float]]]
+
+
+def _lists(segment: Segment, timed: Timed) -> _Lists:
+    first = [run[0] for run in segment.runs]
+    return _Lists(timed.run_s.tolist(), timed.overhead_s.tolist(), timed.transfer_s[first].tolist())
+
+
 def placed_s(segment: Segment, on: Sequence[int], timed: Timed, before: int | None, after: int | None) -> float:
     """Return the seconds of a segment's runs and the rest, as :meth:`SideBySide.all_s` for one placement.
 
@@ -128,29 +148,37 @@ def placed_s(segment: Segment, on: Sequence[int], timed: Timed, before: int | No
         before: the processor on which the part before the segment ended.
         after: that on which the runs are joined; None if nothing reads them.
     """
-    own, overhead_s = timed.run_s.tolist(), timed.overhead_s.tolist()
-    transfer_s = timed.transfer_s[[run[0] for run in segment.runs]].tolist()
-    where: dict[int, int] = {}  # run → its stage
-    ends: list[float] = []
-    free: dict[int, float] = {}
-    for number, members in enumerate(segment.stages(on)):
-        processor, own_s = on[members[0]], transfer_s[members[0]]
-        took = overhead_s[processor]
-        reads: set[int] = set()
-        for run in members:
-            where[run] = number
-            took += own[processor][run]
-            reads |= segment.reads[run]
-        if before is not None and not all(segment.reads[run] for run in members):
-            took += own_s[before][processor]
-        took += sum(own_s[p][processor] for p in {on[b] for b in reads} if p != processor)
-        ready = max([ends[where[b]] for b in reads if where[b] != number], default=0.0)
-        ends.append(max(ready, free.get(processor, 0.0)) + took)
-        free[processor] = ends[-1]
+    free = _free_s(segment, on, _lists(segment, timed), before)
     if after is None:
-        return max(ends) + float(timed.behind_s[0])
+        return max(free.values()) + float(timed.behind_s[0])
     back = (end_s + float(timed.transfer_s[segment.joint, p, after]) for p, end_s in free.items())
     return max(back) + float(timed.behind_s[after])
+
+
+def _free_s(segment: Segment, on: Sequence[int], lists: _Lists, before: int | None) -> dict[int, float]:
+    """Return when each processor has ended its last run."""
+    run_s, overhead_s, transfer_s = lists
+    ends = [0.0] * len(on)  # of the runs of earlier stages
+    free: dict[int, float] = {}
+    for members in segment.stages(on):
+        processor, own_s = on[members[0]], transfer_s[members[0]]
+        took = overhead_s[processor]
+        ready = free.get(processor, 0.0)
+        sources: set[int] = set()
+        for run in members:
+            took += run_s[processor][run]
+            for read in segment.reads[run]:
+                ready = max(ready, ends[read])
+                sources.add(on[read])
+        if before is not None and not all(segment.reads[run] for run in members):
+            took += own_s[before][processor]
+        sources.discard(processor)
+        if sources:
+            took += sum([own_s[source][processor] for source in sources])
+        end_s = free[processor] = ready + took
+        for run in members:
+            ends[run] = end_s
+    return free
 
 
 class SideBySide:
@@ -186,13 +214,13 @@ class SideBySide:
         likes = [processor.like for processor in costs.platform.processors]
         sets = {tuple(sorted(likes[p] for p in on)): on for on in concurrent_sets(costs.platform)[::-1] if len(on) > 1}
         fastest = sorted(sets.values(), key=lambda on: -sum(1.0 / max(float(whole_s[p]), 1e-12) for p in on))[:_SETS]
-        reads = self.segment.reads
+        lists, reads = _lists(self.segment, timed), self.segment.reads
         rng = random.Random(0)  # noqa: S311
         for on in fastest:
             blocks = len(on)
 
             def seconds(word: Word, on: tuple[int, ...] = on) -> float:
-                return placed_s(self.segment, [on[block] for block in word], timed, None, None)
+                return max(_free_s(self.segment, [on[block] for block in word], lists, None).values())
 
             now = best = self._greedy(timed, on)
             now_s = best_s = seconds(best)

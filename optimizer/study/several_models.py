@@ -319,9 +319,8 @@ class SeveralModels(Subject):
         if isinstance(self.space, SharedWorkloadSpace):
             steps = _SHARED_STEPS
             cut = WorkloadSpace(self.workload, self.joined, self.space.platform, config.max_stages)
-            plans += WorkloadProposer(cut, predict, plans, config.seed).ranking(
-                1
-            )  # so that more freedom is never worse
+            # so that more freedom is never worse
+            plans += WorkloadProposer(cut, predict, plans, config.seed, STEPS).ranking(1)
             plans += shared_starts(self.space, simulator)
         if variants is not None and any(variants.of):
             processors = self.space.platform

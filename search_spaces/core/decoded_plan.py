@@ -38,7 +38,7 @@ class DecodedPlan:
         stages = []
         for index in self.order:
             first = joined.components[index].first_operator
-            stages += [replace(s, operators=tuple(o + first for o in s.operators)) for s in self.stages[index]]
+            stages += [Stage(tuple([o + first for o in s.operators]), s.processor, s.share) for s in self.stages[index]]
         return Plan(joined.graph.digest, tuple(stages), self.dispatch, joined_ranks(self.ranks, joined))
 
     def canonical(self, clients: Sequence[int], platform: Platform) -> DecodedPlan:
@@ -64,7 +64,7 @@ class DecodedPlan:
         return DecodedPlan(
             self.dispatch,
             tuple(found[i] for i in self.order),
-            tuple(tuple(replace(stage, processor=renamed[stage.processor]) for stage in row) for row in rows),
+            tuple(tuple([Stage(s.operators, renamed[s.processor], s.share) for s in row]) for row in rows),
             self.ranks,
         )
 
@@ -108,7 +108,8 @@ def decoded_plan(plan: Plan, joined: JoinedGraph) -> DecodedPlan:
         raise PlanError("the plan runs its stages in a fixed order; a workload's jobs go through a queue")
     rows = {
         index: tuple(
-            replace(plan.stages[s], operators=joined.components[index].own(plan.stages[s].operators)) for s in stages
+            Stage(joined.components[index].own(stage.operators), stage.processor, stage.share)
+            for stage in map(plan.stages.__getitem__, stages)
         )
         for index, stages in jobs_of(plan, joined).items()
     }

@@ -16,6 +16,7 @@ Dispatch = Literal["static", "fifo", "priority", "edf"]
 
 SCHEMA_VERSION = 1
 MAX_OPERATORS = 1_000_000  # a damaged plan file must not fill the memory
+_CONTENT = json.JSONEncoder(sort_keys=True, separators=(",", ":"))  # made once: searches make many plans
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class Plan:
     digest: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        content = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        content = _CONTENT.encode(self.to_json())
         object.__setattr__(self, "digest", hashlib.sha256(content.encode()).hexdigest())
 
     def __str__(self) -> str:

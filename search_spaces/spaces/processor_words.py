@@ -35,6 +35,7 @@ def word_at(rank: int, length: int, classes: Classes) -> list[str]:
     return word
 
 
+@cache
 def _next(used: tuple[int, ...], sizes: tuple[int, ...]) -> list[tuple[int, int, tuple[int, ...]]]:
     """Return the processors that may follow, as class and place in it, and how many of each class are then in use."""
     return [

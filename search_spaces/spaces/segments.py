@@ -53,30 +53,50 @@ class Segment:
             found.append(bits)
         return tuple(found)
 
+    @cached_property
+    def after(self) -> tuple[int, ...]:
+        """For each run, the runs that can begin only after it has ended, as a bit set."""
+        found = [0] * len(self.runs)
+        for run, bits in enumerate(self.before):
+            for other in range(run):
+                found[other] |= (bits >> other & 1) << run
+        return tuple(found)
+
+    @cached_property
+    def readers(self) -> tuple[int, ...]:
+        """For each run, the runs that read from it, as a bit set."""
+        found = [0] * len(self.runs)
+        for run, reads in enumerate(self.reads):
+            for before in reads:
+                found[before] |= 1 << run
+        return tuple(found)
+
     def stages(self, on: Sequence[object]) -> list[tuple[int, ...]]:
         """Return which runs become a stage together, where run ``i`` is on the processor ``on[i]``.
 
         A run joins the last stage on its processor if that delays nothing: the run waits for nothing that the stage has
         not waited for, and every run elsewhere that waits for the stage also waits for the run.
         """
-        readers: list[list[int]] = [[] for _ in self.runs]
-        for run, reads in enumerate(self.reads):
-            for before in reads:
-                readers[before].append(run)
+        before, after, readers = self.before, self.after, self.readers
+        same: dict[object, int] = {}  # by the processor, as a bit set: the runs on it
+        for run, processor in enumerate(on):
+            same[processor] = same.get(processor, 0) | 1 << run
         last: dict[object, int] = {}
         made: list[list[int]] = []
         known: list[int] = []  # for each stage, as a bit set: its runs and those that ended before it
+        waiting: list[int] = []  # for each stage, as a bit set: the runs elsewhere that read from it
         for run, processor in enumerate(on):
+            elsewhere = readers[run] & ~same[processor]
             at = last.get(processor)
-            if at is not None and not self.before[run] & ~known[at]:
-                waiting = (r for member in made[at] for r in readers[member] if on[r] != processor)
-                if all(self.before[r] >> run & 1 for r in waiting):
-                    made[at].append(run)
-                    known[at] |= 1 << run
-                    continue
+            if at is not None and not before[run] & ~known[at] and not waiting[at] & ~after[run]:
+                made[at].append(run)
+                known[at] |= 1 << run
+                waiting[at] |= elsewhere
+                continue
             last[processor] = len(made)
             made.append([run])
-            known.append(self.before[run] | 1 << run)
+            known.append(before[run] | 1 << run)
+            waiting.append(elsewhere)
         return [tuple(stage) for stage in made]
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from search_spaces.core.errors import RewriteError
 from search_spaces.core.graph import Graph
+from search_spaces.rewrites.recent import recent
 from search_spaces.rewrites.splits import Axis, Sides, Split, divide
 from search_spaces.spaces.shared_chains import LONGEST, ChainCuts, chain_cuts
 
 How = Axis | Literal["branches"]
 """How processors share a part."""
+
+_MOST_CHAINS = 2048
+_CHAINS: OrderedDict[tuple[str, int, Axis], ChainCuts] = OrderedDict()  # a campaign's studies have the same models
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +40,7 @@ class Part:
 
 
 class SharedParts:
-    """The chains of a model that can be split, each computed once."""
+    """The chains of a model that can be split, each computed once, also for several spaces of the model."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -45,7 +51,8 @@ class SharedParts:
     def chains(self, last: int, axis: Axis) -> ChainCuts:
         """Return where the chains that end before operator ``last`` can be split in two."""
         if (last, axis) not in self._chains:
-            self._chains[last, axis] = chain_cuts(self.graph, last, axis)
+            key = self.graph.digest, last, axis
+            self._chains[last, axis] = recent(_CHAINS, key, partial(chain_cuts, self.graph, last, axis), _MOST_CHAINS)
         return self._chains[last, axis]
 
     def cuts(self, first: int, last: int, axis: Axis) -> Mapping[int, int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import product
 from math import comb, factorial, prod
 from typing import TYPE_CHECKING, Any
@@ -208,12 +209,12 @@ class WorkloadSpace:
 
     def _count_rows(self) -> int:
         """Return the number of choices of all instances' stages, for one order of the instances."""
-        return sum(size for _, size in self._sizes())
+        return sum(size for _, size in self._sizes)
 
     def _rows_at(self, index: int, order: Sequence[int]) -> tuple[Row, ...]:
         """Return the stages of all instances, by their number."""
         jobs: Sequence[int] = ()
-        for jobs, size in self._sizes():  # noqa: B007 - the one that the number falls into is wanted
+        for jobs, size in self._sizes:  # noqa: B007 - the one that the number falls into is wanted
             if index < size:
                 break
             index -= size
@@ -290,11 +291,14 @@ class WorkloadSpace:
     def _any_place(self, rng: np.random.Generator) -> str:
         return self._places[int(rng.integers(len(self._places)))]
 
-    def _sizes(self) -> Iterator[tuple[Sequence[int], int]]:
-        """Yield the numbers of jobs of the clients, and the number of plans with them for one dispatch and order."""
+    @cached_property
+    def _sizes(self) -> list[tuple[Sequence[int], int]]:
+        """The numbers of jobs of the clients, and the number of plans with them for one dispatch and order."""
+        found: list[tuple[Sequence[int], int]] = []
         for jobs in product(*(range(1, most + 1) for most in self._most)):
             ways = prod(comb(count - 1, parts - 1) for count, parts in zip(self._operators, jobs, strict=True))
-            yield jobs, ways * self._words(jobs)
+            found.append((jobs, ways * self._words(jobs)))
+        return found
 
     def _length(self, jobs: Sequence[int]) -> int:
         return sum(count * parts for count, parts in zip(self._counts, jobs, strict=True))

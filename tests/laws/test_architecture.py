@@ -63,9 +63,9 @@ def imported(module: Module) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
             yield node.lineno, ".".join(part for part in (base, node.module) if part)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in {"importlib.import_module", "__import__"}:
+        elif isinstance(node, ast.Call):
             first = node.args[0] if node.args else None
-            if isinstance(first, ast.Constant):
+            if isinstance(first, ast.Constant) and ast.unparse(node.func) in {"importlib.import_module", "__import__"}:
                 yield node.lineno, str(first.value)
 
 

@@ -408,11 +408,14 @@ def of_evaluators(tree: ast.Module) -> set[str]:
     }
 
 
+ASKING = {"isinstance", "issubclass", "getattr", "hasattr"}
+
+
 def asked(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield line and text of each look at what an object is or has."""
     names = of_evaluators(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ASKING:
             kinds = {
                 ast.unparse(n).split(".")[0] for a in node.args[1:2] for n in ast.walk(a) if isinstance(n, CLASSES)
             }

@@ -26,7 +26,7 @@ from tests.support.sentences import says
 STUDY = ["--evaluator", "cost-model", "--platform", "pixel4", "--processors", "1large,1small,gpu", "--budget", "6"]
 MODEL = "squeezenet1_1@0.25/64+spectrum"
 
-pytestmark = pytest.mark.usefixtures("elsewhere")
+pytestmark = pytest.mark.usefixtures("elsewhere", "few_steps")
 
 
 def test_a_freedom_that_is_none_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

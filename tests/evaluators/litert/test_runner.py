@@ -149,7 +149,7 @@ def test_runners_leave_nothing_open(folder: Path) -> None:
     grown = []
     for _ in range(3):  # what earlier tests left in the background may open a file meanwhile, but not each time
         before = count()
-        for _ in range(3):
+        for _ in range(2):
             once()
         grown.append(count() - before)
     assert min(grown) <= 0

@@ -30,6 +30,8 @@ from optimizer.provenance import provenance
 from tests.support.campaign_files import MODEL, rows_of, written
 from tests.support.sentences import says
 
+pytestmark = pytest.mark.usefixtures("few_steps")
+
 BASIC = f"""
 schema_version: 1
 name: basic

@@ -20,7 +20,7 @@ from search_spaces.models.cache import ENVIRONMENT
 from tests.support.commands import ROOT, SYNTHETIC, answered
 from tests.support.sentences import says
 
-pytestmark = pytest.mark.usefixtures("elsewhere")
+pytestmark = pytest.mark.usefixtures("elsewhere", "few_steps")
 
 
 def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int = 2) -> str:

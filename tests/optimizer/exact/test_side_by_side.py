@@ -162,7 +162,7 @@ def test_two_models_whose_edges_cross(tmp_path: Path) -> None:
 
 
 def test_a_bound_that_is_that_of_any_plan_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, _ = table(tmp_path, 40, 1)
+    path, _ = table(tmp_path, 20, 1)
     text = printed(
         ["-q"], capsys, "--model", str(path), "--evaluator", "table", "--budget", "4", "--out", str(tmp_path / "run")
     )

@@ -39,6 +39,8 @@ from tests.support.strategies import chain_graph
 ON = ["--evaluator", "cost-model", "--platform", "pixel4", "--processors", "1large,3med,gpu", "--max-stages", "2", "-q"]
 VGG = "vgg11@0.5/32+spectrum"
 
+pytestmark = pytest.mark.usefixtures("few_steps")
+
 run, study = partial(printed, ON), partial(studied, ON)
 
 Row = Sequence[float]

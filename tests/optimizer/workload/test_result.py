@@ -26,7 +26,7 @@ ALLOWED = ("--allow", "ranks", "--max-error", "0.2")
 
 run, study = partial(printed, ON), partial(studied, ON)
 
-pytestmark = pytest.mark.usefixtures("elsewhere")
+pytestmark = pytest.mark.usefixtures("elsewhere", "few_steps")
 
 
 def written(requests: int) -> str:

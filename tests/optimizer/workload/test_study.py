@@ -21,7 +21,7 @@ from tests.support.sentences import says
 
 ON = ["--evaluator", "cost-model", "--platform", "snapdragon855", "-q"]
 
-pytestmark = pytest.mark.usefixtures("elsewhere")
+pytestmark = pytest.mark.usefixtures("elsewhere", "few_steps")
 
 run, study = partial(printed, ON), partial(studied, ON)
 
@@ -112,7 +112,7 @@ def test_a_workload_is_a_file_and_tells_what_would_be_searched(capsys: pytest.Ca
     assert document["models"] == ["squeezenet1_1 1", "squeezenet1_1 2"]
     assert document["objective"] == "makespan"
     assert "squeezenet1_1 1" in run(capsys, *words)
-    table = run(capsys, "--workload", "robot.yaml", "--budget", "3")
+    table = run(capsys, "--workload", "robot.yaml", "--allow", "cuts", "--budget", "3")
     assert "one process per model" in table
     assert "best plan: requests are served" in table
 
@@ -157,7 +157,7 @@ def test_another_rate_is_another_study(capsys: pytest.CaptureFixture[str]) -> No
     Path("pair.yaml").write_text(
         "models: [{model: squeezenet1_1, arrival: {kind: periodic, period_ms: 50, requests: 3}}]\n"
     )
-    words = ("--workload", "pair.yaml", "--budget", "2", "--study", "mine")
+    words = ("--workload", "pair.yaml", "--allow", "cuts", "--budget", "2", "--study", "mine")
     run(capsys, *words, "--rate", "2")
     says(run(capsys, *words, code=2))
     run(capsys, *words, "--rate", "2")

@@ -112,7 +112,7 @@ def test_a_neighbour_is_a_plan_of_the_space(space: WorkloadSpace, seed: int) -> 
         assert space.decode(space.encode(plan)) == plan
 
 
-SMALL = (space_of((3, 2)), space_of((2, 1), (2, 2)), space_of((2, 2), jobs=1, deadline_s=0.1))
+SMALL = (space_of((3, 2)), space_of((2, 1), (1, 2)), space_of((2, 2), jobs=1, deadline_s=0.1))
 
 
 @pytest.mark.parametrize("space", SMALL)
