@@ -16,6 +16,7 @@ before the table stay, and every cell is written as soon as it is known.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import random
@@ -29,7 +30,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, chdir, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, product
@@ -38,6 +39,7 @@ from typing import Any
 
 from evaluators.objectives import OBJECTIVES, find_objective
 from evaluators.workload.objectives import find_workload_objective
+from optimizer.cli import main as optimize
 from search_spaces.spaces.registry import FREEDOMS
 from tests.support.remote_agents import ROOT, agent_process
 
@@ -261,6 +263,27 @@ def started(environment: Mapping[str, str], words: Sequence[str], folder: Path) 
     except subprocess.TimeoutExpired:
         return -1, "", f"no end within {RUN_S:g} s"
     return done.returncode, done.stdout, done.stderr
+
+
+def here(words: Sequence[str], folder: Path) -> tuple[int, str, str]:
+    """Run a command in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with chdir(folder), redirect_stdout(out), redirect_stderr(err):
+        code = optimize(list(words))
+    return code, out.getvalue(), err.getvalue()
+
+
+def passes(cell: Cell) -> None:
+    """Hold that a cell of the cost model or a table runs, or is refused where it cannot be otherwise."""
+    came = tried(cell, here)
+    assert came.how in {"runs", "refused"}, came.why
+    of_table = cell.evaluator == "table" and ("ranks" in cell.allow or cell.extra in {"commands", "deadline"})
+    assert came.how == "runs" or of_table or cell.extra == "max error", came.why
+
+
+def shown(cell: Cell) -> str:
+    """Return the name of a cell among tests."""
+    return f"{cell.evaluator} {cell.allow} {'+'.join(cell.aims)} {cell.several} {cell.extra}"
 
 
 def _ended(code: int, err: str) -> tuple[str, str]:

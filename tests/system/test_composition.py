@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import io
 import json
-from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +13,7 @@ import pytest
 from evaluators.objectives import OBJECTIVES
 from optimizer.cli import main
 from optimizer.exact.front import undominated
-from tests.composition import AIMS, SUBSETS, Cell, pairs, tried
+from tests.composition import SUBSETS
 from tests.laws.test_composition import MODEL, STUDY
 from tests.support.commands import SEARCHED, answered
 from tests.support.sentences import says
@@ -26,7 +22,6 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 
 POWERS = ["--power", "1large=2", "--power", "1small=0.5", "--power", "gpu=12"]
 EVERY = SUBSETS[-1]
-PAIRS = pairs(["cost-model", "table"])
 
 
 def study(capsys: pytest.CaptureFixture[str], allow: str, *words: str) -> dict[str, Any]:
@@ -96,34 +91,6 @@ settings: {power: [1large=2, 1small=0.5, gpu=12]}
     (tmp_path / "wrong.yaml").write_text("name: x\nmatrix: {model: vgg16, objective: speed}\n")
     assert main(["run", "wrong.yaml"]) == 2
     says(capsys.readouterr().err.splitlines()[-1])
-
-
-def here(words: Sequence[str], folder: Path) -> tuple[int, str, str]:
-    """Run a command in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.chdir(folder), redirect_stdout(out), redirect_stderr(err):
-        code = main(list(words))
-    return code, out.getvalue(), err.getvalue()
-
-
-@pytest.mark.parametrize(
-    "cell",
-    pairs(["cost-model", "table"]),
-    ids=lambda c: f"{c.evaluator} {c.allow} {'+'.join(c.aims)} {c.several} {c.extra}",
-)
-def test_every_pair_goes_together_or_is_refused_for_a_reason_that_is_listed(cell: Cell) -> None:
-    came = tried(cell, here)
-    assert came.how in {"runs", "refused"}, came.why
-    of_table = cell.evaluator == "table" and ("ranks" in cell.allow or cell.extra in {"commands", "deadline"})
-    assert came.how == "runs" or of_table or cell.extra == "max error", came.why
-
-
-@pytest.mark.litert
-@pytest.mark.parametrize("which", [3])
-def test_two_models_with_every_freedom_are_measured(which: int) -> None:
-    cell = Cell(EVERY, several=True, aims=AIMS[which], evaluator="litert")
-    came = tried(cell, here)
-    assert came.how == "runs", came.why
 
 
 @pytest.mark.litert

@@ -191,7 +191,7 @@ NOT_RUN = {
     },
     "pytest --golden FILE…": "writes the golden file",
     "python -m tests.faults.fuzz_files SECONDS SEED": "test_fuzz_files.py does so",
-    "pytest tests/system/test_composition.py": "these tests",
+    "pytest tests/system -k every_pair": "these tests",
     "python -m tests.benchmarks.readme_picture experiments/results/several_models.svg": "a test here compares it",
     "python -m tests.pins check": "test_pins.py does so",
     **{
