@@ -250,17 +250,12 @@ def _by_key(
     return {key: np.asarray(where, dtype=np.intp) for key, where in found.items()}
 
 
-Reported = set[tuple[str, bool]]
-"""Kernels that were reported, and whether they are missing in the fit (else they are far outside its range)."""
-
-
-def extrapolation_warning(name: str, concerns: Mapping[str, Iterable[Concern]], reported: Reported) -> str | None:
-    """Return a line about extrapolated operators, or None where all their kernels were reported before.
+def extrapolation_warning(name: str, concerns: Mapping[str, Iterable[Concern]]) -> str | None:
+    """Return a line about extrapolated operators; None where there are none.
 
     Args:
         name: of the profile.
         concerns: processor → its extrapolated operators.
-        reported: kernels reported before for the same model; those in this line are added.
     """
     processors: dict[tuple[str, bool], list[str]] = {}
     worst: dict[tuple[str, bool], Concern] = {}
@@ -268,15 +263,12 @@ def extrapolation_warning(name: str, concerns: Mapping[str, Iterable[Concern]], 
     for processor, found in concerns.items():
         for concern in found:
             what = concern.kernel, math.isinf(concern.beyond)
-            if what in reported:
-                continue
             operators.update(concern.operators)
             processors.setdefault(what, []).append(processor)
             if what not in worst or concern.beyond > worst[what].beyond:
                 worst[what] = concern
     if not processors:
         return None
-    reported.update(processors)
     far = [
         f"{kernel} (up to {_times(worst[kernel, unseen].beyond)} times{_where(processors[kernel, unseen], concerns)})"
         for kernel, unseen in sorted(processors, key=lambda what: -worst[what].beyond)

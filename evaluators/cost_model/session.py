@@ -14,7 +14,7 @@ import numpy as np
 from evaluators.base import CONTRACT_VERSION, Capabilities, Evaluator, EvaluatorCapabilities, PartCosts, Session
 from evaluators.cost_model.features import operator_features
 from evaluators.cost_model.plans import part_costs
-from evaluators.cost_model.profile import CostProfile, Reported, extrapolation_warning, find_profile, profile_digest
+from evaluators.cost_model.profile import CostProfile, extrapolation_warning, find_profile, profile_digest
 from evaluators.cost_model.transfers import Prices, prices, profile_key, slowed
 from evaluators.forwarding import ForwardingSession
 from evaluators.simulated import Prediction, SimulatedSession
@@ -130,7 +130,7 @@ class CostModelSession(SimulatedSession):
         super().__init__(platform)
         self._profile = profile
         self._state = state
-        self._reported: dict[str, Reported] = {}
+        self._reported = set[str]()
 
     def fingerprint(self) -> dict[str, Any]:
         """Return all that may change a number (machine, processors, versions, settings), as plain values."""
@@ -151,12 +151,13 @@ class CostModelSession(SimulatedSession):
         table = prices(self._profile, graph, self.platform)
         if self._state is not None:
             return slowed(table, self._state, self.platform)
-        features = operator_features(graph)
-        keys = {processor.name: profile_key(self._profile, processor) for processor in self.platform.processors}
-        concerns = {name: self._profile.concerns(features, key) for name, key in keys.items()}
-        warning = extrapolation_warning(self._profile.name, concerns, self._reported.setdefault(graph.name, set()))
-        if warning is not None:  # once also for a model that is decomposed in many ways
-            _LOGGER.warning("%s: %s", graph.name, warning)
+        if graph.name not in self._reported:  # once also for a model that is split or decomposed in many ways
+            self._reported.add(graph.name)
+            features = operator_features(graph)
+            keys = {processor.name: profile_key(self._profile, processor) for processor in self.platform.processors}
+            concerns = {name: self._profile.concerns(features, key) for name, key in keys.items()}
+            if (warning := extrapolation_warning(self._profile.name, concerns)) is not None:
+                _LOGGER.warning("%s: %s", graph.name, warning)
         return table
 
     def unsupported_operators(self, graph: Graph, processor: str) -> list[int]:
