@@ -94,9 +94,8 @@ class Outcome:
         """Return the objective, in seconds.
 
         ``mean``: of the instances' mean latencies; ``worst``: the largest of them; ``makespan``; ``misses``: the mean,
-        in which a missed request counts with the longest deadline, plus this deadline for each of them: as requests in
-        time take no longer, fewer misses come first, and one more does not outweigh all runs before it; ``throughput``:
-        seconds per answered request.
+        in which a missed request counts with the longest deadline, plus this deadline for each of them: requests in
+        time take no longer, so fewer misses come first; ``throughput``: seconds per answered request.
         """
         mean_s = statistics.fmean(self.latencies_s)
         if objective == "mean":

@@ -169,8 +169,8 @@ class StudyConfig(BaseModel):
             as the precision of the processors explains.
         warm_start: folder of a finished study; its measurements of this model on this device are reused, and
             its best plans are tried on another one.
-        compare_with: plans that are always in the final, by which each is compared in pairs: files as ``plan.json``
-            and run folders of studies, whose plans are measured first, or names of baselines, as ``whole on cpu``.
+        compare_with: plans that are always in the final: files as ``plan.json`` or run folders of studies, whose plans
+            are measured first, and names of baselines, as ``whole on cpu``.
         stop_when_proven: whether to end once the best plan is within ``precision`` of the model's bound.
         input_shape: ``name=1,224,224,3`` for inputs of the model that have open dimensions; as in the file by default.
         input: an ``.npy`` or ``.npz`` file with the inputs to measure and verify with; drawn ones by default. Of one

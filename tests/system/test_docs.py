@@ -166,7 +166,6 @@ NOT_RUN = {
             "verdicts OUT.json",
             "verdicts OUT.json --part traces live studies --condition NAME",
             "cost_model_plans evaluate DATA CPU_DATA OUT.json",
-            "seed_001_workloads run FOLDER 4 8 mix burst",
             "coexecution_pairs runs/seed_002_coexecution OUT.json --rounds 10",
             "runtimes OUT.json --runs FOLDER --only squeezenet1_1",
             "runtimes experiments/results/runtimes.json --runs runs/runtimes",
