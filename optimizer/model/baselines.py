@@ -67,7 +67,7 @@ MEANINGS = {
 
 
 _COUNTED = ("layer length", "parameter count")
-_CRITERIA = {"layer type K=2", *(f"{kind} K={k}" for kind in _COUNTED for k in range(2, MOST_PARTS + 1))}
+_CRITERIA = {"every layer", "layer type K=2", *(f"{kind} K={k}" for kind in _COUNTED for k in range(2, MOST_PARTS + 1))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def baselines(graph: Graph, platform: Platform, fastest: str) -> tuple[Baseline,
 
 def is_baseline(name: str) -> bool:
     """Return whether some study may have a baseline of this name; names of a person's own plans are none."""
-    if name.startswith(("layer", "parameter", OWN)):
+    if name.startswith(("every layer", "layer", "parameter", OWN)):
         return name in _CRITERIA
     return name.startswith(tuple(MEANINGS))
 

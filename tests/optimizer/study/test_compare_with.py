@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.cli import main
+from optimizer.model.baselines import is_baseline
 from optimizer.study.verdict import Verdict
 from search_spaces.core.plan import Plan
 from search_spaces.models import load
@@ -59,6 +60,13 @@ def test_a_baseline_takes_part_that_is_named(capsys: pytest.CaptureFixture[str])
     ratio = verdict.ratio(verdict.plans[verdict.names.index(name)], verdict.best)
     assert ratio is not None
     assert ratio.value > 1.0
+
+
+@pytest.mark.parametrize("name", ["every layers", "layer length K=9", "layer type K=3", "plan of mine", "whole"])
+def test_what_no_study_can_have_is_no_baseline(name: str) -> None:
+    assert not is_baseline(name)
+    assert is_baseline("every layer")
+    assert is_baseline("one after another on cpu")
 
 
 def test_a_baseline_that_a_study_lacks_is_told(capsys: pytest.CaptureFixture[str]) -> None:
