@@ -21,8 +21,8 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.intensity import Cost, operator_costs
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
+from search_spaces.core.recent import recent
 from search_spaces.rewrites.lower import Lowered, Lowering
-from search_spaces.rewrites.recent import recent
 from search_spaces.rewrites.tucker import Ranks, tucker_layers
 
 

@@ -12,8 +12,7 @@ from evaluators.energy import OPTION
 from search_spaces.core.errors import UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.platform import Platform, Processor, tell_apart, with_cpu
-from search_spaces.core.platform_file import read_platform
-from search_spaces.core.platform_names import find_platform_file
+from search_spaces.core.platform_file import find_platform_file, read_platform
 from search_spaces.core.workload import Client, is_workload, names_several, with_given
 from search_spaces.core.workload_file import is_workload_file
 from search_spaces.spaces.registry import freedoms_of

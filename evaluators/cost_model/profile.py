@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ import numpy as np
 from evaluators.cost_model.correction import Process
 from evaluators.cost_model.features import Array, OperatorFeatures, columns, with_matrix_shares
 from evaluators.cost_model.kernels import KernelModel
-from search_spaces.core.bounded import built, parsed_json, read_bounded
+from search_spaces.core.bounded import built, parsed_json, plain, read_bounded
 from search_spaces.core.errors import ProfileError, UsageError, shown
 from search_spaces.core.platform import Platform
 from search_spaces.core.wording import plural
@@ -335,13 +335,15 @@ def shipped_profiles() -> list[str]:
 
 def to_json(profile: CostProfile, platform: Platform) -> dict[str, Any]:
     """Return a profile and its processors as plain values."""
-    plain = asdict(profile)
-    return {"schema_version": SCHEMA_VERSION, "kind": KIND, "platform": platform.to_json(), "profile": plain}
+    content = plain(CostProfile, profile)
+    return {"schema_version": SCHEMA_VERSION, "kind": KIND, "platform": platform.to_json(), "profile": content}
 
 
 def profile_digest(profile: CostProfile) -> str:
     """Return the SHA-256 (hex) of all values that a profile predicts with, without provenance and errors."""
-    content = {name: value for name, value in asdict(profile).items() if name not in {"provenance", "errors"}}
+    content = {
+        name: value for name, value in plain(CostProfile, profile).items() if name not in {"provenance", "errors"}
+    }
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -383,8 +385,8 @@ def from_json(content: object) -> tuple[CostProfile, Platform]:
         for key, kernel in processor.kernels.items():
             if isinstance(kernel.correction, Process) and not kernel.correction.fits():
                 raise ProfileError(f"{key} was fitted by another version of this program", "calibrate the device again")
-    plain = asdict(profile)
-    for where, number in _numbers({name: plain[name] for name in _NOT_NEGATIVE}, "profile"):
+    prices = plain(CostProfile, profile)
+    for where, number in _numbers({name: prices[name] for name in _NOT_NEGATIVE}, "profile"):
         if not 0.0 <= number <= _most(where):  # NaN is not, either
             raise ProfileError(f"{where} is {number}, which is not a price", "calibrate the device again")
     return profile, platform

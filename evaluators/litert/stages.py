@@ -29,6 +29,7 @@ from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph, Tensor
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.recent import recent
 from search_spaces.models.litert import graph_of
 from search_spaces.models.shapes import needs_interpreter, why_it_fails
 from search_spaces.models.stages import (
@@ -41,7 +42,6 @@ from search_spaces.models.stages import (
     packing_model,
     weights_as_inputs,
 )
-from search_spaces.rewrites.recent import recent
 
 COMPILE_LIMIT_S, _RELEASE_LIMIT_S = 300.0, 60.0
 _CUSTOM = schema.BuiltinOperator.CUSTOM

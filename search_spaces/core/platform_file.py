@@ -18,6 +18,8 @@
         bandwidth_bytes_per_s: 4.0e+9
         latency_s: 2.0e-5
     limits: {load_s: 60, run_s: 5}
+
+Those that ship with the product have names: ``--platform NAME`` is ``experiments/platforms/NAME.yaml``.
 """
 
 from __future__ import annotations
@@ -27,12 +29,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from search_spaces.core.errors import OptimizeError, UsageError
+from search_spaces.core.errors import OptimizeError, UsageError, shown
 from search_spaces.core.platform import Limits, Link, Platform, Processor
+from search_spaces.core.wording import did_you_mean
 from search_spaces.core.yaml_file import MAX_NBYTES, Value, parsed
 
-__all__ = ["MAX_NBYTES", "read_platform"]
+__all__ = ["MAX_NBYTES", "find_platform_file", "platform_names", "read_platform"]
 
+SHIPPED = Path(__file__).parents[2] / "experiments" / "platforms"
+_SUFFIXES = (".yaml", ".yml", ".json")
 _KINDS = ("cpu", "gpu", "npu")
 
 
@@ -116,3 +121,34 @@ def _link(entry: Value) -> Link:
 def _limits(entry: Value) -> Limits:
     fields = entry.fields("limits", ("load_s", "run_s"))
     return Limits(**{key: value.number(key, above=0.01, most=86_400.0) for key, value in fields.items()})
+
+
+def platform_names() -> list[str]:
+    """Return the names of the platforms that ship with the product."""
+    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+
+
+def find_platform_file(source: Path) -> Path:
+    """Return the file that a path or a name stands for.
+
+    An existing file takes precedence over a name. What looks like a path is returned as it is, and reading it reports
+    what is wrong.
+
+    Raises:
+        UsageError: it is neither a file nor a name; the text lists similar names, or all of them.
+    """
+    name = str(source)
+    if source.name != name or source.suffix in _SUFFIXES or _exists(source):
+        return source
+    known = platform_names()
+    if name in known:
+        return SHIPPED / f"{name}.yaml"
+    hint = did_you_mean(name, known, f"platforms are: {', '.join(known)}", most=3, cutoff=0.5)
+    raise UsageError(f"no platform or file is called {shown(name)}", hint)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that is longer than any file's
+        return False

@@ -20,7 +20,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import EntryPoint, entry_points
+from functools import lru_cache
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from types import FrameType
 from typing import Any
 
@@ -47,12 +48,18 @@ def entries(kind: str) -> list[EntryPoint]:
 
 def origin(entry: EntryPoint) -> str:
     """Return name and version of the distribution that an entry point comes from, or its value where none is known."""
-    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
+    return " ".join(_named(entry.dist)) if entry.dist else entry.value
 
 
 def is_ours(entry: EntryPoint) -> bool:
     """Tell whether an entry point is a built-in."""
-    return entry.dist is not None and entry.dist.name == OURS
+    return entry.dist is not None and _named(entry.dist)[0] == OURS
+
+
+@lru_cache(maxsize=16)
+def _named(distribution: Distribution) -> tuple[str, str]:
+    """Return name and version of a distribution, whose metadata is parsed anew each time that it is asked."""
+    return distribution.name, distribution.version
 
 
 def find_entry(kind: str, name: str) -> EntryPoint:

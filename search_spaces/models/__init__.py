@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 
 INPUT_SHAPE = "--input-shape"
+_MOST_BUILT_IN = 8
+_BUILT_IN: OrderedDict[tuple[Path, int, int, str | None], Graph] = OrderedDict()
+"""Models of the zoo that were read last, without their weights: studies of a campaign and reports share them."""
 
 
 def parse_input_shapes(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
@@ -80,6 +84,7 @@ def load(
 
 
 def _read(source: str, signature: str | None) -> Graph:
+    from search_spaces.core.recent import recent
     from search_spaces.models.litert import read_model
     from search_spaces.models.zoo.names import is_name, nearest, parse_name
 
@@ -90,7 +95,10 @@ def _read(source: str, signature: str | None) -> Graph:
 
         spec = parse_name(source)
         name = spec.canonical
-        return read_model(cached(name.replace("/", "-"), VERSION, partial(write, spec)), name, signature)
+        path = cached(name.replace("/", "-"), VERSION, partial(write, spec))
+        status = path.stat()  # a file of the cache is replaced, never changed
+        key = path, status.st_ino, status.st_mtime_ns, signature
+        return recent(_BUILT_IN, key, partial(read_model, path, name, signature), _MOST_BUILT_IN)
     from search_spaces.models.convert import converted, kind_of
 
     if (kind := kind_of(source)) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import mmap
 import os
 import secrets
 import time
@@ -23,6 +24,11 @@ _HINTS = {
     errno.EROFS: "choose a folder that you may write to",
     errno.ENOENT: "make the folder first",
 }
+
+
+def in_pages(nbytes: int) -> int:
+    """Return ``nbytes`` rounded up to whole pages."""
+    return -(-nbytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
 
 
 @contextmanager

@@ -26,17 +26,11 @@ from numpy.typing import NDArray
 from search_spaces.core.errors import ModelError
 from search_spaces.core.graph import Boundary, Graph
 from search_spaces.models.changes import changed, indices, made_operator, with_main
-from search_spaces.models.files import file_digest, replacing
+from search_spaces.models.files import file_digest, in_pages, replacing
 from search_spaces.models.flatbuffer import MAX_NBYTES, Blobs, pack_header, point_at, point_outside, write_into
 from search_spaces.models.litert import block_scales
 from search_spaces.models.source import Extent, ModelSource
 from search_spaces.models.subgraphs import reached, renumbered, stage_signatures
-
-
-def in_pages(nbytes: int) -> int:
-    """Return ``nbytes`` rounded up to whole pages."""
-    return -(-nbytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-
 
 _KEPT_METADATA = (b"min_runtime_version",)
 MAX_INSIDE_NBYTES = MAX_NBYTES - (64 << 20)  # weights within a flatbuffer leave room for the structure

@@ -21,7 +21,7 @@ from search_spaces.core.errors import PlanError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import LayerRanks, Plan, Stage
 from search_spaces.core.platform import Platform
-from search_spaces.rewrites.recent import recent
+from search_spaces.core.recent import recent
 from search_spaces.rewrites.splits import Split, SplitGraph, extent, split_operators
 from search_spaces.rewrites.tucker import Ranks, Triple, TuckerGraph, decompose, outline, ranks_of
 from search_spaces.rewrites.views import Viewed, as_it_is, without_copies

@@ -10,7 +10,7 @@ from typing import Literal
 
 from search_spaces.core.errors import RewriteError
 from search_spaces.core.graph import Graph
-from search_spaces.rewrites.recent import recent
+from search_spaces.core.recent import recent
 from search_spaces.rewrites.splits import Axis, Sides, Split, divide
 from search_spaces.spaces.shared_chains import LONGEST, ChainCuts, chain_cuts
 

@@ -6,6 +6,8 @@ shared weights, optional inputs left out, operators with several outputs, and ou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -65,31 +67,42 @@ def vgg16_graph() -> Graph:
     return Graph("vgg16", tuple(tensors), tuple(operators), (0,), (operators[-1].outputs[0],))
 
 
+_SHAPES = st.lists(st.sampled_from((-1, 1, 2, 3)), max_size=4).map(tuple)
+_OF_KINDS, _OF_PORTS, _AT_MOST_TWO = st.sampled_from(_KINDS), st.sampled_from((1, 1, 1, 2)), st.integers(0, 2)
+
+
+@cache
+def _below(count: int) -> st.SearchStrategy[int]:
+    """Numbers below ``count``; a strategy that was made before takes a fraction of the time of a new one."""
+    return st.integers(0, count - 1)
+
+
 @st.composite
 def graphs(draw: st.DrawFn, *, max_operators: int = 7) -> Graph:
     """Graphs of 1 to ``max_operators`` operators in which every operator reads at least one activation."""
-    shapes = st.lists(st.sampled_from((-1, 1, 2, 3)), max_size=4).map(tuple)
     tensors: list[Tensor] = []
 
     def new(*, constant: bool = False) -> int:
-        made = tensor(*draw(shapes), name=f"t{len(tensors)}", constant=constant)
+        made = tensor(*draw(_SHAPES), name=f"t{len(tensors)}", constant=constant)
         tensors.append(made)
         return len(tensors) - 1
 
-    inputs = [new() for _ in range(draw(st.integers(1, 2)))]
-    weights = [new(constant=True) for _ in range(draw(st.integers(0, 2)))]
+    def some(among: Sequence[int]) -> list[int]:
+        return [among[draw(_below(len(among)))] for _ in range(draw(_AT_MOST_TWO))]
+
+    inputs = [new() for _ in range(1 + draw(_below(2)))]
+    weights = [new(constant=True) for _ in range(draw(_AT_MOST_TWO))]
     ready = list(inputs)
     operators = []
-    for _ in range(draw(st.integers(1, max_operators))):
-        recent = st.sampled_from(ready[-2:])  # mostly chains, with skips
-        reads = [draw(recent if draw(st.booleans()) else st.sampled_from(ready))]
-        reads += draw(st.lists(st.sampled_from([*ready, *weights, -1]), max_size=2))
-        writes = [new() for _ in range(draw(st.sampled_from((1, 1, 1, 2))))]
-        operators.append(Operator(draw(st.sampled_from(_KINDS)), tuple(reads), tuple(writes)))
+    for _ in range(1 + draw(_below(max_operators))):
+        recent = ready if draw(st.booleans()) else ready[-2:]  # mostly chains, with skips
+        reads = [recent[-1 - draw(_below(len(recent)))], *some([*ready, *weights, -1])]
+        writes = [new() for _ in range(draw(_OF_PORTS))]
+        operators.append(Operator(draw(_OF_KINDS), tuple(reads), tuple(writes)))
         ready += writes
     read = {i for o in operators for i in o.inputs}
     unread = [i for i in ready if i not in read and i not in inputs]
-    outputs = list(dict.fromkeys(unread + draw(st.lists(st.sampled_from(ready), max_size=2)))) or ready[-1:]
+    outputs = list(dict.fromkeys(unread + some(ready))) or ready[-1:]
     return Graph("drawn", tuple(tensors), tuple(operators), tuple(inputs), tuple(outputs))
 
 

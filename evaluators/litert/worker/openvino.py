@@ -27,7 +27,7 @@ from evaluators.litert.worker.shared_memory import map_joined, unmap
 from evaluators.machine import kernel_text
 from evaluators.own_process import own_process
 from search_spaces.core.errors import OptimizeError, UnavailableError
-from search_spaces.models.stages import in_pages
+from search_spaces.models.files import in_pages
 
 _QUERY_LIMIT_S = 60.0
 _NATIVE = {

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from search_spaces.core.errors import UnavailableError
-from search_spaces.models.stages import in_pages
+from search_spaces.models.files import in_pages
 
 SLOT_NBYTES = 64  # a cache line each; sem_t has 32 bytes at most in glibc and musl
 _FEW = range(8)

@@ -30,8 +30,7 @@ from evaluators.cost_model.profile import (
 )
 from search_spaces.core.errors import OptimizeError, ProfileError
 from search_spaces.core.platform import Platform, Processor
-from search_spaces.core.platform_file import read_platform
-from search_spaces.core.platform_names import find_platform_file, platform_names
+from search_spaces.core.platform_file import find_platform_file, platform_names, read_platform
 from search_spaces.models.zoo import draft
 from tests.support.cost_model import features
 from tests.support.sentences import fails

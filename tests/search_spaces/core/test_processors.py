@@ -15,11 +15,10 @@ from evaluators.litert.session import LitertEvaluator
 from evaluators.litert.settings import tolerance
 from evaluators.testing import SyntheticEvaluator
 from optimizer.devices import choose_platform
-from search_spaces.core import platform_names
+from search_spaces.core import platform_file
 from search_spaces.core.errors import OptimizeError, UnavailableError, UsageError
 from search_spaces.core.platform import Limits, Link, Platform, Processor, tell_apart
-from search_spaces.core.platform_file import MAX_NBYTES, read_platform
-from search_spaces.core.platform_names import find_platform_file
+from search_spaces.core.platform_file import MAX_NBYTES, find_platform_file, read_platform
 from tests.support.sentences import fails, says
 
 CORES = usable_cores()
@@ -190,9 +189,9 @@ def test_a_file_counts_before_a_name_and_a_path_stands_for_itself(
     shipped.mkdir()
     for name in ("pixel-9", "jetson-orin"):
         (shipped / f"{name}.yaml").write_text(f"name: {name}\nprocessors:\n  - {{name: big, kind: cpu}}\n")
-    monkeypatch.setattr(platform_names, "SHIPPED", shipped)
+    monkeypatch.setattr(platform_file, "SHIPPED", shipped)
     monkeypatch.chdir(tmp_path)
-    assert platform_names.platform_names() == ["jetson-orin", "pixel-9"]
+    assert platform_file.platform_names() == ["jetson-orin", "pixel-9"]
     assert find_platform_file(Path("pixel-9")) == shipped / "pixel-9.yaml"
     assert choose_platform(SyntheticEvaluator(), file=Path("pixel-9")).name == "pixel-9"
     for path in ("pixel-9.yaml", "a/pixel-9", "../pixel-9", "missing.yml"):
@@ -206,7 +205,7 @@ def test_a_file_counts_before_a_name_and_a_path_stands_for_itself(
     assert choose_platform(SyntheticEvaluator(), file=Path("pixel-9")).name == "mine"
 
 
-@given(st.text(min_size=1, max_size=300) | st.sampled_from([*platform_names.platform_names(), "x" * 5000, "tests"]))
+@given(st.text(min_size=1, max_size=300) | st.sampled_from([*platform_file.platform_names(), "x" * 5000, "tests"]))
 def test_any_text_is_a_platform_or_one_line(text: str) -> None:
     """Drawn text may name a platform that ships with the product, as ``s10`` does, or a file that is there."""
     found, problem = None, ""
@@ -216,10 +215,10 @@ def test_any_text_is_a_platform_or_one_line(text: str) -> None:
         problem = str(error)
     if found is None:
         assert len(problem.splitlines()) == 1
-        assert text not in platform_names.platform_names()
+        assert text not in platform_file.platform_names()
     else:
         assert found.processors
-        assert Path(text).is_file() or str(Path(text)) in platform_names.platform_names()
+        assert Path(text).is_file() or str(Path(text)) in platform_file.platform_names()
 
 
 # Platform files
