@@ -11,6 +11,7 @@ import ctypes
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ class Counter:
 
 
 class Integrator:
-    """Watts that a thread reads repeatedly and integrates.
+    """Watts that a thread reads repeatedly and integrates, as long as somebody has the meter.
 
     Args:
         watts: reads them.
@@ -110,10 +111,10 @@ class Integrator:
 
     def __init__(self, name: str, watts: Callable[[], float], every_s: float = _EVERY_S) -> None:
         self.name = name
-        self._watts, self._every_s = watts, every_s
+        self._watts = watts
         self._joules, self._at, self._last = 0.0, time.perf_counter(), watts()
         self._lock = threading.Lock()
-        threading.Thread(target=self._go, daemon=True, name=name).start()
+        threading.Thread(target=_keep_reading, args=(weakref.ref(self), every_s), daemon=True, name=name).start()
 
     def joules(self) -> float:
         """Return the joules since some fixed moment."""
@@ -123,11 +124,16 @@ class Integrator:
             self._at, self._last = now, watts
             return self._joules
 
-    def _go(self) -> None:
-        with suppress(UnavailableError):
-            while True:
-                time.sleep(self._every_s)
-                self.joules()
+
+def _keep_reading(meter: weakref.ref[Integrator], every_s: float) -> None:
+    """Read a meter repeatedly until nobody has it any more, or it cannot be read."""
+    with suppress(UnavailableError):
+        while True:
+            time.sleep(every_s)
+            if (found := meter()) is None:
+                return
+            found.joules()
+            del found  # while it sleeps, this thread does not keep the meter
 
 
 Meter = Counter | Integrator

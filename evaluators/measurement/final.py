@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from evaluators.base import Batch, Candidate
 from evaluators.measurement.disturbance import CALM, NOTHING, QUIET, Counters, Disturbance, RunFilter
 from evaluators.samples import Samples
-from evaluators.workload.outcome import read_figures, typical_figures
+from evaluators.workload.outcome import Outcome, read_figures, typical_figures
 from search_spaces.core.errors import RunFolderError, UnavailableError, UsageError, damage
 from search_spaces.core.wording import plural
 
@@ -640,6 +640,12 @@ def _levels_of(
     return {plan: float(middle[c]) for c, plan in enumerate(plans)}, kept_turns, level
 
 
+def _calmest(found: Sequence[tuple[float, Mapping[str, Any]]]) -> list[Mapping[str, Any]]:
+    """Return the outcomes of turns that count; the first of each is the share of its time without a core."""
+    level = next(level for level in LEVELS if 2 * sum(lost <= level for lost, _ in found) >= len(found))
+    return [outcome for lost, outcome in found if lost <= level]
+
+
 @dataclass(eq=False)
 class FinalComparison:
     """A comparison of plans over rebuilt instances; :meth:`run` makes it, once.
@@ -704,7 +710,7 @@ class FinalComparison:
         self._stages: dict[int, list[Array]] = defaultdict(list)
         self._failures: dict[int, list[str]] = defaultdict(list)
         self._errors: dict[int, Array] = {}
-        self._outcomes: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+        self._outcomes: dict[int, list[tuple[float, Mapping[str, Any]]]] = defaultdict(list)
         # Seconds of a run, which takes longer than its figure with several models or a stream.
         self._typical_s: dict[int, float] = {}
         self._least_s: dict[int, float] = {}
@@ -928,15 +934,17 @@ class FinalComparison:
         """Return the least disturbed of a few tries at a turn; only tries that waited for a core are repeated."""
         queued_s = self._filter.total.queued_s
         try:
-            log_s, lost = self._filter.run(lambda: self._try(plan, candidate))
+            (log_s, outcome), lost = self._filter.run(lambda: self._try(plan, candidate))
         finally:
             self._spent_s -= self._filter.total.queued_s - queued_s
+        if outcome is not None:
+            self._outcomes[plan].append((lost, outcome.to_json()))
         self._turns_made += 1
         self._disturbed += not self._filter.quiet
         return log_s, lost
 
-    def _try(self, plan: int, candidate: Candidate) -> float:
-        """Return the median log seconds of the measured runs of a turn."""
+    def _try(self, plan: int, candidate: Candidate) -> tuple[float, Outcome | None]:
+        """Return the median log seconds of the measured runs of a turn, and what happened to several models."""
         policy, typical_s = self.policy, self._typical_s[plan]
         settle = 0 if typical_s >= SETTLE_BELOW_S else min(_MOST_RUNS, math.ceil(policy.settle_s / typical_s))
         runs = min(_MOST_RUNS, max(_SHORT_RUNS if settle else 1, math.ceil(policy.turn_s / typical_s)))
@@ -952,9 +960,7 @@ class FinalComparison:
         self._best_s[plan] = min(median_s, _FORGETS * self._best_s.get(plan, math.inf))
         if batch.errors is not None:
             self._errors[plan] = batch.errors
-        if batch.outcome is not None:
-            self._outcomes[plan].append(batch.outcome.to_json())
-        return math.log(median_s)
+        return math.log(median_s), batch.outcome
 
     def _settle(self, plan: int, candidate: Candidate, runs: int) -> float:
         """Run until the plan is about as fast as before or gets no faster; return the seconds that this took.
@@ -1117,7 +1123,7 @@ class FinalComparison:
                 tuple(map(float, self._errors[i])) if i in self._errors else None,
                 self._instances.get(i, 0),
                 tuple(used.get(i) for used in self._used) if i in self._instances else (),
-                typical_figures(self._outcomes[i]) if under is not None else {},
+                typical_figures(_calmest(self._outcomes[i])) if under is not None else {},
             )
         racing = tuple(sorted(i for i in self._racing if self._seen(i) and i in self._running))
         total, repeated = self._filter.total, self._filter.repeated

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +67,10 @@ def test_powers_are_added_up_over_time(tmp_path: Path, kind: str) -> None:
         marks.append(time.perf_counter())
     joules = readings[1] - readings[0]
     assert 4.0 * (marks[2] - marks[1]) <= joules <= 4.0 * (marks[3] - marks[0])
+    (reader,) = (thread for thread in threading.enumerate() if thread.name == meter.name)
+    del meter
+    reader.join(60.0)
+    assert not reader.is_alive()  # nobody has the meter any more
 
 
 def test_where_nothing_tells_that_is_said(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def chains(draw: st.DrawFn, graph: Graph, platform: Platform) -> Plan:
     count = len(graph.operators)
     cuts = sorted(draw(st.sets(st.integers(1, count - 1)))) if count > 1 else []
     names = [p.name for p in platform.processors]
-    return chain_plan(graph, cuts, [draw(st.sampled_from(names)) for _ in range(len(cuts) + 1)])
+    return chain_plan(graph, cuts, [names[draw(_below(len(names)))] for _ in range(len(cuts) + 1)])
 
 
 @st.composite
@@ -167,11 +167,12 @@ def placements(draw: st.DrawFn, graph: Graph, platform: Platform, *, labels: int
     names = [p.name for p in platform.processors]
     stages = []
     while waiting:
-        part = draw(st.sampled_from([p for p, needs in waiting.items() if not needs & waiting.keys()]))
+        ready = [p for p, needs in waiting.items() if not needs & waiting.keys()]
+        part = ready[draw(_below(len(ready)))]
         del waiting[part]
         members = parts.nodes[part]["members"]
         operators = tuple(o for o in range(count) if drawn[o] in members)
-        stages.append(Stage(operators, draw(st.sampled_from(names))))
+        stages.append(Stage(operators, names[draw(_below(len(names)))]))
     return Plan(graph.digest, tuple(stages))
 
 

@@ -304,21 +304,46 @@ class Shared:
 
     waited_ns: int = 0
     runs: int = 0
+    burst: int = 1
 
 
 @dataclass
 class Disturbed(Throttling):
-    """Every third turn takes twice as long, and the counters tell."""
+    """A third of the turns, one or more after each other, take twice as long, and the counters tell."""
 
     shared: Shared
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
         self.shared.runs += 1
         batch = super().run(n, stop_above_s)
-        if self.shared.runs % 3:
+        if self.shared.runs // self.shared.burst % 3:
             return batch
         self.shared.waited_ns += 10**12
         return Batch(batch.latency_s * 2.0, batch.stage_s * 2.0)
+
+
+class Late(Disturbed):
+    """One model, which answers a request: late in turns that are disturbed."""
+
+    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+        batch = super().run(n, stop_above_s)
+        seconds = float(batch.latency_s[-1])
+        request = Request(0.0, seconds, rejected=False, missed=seconds > 1.5 * self.latency_s)
+        return replace(batch, outcome=Outcome(((request,),), seconds, Timeline(())))
+
+
+def test_what_came_of_requests_in_disturbed_turns_is_left_out() -> None:
+    shared = Shared(burst=4)
+
+    def counters() -> Counters:
+        return Counters(time.monotonic(), {1: shared.waited_ns})
+
+    loads = [partial(Late, seconds, [9], shared) for seconds in (0.02, 0.0206)]
+    found = FinalComparison(loads, POLICY, np.random.default_rng(0), counters=counters).run()
+    assert shared.waited_ns > 0
+    for standing, latency_s in zip(found.standings, (0.02, 0.0206), strict=True):
+        assert standing.outcome["mean_ms"] == pytest.approx(1e3 * latency_s)
+        assert not standing.outcome["misses"]
 
 
 def test_turns_that_waited_for_a_core_are_repeated_and_told() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 
 import networkx as nx
 import pytest
@@ -43,6 +44,7 @@ def group(entry: int | None, exit_: int | None, *branches: Sequence[int]) -> Bra
 Recipe = list["str | list[Recipe]"]
 
 
+@cache
 def recipes() -> st.SearchStrategy[Recipe]:
     """Runs with an operator of their own: without one, a group in a group would be one group."""
 
