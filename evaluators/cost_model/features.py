@@ -330,20 +330,33 @@ def with_matrix_shares(features: Sequence[OperatorFeatures], seconds: Array) -> 
     Args:
         seconds: time of each operator, shape ``(n,)``; unknown ones count as 0.
     """
+    shares = matrix_shares(products(features), seconds)
+    return [replace(f, matrix_share=float(share)) for f, share in zip(features, shares, strict=True)]
+
+
+def products(features: Sequence[OperatorFeatures]) -> Array:
+    """Return 1 for each operator that runs as a product of matrices, else 0; shape ``(n,)``."""
+    return np.array([float(not f.free and multiplies_matrices(f)) for f in features])
+
+
+def matrix_shares(products: Array, seconds: Array) -> Array:
+    """Return the ``matrix_share`` of each operator of a model that runs again and again, shape ``(n,)``.
+
+    Args:
+        products: 1 for each operator that runs as a product of matrices, else 0.
+        seconds: time of each operator, shape ``(n,)``; unknown ones count as 0.
+    """
     took = np.maximum(np.nan_to_num(seconds, nan=0.0, posinf=0.0), 0.0) / MEMORY_S
     fades = np.exp(-took)
-    matrix_share = 0.0
-    for feature, fade in zip(features, fades, strict=True):
-        matrix_share = matrix_share * fade + _busy(feature) * (1.0 - fade)
-    matrix_share /= max(1e-9, 1.0 - float(fades.prod()))  # the steady state over many inferences
-    found = []
-    for feature, fade, length in zip(features, fades, took, strict=True):
-        busy = _busy(feature)
-        share = (1.0 - fade) / length if length > 1e-9 else 1.0  # mean weight, while it runs, of what ran before
-        found.append(replace(feature, matrix_share=float(busy + (matrix_share - busy) * share)))
-        matrix_share = busy + (matrix_share - busy) * fade
+    with np.errstate(divide="ignore", invalid="ignore"):
+        weights = np.where(took > 1e-9, (1.0 - fades) / took, 1.0)  # mean weight, while it runs, of what ran before
+    each = list(zip(products.tolist(), fades.tolist(), strict=True))
+    share, before = 0.0, []
+    for busy, fade in each:
+        share = share * fade + busy * (1.0 - fade)
+    share /= max(1e-9, 1.0 - float(fades.prod()))  # the steady state over many inferences
+    for busy, fade in each:
+        before.append(share)
+        share = busy + (share - busy) * fade
+    found: Array = products + (np.array(before) - products) * weights
     return found
-
-
-def _busy(feature: OperatorFeatures) -> float:
-    return 1.0 if not feature.free and multiplies_matrices(feature) else 0.0

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from evaluators.cost_model.correction import Process
-from evaluators.cost_model.features import Array, OperatorFeatures, columns, with_matrix_shares
+from evaluators.cost_model.features import Array, OperatorFeatures, columns, matrix_shares, products
 from evaluators.cost_model.kernels import KernelModel
 from search_spaces.core.bounded import built, parsed_json, plain, read_bounded
 from search_spaces.core.errors import ProfileError, UsageError, shown
@@ -180,23 +180,22 @@ class CostProfile:
         Raises:
             ProfileError: there is no such processor, or no kernel similar to one of the operators'.
         """
+        model, rows = self[processor], columns(features)
+        keys = [(*self._kernel(processor, key), where) for key, where in _by_key(features, model).items()]
         # How soon weights are used again, and what ran before, depend on the result: iterate from a rough estimate.
-        seconds, interval_s = np.array([_ROUGH_S_PER_MAC * f.macs for f in features]), _LONG_S
-        for _ in range(_PASSES if any(kernel.remembers for kernel in self[processor].kernels.values()) else 1):
-            timed = [f if f.interval_s else replace(f, interval_s=interval_s) for f in features]
-            found = self._predict(with_matrix_shares(timed, seconds), processor)
-            seconds, interval_s = found.seconds, float(found.seconds.sum())
-        return found
-
-    def _predict(self, features: Sequence[OperatorFeatures], processor: str) -> Prediction:
-        model = self[processor]
-        rows = columns(features)
-        seconds, sigma = np.zeros(len(features)), np.zeros(len(features))
-        for key, where in _by_key(features, model).items():
-            kernel, seen = self._kernel(processor, key)
+        seconds, interval_s, busy = _ROUGH_S_PER_MAC * rows.macs, _LONG_S, products(features)
+        known_s = rows.interval
+        for _ in range(_PASSES if any(kernel.remembers for kernel in model.kernels.values()) else 1):
+            interval = np.where(known_s > 0.0, known_s, interval_s)
+            rows = replace(rows, interval=interval, matrix_share=matrix_shares(busy, seconds))
+            seconds = np.zeros(len(features))
+            for kernel, _, where in keys:
+                seconds[where] = kernel.predict(rows[where])[0] + model.dispatch_s
+            interval_s = float(seconds.sum())
+        sigma = np.zeros(len(features))
+        for kernel, seen, where in keys:
             picked = rows[where]
-            kernel_s, spread = kernel.predict(picked)
-            seconds[where] = kernel_s + model.dispatch_s
+            spread = kernel.predict(picked)[1]
             beyond = np.log(kernel.outside(picked))
             sigma[where] = np.hypot(spread if seen else np.maximum(spread, UNSEEN_SIGMA), 0.5 * beyond)
         return Prediction(seconds, sigma)

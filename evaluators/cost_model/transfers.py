@@ -105,7 +105,8 @@ def prices(profile: CostProfile, graph: Graph, platform: Platform) -> Prices:
     alone_s = np.zeros((len(processors), len(features))) if merged else None
     if alone_s is not None:
         apart = [replace(features[i], free=False) for i in merged]
-        alone_s[:, merged] = [profile.predict(apart, key).seconds for key in keys]
+        apart_s = {key: profile.predict(apart, key).seconds for key in known}
+        alone_s[:, merged] = [apart_s[key] for key in keys]
     of: list[ProcessorProfile] = [profile[key] for key in keys]
     latency_s, byte_s, cold_s = _links(profile, platform, keys)
     compute, memory = _contention(profile, platform, keys)
