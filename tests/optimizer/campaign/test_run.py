@@ -165,7 +165,7 @@ def test_folders_of_others_are_left_alone(tmp_path: Path, capsys: pytest.Capture
     says(capsys.readouterr().err)
 
 
-def test_the_highest_rate_without_a_missed_deadline_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_highest_rate_with_deadlines_kept_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arrival = "arrival: {kind: periodic, period_ms: 20, requests: 8}, deadline_ms: 5"
     models = f"models: [{{model: {MODEL}, {arrival}}}, {{model: mobilenet_v1@0.25/64, {arrival}}}]"
     (tmp_path / "pair.yaml").write_text(models)
@@ -184,7 +184,10 @@ matrix:
     path, out = written(tmp_path, text), tmp_path / "out"
     assert main(["run", str(path), "--out", str(out), "-q"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "highest rate at which a typical run misses no deadline: 1 by our plan, 1 by the best baseline" in shown
+    assert (
+        "highest rate at which a typical run keeps 95 % of its deadlines: 1 by our plan, 1 by the best baseline"
+        in shown
+    )
     assert "requests missed" in shown
     (row,) = rows_of(out / "rates.csv")
     assert (float(row["lowest"]), float(row["highest"]), float(row["best"])) == (1, 20, 1)
@@ -204,14 +207,14 @@ def test_rates_are_told_of_workloads_with_deadlines() -> None:
 
     def row(plan: str, rate: float, misses: int | None) -> dict[str, Any]:
         makespan = {"makespan_ms": 10.0, "predicted_makespan_ms": 9.5 if plan != "best" else 1.0}
-        return axes | {"plan": plan, "rate": rate, "misses": misses, **makespan}
+        return axes | {"plan": plan, "rate": rate, "misses": misses, "requests": 20, **makespan}
 
     assert not _rates([row("best", 1.0, None)])
-    ours = [row("best", 1.0, 0), row("best", 2.0, 0), row("best", 3.0, 1), row("best", 4.0, 0)]
+    ours = [row("best", 1.0, 0), row("best", 2.0, 1), row("best", 3.0, 2), row("best", 4.0, 0)]  # one in 20 may be late
     (found,) = _rates([*ours, row("whole", 1.0, 2), row("whole", 2.0, 0)])
     assert (found["best"], found["baseline"], found["gain"]) == (2.0, None, None)
     assert rate_text(found, ["model", "rate"]).endswith("2 by our plan, below 1 by every baseline")
-    (found,) = _rates([*ours[:2], row("whole", 1.0, 0), row("whole", 2.0, 1)])
+    (found,) = _rates([*ours[:2], row("whole", 1.0, 1), row("whole", 2.0, 2)])
     assert (found["baseline"], found["baseline_rate"], found["gain"]) == ("whole", 1.0, 2.0)
     assert "at least 2 by our plan, 1 by the best baseline (whole)" in rate_text(found, ["model"])
     (found,) = _rates(ours[:2], [axes | {"rate": 5.0}, axes | {"rate": 6.0, "model": "other.yaml"}])
