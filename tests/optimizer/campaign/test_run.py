@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,22 @@ expect:
   - {{name: cut everywhere, metric: ratio, plan: every layer, over: whole on cpu, paper: 1, tolerance: 9, source: x}}
   - {{name: another machine, plan: best, paper: 1.0e+9, source: nobody, where: {{sampler: tpe}}}}
 """
+
+
+@pytest.fixture(scope="module")
+def run_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the campaign and what running it left in ``out``."""
+    folder = tmp_path_factory.mktemp("campaign")
+    assert main(["run", str(written(folder, BASIC)), "--out", str(folder / "out"), "-q"]) == 0
+    return folder
+
+
+@pytest.fixture
+def finished(run_once: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """Copies of a campaign's file and of the folder that running it left."""
+    path, out = written(tmp_path, BASIC), tmp_path / "out"
+    shutil.copytree(run_once / "out", out)
+    return path, out
 
 
 def test_a_campaign_ends_with_tables_and_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,9 +111,8 @@ def test_a_campaign_runs_in_a_terminal(tmp_path: Path) -> None:
     assert "trials" in text  # the bar
 
 
-def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
-    path, out = written(tmp_path, BASIC), tmp_path / "out"
-    assert main(["run", str(path), "--out", str(out), "-q"]) == 0
+def test_what_is_finished_is_not_run_again(finished: tuple[Path, Path]) -> None:
+    path, out = finished
     before = {p: p.stat().st_mtime_ns for p in out.glob("*/trials.jsonl")}
     path.write_text(BASIC.replace("seed: [0, 1]", "seed: [0, 2]"))
     stale = out / "results.parquet"
@@ -257,7 +273,8 @@ indicators: true
 
 
 def test_half_of_a_run_folder_is_gone_on_with_or_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = f"name: x\nmatrix: {{model: {MODEL}, evaluator: synthetic, sampler: random, budget: [8, 9, 10, 11]}}\n"
+    matrix = f"{{model: {MODEL}, evaluator: synthetic, allow: cuts, sampler: random, budget: [8, 9, 10, 11]}}"
+    text = f"name: x\nmatrix: {matrix}\n"
     path, out = written(tmp_path, text), tmp_path / "out"
     assert main(["run", str(path), "--out", str(out), "-q"]) == 0
     no_result, no_manifest, half_a_log, newer = sorted(p.parent for p in out.glob("*/manifest.json"))
@@ -292,10 +309,9 @@ def test_curves_start_above_and_fall() -> None:
 
 
 def test_a_campaign_that_is_resumed_elsewhere_says_where_it_was_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, out = written(tmp_path, BASIC), tmp_path / "out"
-    assert main(["run", str(path), "--out", str(out), "-q"]) == 0
+    path, out = finished
     first = json.loads((out / "summary.json").read_text())
     assert "resumed_on" not in first
     elsewhere = provenance() | {"machine": {"cpu": "another", "cores": 64}}
@@ -329,9 +345,8 @@ def test_a_dry_run_of_what_cannot_run_fails_as_the_run_would(
     assert main(["run", str(path), "--out", str(tmp_path / "out"), "-q"]) == 2
 
 
-def test_a_campaign_is_no_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, out = written(tmp_path, BASIC), tmp_path / "out"
-    assert main(["run", str(path), "--out", str(out), "-q"]) == 0
+def test_a_campaign_is_no_study(finished: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    _, out = finished
     capsys.readouterr()
     assert main(["explain", str(out)]) == 2
     says(capsys.readouterr().err)
@@ -396,9 +411,8 @@ matrix:
 
 
 @pytest.mark.parametrize("front", [{"a": 1}, {"objectives": ["latency"], "plans": []}, 7])
-def test_a_damaged_front_is_one_line_about_its_study(tmp_path: Path, front: object) -> None:
-    path, out = written(tmp_path, BASIC), tmp_path / "out"
-    assert main(["run", str(path), "--out", str(out), "-q"]) == 0
+def test_a_damaged_front_is_one_line_about_its_study(finished: tuple[Path, Path], front: object) -> None:
+    _, out = finished
     result = next(out.glob("*/result.json"))
     result.write_text(json.dumps(json.loads(result.read_text()) | {"front": front}))
     tables = gather(out, read_state(out))
