@@ -169,6 +169,7 @@ class Capabilities:
     """What a session and its candidates can do beyond loading and running plans; wrappers forward it.
 
     Attributes:
+        computed: latencies follow from tables or a model, so that runs repeat and take no time; else they are measured.
         conditions: ``session.conditions()`` returns the conditions of measurements (load, clocks, …).
         counters: ``session.counters()`` reads the kernel's counters of the threads that measure.
         deploy: ``session.deploy(folder, graph, plan)`` writes a plan as files that run without the session.
@@ -186,6 +187,7 @@ class Capabilities:
         outputs: ``candidate.verify()`` never returns None.
     """
 
+    computed: bool = False
     conditions: bool = False
     counters: bool = False
     deploy: bool = False
@@ -200,11 +202,6 @@ class Capabilities:
     pause: bool = False
     figures: bool = False
     outputs: bool = False
-
-    @property
-    def computed(self) -> bool:
-        """Whether latencies count as computed: the session reports neither conditions nor counters of a machine."""
-        return not (self.conditions or self.counters)
 
 
 @dataclass(frozen=True, slots=True)

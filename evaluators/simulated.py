@@ -58,7 +58,7 @@ class SimulatedSession(Session, ABC):
         closed: whether the session is over.
     """
 
-    capabilities = Capabilities(stream=True, rewrites=True)
+    capabilities = Capabilities(computed=True, stream=True, rewrites=True)
 
     def __init__(self, platform: Platform) -> None:
         self.platform = platform
@@ -191,7 +191,7 @@ class ProfiledSession(SimulatedSession):
     def __init__(self, platform: Platform, graph: Graph, known: MeasuredPrices, powers: Mapping[str, float]) -> None:
         super().__init__(platform)
         self._graph, self._known, self._powers = graph, known, dict(powers)
-        self.capabilities = Capabilities(stream=True, powers=bool(powers), rewrites=True)
+        self.capabilities = replace(self.capabilities, powers=bool(powers))
 
     def fingerprint(self) -> dict[str, Any]:
         """Return all that may change a number (machine, processors, versions, settings), as plain values."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.base import CONTRACT_VERSION, Batch, Candidate, Evaluator, EvaluatorCapabilities, Session
+from evaluators.base import CONTRACT_VERSION, Batch, Candidate, Capabilities, Evaluator, EvaluatorCapabilities, Session
 from evaluators.contract import EvaluatorContract, check_timeline, example_graph
 from evaluators.schedule import Event, Law, Task, Timeline, run_tasks, timeline
 from search_spaces.core.errors import UnavailableError
@@ -151,6 +151,8 @@ class SyntheticEvaluator(Evaluator):
 
 class SyntheticSession(Session):
     """A session of :class:`SyntheticEvaluator`."""
+
+    capabilities = Capabilities(computed=True)
 
     def __init__(self, evaluator: SyntheticEvaluator, platform: Platform) -> None:
         self._evaluator = evaluator

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from evaluators.base import CONTRACT_VERSION, Capabilities, Evaluator, EvaluatorCapabilities, PartCosts, Session
+from evaluators.base import CONTRACT_VERSION, Evaluator, EvaluatorCapabilities, PartCosts, Session
 from evaluators.cost_model.features import operator_features
 from evaluators.cost_model.plans import part_costs
 from evaluators.cost_model.profile import CostProfile, extrapolation_warning, find_profile, profile_digest
@@ -124,7 +124,7 @@ class CostModelSession(SimulatedSession):
         state: of the platform; None for its usual one.
     """
 
-    capabilities = Capabilities(rewrites=True, unsupported=True, costs=True, powers=True, states=True, stream=True)
+    capabilities = replace(SimulatedSession.capabilities, unsupported=True, costs=True, powers=True, states=True)
 
     def __init__(self, profile: CostProfile, platform: Platform, state: State | None = None) -> None:
         super().__init__(platform)

@@ -136,7 +136,7 @@ class TableSession(Session):
         state: of the platform; None for the usual one.
     """
 
-    capabilities = Capabilities(unsupported=True, costs=True, powers=True, states=True, stream=True)
+    capabilities = Capabilities(computed=True, unsupported=True, costs=True, powers=True, states=True, stream=True)
 
     def __init__(self, tables: Mapping[str, Table], platform: Platform, state: State | None = None) -> None:
         self._tables, self._platform = tables, platform

@@ -150,7 +150,7 @@ class PredictedSession(Session):
         simulator_of: returns the simulator for a session, in any state of the platform.
     """
 
-    capabilities = Capabilities(decompose=True, powers=True, states=True)
+    capabilities = Capabilities(computed=True, decompose=True, powers=True, states=True)
 
     def __init__(
         self, usual: Session, of: Session, simulator_of: Callable[[Any], WorkloadSimulator], objective: Objective
