@@ -216,7 +216,9 @@ def _front(study: Study) -> Iterator[Block]:
         stages = each["plan"]["stages"]
         placed = ", ".join(s["processor"] for s in stages)
         rows.append((*values, len(stages), each["name"] or placed, "knee" if each["knee"] else ""))
-    columns = headed(*(Column(f"{o.title}, {o.shown_unit}", ".4g") for o in objectives), "stages|d; plan; remark")
+    predicted = "predicted " if study.predicted else ""
+    titles = [f"{predicted}{o.title}, {o.shown_unit}" for o in objectives]
+    columns = headed(*(Column(title, ".4g") for title in titles), "stages|d; plan; remark")
     table = Table("The front", columns, tuple(rows))
     every = [
         (trial.median_s * 1e3, trial.measurement.figures[objectives[1].name] * 1e3, trial.origin)
@@ -224,7 +226,7 @@ def _front(study: Study) -> Iterator[Block]:
         if trial.measurement is not None and objectives[1].name in trial.measurement.figures
     ]
     knee = next(i for i, each in enumerate(front["plans"]) if each["knee"])
-    titles, names = [f"{o.title}, {o.shown_unit}" for o in objectives[:2]], [str(row[-2]) for row in rows]
+    names = [str(row[-2]) for row in rows]
     yield at_two_widths(
         "front",
         partial(plots.front, [tuple(row[:2]) for row in rows], every, titles, knee, names),
