@@ -40,6 +40,7 @@ from optimizer.report.document import (
     Text,
     headed,
     listed,
+    machine_facts,
     plain,
     shown,
 )
@@ -559,11 +560,14 @@ def _environment(study: Study) -> Iterator[Block]:
     manifest, product = study.manifest, dict(study.manifest.get("product", {}))
     facts = {
         "time": manifest.get("created_utc", ""),
-        **dict(manifest.get("machine", {})),
+        **machine_facts(dict(manifest.get("machine", {}))),
         "Python": manifest.get("python", ""),
         product.get("name", "product"): product.get("version", ""),
         **dict(manifest.get("packages", {})),
-        **{f"processor {p.name}": f"{p.kind}, {plain(dict(p.options))}" for p in study.platform.processors},
+        **{
+            f"processor {p.name}": ", ".join([p.kind, *(f"{k} {plain(v)}" for k, v in p.options.items())])
+            for p in study.platform.processors
+        },
         **dict(study.result.get("placements", {})),
         "model digest": study.result["model"]["digest"],
     }
