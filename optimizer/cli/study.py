@@ -210,7 +210,9 @@ def _foreseen(document: Mapping[str, Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    return ", ".join(value) if isinstance(value, list) else many(value) if isinstance(value, int) else str(value)
+    if isinstance(value, list):
+        return ("; " if any(", " in each for each in value) else ", ").join(value)
+    return many(value) if isinstance(value, int) else str(value)
 
 
 def _study(config: StudyConfig, arguments: Sequence[str], options: argparse.Namespace) -> int:
