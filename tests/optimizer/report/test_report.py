@@ -237,10 +237,23 @@ def test_a_study_of_the_throughput_draws_inferences_that_overlap(
     assert found.timeline.makespan_s < STREAMED * max(ends[0], period_s)
 
 
+def test_a_plan_is_drawn_once_under_its_name_in_the_table(tmp_path: Path) -> None:
+    words = ["--evaluator", "synthetic", "--budget", "6", "--max-stages", "1", "--out", str(tmp_path / "run"), "-q"]
+    assert main(["squeezenet1_1", *words]) == 0
+    study = read_study(tmp_path / "run")
+    assert study.verdict is not None
+    assert study.verdict.challenger in study.plans.values()
+    assert {spread.name for spread in spreads(study)} == set(study.plans)
+    drawn = [bar.name for bar in bars(study)]
+    assert study.plans[drawn[0]] == study.best
+    assert set(drawn) <= set(study.plans)
+
+
 def test_model_explorer_gets_every_operator(page: str, run: Path, squeezenet: Graph) -> None:
     data = json.loads((run / "viewers" / "partition.json").read_text())
     assert len(data["results"]) == len(squeezenet.operators)
-    pattern = r".+ · stage \d+ · [\d.e-]+ ms · operator [\d.e-]+ ms"
+    of_stage, of_operator = ("predicted",) * 2 if read_study(run).predicted else ("measured", "profiled")
+    pattern = rf".+ · stage \d+ · [\d.e-]+ ms {of_stage} · operator [\d.e-]+ ms {of_operator}"
     assert all(re.fullmatch(pattern, v["value"]) for v in data["results"].values())
     layers = [json.loads(file.read_text()) for file in (run / "viewers").glob("partition_*.json")]
     assert len(layers) == len(read_study(run).platform.processors)
