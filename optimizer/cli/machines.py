@@ -16,7 +16,7 @@ def calibrate(parser: Parser, arguments: list[str]) -> int:
     add("--processors", metavar="A,B", help="processors to calibrate (default: all found)")
     add("--minutes", metavar="M", type=float, default=10.0, help="minutes to spend (default 10)")
     add("--refine", metavar="RUN", type=Path, help="correct the profile FILE with what a study measured instead")
-    add("--evaluator", metavar="NAME", default="litert", help="what measures (default litert: this machine)")
+    add("--evaluator", metavar="NAME", default="litert", help="evaluator that measures (default litert: this machine)")
     options = parser.read(arguments, quiet=True)
     allow(*(options.processors or "").split(","))
     from optimizer.tools.calibrate import calibrate, refine, render

@@ -67,7 +67,7 @@ def agent(parser: Parser, arguments: list[str]) -> None:
     """Serve measurements of this machine until Ctrl-C."""
     add = parser.add_argument
     add("--name", metavar="NAME", help="of the device (default: of the machine)")
-    add("--evaluator", metavar="NAME", default="litert", help="what measures (default litert)")
+    add("--evaluator", metavar="NAME", default="litert", help="evaluator that measures (default litert)")
     add_server_options(add, _AGENT_PORT)
     add("--folder", metavar="DIR", type=Path, help="folder for models (default: in the user's cache)")
     add("--max-model", metavar="MB", type=float, default=8192.0, help="largest model accepted, MB (default 8192)")

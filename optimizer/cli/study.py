@@ -93,7 +93,7 @@ def make_parser(summaries: str = "") -> Parser:
     add = parser.add_argument_group("device").add_argument
     add("--processors", metavar="A,B", help="processors to use: cpu, cpu0-3:threads=2, gpu:f32, … (default: all)")
     add("--platform", metavar="NAME|FILE", help="a known device (see optimize devices), or a file that describes one")
-    add("--evaluator", metavar="NAME", help="what measures or predicts (default litert: measures on this machine)")
+    add("--evaluator", metavar="NAME", help="evaluator that measures or predicts (default litert: measures here)")
     add("--device", metavar="NAME", help="device of --evaluator remote; several identical ones with commas")
     fallback = "let an accelerator run unsupported operators on the CPU"
     add("--allow-fallback", action="store_true", default=None, help=fallback)
@@ -130,7 +130,7 @@ def make_parser(summaries: str = "") -> Parser:
     proven = "stop once a plan is within --precision of the model's bound"
     add("--stop-when-proven", action="store_true", default=None, help=proven)
     add("--warm-start", metavar="RUN", help="reuse the measurements of a finished study, or its best plans")
-    own = "what is always in the final: a plan.json, the run folder of a study, or a baseline's name; may be repeated"
+    own = "a plan for the final comparison: a plan.json, a run folder, or a baseline's name; may be repeated"
     add("--compare-with", metavar="PLAN", action="append", help=own)
     add("--seed", metavar="S", help="seed of the proposals (default 0)")
     add = parser.add_argument_group("limits of a plan").add_argument
@@ -210,7 +210,9 @@ def _foreseen(document: Mapping[str, Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    return ", ".join(value) if isinstance(value, list) else many(value) if isinstance(value, int) else str(value)
+    if isinstance(value, list):
+        return ("; " if any(", " in each for each in value) else ", ").join(value)
+    return many(value) if isinstance(value, int) else str(value)
 
 
 def _study(config: StudyConfig, arguments: Sequence[str], options: argparse.Namespace) -> int:

@@ -34,7 +34,20 @@ from optimizer.campaign.table import (
     shown_axes,
     vague_text,
 )
-from optimizer.report.document import Block, Cell, Code, Column, Document, Figure, Section, Table, Text, headed, listed
+from optimizer.report.document import (
+    Block,
+    Cell,
+    Code,
+    Column,
+    Document,
+    Figure,
+    Section,
+    Table,
+    Text,
+    headed,
+    listed,
+    machine_facts,
+)
 from optimizer.report.plots import forest
 from optimizer.report.study import at_two_widths
 from optimizer.report.svg import Plot, Scale, around, text_width
@@ -234,7 +247,7 @@ def _plans(tables: Tables) -> Iterator[Block]:
 
 def _environment(state: Mapping[str, Any]) -> Iterator[Block]:
     parts = {"Python": state.get("python"), **dict(state.get("packages", {}))}
-    facts = {"time": str(state.get("created_utc", "")), **dict(state.get("machine", {})), **parts}
+    facts = {"time": str(state.get("created_utc", "")), **machine_facts(dict(state.get("machine", {}))), **parts}
     yield listed("Environment", ("what", "value"), facts)
 
 

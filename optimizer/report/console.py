@@ -195,7 +195,9 @@ def interval_ms(samples: Samples, unit: str = "ms") -> str:
 
 def render(result: Result) -> Group:
     """Return the answer: baselines, the best plan stage by stage, speed-up, bound, and what to do next."""
-    front: list[Text | Table] = [Text(), _front(result.front)] if result.front is not None else []
+    front: list[Text | Table] = (
+        [Text(), _front(result.front, predicted=result.predicted)] if result.front is not None else []
+    )
     parts: list[Text | Table | _Line] = []
     if isinstance(result, WorkloadResult):
         parts += [_workload_head(result), Text(), _outcomes(result), *front]
@@ -321,9 +323,11 @@ def _brief(number: float) -> str:
     return "0.0" if text == "-0.0" else text.replace("-", "−")
 
 
-def _front(front: Front) -> Table:
+def _front(front: Front, *, predicted: bool) -> Table:
     title = f"front: {plural(len(front.plans), 'plan')} that no other plan beats significantly"
-    made = table((*(f">{o.title}, {o.shown_unit}" for o in front.objectives), ">stages", "plan"), title=title)
+    source = "predicted " if predicted else ""
+    figures = (f">{source}{o.title}, {o.shown_unit}" for o in front.objectives)
+    made = table((*figures, ">stages", "plan"), title=title)
     for index in _spread(len(front.plans), front.knee):
         each = front.plans[index]
         placed = each.name or ", ".join(

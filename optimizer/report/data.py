@@ -254,10 +254,11 @@ def best_by_stages(found: tuple[Point, ...]) -> dict[int, float]:
 
 
 def spreads(study: Study) -> tuple[Spread, ...]:
-    """Return the samples of the baselines, and of the recommended or the next best plan."""
+    """Return the samples of the baselines, and of the recommended or the next best plan if it is none of them."""
     known = ((name, entry["latency_ms"]) for name, entry in study.result["baselines"].items())
     found = [_spread(name, ms) for name, ms in known if ms is not None]
-    if (challenger := _challenger(study)) is not None:
+    challenger = _challenger(study)
+    if challenger is not None and challenger[1] not in study.plans.values():
         name, plan = challenger
         standing = study.verdict.standing(plan) if study.verdict is not None else None
         if standing is not None and standing.samples is not None:
@@ -276,14 +277,18 @@ def _challenger(study: Study) -> tuple[str, Plan] | None:
     verdict = study.verdict
     if verdict is None or verdict.challenger is None:
         return None
-    return ("recommended plan" if verdict.best == verdict.challenger else "next best plan"), verdict.challenger
+    if verdict.best == verdict.challenger:
+        return "recommended plan", verdict.challenger
+    own = (name for name, plan in study.plans.items() if plan == verdict.challenger)
+    return next(own, "next best plan"), verdict.challenger
 
 
 def bars(study: Study) -> tuple[Bar, ...]:
     """Return the timelines to lay side by side: best plan and baseline, measured and predicted."""
     named = {study.baseline: study.plans.get(study.baseline)}
     if (challenger := _challenger(study)) is not None:
-        named = {challenger[0]: challenger[1], **named}
+        beside: dict[str, Plan | None] = {challenger[0]: challenger[1]}
+        named = beside | named if challenger[1] == study.best else named | beside  # the recommended plan first
     return tuple(bar for name, plan in named.items() if plan is not None for bar in _both(study, name, plan))
 
 

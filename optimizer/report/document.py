@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from search_spaces.core.wording import human_bytes
+
 Cell = str | int | float | None
 """A text, or a number that is shown with its column's format; None is shown as a dash."""
 
@@ -83,6 +85,16 @@ class Table:
 def listed(caption: str, heads: tuple[str, str], values: Mapping[str, object]) -> Table:
     """Return a table of names and values as they are."""
     return Table(caption, headed(*heads), tuple((str(name), plain(value)) for name, value in values.items()))
+
+
+def machine_facts(machine: Mapping[str, object]) -> dict[str, object]:
+    """Return the recorded properties of a machine under names for a reader; sizes with a unit."""
+    return {
+        name.removesuffix("_bytes").replace("_", " "): human_bytes(value)
+        if name.endswith("_bytes") and isinstance(value, int)
+        else value
+        for name, value in machine.items()
+    }
 
 
 def plain(value: object) -> str:

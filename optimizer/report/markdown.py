@@ -18,17 +18,19 @@ def render(document: Document, plots: str) -> str:
     parts = [f"# {escaped(document.title)}", escaped(document.subtitle)]
     for section in document.sections:
         parts.append(f"## {escaped(section.title)}")
-        parts += [part for block in section.blocks for part in _block(block, plots)]
+        parts += [part for block in section.blocks for part in _block(block, plots, section.title)]
     return "\n\n".join(parts) + "\n"
 
 
-def _block(block: Block, plots: str) -> Iterator[str]:
+def _block(block: Block, plots: str, heading: str) -> Iterator[str]:
     if isinstance(block, Text):
         yield f"**{escaped(block.text)}**" if block.style == "answer" else escaped(block.text)
     elif isinstance(block, Code):
         fence = "`" * max(3, 1 + max(map(len, _TICKS.findall(block.text)), default=0))  # the text must not end it
         yield f"{fence}sh\n{block.text}\n{fence}"
     elif isinstance(block, Table):
+        if block.caption != heading:
+            yield f"### {escaped(block.caption)}"
         yield _table(block)
     elif isinstance(block, Figure):
         yield f"![{escaped(block.caption)}]({plots}/{block.name}.svg)\n\n{escaped(block.caption)}"

@@ -197,17 +197,23 @@ def front(
         knee: which of the front.
         names: of the plans of the front; those of the knee and of the ends are written beside their marks.
     """
-    height = 380.0
-    description = f"{len(kept)} plans of {len(every)} are beaten by no other; the knee is at {kept[knee]}"
+    top, height = _top(width), 380.0
+    description = (
+        f"front of {plural(len(kept), 'plan')}, among {len(every)} that were tried; the knee is at {kept[knee]}"
+    )
     plot = Plot("front", "The plans that no other beats", description, width, height)
     most = [_FAR * max(p[side] for p in kept) for side in (0, 1)]
     near = [p for p in every if p[0] <= most[0] and p[1] <= most[1]]
     x = around([*(p[0] for p in near), *(p[0] for p in kept)], _LEFT, width - _RIGHT)
-    y = around([*(p[1] for p in near), *(p[1] for p in kept)], height - _BOTTOM, _TOP)
+    y = around([*(p[1] for p in near), *(p[1] for p in kept)], height - _BOTTOM, top)
     plot.axis_y(y, _LEFT, width - _RIGHT, titles[1])
-    plot.axis_x(x, height - _BOTTOM, _TOP, titles[0])
-    for first, second, origin in near:
-        plot.mark(x(first), y(second), "search", f"{origin}: {figure(first)}, {figure(second)}")
+    plot.axis_x(x, height - _BOTTOM, top, titles[0])
+    outside = 0
+    for first, second, origin in every:
+        inside = first <= x.high and second <= y.high
+        outside += not inside
+        tip = f"{origin}: {figure(first)}, {figure(second)}"
+        plot.mark(x(min(first, x.high)), y(min(second, y.high)), "search" if inside else "above", tip)
     plot.line(_steps((x(first), y(second)) for first, second in sorted(kept)), "best", "the front")
     named = {knee, *(min(range(len(kept)), key=lambda i: kept[i][side]) for side in (0, 1))}
     for index, (first, second) in enumerate(kept):
@@ -219,6 +225,12 @@ def front(
             text = names[index] if len(names[index]) <= longest else f"{names[index][: longest - 1]}…"
             text += " (knee)" if index == knee else ""
             plot.text(x(first) + (-12 if right else 12), y(second) - 6, text, anchor="end" if right else "start")
+    legend = [("search", "plans tried"), ("baseline", "knee of the front")]
+    if len(kept) > 1:
+        legend += [("model", "other plans of the front"), ("best", "the front")]
+    if outside:
+        legend.append(("above", f"{plural(outside, 'plan')} outside the scale"))
+    plot.legend(_margin(width), 18, legend)
     return plot.svg()
 
 

@@ -40,6 +40,7 @@ from optimizer.report.document import (
     Text,
     headed,
     listed,
+    machine_facts,
     plain,
     shown,
 )
@@ -76,9 +77,8 @@ def study_document(study: Study) -> Document:
     processors = ", ".join(p.name for p in study.platform.processors if p.resources)
     files = {"viewers/trace.json": json.dumps(trace(drawn, [p.name for p in study.platform.processors]))}
     if study.graph is not None:
-        layers = node_data(
-            study.graph, study.best, study.costs, [s * 1e-3 for s in study.result["best"]["stage_ms"] or ()]
-        )
+        stage_s = [s * 1e-3 for s in study.result["best"]["stage_ms"] or ()]
+        layers = node_data(study.graph, study.best, study.costs, stage_s, predicted=study.predicted)
         files |= {f"viewers/{name}.json": json.dumps(layer, indent=1) for name, layer in layers.items()}
     sections = [
         Section("answer", "Answer", tuple(_answer(study))),
@@ -216,7 +216,9 @@ def _front(study: Study) -> Iterator[Block]:
         stages = each["plan"]["stages"]
         placed = ", ".join(s["processor"] for s in stages)
         rows.append((*values, len(stages), each["name"] or placed, "knee" if each["knee"] else ""))
-    columns = headed(*(Column(f"{o.title}, {o.shown_unit}", ".4g") for o in objectives), "stages|d; plan; remark")
+    predicted = "predicted " if study.predicted else ""
+    titles = [f"{predicted}{o.title}, {o.shown_unit}" for o in objectives]
+    columns = headed(*(Column(title, ".4g") for title in titles), "stages|d; plan; remark")
     table = Table("The front", columns, tuple(rows))
     every = [
         (trial.median_s * 1e3, trial.measurement.figures[objectives[1].name] * 1e3, trial.origin)
@@ -224,7 +226,7 @@ def _front(study: Study) -> Iterator[Block]:
         if trial.measurement is not None and objectives[1].name in trial.measurement.figures
     ]
     knee = next(i for i, each in enumerate(front["plans"]) if each["knee"])
-    titles, names = [f"{o.title}, {o.shown_unit}" for o in objectives[:2]], [str(row[-2]) for row in rows]
+    names = [str(row[-2]) for row in rows]
     yield at_two_widths(
         "front",
         partial(plots.front, [tuple(row[:2]) for row in rows], every, titles, knee, names),
@@ -557,11 +559,14 @@ def _environment(study: Study) -> Iterator[Block]:
     manifest, product = study.manifest, dict(study.manifest.get("product", {}))
     facts = {
         "time": manifest.get("created_utc", ""),
-        **dict(manifest.get("machine", {})),
+        **machine_facts(dict(manifest.get("machine", {}))),
         "Python": manifest.get("python", ""),
         product.get("name", "product"): product.get("version", ""),
         **dict(manifest.get("packages", {})),
-        **{f"processor {p.name}": f"{p.kind}, {plain(dict(p.options))}" for p in study.platform.processors},
+        **{
+            f"processor {p.name}": ", ".join([p.kind, *(f"{k} {plain(v)}" for k, v in p.options.items())])
+            for p in study.platform.processors
+        },
         **dict(study.result.get("placements", {})),
         "model digest": study.result["model"]["digest"],
     }

@@ -16,7 +16,7 @@ _SCALE = ("#eff3ff", "#bdd7e7", "#6baed6", "#3182bd", "#08519c")  # a factor of 
 
 
 def node_data(
-    graph: Graph, plan: Plan, costs: ChainCosts | None = None, stage_s: Sequence[float] = ()
+    graph: Graph, plan: Plan, costs: ChainCosts | None = None, stage_s: Sequence[float] = (), *, predicted: bool = False
 ) -> dict[str, dict[str, Any]]:
     """Return name of a file → layer of Model Explorer; operators go by the name of their first output.
 
@@ -27,8 +27,11 @@ def node_data(
 
     Args:
         costs: of operators on each processor.
-        stage_s: measured seconds of the stages.
+        stage_s: seconds of the stages.
+        predicted: whether ``stage_s`` and ``costs`` are predictions; else the stages were measured, and the operators
+            profiled one by one.
     """
+    of_stage, of_operator = ("predicted", "predicted") if predicted else ("measured", "profiled")
     names = {
         o: graph.tensors[operator.outputs[0]].name for o, operator in enumerate(graph.operators) if operator.outputs
     }
@@ -37,11 +40,11 @@ def node_data(
     for number, stage in enumerate(plan.stages):
         label = f"{stage.processor} · stage {number}"
         if len(stage_s) == len(plan.stages):
-            label += f" · {stage_s[number] * 1e3:.4g} ms"
+            label += f" · {stage_s[number] * 1e3:.4g} ms {of_stage}"
         for operator in stage.operators:
             own = ""
             if costs is not None and stage.processor in index:
-                own = f" · operator {costs.operator_s[index[stage.processor], operator] * 1e3:.4g} ms"
+                own = f" · operator {costs.operator_s[index[stage.processor], operator] * 1e3:.4g} ms {of_operator}"
             if operator in names:
                 partition[names[operator]] = {"value": f"{label}{own}", "bgColor": COLOURS[f"p{number % PARTS}"][0]}
     layers: dict[str, dict[str, Any]] = {"partition": {"name": "partition", "results": partition}}
@@ -51,7 +54,7 @@ def node_data(
     for processor, number in index.items():
         times = {name: 1e3 * float(costs.operator_s[number, o]) for o, name in names.items()}
         layers[f"partition_{''.join(c if c.isalnum() else '_' for c in processor)}"] = {
-            "name": f"ms per operator on {processor}",
+            "name": f"{of_operator} ms per operator on {processor}",
             "results": {name: {"value": ms} for name, ms in times.items() if math.isfinite(ms)},
             "thresholds": [
                 {"value": most_ms / 4 ** (len(_SCALE) - 1 - step), "bgColor": colour}

@@ -154,7 +154,7 @@ class StudySampler(BaseSampler):
         predict: the model's value of a plan: the best of several drawn plans is proposed.
 
     Attributes:
-        origin: source of the last proposal: the sampler's name, ``model optimum`` or ``unseen``.
+        origin: source of the last proposal: the sampler's name, ``model optimum`` or ``random draw``.
     """
 
     def __init__(

@@ -396,7 +396,7 @@ def _difference(name: str, there: Any, here: Any) -> str:
             for names in (there, here)
         )
         if before == now:
-            return f"its processors {', '.join(before)} are others than those of the same names here"
+            return f"its processors {', '.join(before)} differ from those of the same names here"
         again = f" (--processors {','.join(before)} resumes it)" if set(before) < set(now) else ""
         return f"it was measured on {', '.join(before) or 'none'}, not on {', '.join(now)}{again}"
     if name == "study":

@@ -31,7 +31,7 @@ _LOGGER = logging.getLogger("partition_optimizer")
 _CONSTRAINT = re.compile(r"constraints:[^\x00-\x1f\x7f]{1,200}")
 _MOST_TRIALS = 1 << 53
 _SURE_RUNS, _SURE_PLANS = 2, 8
-OPTIMUM, UNSEEN, WARM = "model optimum", "unseen", "warm start"
+OPTIMUM, UNSEEN, WARM = "model optimum", "random draw", "warm start"
 
 
 INFEASIBLE = "infeasible"
@@ -45,8 +45,8 @@ class Trial:
     Attributes:
         number: position in the study, from 0.
         plan: the canonical plan.
-        origin: who proposed it: the name of a baseline, ``model optimum``, the sampler's name, ``unseen``; or ``warm
-            start`` for a plan of an earlier study.
+        origin: who proposed it: the name of a baseline, ``model optimum``, the sampler's name, ``random draw`` where
+            the sampler only repeats itself; or ``warm start`` for a plan of an earlier study.
         params: the point of the space; empty for a plan outside the space.
         measurement: its measurement; None for a repeat and for a failure.
         failure: why it could not be measured, or "".

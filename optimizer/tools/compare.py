@@ -155,7 +155,7 @@ def compare_runs(
         )
     lines = [f"{first}: {interval_ms(found.baseline)}", f"{second}: {interval_ms(found.candidate)}"]
     ratio = found.ratio  # how many times as long the first one takes
-    how = f"in {plural(found.final.rounds, 'pair')} of freshly loaded plans"
+    how = "" if one.predicted else f", in {plural(found.final.rounds, 'pair')} of freshly loaded plans"
     faster, slower, by = (second, first, ratio) if ratio.value > 1.0 else (first, second, ratio.inverse)
     text = slower_text(by)
     took = "takes" if "times as" in text else "is"
@@ -164,7 +164,7 @@ def compare_runs(
         found_out = "which plan is faster is not decided"
     elif text.startswith("equal"):
         found_out = f"the two plans are {text}"
-    lines.append(f"{'significant' if ratio.significant else 'not significant'}: {found_out}, {how}")
+    lines.append(f"{'significant' if ratio.significant else 'not significant'}: {found_out}{how}")
     lines += in_words(found.final.disturbance, found.final.repeated, os.cpu_count() or 1)
     if one.predicted:
         lines.append("both are predicted; nothing was run")

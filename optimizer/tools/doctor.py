@@ -217,7 +217,7 @@ def _cpu() -> Iterator[Finding]:
     first = may_run_first()
     yield Finding(
         "priority",
-        "what is measured runs before other processes" if first else "that of other processes",
+        "measurements run before other processes" if first else "equal to that of other processes",
         advice="" if first else "run as root, so that measurements run first",
     )
     yield from _state(machine_state(cores))

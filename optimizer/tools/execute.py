@@ -33,6 +33,7 @@ from search_spaces.core.decoded_plan import jobs_of
 from search_spaces.core.errors import PlanError, RunFolderError, UsageError, plain_name
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
+from search_spaces.core.wording import plural
 from search_spaces.core.workload import Workload, by_name
 from search_spaces.core.yaml_file import read_settings
 from search_spaces.models.source import libraries_of
@@ -170,7 +171,8 @@ def _figures(
 
 def _lines(document: Mapping[str, Any], objective: Objective, found: Measurement) -> list[str]:
     samples = found.latency_s
-    latency = f"{interval_ms(samples)}, {len(samples.values_s)} runs"
+    how = "predicted" if document.get("predicted") else plural(len(samples.values_s), "run")
+    latency = f"{interval_ms(samples)}, {how}"
     if objective.aggregation == "busiest":
         flying = f", {document['in_flight']} in flight" if "in_flight" in document else ""
         latency = f"a result every {interval_ms(samples)}, {1.0 / samples.median:.4g} a second{flying}"
@@ -219,10 +221,11 @@ def _of_workload(name: str, names: Sequence[str], outcomes: Sequence[Outcome], m
     figures = typical_figures([o.to_json() for o in outcomes])
     document |= {key: figures[key] for key in _FIGURES}
     document |= {"instances_ms": dict(zip(names, figures["instances_ms"], strict=True)), **more}
+    how = "predicted" if document.get("predicted") else plural(len(outcomes), "run")
     latency = (
         f"mean {document['mean_ms']:.4g} ms, worst {document['worst_ms']:.4g}, all done after "
         f"{document['makespan_ms']:.4g}; {document['throughput_per_s']:.4g} requests a second, "
-        f"{document['misses']:.0f} missed; {document['runs']} runs"
+        f"{document['misses']:.0f} missed; {how}"
     )
     took = [
         f"{plain_name(n)}: {document['failures'].get(n) or f'{ms:.4g} ms'}"

@@ -135,7 +135,7 @@ class Workload:
         twice = [name for name, count in Counter(c.name for c in self.clients).items() if count > 1]
         if twice:
             raise UsageError(
-                f"workload {self.name!r} has {twice[0]!r} twice", "give a count, or names of their own to the two"
+                f"workload {self.name!r} has {twice[0]!r} twice", "give one of them a count, or each its own name"
             )
         if sum(c.count for c in self.clients) > MAX_INSTANCES:
             raise UsageError(f"workload {self.name!r} has more than {MAX_INSTANCES} instances")

@@ -26,7 +26,7 @@ from optimizer.report.data import STREAMED, Bar, Study, bars, best_by_stages, po
 from optimizer.report.document import Column, Document, Figure, Section, Table, Text, shown
 from optimizer.report.markdown import render as render_markdown
 from optimizer.report.page import render as render_page
-from optimizer.report.plots import NARROW, by_stages
+from optimizer.report.plots import NARROW, by_stages, front
 from optimizer.report.study import _history, _outputs, _quiet, _ranking, study_document
 from optimizer.report.svg import Scale, standalone
 from optimizer.report.viewers import trace
@@ -237,10 +237,23 @@ def test_a_study_of_the_throughput_draws_inferences_that_overlap(
     assert found.timeline.makespan_s < STREAMED * max(ends[0], period_s)
 
 
+def test_a_plan_is_drawn_once_under_its_name_in_the_table(tmp_path: Path) -> None:
+    words = ["--evaluator", "synthetic", "--budget", "6", "--max-stages", "1", "--out", str(tmp_path / "run"), "-q"]
+    assert main(["squeezenet1_1", *words]) == 0
+    study = read_study(tmp_path / "run")
+    assert study.verdict is not None
+    assert study.verdict.challenger in study.plans.values()
+    assert {spread.name for spread in spreads(study)} == set(study.plans)
+    drawn = [bar.name for bar in bars(study)]
+    assert study.plans[drawn[0]] == study.best
+    assert set(drawn) <= set(study.plans)
+
+
 def test_model_explorer_gets_every_operator(page: str, run: Path, squeezenet: Graph) -> None:
     data = json.loads((run / "viewers" / "partition.json").read_text())
     assert len(data["results"]) == len(squeezenet.operators)
-    pattern = r".+ · stage \d+ · [\d.e-]+ ms · operator [\d.e-]+ ms"
+    of_stage, of_operator = ("predicted",) * 2 if read_study(run).predicted else ("measured", "profiled")
+    pattern = rf".+ · stage \d+ · [\d.e-]+ ms {of_stage} · operator [\d.e-]+ ms {of_operator}"
     assert all(re.fullmatch(pattern, v["value"]) for v in data["results"].values())
     layers = [json.loads(file.read_text()) for file in (run / "viewers").glob("partition_*.json")]
     assert len(layers) == len(read_study(run).platform.processors)
@@ -251,6 +264,16 @@ def test_model_explorer_gets_every_operator(page: str, run: Path, squeezenet: Gr
         assert max(entry["value"] for entry in layer["results"].values()) <= limits[-1]
 
 
+@pytest.mark.parametrize("far", [0, 1, 3])
+def test_a_front_says_how_many_plans_lie_outside_its_scale(far: int) -> None:
+    kept = [(1.0, 5.0), (1.2, 4.0)]
+    every = [*((*point, "auto") for point in kept), *((90.0 + i, 4.0, "every layer") for i in range(far))]
+    picture = ET.fromstring(standalone(front(kept, every, ["latency, ms", "memory, MB"], 0, ["a", "b"])))
+    said = [text for text in picture.itertext() if text.endswith("outside the scale")]
+    assert said == ([f"{far} plan{'s' if far > 1 else ''} outside the scale"] if far else [])
+    assert sum(text.startswith("every layer: ") for text in picture.itertext()) == far
+
+
 def test_names_from_files_cannot_become_markup() -> None:
     evil = '<img src=x onerror="alert(1)"> | `x` [a](b)'
     table = Table(evil, (Column(evil), Column("n", ".1f")), ((evil, 1.0), (evil, None)))
@@ -259,6 +282,13 @@ def test_names_from_files_cannot_become_markup() -> None:
     text = render_markdown(document, "plots")
     assert "<img src" not in text.replace("\\<", "")
     assert "[a](b)" not in text
+
+
+def test_tables_have_their_captions_in_markdown() -> None:
+    table = Table("Speeds", (Column("n"),), (("1",),))
+    document = Document("t", "s", (Section("a", "Plans", (table, replace(table, caption="Plans"))),), {})
+    headings = [line for line in render_markdown(document, "plots").splitlines() if line.startswith("#")]
+    assert headings == ["# t", "## Plans", "### Speeds"]
 
 
 def test_a_model_that_is_gone_leaves_the_rest(run: Path, tmp_path: Path) -> None:

@@ -296,7 +296,9 @@ def test_what_has_no_model_file_is_one_line(capsys: pytest.CaptureFixture[str]) 
     table = str(Path(__file__).parents[3] / "experiments" / "tables" / "one_inference.yaml")
     assert main([table, "--evaluator", "table", "--budget", "3", "-q", "--out", "table"]) == 0
     assert main(["execute", "table"]) == 0
-    assert "nothing was run" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "nothing was run" in out
+    assert " ms, predicted\n" in out
     assert main(["export", "table"]) == 2
     assert "has no file; stage files are cut from the study's model" in capsys.readouterr().err
 
