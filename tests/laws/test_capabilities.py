@@ -293,7 +293,8 @@ def test_an_evaluator_declares_what_it_has(name: str) -> None:
 
 
 def test_every_capability_has_a_method_and_is_forwarded() -> None:
-    assert OF_SESSIONS.keys() | OF_CANDIDATES.keys() | {"computed", "rewrites"} == {f.name for f in fields(Capabilities)}
+    every = {f.name for f in fields(Capabilities)}
+    assert OF_SESSIONS.keys() | OF_CANDIDATES.keys() | {"computed", "rewrites"} == every
     for kind, wrapper, methods in (
         (Session, ForwardingSession, [*OF_SESSIONS.values(), Session.fingerprint]),
         (Candidate, ForwardingCandidate, [*OF_CANDIDATES.values(), Candidate.run, Candidate.close]),
