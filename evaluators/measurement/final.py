@@ -547,17 +547,17 @@ class _Levels:
         rows = table[np.isfinite(table).sum(axis=1) >= 2]
         if len(rows) < 2:
             return ROUND_NOISE**2, 0
-        rows = rows - np.nanmean(rows, axis=1, keepdims=True)
-        for _ in range(3):  # two-way fit with missing cells
-            columns = np.nanmean(rows, axis=0, keepdims=True)
-            rows = rows - np.nan_to_num(columns)
-            rows = rows - np.nanmean(rows, axis=1, keepdims=True)
         cells = np.isfinite(rows)
+        rows, missing = np.where(cells, rows, 0.0), ~cells
+        counts = [np.maximum(cells.sum(axis=axis, keepdims=True), 1) for axis in (0, 1)]
+        for axis in (1, 0, 1, 0, 1, 0, 1):  # two-way fit with missing cells
+            rows = rows - rows.sum(axis=axis, keepdims=True) / counts[axis]
+            rows[missing] = 0.0
         freedom = int(cells.sum() - len(rows) - cells.any(axis=0).sum() + 1)
         if freedom < 1:
             return ROUND_NOISE**2, 0
         values = rows[cells]
-        spread = max(1.4826 * float(np.median(np.abs(values))), ROUND_NOISE)
+        spread = max(1.4826 * _median(np.abs(values)), ROUND_NOISE)
         kept = np.clip(values, -_OUTLIER * spread, _OUTLIER * spread)
         return 2.0 * float((kept**2).sum()) / freedom, freedom
 
@@ -585,21 +585,22 @@ def _fitted(table: Array, numbers: NDArray[np.int64]) -> _Fit:
     plans = table.shape[1]
     table = _without_odd_rounds(table, numbers)
     rows, columns = np.nonzero(np.isfinite(table))
-    keys, which = np.unique(np.stack([columns, numbers[rows, columns]], axis=1), axis=0, return_inverse=True)
-    which = which.reshape(-1)
+    width = int(numbers.max(initial=-1)) + 2
+    keys, which = np.unique(columns * width + numbers[rows, columns] + 1, return_inverse=True)
+    owners = keys // width  # plans of the instances
     met = np.zeros((len(keys), len(table)))
     met[which, rows] = 1.0
     count = np.maximum(met.sum(axis=0), 1.0)
     normal = np.diag(met.sum(axis=1)) - (met / count) @ met.T
     # Kept instances that alternate in step never meet, so those of one plan are tied weakly.
-    same = (keys[:, :1] == keys[:, 0]).astype(float)
+    same = (owners[:, None] == owners).astype(float)
     tied = normal + _SAME_PLAN * (np.diag(same.sum(axis=1)) - same)
     inverse = np.linalg.pinv(tied, rcond=1e-10, hermitian=True)
     values = table[rows, columns]
     shared = np.bincount(rows, values, len(table)) / count
     levels = inverse @ np.bincount(which, values - shared[rows], len(keys))
     mean = np.zeros((plans, len(keys)))
-    mean[keys[:, 0], np.arange(len(keys))] = 1.0
+    mean[owners, np.arange(len(keys))] = 1.0
     mean /= np.maximum(mean.sum(axis=1, keepdims=True), 1.0)
     reached = (mean > 0.0) @ (normal != 0.0) @ (mean > 0.0).T | np.eye(plans, dtype=bool)
     for _ in range(plans.bit_length()):  # plans that meet through others: each squaring doubles how many
@@ -634,7 +635,7 @@ def _levels_of(
     middle = _median_of_rows(log_s.T)
     for _ in range(3):  # median polish: a block has one state of the machine
         shared = _median_of_rows(log_s - middle)
-        shared = shared - np.median(shared)
+        shared = shared - _median(shared)
         middle = _median_of_rows((log_s - shared[:, None]).T)
     kept_turns = {plan: log_s[np.isfinite(log_s[:, c]), c] for c, plan in enumerate(plans)}
     return {plan: float(middle[c]) for c, plan in enumerate(plans)}, kept_turns, level
@@ -955,7 +956,7 @@ class FinalComparison:
         said_s = settling_s + math.fsum(batch.latency_s)  # computed latencies: results must not depend on load
         self._spent_s += max(0.0 if self.computed else time.monotonic() - begin, said_s)
         self._stages[plan].append(batch.stage_s)
-        median_s = float(np.median(values))
+        median_s = _median(values)
         self._typical_s[plan] = self._run_s(plan, median_s, batch)
         self._best_s[plan] = min(median_s, _FORGETS * self._best_s.get(plan, math.inf))
         if batch.errors is not None:
@@ -973,7 +974,7 @@ class FinalComparison:
         while True:
             latency_s = _checked(candidate.run(runs), runs)
             spent_s += float(latency_s.sum())
-            median_s = float(np.median(latency_s))
+            median_s = _median(latency_s)
             fast = median_s <= _SETTLED * self._best_s.get(plan, math.inf)
             if fast or median_s > _GAIN * fastest_s or spent_s >= _MOST_SETTLING_S:
                 return spent_s
@@ -1023,10 +1024,11 @@ class FinalComparison:
         seen: dict[int, set[float]] = defaultdict(set)
         for turns in self._turns:
             for plan, values in turns.items():
-                seen[plan].update(map(float, np.round(values, 12)))
+                seen[plan].update(np.round(values, 12).tolist())
+                if len(seen[plan]) > 1:
+                    return False
         rebuilt = [i for i in seen if self._instances.get(i, 2) >= 2]
-        again = any(sum(i in levels for levels in self._levels) >= 2 for i in rebuilt)
-        return again and all(len(values) == 1 for values in seen.values())
+        return any(sum(i in levels for levels in self._levels) >= 2 for i in rebuilt)
 
     def _eliminate(self) -> None:
         """Eliminate plans that have lost, and choose those of the next round."""
@@ -1109,16 +1111,16 @@ class FinalComparison:
         if not measured:
             return Final(tuple(standings), ())
         best = table.fastest([i for i in measured if i in self._racing] or measured)
-        state = float(np.nanmedian(table.table[:, best]))
+        state = _median(table.table[np.isfinite(table.table[:, best]), best])
         for i in measured:
             logs = np.concatenate([turns[i] for turns in self._turns if i in turns])
             # The median becomes the level over rounds; the spread of the turns is unchanged.
-            logs = logs + state + table.effect(i, best) - float(np.median(logs))
-            levels = tuple(None if not np.isfinite(v) else float(v) for v in table.table[:, i])
+            logs = logs + state + table.effect(i, best) - _median(logs)
+            levels = tuple(v if math.isfinite(v) else None for v in table.table[:, i].tolist())
             standings[i] = Standing(
-                Samples(tuple(map(float, np.exp(logs))), under or {}),
+                Samples(tuple(np.exp(logs).tolist()), under or {}),
                 levels,
-                tuple(float(s) for s in np.median(np.concatenate(self._stages[i]), axis=0)),
+                tuple(np.median(np.concatenate(self._stages[i]), axis=0).tolist()) if under is not None else (),
                 self._failures[i][-1] if len(self._failures[i]) >= 2 else "",
                 tuple(map(float, self._errors[i])) if i in self._errors else None,
                 self._instances.get(i, 0),
@@ -1127,7 +1129,9 @@ class FinalComparison:
             )
         racing = tuple(sorted(i for i in self._racing if self._seen(i) and i in self._running))
         total, repeated = self._filter.total, self._filter.repeated
-        return Final(tuple(standings), racing, total, repeated, table.exact, self.computed)
+        found = Final(tuple(standings), racing, total, repeated, table.exact, self.computed)
+        vars(found)["_table"] = table  # what it would make of the standings' levels
+        return found
 
 
 def _without_odd_rounds(table: Array, numbers: NDArray[np.int64]) -> Array:
@@ -1139,11 +1143,10 @@ def _without_odd_rounds(table: Array, numbers: NDArray[np.int64]) -> Array:
     if not present.any():
         return table
     rows, columns = np.nonzero(present)
-    keys = np.stack([columns, numbers[rows, columns]], axis=1)
-    _, which, count = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
-    keys[count[which.reshape(-1)] < 3, 1] = -2
-    _, which = np.unique(keys, axis=0, return_inverse=True)
-    which = which.reshape(-1)
+    begin = columns * (int(numbers.max()) + 3)
+    keys = begin + numbers[rows, columns] + 2
+    _, which, count = np.unique(keys, return_inverse=True, return_counts=True)
+    _, which = np.unique(np.where(count[which] < 3, begin, keys), return_inverse=True)
     values = table[rows, columns]
     weights, off = np.ones(len(values)), values
     grid = np.zeros((int(which.max()) + 1, len(table)))
@@ -1151,14 +1154,17 @@ def _without_odd_rounds(table: Array, numbers: NDArray[np.int64]) -> Array:
         grid[which, rows] = weights
         total = np.maximum(grid.sum(axis=0), 1e-12)
         shared = np.bincount(rows, weights * values, len(table)) / total
-        normal = np.diag(grid.sum(axis=1)) - (grid / total) @ grid.T
+        normal = (grid / -total) @ grid.T
+        diagonal = normal.reshape(-1)[:: len(grid) + 1]
+        diagonal += grid.sum(axis=1)
+        diagonal += 1e-9 * (1.0 + normal.max())
         right = np.bincount(which, weights * (values - shared[rows]), len(grid))
-        levels = np.linalg.solve(normal + 1e-9 * np.eye(len(grid)) * (1.0 + normal.max()), right)
+        levels = np.linalg.solve(normal, right)
         own = np.bincount(rows, weights * (values - levels[which]), len(table)) / total
         off = values - levels[which] - own[rows]
         weights = 1.0 / np.maximum(np.abs(off), ROUND_NOISE / 10.0)
         weights /= weights.max()
-    limit = _ODD * max(1.4826 * float(np.median(np.abs(off))), ROUND_NOISE)
+    limit = _ODD * max(1.4826 * _median(np.abs(off)), ROUND_NOISE)
     found: Array = table.copy()
     found[rows, columns] += np.clip(off, -limit, limit) - off
     return found
@@ -1168,8 +1174,8 @@ def _without_outliers(values: Array) -> Array:
     """Return values, with those far from their median pulled in."""
     if len(values) < 3:
         return values
-    middle = np.median(values)
-    spread = max(1.4826 * float(np.median(np.abs(values - middle))), ROUND_NOISE)
+    middle = _median(values)
+    spread = max(1.4826 * _median(np.abs(values - middle)), ROUND_NOISE)
     return np.clip(values, middle - _OUTLIER * spread, middle + _OUTLIER * spread)
 
 
@@ -1177,7 +1183,13 @@ def _checked(batch: Batch, runs: int) -> Array:
     """Return the latencies of a batch, checked."""
     if len(batch.latency_s) != runs:
         raise UnavailableError(f"evaluator returned {len(batch.latency_s)} latencies for {runs} runs")
-    return np.asarray(Samples(tuple(float(v) for v in batch.latency_s)).values_s)
+    return np.asarray(Samples(tuple(map(float, batch.latency_s))).values_s)
+
+
+def _median(values: Array) -> float:
+    """Return the median of finite values; for few, several times faster than numpy's."""
+    ordered, middle = np.sort(values), len(values) // 2
+    return float(ordered[middle] if len(values) % 2 else (ordered[middle - 1] + ordered[middle]) / 2.0)
 
 
 def _median_of_rows(values: Array) -> Array:
@@ -1186,7 +1198,8 @@ def _median_of_rows(values: Array) -> Array:
     some = finite.any(axis=1)
     found = np.zeros(len(values))
     if finite.all() and values.size:
-        return np.asarray(np.median(values, axis=1))  # several times faster than nanmedian
+        ordered, middle = np.sort(values, axis=1), values.shape[1] // 2
+        return ordered[:, middle] if values.shape[1] % 2 else (ordered[:, middle - 1] + ordered[:, middle]) / 2.0
     if some.any():
         found[some] = np.nanmedian(values[some], axis=1)
     return found

@@ -95,6 +95,7 @@ class Scheduler:
         self._jobs_at = _HEAD + _FIELDS * len(self.clients)
         self._first: list[int] = []  # number of the first job of each instance
         self._owner: list[int] = []  # instance of each job
+        self._processors = [processors for client in self.clients for processors in client.processors]
         self._needs: list[list[int]] = []
         self._readers: list[list[int]] = []
         for k, client in enumerate(self.clients):
@@ -162,15 +163,19 @@ class Scheduler:
         store = self.store
         first = self._queue_at + 1
         waiting = store[first : first + store[self._queue_at]]
-        queue = sorted((self._key(n), n) for n in waiting if store[_HEAD + _FIELDS * self._owner[n] + _STATUS] == BUSY)
-        left = []
+        if not len(waiting):
+            return []
+        queue = [n for n in waiting if store[_HEAD + _FIELDS * self._owner[n] + _STATUS] == BUSY]
+        if len(queue) > 1:
+            queue.sort(key=self._key)
+        left: list[int] = []
         taken = 0
-        for processor in range(len(self._excluded)):
-            if store[self._processors_at + processor] >= 0:
+        for processor, n in enumerate(store[self._processors_at : self._processors_at + len(self._excluded)]):
+            if n >= 0:
                 taken |= 1 << processor
-        found = []
-        for _, n in queue:
-            processors = self._processors_of(n)
+        found: list[tuple[int, int]] = []
+        for n in queue:
+            processors = self._processors[n]
             for processor in processors:
                 if not self._excluded[processor] & taken:
                     found.append((n, processor))
@@ -204,7 +209,8 @@ class Scheduler:
             self._ended(k, now_ns)
             return
         for reader in self._readers[n]:
-            if all(store[self._jobs_at + _JOB_FIELDS * m + _STATE] == _DONE for m in self._needs[reader]):
+            needs = self._needs[reader]
+            if len(needs) == 1 or all(store[self._jobs_at + _JOB_FIELDS * m + _STATE] == _DONE for m in needs):
                 self._queue(reader, now_ns)
 
     def fail(self, k: int) -> None:
@@ -257,19 +263,14 @@ class Scheduler:
 
     def _key(self, n: int) -> tuple[int, ...]:
         """Return the sort key of a ready job in the queue."""
-        ready_ns = self.store[self._jobs_at + _JOB_FIELDS * n + _READY]
         if self._dispatch in {"fifo", "static"}:
-            return (ready_ns,)
+            return self.store[self._jobs_at + _JOB_FIELDS * n + _READY], n
         k = self._owner[n]
         client = self.clients[k]
         came_ns = self.store[self._records[k] + 2 * self.store[_HEAD + _FIELDS * k + _REQUEST]]
         if self._dispatch == "priority":
-            return -client.priority, came_ns
-        return came_ns + client.deadline_ns if client.deadline_ns else NEVER_NS, came_ns
-
-    def _processors_of(self, n: int) -> tuple[int, ...]:
-        k = self._owner[n]
-        return self.clients[k].processors[n - self._first[k]]
+            return -client.priority, came_ns, n
+        return came_ns + client.deadline_ns if client.deadline_ns else NEVER_NS, came_ns, n
 
     def _run(self, n: int) -> int:
         """Return the position in ``store`` of a job's times, for its instance's current request."""

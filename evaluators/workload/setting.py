@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from evaluators.workload.lowered import LoweredModel, Lowerings
 from evaluators.workload.scheduler import QueueClient
@@ -11,6 +12,7 @@ from search_spaces.core.decoded_plan import jobs_of
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.core.pools import members, single_processors
+from search_spaces.core.workload import Arrival
 
 SLICED = "sliced"
 """Option of a processor that the operating system time-slices, not the scheduler: its share of each resource."""
@@ -86,7 +88,7 @@ def setting(plan: Plan, lowerings: Lowerings, law: NumberedProcessors | None = N
         clients.append(
             QueueClient(
                 tuple(law.members[name] for name in model.processors),
-                tuple(round(t * 1e9) for t in asks.arrival.releases_s(workload.seed + component)),
+                _releases_ns(asks.arrival, workload.seed + component),
                 asks.arrival.requests,
                 closed=asks.arrival.kind == "closed",
                 priority=asks.priority,
@@ -97,6 +99,11 @@ def setting(plan: Plan, lowerings: Lowerings, law: NumberedProcessors | None = N
         )
     stages_of = tuple(tuple(s[i] for i in m.stages) for s, m in zip(jobs.values(), models, strict=True))
     return Setting(tuple(clients), tuple(jobs), stages_of, law.names, law.excluded, tuple(models))
+
+
+@lru_cache(256)  # one workload's instances
+def _releases_ns(arrival: Arrival, seed: int) -> tuple[int, ...]:
+    return tuple(round(t * 1e9) for t in arrival.releases_s(seed))
 
 
 def exclusions(processors: Sequence[Processor]) -> tuple[int, ...]:

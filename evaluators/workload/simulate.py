@@ -18,6 +18,7 @@ from search_spaces.core.pools import single_processors
 
 _BEGIN_NS = 1  # 0 means no time in the scheduler
 _ROUNDING_NS = 0.5
+_MOST_KNOWN = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +51,17 @@ class Crowd:
     def __init__(self, platform: Platform) -> None:
         self._demands = [demand(processor) for processor in single_processors(platform)]
         self._sliced = any(SLICED in processor.options for processor in single_processors(platform))
+        self._known: dict[tuple[int, tuple[int, ...], tuple[float, ...]], float] = {}
 
-    def factor(self, processor: int, busy: Sequence[int], slowed: Sequence[float]) -> float:
+    def factor(self, processor: int, busy: tuple[int, ...], slowed: tuple[float, ...]) -> float:
         """Return the factor on a job's time while the processors ``busy``, its own included, run."""
+        if (found := self._known.get(key := (processor, busy, slowed))) is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            found = self._known[key] = self._factor(processor, busy, slowed)
+        return found
+
+    def _factor(self, processor: int, busy: tuple[int, ...], slowed: tuple[float, ...]) -> float:
         others = [slowed[other] for other in busy if other != processor] if slowed else []
         if not self._sliced:
             return math.prod(others)
@@ -86,28 +95,32 @@ def simulate(found: Setting, dispatch: Dispatch, costs: Costs, crowd: Crowd) -> 
     every = [job for jobs in costs for job in jobs]
     scheduler.begin(_BEGIN_NS)
     left: dict[int, float] = {}  # processor → nanoseconds of work left in its job
-    now_ns = float(_BEGIN_NS)
+    slowed: dict[int, tuple[float, ...]] = {}
+    factors: list[tuple[int, float]] = []  # of the processors that are busy
+    now_ns, arrival_ns = float(_BEGIN_NS), scheduler.next_arrival_ns()
     while True:
-        scheduler.arrive(round(now_ns))
-        for job, processor in scheduler.start(round(now_ns)):
+        at_ns = round(now_ns)
+        if at_ns >= arrival_ns:
+            scheduler.arrive(at_ns)
+            arrival_ns = scheduler.next_arrival_ns()
+        started = scheduler.start(at_ns)
+        for job, processor in started:
             own = every[job][processor]
             moved_s = _transfers_s(own, found, scheduler, job) if own.transfer_s else 0.0
-            left[processor] = (own.work_s + moved_s) * 1e9
-        if scheduler.over:
+            left[processor], slowed[processor] = (own.work_s + moved_s) * 1e9, own.slowed
+        if not left and scheduler.over:
             return outcome(scheduler, found.stages, found.processors)
-        busy = tuple(left)
-        factors = {}
-        for processor in busy:
-            factors[processor] = crowd.factor(processor, busy, every[scheduler.on(processor)][processor].slowed)
-        arrival_ns = scheduler.next_arrival_ns()
-        ends = [now_ns + left[processor] * factors[processor] for processor in busy]
-        next_ns = min([*ends, *([float(arrival_ns)] if arrival_ns < NEVER_NS else [])], default=math.inf)
+        if started or len(factors) != len(left):  # other processors are busy
+            busy = tuple(left)
+            factors = [(processor, crowd.factor(processor, busy, slowed[processor])) for processor in busy]
+        next_ns = float(arrival_ns) if arrival_ns < NEVER_NS else math.inf
+        for processor, factor in factors:
+            next_ns = min(next_ns, now_ns + left[processor] * factor)
         if next_ns == math.inf:
             raise UnavailableError("the jobs of the workload wait for each other for ever")
-        for processor in busy:
-            left[processor] -= (next_ns - now_ns) / factors[processor]
-        now_ns = next_ns
-        for processor in busy:
+        passed_ns, now_ns = next_ns - now_ns, next_ns
+        for processor, factor in factors:
+            left[processor] -= passed_ns / factor
             if left[processor] <= _ROUNDING_NS:
                 del left[processor]
                 scheduler.finish(processor, round(now_ns))

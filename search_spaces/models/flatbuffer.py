@@ -348,7 +348,7 @@ def _count_tables(mapped: _Mapped, root: int) -> None:
             left -= count
             if left < 0:
                 raise _DamageError("it has more tables than the file has room for")
-            places = (np.arange(start, start + 4 * count, 4) + np.frombuffer(mapped, "<u4", count, start)).tolist()
+            places = [start + 4 * i + o for i, o in enumerate(struct.unpack_from(f"<{count}I", mapped, start))]
             if child == "Buffer":  # the LiteRT converter has one table for all empty ones; none refers to others
                 continue
             repeats_left -= count + len(seen)

@@ -7,6 +7,7 @@ memory taken; it ends with 1 at the first case that is neither a graph nor one l
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import resource
 import struct
@@ -28,7 +29,7 @@ from search_spaces.core.intensity import operator_costs, unknown_kinds
 from search_spaces.core.plan import canonical
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.models.dtypes import has_fixed_size
-from search_spaces.models.flatbuffer import IDENTIFIER, write_model
+from search_spaces.models.flatbuffer import IDENTIFIER, write_into
 from search_spaces.models.inputs import drawn_inputs
 from search_spaces.models.litert import read_model
 from search_spaces.models.shapes import needs_interpreter
@@ -271,10 +272,9 @@ def _odd_structure(model: Any, random: np.random.Generator) -> bytes:
     whole = getattr(table, name)
     try:
         setattr(table, name, _odd(whole, random))
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "m.tflite")
-            write_model(model, {}, path)
-            return path.read_bytes()
+        file = io.BytesIO()
+        write_into(file, model, {}, name)
+        return file.getvalue()
     except (ModelError, struct.error, ArithmeticError, ValueError, TypeError, IndexError):
         return IDENTIFIER  # the format cannot hold it
     finally:
@@ -347,12 +347,17 @@ def examine(path: Path, tally: Tally, *, memory: bool = False) -> Graph | None:
     return graph
 
 
-def fuzz(cases: int, seed: int, folder: Path, keep: Path | None = None) -> Tally:
-    """Examine ``cases`` damaged files; every 20th with its memory counted.
+def fuzz(cases: int, seed: int, keep: Path | None = None) -> Tally:
+    """Examine ``cases`` damaged files, in memory where there is such a folder; every 20th with its memory counted.
 
     Raises:
         DefectError: with the number of the case; its file is left at ``keep``.
     """
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:  # noqa: PTH112
+        return _fuzz(cases, seed, Path(folder), keep)
+
+
+def _fuzz(cases: int, seed: int, folder: Path, keep: Path | None) -> Tally:
     path, tally = folder / "case.tflite", Tally()
     seeds = corpus(folder)
     for content in seeds:  # what is imported on the way is no memory of a case
@@ -376,12 +381,11 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="where to leave a case that failed")
     options = parser.parse_args()
     begin = time.monotonic()
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:  # noqa: PTH112
-        try:
-            tally = fuzz(options.cases, options.seed, Path(folder), options.keep)
-        except DefectError as error:
-            sys.stderr.write(f"{error}\n")
-            return 1
+    try:
+        tally = fuzz(options.cases, options.seed, options.keep)
+    except DefectError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
     sys.stdout.write(
         f"{options.cases} cases in {time.monotonic() - begin:.0f} s: {tally.refused} refused, {tally.read} read; "
         f"slowest {tally.slowest_s:.3f} s, at most {tally.most_nbytes / 1e6:.2f} MB counted, "
