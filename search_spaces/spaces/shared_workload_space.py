@@ -9,7 +9,7 @@ from itertools import permutations
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from search_spaces.core.decoded_plan import RankSet
+from search_spaces.core.decoded_plan import DecodedPlan, RankSet
 from search_spaces.core.errors import PlanError
 from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Plan
@@ -60,6 +60,8 @@ class SharedWorkloadSpace(WorkloadSpace):
             made.setdefault(id(graph), SegmentSpace(graph, alone, splits=splits, branches=branches))
         self.models: tuple[SegmentSpace, ...] = tuple(made[id(graph)] for graph in graphs)
         """The space of each client's own model; interchangeable processors are distinct in it."""
+        instances = max(self._counts) > 1
+        self._may_rename = branches and instances and any(len(names) > 3 for names in self._classes)
         pairs = list(permutations(alone.processors, 2))
         self._pairs = [(a.name, b.name) for a, b in pairs if not a.excludes(b)]
 
@@ -108,6 +110,23 @@ class SharedWorkloadSpace(WorkloadSpace):
                     what, _, operator = name.partition("_")
                     params[f"{what}_{c + 1 if what in _OF_CLIENT else k}_{operator}"] = value
         return params
+
+    def _canonical(self, found: DecodedPlan) -> DecodedPlan:
+        """Return the canonical form of a plan, or the plan itself where that form is not in the space.
+
+        The number that places branches counts processors in the platform's order. Where four or more are
+        interchangeable, other names for these can ask for another number in each instance of a model.
+        """
+        made = super()._canonical(found)
+        if not self._may_rename:
+            return made
+        try:
+            for client, count in enumerate(self._counts):
+                if count > 1:
+                    self._forms(client, self._alike(client, made.stages))
+        except PlanError:
+            return found
+        return made
 
     def _in_common(self, block: Block, form: Form) -> Block:
         """Return a block with the common way and share of the client's instances; a whole one is shared with itself."""

@@ -140,7 +140,11 @@ class WorkloadSpace:
 
     def plan(self, found: DecodedPlan) -> Plan:
         """Return the canonical plan of a decoded plan."""
-        return found.canonical(self._client, self._platform).plan(self._joined)
+        return self._canonical(found).plan(self._joined)
+
+    def _canonical(self, found: DecodedPlan) -> DecodedPlan:
+        """Return the canonical form of a plan of the space, which lies in the space too."""
+        return found.canonical(self._client, self._platform)
 
     def decoded_plan(self, plan: Plan) -> DecodedPlan:
         """Return the decoded plan.
@@ -162,7 +166,7 @@ class WorkloadSpace:
         Raises:
             PlanError: the plan is not in the space.
         """
-        found = self.decoded_plan(plan).canonical(self._client, self._platform)
+        found = self._canonical(self.decoded_plan(plan))
         params: dict[str, Any] = {"dispatch": found.dispatch}
         params |= {f"first_{k + 1}": place for place, k in enumerate(found.order, 1)}
         return {**params, **self._row_params(found.stages), **self.ranks.encode(found)}

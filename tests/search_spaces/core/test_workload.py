@@ -342,6 +342,20 @@ def test_any_parameters_stand_for_a_plan_of_shared_models(space: SharedWorkloadS
         assert space.decode(space.encode(plan)) == plan
 
 
+def test_other_names_for_alike_processors_stay_in_the_space() -> None:
+    """With eight alike streams of a GPU, a plan's canonical form may place branches in words that instances lack."""
+    streams = tuple(Processor(f"stream{i}", "gpu", {f"stream{i}": 1.0}, "stream") for i in range(8))
+    workload = Workload("drawn", (Client("m", "squeezenet1_1@0.25/64", 2),))
+    joined = merge("drawn", [(i.name, load("squeezenet1_1@0.25/64")) for i in workload.instances])
+    space = SharedWorkloadSpace(workload, joined, with_pools(Platform("one GPU", streams)))
+    rng = np.random.default_rng(0)
+    plan = space.plan_at(int(rng.integers(1 << 60)))
+    for step in range(240):
+        plan = space.neighbour(plan, rng)
+        if step > 200:
+            assert space.decode(space.encode(plan)) == plan
+
+
 def test_instances_have_one_word_for_branches_that_they_place_alike() -> None:
     space = shared("squeezenet1_1@0.25/64", 2, cores=4)
     alone = space.models[0]
