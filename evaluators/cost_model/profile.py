@@ -188,15 +188,13 @@ class CostProfile:
         for _ in range(_PASSES if any(kernel.remembers for kernel in model.kernels.values()) else 1):
             interval = np.where(known_s > 0.0, known_s, interval_s)
             rows = replace(rows, interval=interval, matrix_share=matrix_shares(busy, seconds))
-            seconds = np.zeros(len(features))
+            seconds, sigma = np.zeros(len(features)), np.zeros(len(features))
             for kernel, _, where in keys:
-                seconds[where] = kernel.predict(rows[where])[0] + model.dispatch_s
+                kernel_s, sigma[where] = kernel.predict(rows[where])
+                seconds[where] = kernel_s + model.dispatch_s
             interval_s = float(seconds.sum())
-        sigma = np.zeros(len(features))
         for kernel, seen, where in keys:
-            picked = rows[where]
-            spread = kernel.predict(picked)[1]
-            beyond = np.log(kernel.outside(picked))
+            spread, beyond = sigma[where], np.log(kernel.outside(rows[where]))
             sigma[where] = np.hypot(spread if seen else np.maximum(spread, UNSEEN_SIGMA), 0.5 * beyond)
         return Prediction(seconds, sigma)
 
