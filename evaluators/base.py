@@ -16,13 +16,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BeforeValidator, PlainSerializer, PlainValidator
 
 from evaluators.measurement.disturbance import Counters
-from evaluators.schedule import Timeline
+from evaluators.schedule import Events
+from evaluators.workload.outcome import Objective, Outcome
+from search_spaces.core.bounded import plain
 from search_spaces.core.decoded_plan import RankSet
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
@@ -32,7 +35,6 @@ from search_spaces.core.states import State
 
 if TYPE_CHECKING:
     from evaluators.workload.host import WorkloadSession
-    from evaluators.workload.outcome import Objective, Outcome
     from search_spaces.core.joined_graph import JoinedGraph
     from search_spaces.core.workload import Workload
 
@@ -69,6 +71,21 @@ _NAMED = 3  # outputs named in a sentence at most
 Declared = TypeVar("Declared", "Capabilities", "EvaluatorCapabilities")
 
 
+def _numbers(value: Any) -> NDArray[np.float64]:
+    try:
+        return np.array(value, np.float64)
+    except TypeError as error:
+        raise ValueError("input should be numbers") from error
+
+
+Numbers = Annotated[
+    NDArray[np.float64],
+    PlainValidator(_numbers),
+    PlainSerializer(lambda values: np.asarray(values, float).tolist()),
+]
+"""An array, which a document holds as lists of numbers."""
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The result of consecutive runs of a plan.
@@ -84,10 +101,10 @@ class Batch:
         run_s: seconds that a run takes, where its figure is no latency of a run: of several models, of a percentile.
     """
 
-    latency_s: NDArray[np.float64]
-    stage_s: NDArray[np.float64]
-    timeline: Timeline | None = None
-    errors: NDArray[np.float64] | None = None
+    latency_s: Numbers
+    stage_s: Numbers
+    timeline: Events | None = None
+    errors: Numbers | None = None
     outcome: Outcome | None = None
     run_s: float | None = None
 
@@ -95,6 +112,14 @@ class Batch:
     def relative_sigma(self) -> float | None:
         """The relative standard deviation of a prediction; None of a measurement."""
         return None if self.errors is None else float(np.linalg.norm(self.errors))
+
+
+Error = Annotated[
+    float,
+    BeforeValidator(lambda value: math.inf if value is None else value),
+    PlainSerializer(lambda value: value if math.isfinite(value) else None),
+]
+"""An error of an output; in documents None stands for one that is not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +132,8 @@ class OutputError:
     """
 
     name: str
-    largest: float
-    mean: float
+    largest: Error
+    mean: Error
 
     def __str__(self) -> str:
         return f"{self.name!r} by {self.largest:.1e} at most and {self.mean:.1e} on average"
@@ -129,9 +154,9 @@ class Agreement:
     """
 
     identical: bool
-    max_abs_error: float
-    max_rel_error: float
-    tolerance: float
+    max_abs_error: Error
+    max_rel_error: Error
+    tolerance: Error
     outputs: tuple[OutputError, ...] = ()
     top1: tuple[int, int] | None = None
 
@@ -142,13 +167,8 @@ class Agreement:
 
     def to_json(self) -> dict[str, Any]:
         """Return its fields as plain values; None stands for an error that is not finite."""
-
-        def number(value: float) -> float | None:
-            return value if math.isfinite(value) else None
-
-        numbers = {name: number(getattr(self, name)) for name in ("max_abs_error", "max_rel_error", "tolerance")}
-        outputs = [{"name": e.name, "largest": number(e.largest), "mean": number(e.mean)} for e in self.outputs]
-        return {"identical": self.identical, **numbers, "outputs": outputs, "top1": self.top1}
+        found: dict[str, Any] = plain(Agreement, self)
+        return found
 
     def __str__(self) -> str:
         if self.identical:

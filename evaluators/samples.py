@@ -7,17 +7,21 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from evaluators.base import Agreement, OutputError
-from evaluators.schedule import Timeline
+from pydantic import BeforeValidator, Field
+
+from evaluators.base import Agreement
+from evaluators.schedule import Events
 from evaluators.workload.outcome import read_figures
-from search_spaces.core.errors import RunFolderError, UnavailableError, damage
+from search_spaces.core.bounded import built, plain
+from search_spaces.core.errors import RunFolderError, UnavailableError
 
 RUN_NOISE = 0.01
 """Relative standard deviation of a run, assumed before there are samples (a shared, otherwise idle CPU)."""
 
 Stopped = Literal["precision", "limit", "raced", "glimpsed"]
+_WHERE_THERE = ("figures", "load_s", "outcome")  # documents leave these out where they are empty
 
 MOST_S = 1e12
 """Upper limit of a latency, so that sums and other units of it stay finite."""
@@ -78,7 +82,8 @@ class Samples:
 
     def to_json(self) -> dict[str, Any]:
         """Return the samples as plain values."""
-        return {"values_s": list(self.values_s), "conditions": dict(self.conditions)}
+        found: dict[str, Any] = plain(Samples, self)
+        return found
 
     @classmethod
     def from_json(cls, data: object) -> Samples:
@@ -87,11 +92,7 @@ class Samples:
         Raises:
             RunFolderError: a field is missing or has the wrong type, or a value is not a latency.
         """
-        try:
-            content: Any = data
-            return cls(tuple(float(v) for v in content["values_s"]), dict(content["conditions"]))
-        except (KeyError, TypeError, ValueError, UnavailableError) as error:
-            raise RunFolderError(f"samples are damaged: {damage(error)}") from error
+        return built(cls, data, "samples are", RunFolderError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +120,13 @@ class Measurement:
     stage_s: tuple[float, ...]
     warmup_s: tuple[float, ...]
     stopped: Stopped
-    timeline: Timeline | None = None
+    timeline: Events | None = None
     agreement: Agreement | None = None
-    cold: float = 1.0
+    cold: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
     promised: bool = False
     figures: Mapping[str, float] = field(default_factory=dict)
     load_s: float = 0.0
-    outcome: Mapping[str, Any] = field(default_factory=dict)
+    outcome: Annotated[Mapping[str, Any], BeforeValidator(read_figures)] = field(default_factory=dict)
 
     @property
     def median_s(self) -> float:
@@ -134,19 +135,8 @@ class Measurement:
 
     def to_json(self) -> dict[str, Any]:
         """Return the measurement as plain values."""
-        return {
-            "latency_s": self.latency_s.to_json(),
-            "stage_s": list(self.stage_s),
-            "warmup_s": list(self.warmup_s),
-            "stopped": self.stopped,
-            "timeline": None if self.timeline is None else self.timeline.to_json(),
-            "agreement": None if self.agreement is None else self.agreement.to_json(),
-            "cold": self.cold,
-            "promised": self.promised,
-            **({"figures": dict(self.figures)} if self.figures else {}),
-            **({"load_s": self.load_s} if self.load_s else {}),
-            **({"outcome": dict(self.outcome)} if self.outcome else {}),
-        }
+        found = plain(Measurement, self)
+        return {name: value for name, value in found.items() if value or name not in _WHERE_THERE}
 
     @classmethod
     def from_json(cls, data: object) -> Measurement:
@@ -155,55 +145,7 @@ class Measurement:
         Raises:
             RunFolderError: a field is missing or has the wrong type.
         """
-        try:
-            content: Any = data
-            return cls(
-                latency_s=Samples.from_json(content["latency_s"]),
-                stage_s=tuple(float(v) for v in content["stage_s"]),
-                warmup_s=tuple(float(v) for v in content["warmup_s"]),
-                stopped=_stopped(content["stopped"]),
-                timeline=None if content["timeline"] is None else Timeline.from_json(content["timeline"]),
-                agreement=None if content["agreement"] is None else read_agreement(content["agreement"]),
-                cold=_factor(content.get("cold", 1.0)),
-                promised=bool(content.get("promised", False)),
-                figures={str(k): float(v) for k, v in content.get("figures", {}).items()},
-                load_s=float(content.get("load_s", 0.0)),
-                outcome=read_figures(content.get("outcome")),
-            )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise RunFolderError(f"measurement is damaged: {damage(error)}") from error
-
-
-def _factor(value: Any) -> float:
-    if not (math.isfinite(float(value)) and float(value) > 0.0):
-        raise ValueError(f"{value} is not a factor")
-    return float(value)
-
-
-def read_agreement(content: Any) -> Agreement:
-    """Build an agreement from its fields as a mapping, in which None stands for an error that is not finite.
-
-    Raises:
-        KeyError, TypeError, ValueError: a field is missing or has the wrong type.
-    """
-
-    def number(given: Any) -> float:
-        return math.inf if given is None else float(given)
-
-    top1 = content["top1"]
-    if top1 is not None:
-        changed, of = top1
-        if not isinstance(changed, int) or not isinstance(of, int):
-            raise TypeError(f"{top1!r} are not counts")
-        top1 = changed, of
-    return Agreement(
-        identical=bool(content["identical"]),
-        max_abs_error=number(content["max_abs_error"]),
-        max_rel_error=number(content["max_rel_error"]),
-        tolerance=number(content["tolerance"]),
-        outputs=tuple(OutputError(str(e["name"]), number(e["largest"]), number(e["mean"])) for e in content["outputs"]),
-        top1=top1,
-    )
+        return built(cls, data, "measurement is", RunFolderError)
 
 
 @cache
@@ -215,8 +157,3 @@ def _rank95(count: int) -> int:
         ways = ways * (count - rank + 1) // rank
         below += ways
     return rank
-
-
-def _stopped(reason: Any) -> Stopped:
-    known: tuple[Stopped, ...] = get_args(Stopped)
-    return known[known.index(reason)]

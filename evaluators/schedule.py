@@ -19,7 +19,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated
+
+from pydantic import BeforeValidator, WrapSerializer
 
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
@@ -41,10 +43,6 @@ class Event:
     end_s: float
     copied_s: float = 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the event as plain values."""
-        return {name: getattr(self, name) for name in self.__slots__}  # asdict takes several times as long
-
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
@@ -52,28 +50,18 @@ class Timeline:
 
     events: tuple[Event, ...]
 
-    def to_json(self) -> list[dict[str, Any]]:
-        """Return the events as plain values."""
-        return [event.to_json() for event in self.events]
-
-    @classmethod
-    def from_json(cls, data: Any) -> Timeline:
-        """Build a timeline from what :meth:`to_json` returned.
-
-        Raises:
-            AttributeError, KeyError, TypeError, ValueError: a field is missing or has the wrong type.
-        """
-        events = []
-        for e in data:
-            copied_s = float(e.get("copied_s", 0.0))
-            events.append(Event(int(e["stage"]), str(e["processor"]), float(e["start_s"]), float(e["end_s"]), copied_s))
-        return cls(tuple(events))
-
     @property
     def makespan_s(self) -> float:
         """Seconds from the first start to the last end."""
         return max(e.end_s for e in self.events) - min(e.start_s for e in self.events)
 
+
+Events = Annotated[
+    Timeline,
+    BeforeValidator(lambda events: {"events": events}),
+    WrapSerializer(lambda found, dumped: dumped(found)["events"]),
+]
+"""A timeline that a document holds as the list of its events."""
 
 Span = tuple[float, float]
 """Start and end of a task, in seconds."""

@@ -18,13 +18,8 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from evaluators.base import Agreement, Batch, Capabilities
-from evaluators.samples import read_agreement
-from evaluators.schedule import Timeline
-from evaluators.workload.outcome import Outcome, Request
-from search_spaces.core.bounded import built, parsed_json
+from search_spaces.core.bounded import built, parsed_json, plain
 from search_spaces.core.errors import OptimizeError, UnavailableError, UsageError, damage, shown
 from search_spaces.core.plan import LayerRanks
 from search_spaces.core.platform import Platform, Processor
@@ -130,14 +125,10 @@ def finite(limit_s: float) -> float | None:
 
 def batch_to_json(batch: Batch) -> dict[str, Any]:
     """Return a batch as plain values."""
-    return {
-        "latency_s": np.asarray(batch.latency_s, dtype=float).tolist(),
-        "stage_s": np.asarray(batch.stage_s, dtype=float).tolist(),
-        "timeline": None if batch.timeline is None else batch.timeline.to_json(),
-        "errors": None if batch.errors is None else np.asarray(batch.errors, dtype=float).tolist(),
-        **({} if batch.outcome is None else {"outcome": _outcome_to_json(batch.outcome)}),
-        **({} if batch.run_s is None else {"run_s": float(batch.run_s)}),
-    }
+    found: dict[str, Any] = plain(Batch, batch)
+    if batch.outcome is not None:
+        del found["outcome"]["timeline"]  # that of the batch
+    return {name: value for name, value in found.items() if value is not None or name not in {"outcome", "run_s"}}
 
 
 def batch_from_json(data: Any) -> Batch:
@@ -146,15 +137,9 @@ def batch_from_json(data: Any) -> Batch:
     Raises:
         WireError: a field is missing or has the wrong type.
     """
-    try:
-        timeline = None if data["timeline"] is None else Timeline.from_json(data["timeline"])
-        latency_s, stage_s = (np.array(data[key], dtype=np.float64) for key in ("latency_s", "stage_s"))
-        errors = None if data["errors"] is None else np.array(data["errors"], dtype=np.float64)
-        outcome = _outcome_from_json(data["outcome"], timeline) if "outcome" in data else None
-        run_s = float(data["run_s"]) if "run_s" in data else None
-        return Batch(latency_s, stage_s, timeline, errors, outcome, run_s)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise WireError(f"an answer is damaged: {damage(error)}") from error
+    if isinstance(data, dict) and isinstance(data.get("outcome"), dict):
+        data = {**data, "outcome": {**data["outcome"], "timeline": data.get("timeline")}}
+    return built(Batch, data, "an answer is", WireError)
 
 
 def ranks_from_json(data: Any) -> tuple[LayerRanks, ...]:
@@ -167,22 +152,6 @@ def ranks_from_json(data: Any) -> tuple[LayerRanks, ...]:
         return tuple(LayerRanks(*map(int, each)) for each in data)
     except (TypeError, ValueError) as error:
         raise WireError(f"ranks are damaged: {damage(error)}") from error
-
-
-def _outcome_to_json(found: Outcome) -> dict[str, Any]:
-    """Return the outcome of a run of a workload as plain values; its timeline is part of the batch."""
-    rows = [[[r.came_s, r.latency_s, r.rejected, r.missed] for r in each] for each in found.requests]
-    return {"requests": rows, "makespan_s": found.makespan_s, "deadline_s": found.deadline_s}
-
-
-def _outcome_from_json(data: Any, timeline: Timeline | None) -> Outcome:
-    if timeline is None:
-        raise WireError("a run of several models has no timeline")
-    rows = tuple(
-        tuple(Request(float(c), None if t is None else float(t), bool(r), bool(m)) for c, t, r, m in each)
-        for each in data["requests"]
-    )
-    return Outcome(rows, float(data["makespan_s"]), timeline, float(data["deadline_s"]))
 
 
 def capabilities_from_json(data: Any) -> Capabilities:
@@ -202,12 +171,7 @@ def agreement_from_json(data: Any) -> Agreement | None:
     Raises:
         WireError: a field is missing or has the wrong type.
     """
-    if data is None:
-        return None
-    try:
-        return read_agreement(data)
-    except (KeyError, TypeError, ValueError) as error:
-        raise WireError(f"an answer is damaged: {damage(error)}") from error
+    return None if data is None else built(Agreement, data, "an answer is", WireError)
 
 
 def agreement_to_json(agreement: Agreement | None) -> dict[str, Any] | None:

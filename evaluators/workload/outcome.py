@@ -6,11 +6,11 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-from evaluators.schedule import Event, Timeline
+from evaluators.schedule import Event, Events, Timeline
 from evaluators.workload.scheduler import FAILED, REJECTED, Scheduler
-from search_spaces.core.errors import UnavailableError
+from search_spaces.core.errors import UnavailableError, damage
 
 Objective = Literal["mean", "worst", "makespan", "misses", "throughput"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
@@ -18,8 +18,7 @@ TIMES = ("mean_ms", "worst_ms", "longest_ms", "makespan_ms")
 """The times among the figures of a run."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One request of an instance.
 
     Attributes:
@@ -48,7 +47,7 @@ class Outcome:
 
     requests: tuple[tuple[Request, ...], ...]
     makespan_s: float
-    timeline: Timeline
+    timeline: Events
     deadline_s: float = 0.0
 
     @property
@@ -158,15 +157,18 @@ def read_figures(found: Any) -> dict[str, Any]:
     """Return the figures of :func:`typical_figures` from plain values, checked; {} stays {}.
 
     Raises:
-        AttributeError, KeyError, TypeError, ValueError: they are damaged.
+        ValueError: they are damaged.
     """
     if not found:
         return {}
-    keys = [key for key in (*TIMES, "throughput_per_s") if key != "longest_ms" or found[key] is not None]
-    times, instances = {key: float(found[key]) for key in keys}, [float(ms) for ms in found["instances_ms"]]
+    try:
+        keys = [key for key in (*TIMES, "throughput_per_s") if key != "longest_ms" or found[key] is not None]
+        times, instances = {key: float(found[key]) for key in keys}, [float(ms) for ms in found["instances_ms"]]
+        counts = {key: int(found[key]) for key in ("requests", "answered", "rejected", "misses")}
+    except (AttributeError, KeyError, OverflowError, TypeError) as error:
+        raise ValueError(damage(error)) from error
     if not (instances and all(0.0 < value < math.inf for value in (*times.values(), *instances))):
         raise ValueError("a figure of a run of several models is no positive number")
-    counts = {key: int(found[key]) for key in ("requests", "answered", "rejected", "misses")}
     return {"longest_ms": None, **times, "instances_ms": instances, **counts}
 
 

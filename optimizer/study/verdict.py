@@ -15,8 +15,9 @@ from evaluators.base import Agreement, Candidate, Session, conditions_of, counte
 from evaluators.machine import available_nbytes
 from evaluators.measurement.disturbance import in_words
 from evaluators.measurement.final import Final, FinalComparison, FinalPolicy, Ratio, Standing
-from evaluators.samples import Samples, read_agreement
+from evaluators.samples import Samples
 from optimizer.study.history import History, Trial
+from search_spaces.core.bounded import built
 from search_spaces.core.errors import PlanError, RunFolderError, UnavailableError, damage
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
@@ -190,7 +191,10 @@ class Verdict:
                 tuple(int(i) for i in data["eligible"]),
                 int(data["left_out"]),
                 int(data["cores"]),
-                {str(digest): read_agreement(each) for digest, each in data["compared"].items()},
+                {
+                    str(digest): built(Agreement, each, "an agreement is", RunFolderError)
+                    for digest, each in data["compared"].items()
+                },
             )
         except (AttributeError, KeyError, TypeError, ValueError, PlanError) as error:
             raise RunFolderError(f"the verdict in the log is damaged: {damage(error)}") from error

@@ -47,9 +47,9 @@ def test_models_figures_go_with_those_of_all() -> None:
 def test_damaged_figures_are_refused(wrong: dict[str, Any]) -> None:
     found = typical_figures([run(0.1, None).to_json()])
     assert read_figures(found)["longest_ms"] == pytest.approx(100.0)
-    with pytest.raises((KeyError, OverflowError, TypeError, ValueError)):
+    with pytest.raises(ValueError):
         read_figures(found | wrong)
-    with pytest.raises(KeyError):
+    with pytest.raises(ValueError):
         read_figures({key: value for key, value in found.items() if key != "misses"})
 
 
