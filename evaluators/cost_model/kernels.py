@@ -11,12 +11,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from evaluators.cost_model.correction import Correction, Process
 from evaluators.cost_model.features import Array, Columns, history_effect
+
+# Larger numbers in a file overflow, or are no times of a device.
+Price = Annotated[float, Field(ge=0.0, le=1e3, allow_inf_nan=False)]
+"""Seconds."""
+
+Logarithm = Annotated[float, Field(ge=0.0, le=10.0, allow_inf_nan=False)]
+Number = Annotated[float, Field(ge=0.0, le=1e18, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, le=10**18)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +43,12 @@ class Tile:
         cache_bytes: activations beyond this do not stay in the cache that writes go to; 0: all do.
     """
 
-    pixels: int = 1
-    channels: int = 1
-    depth: int = 1
-    narrow: int = 0
-    near_s: float = 0.0
-    cache_bytes: float = 0.0
+    pixels: Count = 1
+    channels: Count = 1
+    depth: Count = 1
+    narrow: Count = 0
+    near_s: Price = 0.0
+    cache_bytes: Number = 0.0
 
 
 def _up(values: Array, step: int) -> Array:
@@ -137,13 +147,13 @@ class KernelModel:
         history: logarithm of the slowdown where only matrix products ran just before.
     """
 
-    prices: Mapping[str, float]
+    prices: Mapping[str, Price]
     tile: Tile = Tile()
-    sigma: float = 0.3
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    samples: int = 0
+    sigma: Logarithm = 0.3
+    ranges: Mapping[str, tuple[Number, Number]] = field(default_factory=dict)
+    samples: Count = 0
     correction: Correction | Process | None = None
-    history: float = 0.0
+    history: Logarithm = 0.0
 
     @property
     def remembers(self) -> bool:

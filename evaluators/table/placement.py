@@ -15,12 +15,13 @@ Costs have the unit of the file; the published ones are milliseconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from search_spaces.core.bounded import parsed_json, read_bounded
+from pydantic import Field
+
+from search_spaces.core.bounded import built, parsed_json, read_bounded
 from search_spaces.core.errors import UsageError, shown
 
 MAX_NBYTES = 64 << 20
@@ -104,87 +105,73 @@ def read_placement(path: Path) -> PlacementProblem:
         data = parsed_json(content)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: is not JSON of at most {MAX_NBYTES >> 20} MiB: {error}") from error
-    if not isinstance(data, Mapping):
-        raise UsageError(f"{path}: a placement instance is a JSON object, not {shown(data)}")
-    return _Reader(path, data).problem()
+    return _problem(path, built(_Instance, data, f"{path}: the instance is", UsageError))
+
+
+_Cost = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+_Devices = Annotated[int, Field(ge=0, le=MOST_DEVICES)]
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
-    path: Path
-    data: Mapping[str, Any]
+class _Node:
+    id: int | str
+    size: _Cost
+    cpu: Annotated[_Cost, Field(alias="cpuLatency")]
+    accelerator: Annotated[_Cost, Field(alias="fpgaLatency")]
+    name: Any = None
+    supported: Annotated[bool, Field(alias="supportedOnFpga")] = True
+    colour: Annotated[Any, Field(alias="colorClass")] = None
 
-    def problem(self) -> PlacementProblem:
-        nodes, edges = self._entries("nodes"), self._entries("edges")
-        index: dict[Any, int] = {}
-        for position, node in enumerate(nodes):
-            number = node.get("id")
-            if not isinstance(number, int | str) or number in index:
-                raise UsageError(
-                    f"{self.path}: node {position} has the id {shown(number)}", "give each node its own id"
-                )
-            index[number] = position
-        successors, transfer = self._edges(edges, index, len(nodes))
-        cpus = self._count("maxCPUs")
-        times = [[self._number(n, key, f"node {n['id']}") for n in nodes] for key in ("cpuLatency", "fpgaLatency")]
-        colours: dict[Any, int] = {}
-        return PlacementProblem(
-            name=self.path.stem,
-            names=tuple(str(n.get("name", n["id"])) for n in nodes),
-            cpu=tuple(t if cpus else math.inf for t in times[0]),
-            accelerator=tuple(
-                t if n.get("supportedOnFpga", True) else math.inf for n, t in zip(nodes, times[1], strict=True)
-            ),
-            nbytes=tuple(self._number(n, "size", f"node {n['id']}") for n in nodes),
-            transfer=transfer,
-            successors=successors,
-            colours=tuple(
-                colours.setdefault(str(n["colorClass"]) if n.get("colorClass") is not None else i, i)
-                for i, n in enumerate(nodes)
-            ),
-            accelerators=self._count("maxFPGAs"),
-            memory_bytes=self._number(self.data, "maxSizePerFPGA", "the instance"),
-            cpus=cpus,
-        )
 
-    def _edges(
-        self, edges: Sequence[Mapping[str, Any]], index: Mapping[Any, int], count: int
-    ) -> tuple[tuple[tuple[int, ...], ...], tuple[float, ...]]:
-        successors: list[set[int]] = [set() for _ in range(count)]
-        transfer: dict[int, float] = {}
-        for position, edge in enumerate(edges):
-            ends = [edge.get("sourceId"), edge.get("destId")]
-            for end in ends:
-                if not isinstance(end, int | str) or end not in index:
-                    raise UsageError(f"{self.path}: edge {position} names node {shown(end)}, which is not there")
-            source, reader = (index[end] for end in ends)
-            cost = self._number(edge, "cost", f"edge {position}")
-            if transfer.setdefault(source, cost) != cost:
-                raise UsageError(
-                    f"{self.path}: edge {position}: the output of node {ends[0]} costs {cost:g}, and on another edge "
-                    f"{transfer[source]:g}",
-                    "give both the same cost",
-                )
-            successors[source].add(reader)
-        return tuple(tuple(sorted(s)) for s in successors), tuple(transfer.get(i, 0.0) for i in range(count))
+@dataclass(frozen=True, slots=True)
+class _Edge:
+    source: Annotated[int | str, Field(alias="sourceId")]
+    reader: Annotated[int | str, Field(alias="destId")]
+    cost: _Cost
 
-    def _entries(self, key: str) -> list[Mapping[str, Any]]:
-        found = self.data.get(key)
-        if not isinstance(found, list) or not all(isinstance(entry, Mapping) for entry in found):
-            raise UsageError(f"{self.path}: {key!r} is missing, or no list of objects")
-        if key == "nodes" and not found:
-            raise UsageError(f"{self.path}: there are no nodes")
-        return found
 
-    def _count(self, key: str) -> int:
-        number = self._number(self.data, key, "the instance")
-        if number != int(number) or number > MOST_DEVICES:
-            raise UsageError(f"{self.path}: {key} is {number:g}: not a whole number of at most {MOST_DEVICES}")
-        return int(number)
+@dataclass(frozen=True, slots=True)
+class _Instance:
+    nodes: Annotated[tuple[_Node, ...], Field(min_length=1)]
+    edges: tuple[_Edge, ...]
+    cpus: Annotated[_Devices, Field(alias="maxCPUs")]
+    accelerators: Annotated[_Devices, Field(alias="maxFPGAs")]
+    memory_bytes: Annotated[_Cost, Field(alias="maxSizePerFPGA")]
 
-    def _number(self, entry: Mapping[str, Any], key: str, what: str) -> float:
-        value = entry.get(key)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
-            given = f"is {shown(value)}" if key in entry else "is missing"
-            raise UsageError(f"{self.path}: {what}: {key} {given}; it must be a number of at least 0")
-        return float(value)
+
+def _problem(path: Path, read: _Instance) -> PlacementProblem:
+    """Return the problem of an instance, with nodes by their positions."""
+    index: dict[int | str, int] = {}
+    for position, node in enumerate(read.nodes):
+        if index.setdefault(node.id, position) != position:
+            raise UsageError(f"{path}: node {position} has the id {shown(node.id)}", "give each node its own id")
+    successors: list[set[int]] = [set() for _ in read.nodes]
+    transfer: dict[int, float] = {}
+    for position, edge in enumerate(read.edges):
+        for end in (edge.source, edge.reader):
+            if end not in index:
+                raise UsageError(f"{path}: edge {position} names node {shown(end)}, which is not there")
+        source = index[edge.source]
+        if transfer.setdefault(source, edge.cost) != edge.cost:
+            raise UsageError(
+                f"{path}: edge {position}: the output of node {edge.source} costs {edge.cost:g}, and on another edge "
+                f"{transfer[source]:g}",
+                "give both the same cost",
+            )
+        successors[source].add(index[edge.reader])
+    colours: dict[Any, int] = {}
+    return PlacementProblem(
+        name=path.stem,
+        names=tuple(str(node.id if node.name is None else node.name) for node in read.nodes),
+        cpu=tuple(node.cpu if read.cpus else math.inf for node in read.nodes),
+        accelerator=tuple(node.accelerator if node.supported else math.inf for node in read.nodes),
+        nbytes=tuple(node.size for node in read.nodes),
+        transfer=tuple(transfer.get(i, 0.0) for i in range(len(read.nodes))),
+        successors=tuple(tuple(sorted(each)) for each in successors),
+        colours=tuple(
+            colours.setdefault(i if node.colour is None else str(node.colour), i) for i, node in enumerate(read.nodes)
+        ),
+        accelerators=read.accelerators,
+        memory_bytes=read.memory_bytes,
+        cpus=read.cpus,
+    )

@@ -288,7 +288,10 @@ class _Reader:
             empty = listed.node.id == "sequence" and not listed.node.value
             words = [] if empty else [(e, e.text("what an operator reads")) for e in listed.each("reads")]
             reads = tuple(_position(word, name, before, where) for where, word in words)
-        return _operator(name, seconds, kept, nbytes, {**usual, **own}, reads, fields["times"])
+        if all(math.isinf(s) for s in seconds.values()):
+            raise fields["times"].error(f"operator {name!r} runs on no processor")
+        prices = {pair: takes + nbytes * rate for pair, (takes, rate) in {**usual, **own}.items()}
+        return TimedOperator(name, seconds, kept, nbytes, prices, tuple(sorted(set(reads))))
 
     def _rows(self, entry: Value, usual: dict[Pair, tuple[float, float]]) -> tuple[TimedOperator, ...]:
         """Return the operators of a CSV file."""
@@ -310,25 +313,15 @@ class _Reader:
                 if key not in header:
                     raise UsageError(f"{path}:1: there is no column {key!r}", "an operator needs a name and its times")
             for row in rows:
-                found.append(self._row(_Row(path, rows.line_num, row), usual, found))
+                line = _as_yaml(path, rows.line_num, row, kinds)
+                if None in row or None in row.values():
+                    raise line.error("the line has more or fewer cells than the first one")
+                found.append(self._operator(line, usual, found))
         except csv.Error as error:
             raise UsageError(f"{path}:{rows.line_num}: {error}") from error
         if not found:
             raise UsageError(f"{path}: has no operators")
         return tuple(found)
-
-    def _row(self, row: _Row, usual: dict[Pair, tuple[float, float]], before: Sequence[TimedOperator]) -> TimedOperator:
-        name = row.text("name")
-        if not name:
-            raise row.error("an operator must have a name")
-        kinds = [d.kind for d in self.devices]
-        seconds = {k: math.inf if row.text(k) == _NEVER else row.number(k, None) * self.scale for k in kinds}
-        nbytes = row.number("output_bytes", 0.0)
-        words = row.text("reads").split()
-        reads: tuple[int, ...] = (len(before) - 1,) if before and not words else ()
-        if words and words != ["-"]:
-            reads = tuple(_position(word, name, before, row) for word in words)
-        return _operator(name, seconds, row.number("memory_bytes", 0.0), nbytes, usual, reads, row)
 
     def _time(self, value: Value, what: str) -> float:
         return math.inf if value.node.value == _NEVER else value.number(what) * self.scale
@@ -337,51 +330,27 @@ class _Reader:
         return _choice(value, "the kind", tuple(d.kind for d in self.devices))
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A line of a CSV file."""
+def _as_yaml(path: Path, line: int, cells: Mapping[str | Any, str | Any], kinds: Sequence[str]) -> Value:
+    """Return a line of a CSV file as the entry of a YAML file that says the same; empty cells are left out."""
+    import yaml
 
-    path: Path
-    line: int
-    cells: Mapping[str | Any, str | Any]
+    mark = yaml.Mark(str(path), 0, line - 1, 0, None, 0)
 
-    def error(self, problem: str, hint: str = "") -> UsageError:
-        return UsageError(f"{self.path}:{self.line}: {problem}", hint)
+    def scalar(text: str) -> Any:
+        return yaml.ScalarNode("", text, mark, mark)
 
-    def text(self, column: str) -> str:
-        if None in self.cells or None in self.cells.values():
-            raise self.error("the line has more or fewer cells than the first one")
-        return str(self.cells.get(column, "")).strip()
+    def mapping(fields: Mapping[str, Any]) -> Any:
+        return yaml.MappingNode("", [(scalar(key), value) for key, value in fields.items()], mark, mark)
 
-    def number(self, column: str, missing: float | None) -> float:
-        text = self.text(column)
-        if not text and missing is not None:
-            return missing
-        try:
-            found = float(text)
-        except ValueError:
-            found = math.nan
-        if not 0.0 <= found < math.inf:
-            raise self.error(f"{column} must be a number of at least 0, not {shown(text)}")
-        return found
+    text = {str(column): str(cell).strip() for column, cell in cells.items()}
+    fields = {key: scalar(text[key]) for key in ("name", "memory_bytes", "output_bytes") if text.get(key)}
+    fields["times"] = mapping({kind: scalar(text[kind]) for kind in kinds})
+    if words := text.get("reads", "").split():
+        fields["reads"] = yaml.SequenceNode("", [scalar(word) for word in words if words != ["-"]], mark, mark)
+    return Value(mapping(fields), path)
 
 
-def _operator(
-    name: str,
-    seconds: dict[str, float],
-    kept: float,
-    nbytes: float,
-    transfers: Mapping[Pair, tuple[float, float]],
-    reads: Sequence[int],
-    where: Value | _Row,
-) -> TimedOperator:
-    if all(math.isinf(s) for s in seconds.values()):
-        raise where.error(f"operator {name!r} runs on no processor")
-    prices = {pair: takes + nbytes * rate for pair, (takes, rate) in transfers.items()}
-    return TimedOperator(name, seconds, kept, nbytes, prices, tuple(sorted(set(reads))))
-
-
-def _position(word: str, reader: str, before: Sequence[TimedOperator], where: Value | _Row) -> int:
+def _position(word: str, reader: str, before: Sequence[TimedOperator], where: Value) -> int:
     """Return the position of the operator that another one reads."""
     found = [i for i, operator in enumerate(before) if operator.name == word]
     if len(found) == 1:
