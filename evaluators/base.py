@@ -400,6 +400,29 @@ class Session(Protocol):
         raise _unsupported(self, "decomposed_error")
 
 
+class ClosableSession(Session):
+    """A session that loads nothing once it is closed.
+
+    Attributes:
+        closed: whether it is.
+    """
+
+    closed = False
+
+    def close(self) -> None:
+        """Load nothing more."""
+        self.closed = True
+
+    def check_open(self) -> None:
+        """Check that the session is open.
+
+        Raises:
+            UnavailableError: it is closed.
+        """
+        if self.closed:
+            raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
+
+
 def conditions_of(session: Session) -> Callable[[], Mapping[str, Any]]:
     """Return the function that reads the conditions of a session; it returns {} where there are none."""
     return session.conditions if session.capabilities.conditions else dict

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.base import Batch, Candidate, Capabilities, Session
+from evaluators.base import Batch, Candidate, Capabilities, ClosableSession
 from evaluators.cost_model.plans import UNSURE, Errors, PlanSimulator, by_origins
 from evaluators.cost_model.transfers import Prices
 from evaluators.schedule import Timeline
-from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.intensity import Cost, operator_costs
 from search_spaces.core.plan import Plan
@@ -50,19 +49,17 @@ class Prediction(Candidate):
 _KEPT = 128  # simulators, one per rewritten model
 
 
-class SimulatedSession(Session, ABC):
+class SimulatedSession(ClosableSession, ABC):
     """A session that loads a plan by lowering and simulating it.
 
     Attributes:
         platform: the processors.
-        closed: whether the session is over.
     """
 
     capabilities = Capabilities(computed=True, stream=True, rewrites=True)
 
     def __init__(self, platform: Platform) -> None:
         self.platform = platform
-        self.closed = False
         self._simulators: OrderedDict[str, PlanSimulator] = OrderedDict()
         self._lowerings: dict[str, Lowering] = {}
 
@@ -102,8 +99,7 @@ class SimulatedSession(Session, ABC):
             ProfileError: as of :meth:`prices`.
             UnavailableError: a processor does not support an operator of its stage, or the session is over.
         """
-        if self.closed:
-            raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
+        self.check_open()
         plan.validate(graph, self.platform)
         lowered = self.lowering(graph).lower(plan)
         simulator = self._freed(lowered)

@@ -9,15 +9,23 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from evaluators.base import CONTRACT_VERSION, Batch, Candidate, Capabilities, Evaluator, EvaluatorCapabilities, Session
+from evaluators.base import (
+    CONTRACT_VERSION,
+    Batch,
+    Candidate,
+    Capabilities,
+    ClosableSession,
+    Evaluator,
+    EvaluatorCapabilities,
+)
 from evaluators.contract import EvaluatorContract, check_timeline, example_graph
 from evaluators.schedule import Event, Law, Task, Timeline, run_tasks, timeline
 from search_spaces.core.errors import UnavailableError
@@ -134,14 +142,9 @@ class SyntheticEvaluator(Evaluator):
         ]
         return Platform("synthetic", tuple(processors))
 
-    @contextmanager
-    def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[SyntheticSession]:  # noqa: ARG002
+    def prepare(self, platform: Platform, scratch: Path | None = None) -> AbstractContextManager[SyntheticSession]:  # noqa: ARG002
         """Open a session on any platform; nothing is written to ``scratch``."""
-        session = SyntheticSession(self, platform)
-        try:
-            yield session
-        finally:
-            session.closed = True
+        return closing(SyntheticSession(self, platform))
 
     def true_latency_s(self, graph: Graph, plan: Plan, platform: Platform | None = None) -> float:
         """Return the seconds of a plan without noise, with ``interaction``."""
@@ -149,7 +152,7 @@ class SyntheticEvaluator(Evaluator):
         return factor * schedule(graph, plan, platform or self.platform()).makespan_s
 
 
-class SyntheticSession(Session):
+class SyntheticSession(ClosableSession):
     """A session of :class:`SyntheticEvaluator`."""
 
     capabilities = Capabilities(computed=True)
@@ -158,7 +161,6 @@ class SyntheticSession(Session):
         self._evaluator = evaluator
         self._platform = platform
         self._fresh: Counter[str] = Counter()
-        self.closed = False
 
     def fingerprint(self) -> dict[str, Any]:
         """Return all that may change a number (machine, processors, versions, settings), as plain values.
@@ -187,8 +189,7 @@ class SyntheticSession(Session):
             UsageError: the plan names a processor that the platform lacks.
             UnavailableError: the plan is one that fails, or the session is over.
         """
-        if self.closed:
-            raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
+        self.check_open()
         plan.validate(graph, self._platform)
         evaluator = self._evaluator
         if evaluator.fails is not None and evaluator.fails(plan):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from evaluators.android.farm import Handset, find_handset
-from evaluators.base import Batch, Candidate, Capabilities, Evaluator, EvaluatorCapabilities, Session
+from evaluators.base import Batch, Candidate, Capabilities, ClosableSession, Evaluator, EvaluatorCapabilities
 from evaluators.schedule import Law, Task, run_tasks, timeline
 from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.graph import Graph
@@ -62,13 +62,13 @@ class AdbEvaluator(Evaluator):
         A phone serves one study at a time.
         """
         handset = self._known()
-        with _alone(handset), TemporaryDirectory(prefix="stages-") as folder:
-            session = AdbSession(handset, platform, Path(folder))
+        with (
+            _alone(handset),
+            TemporaryDirectory(prefix="stages-") as folder,
+            closing(AdbSession(handset, platform, Path(folder))) as session,
+        ):
             session.install()
-            try:
-                yield session
-            finally:
-                session.closed = True
+            yield session
 
     def _known(self) -> Handset:
         if self._handset is None:
@@ -114,7 +114,7 @@ def profiled_s(content: bytes) -> float:
     return seconds
 
 
-class AdbSession(Session):
+class AdbSession(ClosableSession):
     """A session on one phone."""
 
     capabilities = Capabilities(conditions=True)
@@ -125,7 +125,6 @@ class AdbSession(Session):
         self._there: set[str] = set()
         self._reported: dict[str, Any] = {}
         self._facts: dict[str, str] = {}
-        self.closed = False
 
     def install(self) -> None:
         """Copy ``benchmark_model`` to the phone if it is not there yet, and read the phone's model and build.
@@ -162,8 +161,7 @@ class AdbSession(Session):
 
         Without ``fresh``, stages that were timed before are not timed again.
         """
-        if self.closed:
-            raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
+        self.check_open()
         plan.validate(graph, self._platform)
         if graph.source is None:
             raise UnavailableError(f"model {graph.name!r} has no file; phones are sent files")

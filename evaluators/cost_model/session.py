@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -72,8 +72,7 @@ class CostModelEvaluator(Evaluator):
         self._profile, self._platform = found
         return self._platform
 
-    @contextmanager
-    def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[CostModelSession]:  # noqa: ARG002
+    def prepare(self, platform: Platform, scratch: Path | None = None) -> AbstractContextManager[CostModelSession]:  # noqa: ARG002
         """Open a session on a platform; leaving the context closes it.
 
         Nothing is written to ``scratch``.
@@ -88,11 +87,7 @@ class CostModelEvaluator(Evaluator):
             raise UnavailableError(f"there is no profile of platform {platform.name!r}", _HINT)
         for processor in platform.processors:
             profile_key(self._profile, processor)
-        session = CostModelSession(self._profile, platform)
-        try:
-            yield session
-        finally:
-            session.closed = True
+        return closing(CostModelSession(self._profile, platform))
 
     @contextmanager
     def host(

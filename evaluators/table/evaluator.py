@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.base import CONTRACT_VERSION, Capabilities, Evaluator, EvaluatorCapabilities, PartCosts, Session
+from evaluators.base import (
+    CONTRACT_VERSION,
+    Capabilities,
+    ClosableSession,
+    Evaluator,
+    EvaluatorCapabilities,
+    PartCosts,
+)
 from evaluators.schedule import Law, Task, needs_of, rounds, run_tasks, stream_period_s, timeline
 from evaluators.simulated import SimulatedPlan
 from evaluators.table.table import Table, read_table
@@ -84,11 +91,9 @@ class TableEvaluator(Evaluator):
             raise UsageError(f"{source}: another table has operators of these names", "rename the network")
         return graph
 
-    @contextmanager
-    def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[TableSession]:  # noqa: ARG002
+    def prepare(self, platform: Platform, scratch: Path | None = None) -> AbstractContextManager[TableSession]:  # noqa: ARG002
         """Open a session on devices of the table; nothing is written to ``scratch``."""
-        with self._opened({self.table.graph().digest: self.table}, platform) as session:
-            yield session
+        return self._opened({self.table.graph().digest: self.table}, platform)
 
     @contextmanager
     def host(
@@ -108,8 +113,7 @@ class TableEvaluator(Evaluator):
         ):
             yield found
 
-    @contextmanager
-    def _opened(self, tables: Mapping[str, Table], platform: Platform) -> Iterator[TableSession]:
+    def _opened(self, tables: Mapping[str, Table], platform: Platform) -> AbstractContextManager[TableSession]:
         devices = self.table.devices
         if (other := next((t for t in tables.values() if t.devices != devices), None)) is not None:
             raise UsageError(
@@ -121,14 +125,10 @@ class TableEvaluator(Evaluator):
             raise UnavailableError(
                 f"the table has no times for processor {strange!r}", f"it has {', '.join(sorted(kinds))}"
             )
-        session = TableSession(tables, platform)
-        try:
-            yield session
-        finally:
-            session.closed = True
+        return closing(TableSession(tables, platform))
 
 
-class TableSession(Session):
+class TableSession(ClosableSession):
     """A session of :class:`TableEvaluator`.
 
     Args:
@@ -146,7 +146,6 @@ class TableSession(Session):
         one = next(iter(tables.values()))
         self._overhead_s = one.overhead_s(platform) * factor
         self._memory_bytes = one.memory_bytes(platform)
-        self.closed = False
 
     def fingerprint(self) -> dict[str, Any]:
         """Return all that may change a number (machine, processors, versions, settings), as plain values.
@@ -208,8 +207,7 @@ class TableSession(Session):
             UnavailableError: the graph is not the table's, a device does not support an operator or has too little
                 memory, or the session is over.
         """
-        if self.closed:
-            raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
+        self.check_open()
         plan.validate(graph, self._platform)
         numbers = {p.name: i for i, p in enumerate(self._platform.processors)}
         on = [numbers[stage.processor] for stage in plan.stages]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -11,14 +11,13 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.base import Batch, Capabilities, Session
+from evaluators.base import Batch, Capabilities, ClosableSession, Session
 from evaluators.simulated import Prediction
 from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Objective, Outcome
 from evaluators.workload.setting import NumberedProcessors, Setting, setting
 from evaluators.workload.simulate import Crowd, JobCost, simulate, stage_means_s
 from search_spaces.core.decoded_plan import RankSet, component_plan, jobs_of
-from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.states import State
@@ -124,24 +123,19 @@ class WorkloadSimulator:
 Predicting = TypeVar("Predicting", bound=Session)
 
 
-@contextmanager
 def hosted(
     session: Predicting, simulator_of: Callable[[Predicting], WorkloadSimulator], objective: Objective
-) -> Iterator[PredictedSession]:
+) -> AbstractContextManager[PredictedSession]:
     """Open a session that predicts plans of a workload, given a session that predicts plans of one model.
 
     Args:
         session: in the usual state of the platform.
         simulator_of: returns the simulator for a session, in any state of the platform.
     """
-    usual = PredictedSession(session, session, simulator_of, objective)
-    try:
-        yield usual
-    finally:
-        usual.closed = True
+    return closing(PredictedSession(session, session, simulator_of, objective))
 
 
-class PredictedSession(Session):
+class PredictedSession(ClosableSession):
     """A session that loads a plan of a workload by simulating it.
 
     Args:
@@ -157,7 +151,6 @@ class PredictedSession(Session):
     ) -> None:
         self.simulator = simulator_of(of)
         self._usual, self._of, self._simulator_of, self._objective = usual, of, simulator_of, objective
-        self.closed = False
 
     def fingerprint(self) -> dict[str, Any]:
         """Return all that may change a number (machine, processors, versions, settings), as plain values."""
@@ -191,8 +184,7 @@ class PredictedSession(Session):
         Args:
             graph: the joined one.
         """
-        if self.closed:
-            raise UnavailableError("the session is closed", "load candidates inside the `with` block")
+        self.check_open()
         found = self.simulator.run(plan)
         stage_s = stage_means_s(found, self.simulator.setting(plan, known=True), len(plan.stages))
         errors = self.simulator.errors(plan)
