@@ -29,7 +29,7 @@ from evaluators.litert.worker.runtimes import INTERPRETER
 from evaluators.workload.lowered import Lowerings
 from evaluators.workload.scheduler import QueueClient
 from evaluators.workload.setting import Setting, exclusions, setting
-from search_spaces.core.bounded import parsed_json, read_bounded
+from search_spaces.core.bounded import built, parsed_json, read_bounded
 from search_spaces.core.errors import ModelError, PlanError, UnavailableError, damage
 from search_spaces.core.graph import Graph, Operator, Tensor
 from search_spaces.core.plan import Dispatch, Plan, Stage
@@ -298,16 +298,12 @@ def platform_of(data: Mapping[str, Any]) -> Platform:
         PlanError: they belong to another device.
         KeyError, TypeError, ValueError: a field is missing or wrong.
     """
-    if any("cores" not in entry["options"] for entry in data["processors"]):
-        raise PlanError(f"its processors are those of {data['name']}", "run it there, by the run_plan.py of its export")
-    processors = []
-    for entry in data["processors"]:
-        if entry["kind"] not in ("cpu", "gpu", "npu"):
-            raise ValueError(f"a processor of kind {entry['kind']!r}")
-        options = processor_options(entry["kind"], entry["options"])
-        resources = {str(name): float(share) for name, share in entry["resources"].items()}
-        processors.append(Processor(str(entry["name"]), entry["kind"], resources, str(entry["like"]), options))
-    return Platform(str(data["name"]), tuple(processors))
+    found = built(Platform, data, "the plan is", PlanError)
+    if any("cores" not in processor.options for processor in found.processors):
+        raise PlanError(f"its processors are those of {found.name}", "run it there, by the run_plan.py of its export")
+    options = [processor_options(processor.kind, processor.options) for processor in found.processors]
+    each = zip(found.processors, options, strict=True)
+    return Platform(found.name, tuple(replace(processor, options=checked) for processor, checked in each))
 
 
 def _stage_file(folder: Path, name: str, digest: str, parts: Sequence[Any] | None) -> Path:
@@ -423,17 +419,19 @@ def read_workload_plan(path: Path) -> WorkloadFiles:
     """
     document = _document(path)
     folder = path if path.is_dir() else path.parent
+    if not isinstance(document, dict) or document.get("kind") != KIND:
+        raise PlanError(f"{path}: is not a plan of several models", "optimize execute runs those of one model too")
+    if document.get("schema_version") != SCHEMA_VERSION:
+        raise PlanError(f"{path}: has schema_version {document.get('schema_version')}, this version reads 1")
     try:
-        if document.get("kind") != KIND:
-            raise PlanError(f"{path}: is not a plan of several models", "optimize execute runs those of one model too")
-        if document["schema_version"] != SCHEMA_VERSION:
-            raise PlanError(f"{path}: has schema_version {document['schema_version']}, this version reads 1")
         platform = platform_of(document["platform"])
         dispatch = _DISPATCHES[_DISPATCHES.index(document["dispatch"])]
         names, of = (tuple(str(entry[key]) for entry in document["clients"]) for key in ("name", "client"))
         numbers = [int(entry["model"]) for entry in document["clients"]]
         processors = [processor.name for processor in platform.processors]
         clients = tuple(_client(entry, processors) for entry in document["clients"])
+    except PlanError as error:
+        raise PlanError(f"{path}: {error.what}", error.hint) from error
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise PlanError(f"{path}: the plan is damaged: {damage(error)}") from error
     known = {number: read_deployment(folder / f"model_{number}") for number in dict.fromkeys(numbers)}
@@ -452,16 +450,7 @@ def _client(entry: Mapping[str, Any], processors: Sequence[str]) -> QueueClient:
     numbers = tuple(tuple(processors.index(name) for name in each) for each in entry["processors"])
     if not numbers or not all(numbers):
         raise ValueError("a job without processors")
-    made = QueueClient(
-        numbers,
-        tuple(int(t) for t in entry["releases_ns"]),
-        int(entry["requests"]),
-        closed=bool(entry["closed"]),
-        priority=int(entry["priority"]),
-        deadline_ns=int(entry["deadline_ns"]),
-        queue=int(entry["queue"]),
-        after=tuple(int(bits) for bits in entry["after"]),
-    )
+    made = built(QueueClient, {**entry, "processors": numbers}, "the plan is", PlanError)
     if made.after and (len(made.after) != len(numbers) or any(b < 0 or b >> j for j, b in enumerate(made.after))):
         raise ValueError("jobs that wait for later ones")
     if made.requests < 1 or len(made.releases_ns) != (1 if made.closed else made.requests) or made.queue < 1:
