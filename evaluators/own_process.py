@@ -5,7 +5,10 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+
+from search_spaces.core.errors import UnavailableError
 
 _ROOT = str(Path(__file__).parents[1])
 _PROGRAM = """
@@ -28,6 +31,24 @@ def own_process(module: str, *arguments: str) -> list[str]:
         arguments: ``sys.argv[1:]`` for ``main()``.
     """
     return [sys.executable, "-P", "-c", _PROGRAM, _ROOT, module, *arguments]
+
+
+def output_of(command: Sequence[str], limit_s: float) -> str:
+    """Return what a command writes to its standard output.
+
+    Raises:
+        UnavailableError: it cannot be started, fails, or takes longer than ``limit_s``; the text is the reason alone.
+    """
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise UnavailableError(f"it did not end within {limit_s:g} s") from error
+    except OSError as error:
+        raise UnavailableError(str(error)) from error
+    if run.returncode:
+        lines = run.stderr.strip().splitlines()
+        raise UnavailableError(lines[-1] if lines else f"exit code {run.returncode}")
+    return run.stdout
 
 
 def connected_process(

@@ -12,11 +12,10 @@ import json
 import math
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from ctypes import byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
+from ctypes import c_char_p, c_int, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from typing import Any
 from evaluators.litert.settings import compile_settings
 from evaluators.litert.worker.execution import pinned_pool
 from evaluators.litert.worker.runtimes import OPENVINO, runtime_of
-from evaluators.own_process import own_process
+from evaluators.own_process import output_of, own_process
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.platform import Processor
 
@@ -119,16 +118,14 @@ class Loaded:
         """Run once and return name and time (s) of each kernel that ran."""
         call = self._runtime.call
         if self._profiler is None:
-            self._profiler = c_void_p()
-            call("LiteRtCompiledModelGetProfiler", self._compiled.handle, byref(self._profiler))
+            self._profiler = self._runtime.made("LiteRtCompiledModelGetProfiler", self._compiled.handle)
             if not self._profiler:
                 raise UnavailableError("the runtime has no profiler")
         call("LiteRtResetProfiler", self._profiler)
         call("LiteRtStartProfiler", self._profiler)
         self.run()
         call("LiteRtStopProfiler", self._profiler)
-        count = c_int()
-        call("LiteRtGetNumProfilerEvents", self._profiler, byref(count))
+        count = self._runtime.made("LiteRtGetNumProfilerEvents", self._profiler, kind=c_int)
         array = (_Event * count.value)()
         call("LiteRtGetProfilerEvents", self._profiler, count, array)
         return [
@@ -214,14 +211,9 @@ def profile_kernels(
     }
     command = own_process("evaluators.cost_model.calibrate_kernels", json.dumps(asked))
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise UnavailableError(f"{model}: was not timed within {_LIMIT_S:g} s") from error
-    lines = run.stdout.strip().splitlines()
-    if run.returncode or not lines:
-        reason = (run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1]
-        raise UnavailableError(f"{model}: its kernels cannot be timed: {reason}")
-    found = json.loads(lines[-1])
+        found = json.loads(output_of(command, _LIMIT_S).splitlines()[-1])
+    except UnavailableError as error:
+        raise UnavailableError(f"{model}: its kernels cannot be timed: {error.what}") from error
     return Kernels(tuple(found["names"]), tuple(found["kernel_s"]), found["reference_s"])
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
 from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
-from evaluators.own_process import own_process
+from evaluators.own_process import output_of, own_process
 from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.platform import Platform, Processor
 
@@ -94,15 +93,10 @@ def find_gpu() -> str:
     """
     if importlib.util.find_spec("torch") is None:
         raise UnavailableError("the evaluator cuda needs PyTorch, which is not installed", HINT)
-    command = own_process("evaluators.cuda.devices")
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise UnavailableError(f"PyTorch did not find out within {_LIMIT_S:g} s whether there is a GPU") from error
-    lines = run.stdout.strip().splitlines()
-    if run.returncode or not lines:
-        reason = (run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1]
-        raise UnavailableError(f"PyTorch cannot be loaded: {reason}", HINT)
+        lines = output_of(own_process("evaluators.cuda.devices"), _LIMIT_S).splitlines()
+    except UnavailableError as error:
+        raise UnavailableError(f"PyTorch cannot be loaded: {error.what}", HINT) from error
     found = json.loads(lines[-1])
     if "name" not in found:
         built = f"is built for CUDA {found['cuda']}" if found["cuda"] else "is built without CUDA"

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import platform as host
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +28,7 @@ from evaluators.litert.processor_names import ProcessorName, parse_processor, pr
 from evaluators.litert.worker.openvino import computes_natively, find_devices
 from evaluators.litert.worker.runtimes import LITERT, OPENVINO, PACKAGES, check_installed, package_folders
 from evaluators.machine import core_quota, kernel_text
+from evaluators.own_process import output_of
 from search_spaces.core.allowed_code import allow, is_allowed
 from search_spaces.core.errors import UnavailableError, UsageError, damage, shown
 from search_spaces.core.platform import Platform, Processor, with_cpu
@@ -213,11 +213,10 @@ def _why_not_loaded(library: Path) -> str:
     """Return why a library cannot be loaded, or ""; tried in a separate process, since vendors' code may crash."""
     command = [sys.executable, "-I", "-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1])", str(library)]
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=_LOAD_LIMIT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    lines = run.stderr.strip().splitlines()
-    return (lines[-1] if lines else f"exit code {run.returncode}") if run.returncode else ""
+        output_of(command, _LOAD_LIMIT_S)
+    except UnavailableError as error:
+        return error.what
+    return ""
 
 
 def _vendor_folders() -> Iterator[Path]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_char_p, c_int, c_int32, c_size_t, c_uint32, c_void_p
 from dataclasses import dataclass
@@ -64,7 +65,25 @@ def library_path() -> Path:
     raise UnavailableError("the LiteRT runtime is not installed", "run: pip install ai-edge-litert")
 
 
-class Runtime:
+class Library(ABC):
+    """A shared library whose functions return a status."""
+
+    @abstractmethod
+    def call(self, function: str, *arguments: Any) -> None:
+        """Call a function.
+
+        Raises:
+            UnavailableError: its status is not 0.
+        """
+
+    def made(self, function: str, *arguments: Any, kind: type[Any] = c_void_p) -> Any:
+        """Call a function, and return the value of type ``kind`` that it writes to its last argument."""
+        found = kind()
+        self.call(function, *arguments, byref(found))
+        return found
+
+
+class Runtime(Library):
     """The loaded library and one environment, to which everything compiled in a worker belongs."""
 
     def __init__(self) -> None:
@@ -115,8 +134,7 @@ class Runtime:
                 (``xnnpack``: ``num_threads``, ``kernel_mode``, …; ``gpu_options``: ``precision``, …). ``custom_ops``:
                 a ``library``, and names and versions of the ``operators`` whose kernels it holds.
         """
-        options = c_void_p()
-        self.call("LiteRtCreateOptions", byref(options))
+        options: c_void_p = self.made("LiteRtCreateOptions")
         self.call("LiteRtSetOptionsHardwareAccelerators", options, c_int(settings["accelerators"]))
         for name, values in settings.items():
             if name == "custom_ops":
@@ -128,9 +146,8 @@ class Runtime:
             payload = "".join(lines).encode() + b"\0"
             memory = self._libc.malloc(len(payload))
             ctypes.memmove(memory, payload, len(payload))
-            opaque = c_void_p()
             free = ctypes.cast(self._libc.free, c_void_p)
-            self.call("LiteRtCreateOpaqueOptions", c_char_p(name.encode()), c_void_p(memory), free, byref(opaque))
+            opaque = self.made("LiteRtCreateOpaqueOptions", c_char_p(name.encode()), c_void_p(memory), free)
             self.call("LiteRtAddOpaqueOptions", options, opaque)
         return options
 
@@ -168,12 +185,10 @@ class Runtime:
 
     def _compile(self, memory: tuple[int, int], signatures: int, settings: dict[str, Any]) -> Compiled:
         address, nbytes = memory
-        model = c_void_p()
-        self.call("LiteRtCreateModelFromBuffer", self.environment, c_void_p(address), c_size_t(nbytes), byref(model))
+        model = self.made("LiteRtCreateModelFromBuffer", self.environment, c_void_p(address), c_size_t(nbytes))
         options = self.options(settings)
-        compiled = c_void_p()
         try:
-            self.call("LiteRtCreateCompiledModel", self.environment, model, options, byref(compiled))
+            compiled = self.made("LiteRtCreateCompiledModel", self.environment, model, options)
         except UnavailableError:
             self._lib.LiteRtDestroyModel(model)
             raise
@@ -181,23 +196,15 @@ class Runtime:
             self._lib.LiteRtDestroyOptions(options)
         ports = []
         for index in range(signatures):
-            subgraph = c_void_p()
-            self.call("LiteRtGetModelSubgraph", model, c_size_t(index), byref(subgraph))
+            subgraph = self.made("LiteRtGetModelSubgraph", model, c_size_t(index))
             ports.append((self._tensor_types(subgraph, "Input"), self._tensor_types(subgraph, "Output")))
-        whole = ctypes.c_bool()
-        self.call("LiteRtCompiledModelIsFullyAccelerated", compiled, byref(whole))
+        whole = self.made("LiteRtCompiledModelIsFullyAccelerated", compiled, kind=ctypes.c_bool)
         return Compiled(self, self._run, compiled, tuple(ports), whole.value, model, memory)
 
     def _tensor_types(self, subgraph: c_void_p, side: str) -> tuple[_RankedTensorType, ...]:
-        count = c_size_t()
-        self.call(f"LiteRtGetNumSubgraph{side}s", subgraph, byref(count))
-        types = []
-        for index in range(count.value):
-            tensor, kind = c_void_p(), _RankedTensorType()
-            self.call(f"LiteRtGetSubgraph{side}", subgraph, c_size_t(index), byref(tensor))
-            self.call("LiteRtGetRankedTensorType", tensor, byref(kind))
-            types.append(kind)
-        return tuple(types)
+        count = self.made(f"LiteRtGetNumSubgraph{side}s", subgraph, kind=c_size_t)
+        found = (self.made(f"LiteRtGetSubgraph{side}", subgraph, c_size_t(i)) for i in range(count.value))
+        return tuple(self.made("LiteRtGetRankedTensorType", tensor, kind=_RankedTensorType) for tensor in found)
 
     @staticmethod
     def tensor_type(element_type: int, shape: tuple[int, ...]) -> _RankedTensorType:
@@ -209,9 +216,8 @@ class Runtime:
 
     def bind(self, kind: _RankedTensorType, address: int, nbytes: int) -> c_void_p:
         """Return a tensor buffer over the caller's memory (64-byte aligned)."""
-        buffer = c_void_p()
         place = c_void_p(address), c_size_t(nbytes), None
-        self.call("LiteRtCreateTensorBufferFromHostMemory", byref(kind), *place, byref(buffer))
+        buffer: c_void_p = self.made("LiteRtCreateTensorBufferFromHostMemory", byref(kind), *place)
         return buffer
 
     def unbind(self, buffer: c_void_p) -> None:
@@ -279,15 +285,14 @@ class Device:
         Returns:
             The buffer, and its kind and size, which must be equal wherever the tensor is used.
         """
-        call, kind = self._runtime.call, compiled.ports[signature][0 if side == "Input" else 1][index]
-        wanted, buffer, memory, nbytes = c_void_p(), c_void_p(), c_int(), c_size_t()
+        made, kind = self._runtime.made, compiled.ports[signature][0 if side == "Input" else 1][index]
         place = c_size_t(signature), c_size_t(index)
-        call(f"LiteRtGetCompiledModel{side}BufferRequirements", compiled.handle, *place, byref(wanted))
-        call("LiteRtGetTensorBufferRequirementsSupportedTensorBufferType", wanted, c_int(0), byref(memory))
-        call("LiteRtGetTensorBufferRequirementsBufferSize", wanted, byref(nbytes))
-        made = self._runtime.environment, byref(kind), wanted, byref(buffer)
-        call("LiteRtCreateManagedTensorBufferFromRequirements", *made)
-        return buffer, (memory.value, nbytes.value)
+        wanted = made(f"LiteRtGetCompiledModel{side}BufferRequirements", compiled.handle, *place)
+        needs = "LiteRtGetTensorBufferRequirements"
+        memory = made(f"{needs}SupportedTensorBufferType", wanted, c_int(0), kind=c_int)
+        nbytes = made(f"{needs}BufferSize", wanted, kind=c_size_t)
+        given = self._runtime.environment, byref(kind), wanted
+        return made("LiteRtCreateManagedTensorBufferFromRequirements", *given), (memory.value, nbytes.value)
 
     def upload(self, copy: Copy) -> None:
         """Copy a tensor from the arena to the device."""
@@ -321,10 +326,9 @@ class Device:
 
     def _make_fence(self) -> c_void_p | None:
         kind: Any = self._runtime.tensor_type(_FLOAT32, (_FENCE_NBYTES // 4,))
-        buffer = c_void_p()
-        wanted = c_int(_WEBGPU_BUFFER), byref(kind), c_size_t(_FENCE_NBYTES), byref(buffer)
+        wanted = self._runtime.environment, c_int(_WEBGPU_BUFFER), byref(kind), c_size_t(_FENCE_NBYTES)
         try:
-            self._runtime.call("LiteRtCreateManagedTensorBuffer", self._runtime.environment, *wanted)
+            buffer: c_void_p = self._runtime.made("LiteRtCreateManagedTensorBuffer", *wanted)
         except UnavailableError:
             return None  # not a GPU: calls return when the work is done
         return buffer

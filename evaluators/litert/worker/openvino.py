@@ -11,7 +11,6 @@ import ctypes
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,11 +20,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from evaluators.litert.worker.capi import Compiled
+from evaluators.litert.worker.capi import Compiled, Library
 from evaluators.litert.worker.runtimes import OPENVINO, PACKAGES, check_installed, package_folders
 from evaluators.litert.worker.shared_memory import map_joined, unmap
 from evaluators.machine import kernel_text
-from evaluators.own_process import own_process
+from evaluators.own_process import output_of, own_process
 from search_spaces.core.errors import OptimizeError, UnavailableError
 from search_spaces.models.files import in_pages
 
@@ -92,18 +91,12 @@ def find_devices() -> tuple[Device, ...]:
         UnavailableError: OpenVINO is not installed, or cannot be started.
     """
     check_installed(OPENVINO)
-    command = own_process(__name__)
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=_QUERY_LIMIT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UnavailableError(f"OpenVINO cannot list its devices: {error}") from error
-    if run.returncode:
-        lines = run.stderr.strip().splitlines()
-        raise UnavailableError(
-            f"OpenVINO cannot be started: {lines[-1] if lines else f'exit code {run.returncode}'}",
-            "python -c 'import openvino' shows why",
-        )
-    return tuple(Device(**entry | {"precisions": tuple(entry["precisions"])}) for entry in json.loads(run.stdout))
+        found = json.loads(output_of(own_process(__name__), _QUERY_LIMIT_S))
+    except UnavailableError as error:
+        hint = "python -c 'import openvino' shows why"
+        raise UnavailableError(f"OpenVINO cannot be started: {error.what}", hint) from error
+    return tuple(Device(**entry | {"precisions": tuple(entry["precisions"])}) for entry in found)
 
 
 def other_versions(libraries: Iterable[Path]) -> list[str]:
@@ -146,7 +139,7 @@ class _Port:
     shape: tuple[int, ...]
 
 
-class OpenVino:
+class OpenVino(Library):
     """OpenVINO as an engine of a worker; only the library is loaded before the fork."""
 
     def __init__(self) -> None:
@@ -175,13 +168,12 @@ class OpenVino:
     def core(self) -> c_void_p:
         """Return OpenVINO's core; the first call, which must come after the fork, makes it."""
         if not self._core:
-            self.call("ov_core_create", byref(self._core))
+            self._core = self.made("ov_core_create")
         return self._core
 
     def devices(self) -> list[Device]:
         """Return the devices that OpenVINO finds."""
-        names = _Names()
-        self.call("ov_core_get_available_devices", self.core(), byref(names))
+        names = self.made("ov_core_get_available_devices", self.core(), kind=_Names)
         found = []
         for index in range(names.size):
             device = (names.names[index] or b"").decode()
@@ -192,8 +184,7 @@ class OpenVino:
         return found
 
     def _property(self, device: str, name: str) -> str:
-        text = c_void_p()
-        self.call("ov_core_get_property", self.core(), device.encode(), name.encode(), byref(text))
+        text = self.made("ov_core_get_property", self.core(), device.encode(), name.encode())
         found = ctypes.string_at(text).decode(errors="replace") if text.value else ""
         self._lib.ov_free(text)
         return found
@@ -238,12 +229,12 @@ class OpenVino:
     def _compiled(
         self, model: c_void_p, device: str, properties: Mapping[str, str], memory: tuple[int, int] | None
     ) -> _Stage:
-        compiled, request = c_void_p(), c_void_p()
+        compiled = c_void_p()
         texts = [c_char_p(text.encode()) for pair in properties.items() for text in pair]
         count = c_size_t(len(texts))
         self.call("ov_core_compile_model", self.core(), model, device.encode(), count, byref(compiled), *texts)
         try:
-            self.call("ov_compiled_model_create_infer_request", compiled, byref(request))
+            request = self.made("ov_compiled_model_create_infer_request", compiled)
         except UnavailableError:
             self._lib.ov_compiled_model_free(compiled)
             raise
@@ -260,15 +251,13 @@ class OpenVino:
             self.unbind(tensor)
 
     def _ports(self, stage: _Stage, side: str) -> tuple[_Port, ...]:
-        count = c_size_t()
-        self.call(f"ov_compiled_model_{side}s_size", stage.model, byref(count))
+        count = self.made(f"ov_compiled_model_{side}s_size", stage.model, kind=c_size_t)
         found = []
         for index in range(count.value):
-            port, kind, shape = c_void_p(), c_int(), _Shape()
-            self.call(f"ov_compiled_model_{side}_by_index", stage.model, c_size_t(index), byref(port))
+            port = self.made(f"ov_compiled_model_{side}_by_index", stage.model, c_size_t(index))
             try:
-                self.call("ov_port_get_element_type", port, byref(kind))
-                self.call("ov_const_port_get_shape", port, byref(shape))
+                kind = self.made("ov_port_get_element_type", port, kind=c_int)
+                shape = self.made("ov_const_port_get_shape", port, kind=_Shape)
                 found.append(_Port(kind.value, tuple(shape.dimensions[: shape.rank])))
                 self._lib.ov_shape_free(byref(shape))
             finally:
@@ -304,17 +293,16 @@ class OpenVino:
 
         It is a tensor over the memory, without a copy.
         """
-        tensor, size = self._tensor(kind.kind, kind.shape, address), c_size_t()
-        self.call("ov_tensor_get_byte_size", tensor, byref(size))
+        tensor = self._tensor(kind.kind, kind.shape, address)
+        size = self.made("ov_tensor_get_byte_size", tensor, kind=c_size_t)
         if size.value != nbytes:
             self.unbind(tensor)
             raise UnavailableError(f"OpenVINO has a tensor of {size.value} bytes where the model has {nbytes}")
         return tensor
 
     def _tensor(self, kind: int, shape: Sequence[int], address: int) -> c_void_p:
-        tensor, dimensions = c_void_p(), (c_int64 * len(shape))(*shape)
-        made = c_int(kind), _Shape(len(shape), dimensions), c_void_p(address), byref(tensor)
-        self.call("ov_tensor_create_from_host_ptr", *made)
+        given = _Shape(len(shape), (c_int64 * len(shape))(*shape))
+        tensor: c_void_p = self.made("ov_tensor_create_from_host_ptr", c_int(kind), given, c_void_p(address))
         return tensor
 
     def unbind(self, buffer: c_void_p) -> None:
@@ -323,8 +311,7 @@ class OpenVino:
 
     def kernels(self, compiled: Compiled) -> list[tuple[str, float]]:
         """Return kind and time (s) of each kernel in the last run of the first stage, compiled with ``PERF_COUNT``."""
-        found = _Kernels()
-        self.call("ov_infer_request_get_profiling_info", compiled.handle[0].request, byref(found))
+        found = self.made("ov_infer_request_get_profiling_info", compiled.handle[0].request, kind=_Kernels)
         try:
             return [((k.kind or b"").decode(), k.real_us * 1e-6) for k in found.kernels[: found.size]]
         finally:
