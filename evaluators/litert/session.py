@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.base import Agreement, Candidate, Capabilities, Evaluator, EvaluatorCapabilities, Session
+from evaluators.base import Agreement, Candidate, Capabilities, ClosableSession, Evaluator, EvaluatorCapabilities
 from evaluators.forwarding import LoweredCandidate
 from evaluators.litert import tensors
 from evaluators.litert.candidate import LitertCandidate
@@ -138,7 +138,7 @@ def _versions(platform: Platform) -> dict[str, str]:
     return {PACKAGES[runtime].distribution: version(runtime) for runtime in used}
 
 
-class LocalSession(Session):
+class LocalSession(ClosableSession):
     """Base of sessions of one network and of several: workers, compiled stages, packed weights, a reference.
 
     The outputs of every plan are compared with those of the whole model on the first processor that computes with
@@ -234,7 +234,6 @@ class LitertSession(LocalSession):
     def __init__(self, platform: Platform, workers: Workers, memory_limit_nbytes: int | None = None) -> None:
         super().__init__(platform, workers, {"versions": _versions(platform)}, memory_limit_nbytes)
         self._models: OrderedDict[tuple[str, str], _Model] = OrderedDict()
-        self._closed = False
         usual = Capabilities(conditions=True, deploy=True, unsupported=True, stream=True, pause=True, outputs=True)
         self.capabilities = replace(usual, rewrites=True, placements=True, counters=self._counters.works)
 
@@ -259,8 +258,7 @@ class LitertSession(LocalSession):
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Candidate:
         """Compile a plan; with ``fresh``, share nothing with what is loaded already (a rebuilt instance)."""
-        if self._closed:
-            raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
+        self.check_open()
         plan.validate(graph, self.platform)
         model, lowered = self._lowered(self._model(graph), plan)
         viewed = lowered.viewed(self.platform)
@@ -403,7 +401,7 @@ class LitertSession(LocalSession):
 
     def close(self) -> None:
         """Release shared memory and packed weights; the caller closes the workers."""
-        self._closed = True
+        super().close()
         for model in self._models.values():
             for memory in model.arenas():
                 memory.close()

@@ -60,6 +60,7 @@ class LitertWorkload(LocalSession, MeasuredWorkload[InstanceBinding]):
 
     def close(self) -> None:
         """Release packed weights; no worker reads them any more."""
+        super().close()
         self._holder.close()
 
     def fingerprint(self) -> dict[str, Any]:
