@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from evaluators.cost_model.plans import consecutive_s
 from optimizer.exact.chain_costs import ChainCosts, Seconds
+from search_spaces.core.graph import Graph
 from search_spaces.core.platform import Platform
 
 
@@ -43,6 +46,28 @@ class ChainStates:
         while len(self.after) < len(used_by):
             self.after.append(followers(used_by[len(self.after)]))
         self.after.append(start)
+
+
+class Edges:
+    """The edges between two runs of operators, counted by sums over all pairs of operators.
+
+    Attributes:
+        in_turn: whether every operator reads the one before it alone, so that stages run one after another.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        count = len(graph.operators)
+        found = np.zeros((count + 1, count + 1), dtype=np.int64)
+        for operator in range(count):
+            for before in graph.predecessors(operator):
+                found[before + 1, operator + 1] = 1
+        self._sums = found.cumsum(axis=0).cumsum(axis=1)
+        self.in_turn = all(graph.predecessors(o) == {o - 1} for o in range(1, count))
+
+    def between(self, a: Any, b: Any, c: Any, d: Any) -> Any:
+        """Return how many edges lead from operators ``a … b-1`` to operators ``c … d-1``; of arrays as an array."""
+        sums = self._sums
+        return sums[b, d] - sums[a, d] - sums[b, c] + sums[a, c]
 
 
 def part_costs(costs: ChainCosts) -> Seconds:

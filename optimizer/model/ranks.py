@@ -153,7 +153,7 @@ def rank_estimate(
     """
     best = best_ranked(model, error, most)
     plain = best_chains(model.costs, most)[0]
-    plans = dict.fromkeys((best.best, chain_plan(graph, plain.cuts, plain.processors)))
+    plans = dict.fromkeys((best.best, plain.plan(graph)))
     cheapest = np.array(bound.costs.operator_s)
     for (operator, _), place in model.space.places.items():
         cheapest[:, operator] = np.minimum(cheapest[:, operator], bound.triple_s[:, place])
@@ -176,7 +176,7 @@ def rank_baselines(
     plain = best_chains(model.costs, most)[0]
     pure = [
         (UNIFORM, space.with_ranks(whole, uniform(model, fastest, error))),
-        (CHAIN, chain_plan(graph, plain.cuts, plain.processors)),
+        (CHAIN, plain.plan(graph)),
     ]
     usual = {b.plan.digest for b in baselines(graph, platform, fastest)}  # which a study has anyway
     found = {plan.digest: Baseline(name, plan) for name, plan in reversed(pure) if plan.digest not in usual}
