@@ -90,16 +90,15 @@ class Variants:
 
     def strongest(self) -> Iterator[dict[int, int]]:
         """Yield for each ``made_for``: client → the number of its first such variant, from 1; 0 for none."""
-        for what in dict.fromkeys(v.made_for for each in self.of for v in each):
-            yield {
-                c: next((i for i, v in enumerate(each, 1) if v.made_for == what), 0) for c, each in enumerate(self.of)
-            }
+        yield from map(self._first, dict.fromkeys(v.made_for for each in self.of for v in each))
 
     def uniform(self) -> dict[int, int]:
         """Return client → the number of its variant with one share for all layers, from 1; 0 for none."""
-        return {
-            c: next((i for i, v in enumerate(each, 1) if v.made_for == _UNIFORM), 0) for c, each in enumerate(self.of)
-        }
+        return self._first(_UNIFORM)
+
+    def _first(self, made_for: str) -> dict[int, int]:
+        numbers = ((i for i, v in enumerate(each, 1) if v.made_for == made_for) for each in self.of)
+        return {c: next(each, 0) for c, each in enumerate(numbers)}
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
