@@ -272,13 +272,13 @@ class SegmentModel:
 
     def splits_s(self, first: int, last: int, before: str | None) -> dict[Block, float]:
         """Return the seconds of every way to split some operators as one block, after a given processor."""
-        estimates, nothing_s = self.estimates(), np.zeros((last + 1, len(self._rows)))
+        estimates = self.estimates()
         place, found = None if before is None else self._processor[before], dict[Block, float]()
         for axis in self.space.axes:
             steps = {cut: step for step, cut in self.space.cuts(first, last, axis).items()}
             if not steps:
                 continue
-            ways = estimates.shared(self.tables.split(first, axis).between(last, last), self.pairs, nothing_s)
+            ways = self._chained(first, last, axis, estimates)
             rows = ways.total_s(self.transfers_s[first], place).tolist()
             for cut, row in zip(ways.cuts.tolist(), rows, strict=True):
                 for (on, other), seconds in zip(self.pairs.names, row, strict=True):
@@ -311,9 +311,12 @@ class SegmentModel:
 
     def ways_alone(self, operator: int, estimates: PartEstimates) -> tuple[Ways, ...]:
         """Return the ways to split an operator by itself, along each axis."""
-        nothing_s, end = np.zeros((operator + 2, len(self._rows))), operator + 1
-        chains = (self.tables.split(operator, axis).between(end, end) for axis in self.space.axes)
-        return tuple(estimates.shared(each, self.pairs, nothing_s) for each in chains)
+        return tuple(self._chained(operator, operator + 1, axis, estimates) for axis in self.space.axes)
+
+    def _chained(self, first: int, last: int, axis: Axis, estimates: PartEstimates) -> Ways:
+        """Return the ways to split operators as one chain, without the rest of the plan."""
+        chains = self.tables.split(first, axis).between(last, last)
+        return estimates.shared(chains, self.pairs, np.zeros((last + 1, len(self._rows))))
 
     def by_share(self, operator: int, ways: Sequence[Ways], before: int | None) -> Seconds:
         """Return the seconds of ways to split an operator by itself, shape ``(2, shares, pairs)``, in each of two ways.
@@ -333,13 +336,9 @@ class SegmentModel:
     def _single(self, first: int, last: int, before: str | None, axis: Way | None = None) -> Block:
         """Return the cheapest way to run a block, split or whole; split along ``axis`` if that is possible."""
         estimates, place = self.estimates(), None if before is None else self._processor[before]
-        nothing_s = np.zeros((last + 1, len(self._rows)))
-        lasts = np.array([last])
-        found = [estimates.whole(first, lasts, self.alone, nothing_s)]
-        for each in self.space.axes:
-            chains = self.tables.split(first, each).between(last, last)
-            found.append(estimates.shared(chains, self.pairs, nothing_s))
-        found = [ways for ways in found if ways.first_s.size]
+        whole = estimates.whole(first, np.array([last]), self.alone, np.zeros((last + 1, len(self._rows))))
+        split = (self._chained(first, last, each, estimates) for each in self.space.axes)
+        found = [ways for ways in (whole, *split) if ways.first_s.size]
         if axis is not None:
             found = [ways for ways in found if ways.how == axis] or found
         transfer_s = self.transfers_s[first]
