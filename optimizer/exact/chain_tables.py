@@ -10,6 +10,7 @@ from evaluators.cost_model.plans import consecutive_s
 from optimizer.exact.chain_costs import ChainCosts, Seconds
 from search_spaces.core.graph import Graph
 from search_spaces.core.platform import Platform
+from search_spaces.spaces.processor_words import following
 
 
 class ChainStates:
@@ -23,6 +24,7 @@ class ChainStates:
     def __init__(self, platform: Platform, max_stages: int) -> None:
         index = {p.name: i for i, p in enumerate(platform.processors)}
         classes = [tuple(index[p.name] for p in group[:max_stages]) for group in platform.classes().values()]
+        sizes = tuple(len(members) for members in classes)
         self.of: list[int] = []
         self.after: list[list[int]] = []
         numbers: dict[tuple[int, tuple[int, ...]], int] = {}
@@ -30,16 +32,14 @@ class ChainStates:
 
         def followers(used: tuple[int, ...]) -> list[int]:
             states = []
-            for which, members in enumerate(classes):
-                for place, processor in enumerate(members[: used[which] + 1]):
-                    then = tuple(max(u, place + 1) if i == which else u for i, u in enumerate(used))
-                    if sum(then) > max_stages:
-                        continue
-                    if (processor, then) not in numbers:
-                        numbers[processor, then] = len(used_by)
+            for which, place, then in following(used, sizes):
+                state = classes[which][place], then
+                if sum(then) <= max_stages:
+                    if state not in numbers:
+                        numbers[state] = len(used_by)
                         used_by.append(then)
-                        self.of.append(processor)
-                    states.append(numbers[processor, then])
+                        self.of.append(state[0])
+                    states.append(numbers[state])
             return states
 
         start = followers(tuple(0 for _ in classes))
