@@ -17,16 +17,17 @@ from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from itertools import zip_longest
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BeforeValidator
 
 from evaluators.base import Batch, Candidate
 from evaluators.measurement.disturbance import CALM, NOTHING, QUIET, Counters, Disturbance, RunFilter
 from evaluators.samples import Samples
 from evaluators.workload.outcome import Outcome, read_figures, typical_figures
-from search_spaces.core.errors import RunFolderError, UnavailableError, UsageError, damage
+from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.wording import plural
 
 Load = Callable[[], Candidate]
@@ -198,34 +199,7 @@ class Standing:
     errors: tuple[float, ...] | None = None
     kept: int = 0
     instances: tuple[int | None, ...] = ()
-    outcome: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the standing as plain values."""
-        return {
-            "samples": self.samples.to_json() if self.samples else None,
-            "levels": list(self.levels),
-            "stage_s": list(self.stage_s),
-            **({"failure": self.failure} if self.failure else {}),
-            **({"errors": list(self.errors)} if self.errors is not None else {}),
-            **({"kept": self.kept, "instances": list(self.instances)} if self.kept else {}),
-            **({"outcome": dict(self.outcome)} if self.outcome else {}),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Standing:
-        """Build a standing from what :meth:`to_json` returned."""
-        samples, errors = data["samples"], data.get("errors")
-        return cls(
-            Samples.from_json(samples) if samples is not None else None,
-            tuple(None if level is None else float(level) for level in data["levels"]),
-            tuple(float(s) for s in data["stage_s"]),
-            str(data.get("failure", "")),
-            None if errors is None else tuple(float(e) for e in errors),
-            int(data.get("kept", 0)),
-            tuple(None if number is None else int(number) for number in data.get("instances", ())),
-            read_figures(data.get("outcome")),
-        )
+    outcome: Annotated[Mapping[str, Any], BeforeValidator(read_figures)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -413,37 +387,6 @@ class Final:
         for column, standing in enumerate(self.standings):
             numbers[: len(standing.instances), column] = [-1 if n is None else n for n in standing.instances]
         return _Levels(table, numbers, exact=self.exact)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the final as plain values."""
-        return {
-            "standings": [s.to_json() for s in self.standings],
-            "racing": list(self.racing),
-            "disturbance": self.disturbance.to_json(),
-            "repeated": self.repeated,
-            "exact": self.exact,
-            "computed": self.computed,
-        }
-
-    @classmethod
-    def from_json(cls, data: object) -> Final:
-        """Build a final from what :meth:`to_json` returned; unknown fields are ignored.
-
-        Raises:
-            RunFolderError: a field is missing or has the wrong type.
-        """
-        try:
-            content: Any = data
-            return cls(
-                tuple(Standing.from_json(s) for s in content["standings"]),
-                tuple(int(i) for i in content["racing"]),
-                Disturbance.from_json(content["disturbance"]),
-                int(content["repeated"]),
-                bool(content["exact"]),
-                bool(content["computed"]),
-            )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise RunFolderError(f"the final in the log is damaged: {damage(error)}") from error
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optimizer.exact.chain_costs import OperatorCosts, concurrent_sets, exclusive_groups
+from optimizer.exact.chain_costs import OperatorCosts, Seconds, concurrent_sets, exclusive_groups
 from search_spaces.core.graph import Graph
 
 
@@ -69,8 +69,13 @@ def _critical_path_s(graph: Graph, costs: OperatorCosts, splittable: frozenset[i
                 [rate[list(processors)].sum(axis=0) for processors in concurrent_sets(costs.platform)], axis=0
             )
             fastest[chosen] = np.minimum(fastest[chosen], 1.0 / together)
-    ends = np.zeros(len(graph.operators))
-    for operator, seconds in enumerate(fastest):
+    return longest_path_s(graph, fastest)
+
+
+def longest_path_s(graph: Graph, each_s: Seconds) -> float:
+    """Return the seconds of the longest path of operators, given those of each."""
+    ends = np.zeros(len(each_s))
+    for operator, seconds in enumerate(each_s):
         ends[operator] = seconds + max((ends[p] for p in graph.predecessors(operator)), default=0.0)
     return float(ends.max(initial=0.0))
 

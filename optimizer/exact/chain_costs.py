@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
+from search_spaces.spaces.chain import chain_plan
 
 Seconds = NDArray[np.float64]
 Bytes = NDArray[np.float64]
@@ -83,7 +86,7 @@ class ChainCosts(OperatorCosts):
 
 @dataclass(frozen=True, slots=True)
 class CostedChain:
-    """A chain and its cost in the model; ``chain_plan(graph, cuts, processors)`` is its plan, in canonical form.
+    """A chain and its cost in the model.
 
     Attributes:
         cuts: the operators before which to cut, ascending.
@@ -94,6 +97,10 @@ class CostedChain:
     cuts: tuple[int, ...]
     processors: tuple[str, ...]
     cost_s: float
+
+    def plan(self, graph: Graph) -> Plan:
+        """Return the plan of a graph that runs like this, in canonical form."""
+        return chain_plan(graph, self.cuts, self.processors)
 
 
 def chain_cost(costs: ChainCosts, plan: Plan, objective: ChainObjective = "latency") -> float:
@@ -140,26 +147,25 @@ def weighed(costs: ChainCosts, weights: Mapping[str, float], *, idle: bool = Fal
 
 def exclusive_groups(platform: Platform) -> list[tuple[int, ...]]:
     """Return the largest sets of processors (indices) of which only one can be busy; they cover all processors."""
-    processors = platform.processors
-    beside = [{j for j, q in enumerate(processors) if i != j and p.excludes(q)} for i, p in enumerate(processors)]
-    return sorted(_cliques(beside, [], set(range(len(processors))), set()))
+    return _largest_sets(platform, excluding=True)
 
 
 def concurrent_sets(platform: Platform) -> list[tuple[int, ...]]:
     """Return the largest sets of processors (indices) of which any two can be busy at once."""
+    return _largest_sets(platform, excluding=False)
+
+
+def _largest_sets(platform: Platform, *, excluding: bool) -> list[tuple[int, ...]]:
+    """Return the maximal cliques of processors that exclude each other, or of those that do not."""
+    import networkx as nx
+
+    pairs = combinations(enumerate(platform.processors), 2)
+    graph: nx.Graph[int] = nx.Graph((i, j) for (i, a), (j, b) in pairs if a.excludes(b) == excluding)
+    graph.add_nodes_from(range(len(platform.processors)))
+    return sorted(tuple(sorted(group)) for group in nx.find_cliques(graph))
+
+
+def busy_with(platform: Platform) -> tuple[tuple[int, ...], ...]:
+    """Return for each processor (index) those that are busy while it runs, itself included."""
     processors = platform.processors
-    beside = [{j for j, q in enumerate(processors) if i != j and not p.excludes(q)} for i, p in enumerate(processors)]
-    return sorted(_cliques(beside, [], set(range(len(processors))), set()))
-
-
-def _cliques(beside: Sequence[set[int]], chosen: list[int], waiting: set[int], done: set[int]) -> list[tuple[int, ...]]:
-    """Return the maximal cliques (Bron and Kerbosch 1973, doi:10.1145/362342.362367)."""
-    if not waiting and not done:
-        return [tuple(sorted(chosen))]
-    found = []
-    pivot = max(waiting | done, key=lambda v: len(beside[v] & waiting))
-    for processor in sorted(waiting - beside[pivot]):
-        found += _cliques(beside, [*chosen, processor], waiting & beside[processor], done & beside[processor])
-        waiting = waiting - {processor}
-        done = done | {processor}
-    return found
+    return tuple(tuple(j for j, b in enumerate(processors) if a is b or a.excludes(b)) for a in processors)

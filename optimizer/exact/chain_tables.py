@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from evaluators.cost_model.plans import consecutive_s
 from optimizer.exact.chain_costs import ChainCosts, Seconds
+from search_spaces.core.graph import Graph
 from search_spaces.core.platform import Platform
+from search_spaces.spaces.processor_words import following
 
 
 class ChainStates:
@@ -20,6 +24,7 @@ class ChainStates:
     def __init__(self, platform: Platform, max_stages: int) -> None:
         index = {p.name: i for i, p in enumerate(platform.processors)}
         classes = [tuple(index[p.name] for p in group[:max_stages]) for group in platform.classes().values()]
+        sizes = tuple(len(members) for members in classes)
         self.of: list[int] = []
         self.after: list[list[int]] = []
         numbers: dict[tuple[int, tuple[int, ...]], int] = {}
@@ -27,22 +32,42 @@ class ChainStates:
 
         def followers(used: tuple[int, ...]) -> list[int]:
             states = []
-            for which, members in enumerate(classes):
-                for place, processor in enumerate(members[: used[which] + 1]):
-                    then = tuple(max(u, place + 1) if i == which else u for i, u in enumerate(used))
-                    if sum(then) > max_stages:
-                        continue
-                    if (processor, then) not in numbers:
-                        numbers[processor, then] = len(used_by)
+            for which, place, then in following(used, sizes):
+                state = classes[which][place], then
+                if sum(then) <= max_stages:
+                    if state not in numbers:
+                        numbers[state] = len(used_by)
                         used_by.append(then)
-                        self.of.append(processor)
-                    states.append(numbers[processor, then])
+                        self.of.append(state[0])
+                    states.append(numbers[state])
             return states
 
         start = followers(tuple(0 for _ in classes))
         while len(self.after) < len(used_by):
             self.after.append(followers(used_by[len(self.after)]))
         self.after.append(start)
+
+
+class Edges:
+    """The edges between two runs of operators, counted by sums over all pairs of operators.
+
+    Attributes:
+        in_turn: whether every operator reads the one before it alone, so that stages run one after another.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        count = len(graph.operators)
+        found = np.zeros((count + 1, count + 1), dtype=np.int64)
+        for operator in range(count):
+            for before in graph.predecessors(operator):
+                found[before + 1, operator + 1] = 1
+        self._sums = found.cumsum(axis=0).cumsum(axis=1)
+        self.in_turn = all(graph.predecessors(o) == {o - 1} for o in range(1, count))
+
+    def between(self, a: Any, b: Any, c: Any, d: Any) -> Any:
+        """Return how many edges lead from operators ``a … b-1`` to operators ``c … d-1``; of arrays as an array."""
+        sums = self._sums
+        return sums[b, d] - sums[a, d] - sums[b, c] + sums[a, c]
 
 
 def part_costs(costs: ChainCosts) -> Seconds:

@@ -20,7 +20,7 @@ from evaluators.cost_model.plans import processor_words
 from optimizer.exact.bound import relax
 from optimizer.exact.chain import chains_in_order
 from optimizer.exact.chain_costs import ChainCosts, ChainObjective, CostedChain, Seconds
-from optimizer.exact.chain_tables import part_costs
+from optimizer.exact.chain_tables import Edges, part_costs
 from optimizer.exact.solution import Solution
 from search_spaces.core.errors import InfeasibleError, UnavailableError
 from search_spaces.core.graph import Graph
@@ -128,7 +128,7 @@ def cheapest(
 
 
 def _plans(graph: Graph, chains: Iterable[CostedChain]) -> Iterator[tuple[float, Plan]]:
-    return ((chain.cost_s, chain_plan(graph, chain.cuts, chain.processors)) for chain in chains)
+    return ((chain.cost_s, chain.plan(graph)) for chain in chains)
 
 
 class _Overlapping:
@@ -140,11 +140,7 @@ class _Overlapping:
         table = part_costs(costs)
         self._part_s: list[list[list[float]]] = table.tolist()
         self._least_s: Seconds = table.min(axis=0)
-        edges = np.zeros((self._count + 1, self._count + 1))
-        for operator in range(self._count):
-            for before in graph.predecessors(operator):
-                edges[before + 1, operator + 1] += 1
-        self._edges = edges.cumsum(axis=0).cumsum(axis=1)
+        self._edges = Edges(graph)
         self._transfer_s: list[list[float]] = costs.transfer_s[1:].min(axis=0, initial=np.inf).tolist()
         processors = costs.platform.processors
         self._turns = [
@@ -194,20 +190,12 @@ class _Overlapping:
         """Yield the borders of two neighbouring stages of which the second reads nothing from the first."""
         for middle in range(1, self._count):
             for first in range(middle - 1, -1, -1):
-                if self._reads(first, middle, middle + 1):
+                if self._edges.between(first, middle, middle, middle + 1):
                     break
                 for last in range(middle + 1, self._count + 1):
-                    if self._reads(first, middle, last):
+                    if self._edges.between(first, middle, middle, last):
                         break
                     yield first, middle, last
-
-    def _reads(self, first: int, middle: int, last: int) -> bool:
-        """Return whether operators ``middle … last-1`` read from ``first … middle-1``."""
-        return self._arcs(first, middle, middle, last) > 0
-
-    def _arcs(self, a: int, b: int, c: int, d: int) -> float:
-        e = self._edges
-        return float(e[b, d] - e[a, d] - e[b, c] + e[a, c])
 
     def _bound_s(self, cuts: tuple[int, ...], word: tuple[int, ...] | None = None) -> float:
         """Return a lower bound of a plan: each stage after those that it reads, and after those of its processor.
@@ -221,7 +209,7 @@ class _Overlapping:
         for index, (c, d) in enumerate(parts):
             start = 0.0
             for before, (a, b) in enumerate(parts[:index]):
-                if self._arcs(a, b, c, d) > 0:
+                if self._edges.between(a, b, c, d):
                     transfer_s = self._transfer_s[word[before]][word[index]] if word else 0.0
                     start = max(start, ends[before] + transfer_s)
             if word is None:

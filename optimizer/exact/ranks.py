@@ -21,7 +21,6 @@ from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.rewrites.tucker import Ranks, ranks_of
 from search_spaces.rewrites.tucker_ranks import RankChoices
-from search_spaces.spaces.chain import chain_plan
 
 _STEPS = 24
 _NEAR = 1e-3  # relative distance from the bound at which the search ends
@@ -160,7 +159,7 @@ def _at_price(model: RankCosts, price: float, max_stages: int) -> tuple[Plan, fl
         plan, cost_s = model.shape.solve(charged_costs)
     else:
         chain = best_chains(charged_costs, max_stages)[0]
-        plan, cost_s = chain_plan(space.graph, chain.cuts, chain.processors), chain.cost_s
+        plan, cost_s = chain.plan(space.graph), chain.cost_s
     on = model.placed(plan)
     taken = {o: chosen[on[o], o] for o in space.options if (on[o], o) in chosen}
     return space.with_ranks(plan, taken), cost_s

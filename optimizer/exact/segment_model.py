@@ -21,12 +21,11 @@ import numpy as np
 from evaluators.simulated import COPY_S_PER_BYTE
 from optimizer.exact.blocks import Search, block_of
 from optimizer.exact.chain_costs import NEVER_S, ChainCosts, Seconds
-from optimizer.exact.shared_costs import TILES, SharedTables, computed
+from optimizer.exact.shared_costs import SharedTables, work_shares
 from optimizer.exact.shared_ways import PartEstimates, Ways, by_first, pairs_of
 from optimizer.exact.side_by_side import Timed, placed_s, run_s
-from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
-from search_spaces.rewrites.splits import Axis, Piece, Sides
+from search_spaces.rewrites.splits import Axis
 from search_spaces.spaces.segment_space import AXES, EACH, Block, SegmentSpace, Way
 from search_spaces.spaces.segments import Segment
 from search_spaces.spaces.shared_chains import GRID
@@ -61,7 +60,7 @@ class SegmentModel:
     usual: dict[str, float] = field(default_factory=dict)
     copy_s_per_byte: float = COPY_S_PER_BYTE
     join_s_per_byte: float | None = None
-    _known: dict[tuple[int, int, Axis, int], tuple[tuple[tuple[int, float], ...], ...]] = field(default_factory=dict)
+    _known: dict[tuple[int, int, Axis, int], tuple[tuple[Sequence[float], int], ...]] = field(default_factory=dict)
     _run_s: dict[int, Seconds] = field(default_factory=dict)  # of the runs of a segment, before corrections
 
     def __post_init__(self) -> None:
@@ -99,25 +98,25 @@ class SegmentModel:
         first, second = self._work(part, part.axis)
         return self._side_s(part, 0, first), self._side_s(part, 1, second)
 
-    def _side_s(self, part: Part, side: int, work: Sequence[tuple[int, float]]) -> float:
-        processor = self._processor[part.on[side]]
-        row = self._rows[processor]
-        seconds = sum(row[operator] * share for operator, share in work if operator >= 0)
-        copied = sum(nbytes for operator, nbytes in work if operator < 0) * self._copy_s_per_byte(part)
+    def _side_s(self, part: Part, side: int, work: tuple[Sequence[float], int]) -> float:
+        processor, (shares, sliced_nbytes) = self._processor[part.on[side]], work
+        own_s = reversed(self._rows[processor][part.first : part.last])
+        seconds = sum(own * share for own, share in zip(own_s, shares, strict=True))
+        copied = sliced_nbytes * self._copy_s_per_byte(part)
         overhead_s = float(self.costs.overhead_s[processor])
         model_s = seconds + copied + overhead_s
         factor = self._factor(part.first, part.last, str(part.axis), part.on[side], model_s)
         return (seconds + copied) * factor + overhead_s
 
-    def _work(self, part: Part, axis: Axis) -> tuple[tuple[tuple[int, float], ...], ...]:
-        """Return for each side its operators and the share of their work; -1 stands for bytes that are copied."""
+    def _work(self, part: Part, axis: Axis) -> tuple[tuple[Sequence[float], int], ...]:
+        """Return for each side its shares of the operators' work, the last operator first, and the bytes it slices."""
         key = part.first, part.last, axis, part.cut
         if key not in self._known:
-            sides, graph = self.space.sides_of(part), self.space.graph
-            self._known[key] = tuple(
-                (*((p.operator, _share(graph, p, axis)) for p in pieces), (-1, float(_sliced(graph, sides, pieces))))
-                for pieces in sides.pieces
-            )
+            chains, length = self.space.chains(part.last, axis), part.last - part.first
+            at = chains.cuts.tolist().index(part.cut)
+            shares = work_shares(self.space.graph, part.last, axis, chains.rows[at, :, :length])
+            sliced = chains.sliced_nbytes[at, :, length - 1]
+            self._known[key] = tuple(zip(shares.tolist(), sliced.tolist(), strict=True))
         return self._known[key]
 
     def join_s(self, part: Part) -> float:
@@ -137,10 +136,10 @@ class SegmentModel:
         """Return the bytes to copy when the sides of a part are joined."""
         if part.axis is None or part.axis == "branches" or self.space.step(part) is None:
             return 0
-        graph, stays = self.space.graph, self._copy_s_per_byte(part) == 0.0
-        shares = self.space.sides_of(part).shares
+        chains = self.space.chains(part.last, part.axis)
         # Outputs of the model are always joined into one buffer.
-        return sum(graph.tensors[t].nbytes for t in shares if t in graph.outputs or not stays)
+        nbytes = chains.given_nbytes if self._copy_s_per_byte(part) == 0.0 else chains.joined_nbytes
+        return int(nbytes[part.last - part.first - 1])
 
     def _copy_s_per_byte(self, part: Part) -> float:
         """Return the seconds to move a byte: 0 where rows lie in place, in memory that both processors share.
@@ -273,13 +272,13 @@ class SegmentModel:
 
     def splits_s(self, first: int, last: int, before: str | None) -> dict[Block, float]:
         """Return the seconds of every way to split some operators as one block, after a given processor."""
-        estimates, nothing_s = self.estimates(), np.zeros((last + 1, len(self._rows)))
+        estimates = self.estimates()
         place, found = None if before is None else self._processor[before], dict[Block, float]()
         for axis in self.space.axes:
             steps = {cut: step for step, cut in self.space.cuts(first, last, axis).items()}
             if not steps:
                 continue
-            ways = estimates.shared(self.tables.split(first, axis).between(last, last), self.pairs, nothing_s)
+            ways = self._chained(first, last, axis, estimates)
             rows = ways.total_s(self.transfers_s[first], place).tolist()
             for cut, row in zip(ways.cuts.tolist(), rows, strict=True):
                 for (on, other), seconds in zip(self.pairs.names, row, strict=True):
@@ -312,9 +311,12 @@ class SegmentModel:
 
     def ways_alone(self, operator: int, estimates: PartEstimates) -> tuple[Ways, ...]:
         """Return the ways to split an operator by itself, along each axis."""
-        nothing_s, end = np.zeros((operator + 2, len(self._rows))), operator + 1
-        chains = (self.tables.split(operator, axis).between(end, end) for axis in self.space.axes)
-        return tuple(estimates.shared(each, self.pairs, nothing_s) for each in chains)
+        return tuple(self._chained(operator, operator + 1, axis, estimates) for axis in self.space.axes)
+
+    def _chained(self, first: int, last: int, axis: Axis, estimates: PartEstimates) -> Ways:
+        """Return the ways to split operators as one chain, without the rest of the plan."""
+        chains = self.tables.split(first, axis).between(last, last)
+        return estimates.shared(chains, self.pairs, np.zeros((last + 1, len(self._rows))))
 
     def by_share(self, operator: int, ways: Sequence[Ways], before: int | None) -> Seconds:
         """Return the seconds of ways to split an operator by itself, shape ``(2, shares, pairs)``, in each of two ways.
@@ -334,36 +336,11 @@ class SegmentModel:
     def _single(self, first: int, last: int, before: str | None, axis: Way | None = None) -> Block:
         """Return the cheapest way to run a block, split or whole; split along ``axis`` if that is possible."""
         estimates, place = self.estimates(), None if before is None else self._processor[before]
-        nothing_s = np.zeros((last + 1, len(self._rows)))
-        lasts = np.array([last])
-        found = [estimates.whole(first, lasts, self.alone, nothing_s)]
-        for each in self.space.axes:
-            chains = self.tables.split(first, each).between(last, last)
-            found.append(estimates.shared(chains, self.pairs, nothing_s))
-        found = [ways for ways in found if ways.first_s.size]
+        whole = estimates.whole(first, np.array([last]), self.alone, np.zeros((last + 1, len(self._rows))))
+        split = (self._chained(first, last, each, estimates) for each in self.space.axes)
+        found = [ways for ways in (whole, *split) if ways.first_s.size]
         if axis is not None:
             found = [ways for ways in found if ways.how == axis] or found
         transfer_s = self.transfers_s[first]
         (_, at), ways = min(((ways.least(transfer_s, place), ways) for ways in found), key=lambda pair: pair[0][0])
         return block_of(self.space, ways, at)
-
-
-def _share(graph: Graph, piece: Piece, axis: Axis) -> float:
-    """Return the share of an operator's work that a side does, in whole tiles."""
-    rows, whole, tile = piece.rows[1] - piece.rows[0], computed(graph, piece.operator, axis), TILES[axis]
-    return (-(-rows // tile) * tile) / (-(-whole // tile) * tile)
-
-
-def _sliced(graph: Graph, sides: Sides, pieces: Sequence[Piece]) -> int:
-    """Return the bytes that a side slices from what the chain reads."""
-    inside = range(sides.split.first, sides.split.last)
-    found: dict[tuple[int, int, int], int] = {}
-    for piece in pieces:
-        for tensor, need in zip(graph.operators[piece.operator].inputs, piece.needs, strict=True):
-            if need is None or graph.tensors[tensor].constant or graph.producer.get(tensor, -1) in inside:
-                continue
-            held = graph.tensors[tensor]
-            whole = held.shape[need.dimension]
-            if need.last - need.first < whole:
-                found[tensor, need.first, need.last] = held.nbytes * (need.last - need.first) // whole
-    return sum(found.values())

@@ -6,8 +6,8 @@ Corrections, copies and pairs of processors are then a few steps over whole arra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,10 @@ from search_spaces.core.graph import Graph
 from search_spaces.rewrites.locality import axis_of
 from search_spaces.rewrites.splits import Axis
 from search_spaces.spaces.segment_space import SegmentSpace
-
-TILES: Mapping[Axis, int] = {"height": 1, "channels": 8}
-"""Rows or channels in a tile of a kernel."""
+from search_spaces.spaces.shared_chains import TILES
 
 Ints = NDArray[np.int64]
-_Row = tuple[Ints, Ints, Seconds, Seconds, Seconds, Seconds]
+_Rows = tuple[Any, ...]  # the arrays of Shared
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,8 +29,8 @@ class Shared:
 
     Attributes:
         lasts, cuts: shape ``(R,)``: as in :class:`~search_spaces.spaces.shared_parts.Part`; ``lasts`` ascend.
-        seconds: shape ``(2, R, L)``: of each side's operators.
-        sliced_nbytes: shape ``(2, R)``: sliced by each side, where slicing copies.
+        seconds: shape ``(R, 2, L)``: of each side's operators.
+        sliced_nbytes: shape ``(R, 2)``: sliced by each side, where slicing copies.
         joined_nbytes: shape ``(R,)``: copied by the join.
         given_nbytes: shape ``(R,)``: the same, where each side writes in place.
     """
@@ -49,16 +47,8 @@ class Shared:
     def between(self, least: int, most: int) -> Shared:
         """Return the parts that end from ``least`` to ``most``."""
         a, b = np.searchsorted(self.lasts, (least, most + 1))
-        return Shared(
-            self.first,
-            self.how,
-            self.lasts[a:b],
-            self.cuts[a:b],
-            self.seconds[:, a:b],
-            self.sliced_nbytes[:, a:b],
-            self.joined_nbytes[a:b],
-            self.given_nbytes[a:b],
-        )
+        rows: _Rows = self.lasts, self.cuts, self.seconds, self.sliced_nbytes, self.joined_nbytes, self.given_nbytes
+        return Shared(self.first, self.how, *(each[a:b] for each in rows))
 
 
 class SharedTables:
@@ -77,20 +67,19 @@ class SharedTables:
     def _all_split(self, axis: Axis) -> dict[int, Shared]:
         """Return the chains by their first operator; they are known by the last one."""
         count = len(self._space.graph.operators)
-        found: list[list[_Row]] = [[] for _ in range(count)]
+        processors = len(self._costs.overhead_s)
+        none = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        empty: _Rows = (*none, np.zeros((0, 2, processors)), np.zeros((0, 2)), np.zeros(0), np.zeros(0))
+        found: list[list[_Rows]] = [[empty] for _ in range(count)]
         for last in range(1, count + 1):
             chains = self._space.chains(last, axis)
             longest = chains.rows.shape[2]
             if not longest:
                 continue
-            operators = np.arange(last - 1, last - 1 - longest, -1)
-            tile = TILES[axis]
-            whole = np.array([computed(self._space.graph, int(i), axis) for i in operators])
-            share = (-(-chains.rows // tile) * tile) / (-(-whole // tile) * tile)
             # Infinite where a processor cannot run a side; entries beyond a cut's longest chain are not read.
-            own = self._costs.operator_s[:, operators].T
+            own = self._costs.operator_s[:, last - longest : last].T[::-1]
             with np.errstate(invalid="ignore"):
-                seconds = np.cumsum(share[..., None] * own, axis=2)
+                seconds = np.cumsum(work_shares(self._space.graph, last, axis, chains.rows)[..., None] * own, axis=2)
             for d in range(longest):
                 ok = chains.lengths > d
                 size = int(ok.sum())
@@ -98,33 +87,34 @@ class SharedTables:
                     (
                         np.full(size, last),
                         chains.cuts[ok],
-                        seconds[ok, :, d].swapaxes(0, 1),
-                        chains.sliced_nbytes[ok, :, d].T.astype(np.float64),
+                        seconds[ok, :, d],
+                        chains.sliced_nbytes[ok, :, d].astype(np.float64),
                         np.full(size, float(chains.joined_nbytes[d])),
                         np.full(size, float(chains.given_nbytes[d])),
                     )
                 )
-        return {first: self._together(first, axis, rows) for first, rows in enumerate(found)}
-
-    def _together(self, first: int, how: Axis, rows: list[_Row]) -> Shared:
-        none = np.zeros(0)
-        empty = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-        processors = len(self._costs.overhead_s)
-        rows = rows or [(*empty, np.zeros((2, 0, processors)), np.zeros((2, 0)), none, none)]
-        lasts, cuts, seconds, sliced, joined, given = zip(*rows, strict=True)
-        return Shared(
-            first,
-            how,
-            np.concatenate(lasts),
-            np.concatenate(cuts),
-            np.concatenate(seconds, axis=1),
-            np.concatenate(sliced, axis=1),
-            np.concatenate(joined),
-            np.concatenate(given),
-        )
+        return {
+            first: Shared(first, axis, *(np.concatenate(each) for each in zip(*rows, strict=True)))
+            for first, rows in enumerate(found)
+        }
 
 
-def computed(graph: Graph, index: int, axis: Axis) -> int:
+def work_shares(graph: Graph, last: int, axis: Axis, rows: Ints) -> Seconds:
+    """Return the shares of operators' work that sides do, in whole tiles, of the shape of ``rows``.
+
+    Args:
+        rows: along the axis, of the operators before ``last``, the last one first, in the last dimension.
+    """
+    whole = np.array([_computed(graph, last - 1 - d, axis) for d in range(rows.shape[-1])])
+    found: Seconds = _tiled(rows, axis) / _tiled(whole, axis)
+    return found
+
+
+def _tiled(rows: Ints, axis: Axis) -> Ints:
+    return -(-rows // TILES[axis]) * TILES[axis]
+
+
+def _computed(graph: Graph, index: int, axis: Axis) -> int:
     """Return the size of an operator's output along an axis; of a mean over rows, the size of its input."""
     operator = graph.operators[index]
     mean = axis == "height" and operator.kind == "MEAN"

@@ -130,7 +130,7 @@ class PartEstimates:
 
     def _sides_s(self, shared: Shared, slice_s: float) -> Seconds:
         """Return the seconds of each side on each processor, shape ``(2, R, L)``."""
-        own_s = shared.seconds + shared.sliced_nbytes[..., None] * slice_s
+        own_s = (shared.seconds + shared.sliced_nbytes[..., None] * slice_s).swapaxes(0, 1)
         return np.array([self._corrected(shared.first, shared.how, shared.lasts, side) for side in own_s])
 
     def _corrected(self, first: int, how: str, lasts: Ints, own_s: Seconds) -> Seconds:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from search_spaces.core.bounded import parsed_json, read_bounded
+from search_spaces.core.bounded import Own, parsed_json, read_bounded
 from search_spaces.core.errors import OptimizeError, PlanError, UsageError, damage
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, canonical
@@ -75,7 +76,7 @@ class Baseline:
     """A plan to compare with, and its name in tables."""
 
     name: str
-    plan: Plan
+    plan: Annotated[Plan, Own(Plan.from_json)]
 
 
 def baselines(graph: Graph, platform: Platform, fastest: str) -> tuple[Baseline, ...]:

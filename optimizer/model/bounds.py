@@ -22,7 +22,7 @@ from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
-from search_spaces.spaces.chain import ChainSpace, chain_plan
+from search_spaces.spaces.chain import ChainSpace
 from search_spaces.spaces.space import SearchSpace
 
 
@@ -95,7 +95,7 @@ def model_estimate(
     else:
         costs = profiled.costs(platform)
         found = best_chains(costs, most, optima)
-        plans = tuple(chain_plan(graph, chain.cuts, chain.processors) for chain in found)
+        plans = tuple(chain.plan(graph) for chain in found)
         bound_s, proven = found[0].cost_s, True
     relaxed = relax(graph, costs)
     if not isinstance(space, ChainSpace):

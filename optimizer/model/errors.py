@@ -65,7 +65,7 @@ class ErrorProfile:
                 chain = best_chains(priced, most_stages)[0]
             except InfeasibleError:
                 return []
-            plan = chain_plan(graph, chain.cuts, chain.processors)
+            plan = chain.plan(graph)
             if self.expected(costs.platform, plan) <= most_error:
                 found[plan.digest] = chain_cost(costs, plan), plan
         return [plan for _, plan in sorted(found.values(), key=lambda each: each[0])]

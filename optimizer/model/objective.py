@@ -85,7 +85,7 @@ def objective_estimate(model: ObjectiveModel, session: PricedSession, most: int,
     bound = 0.0
     try:
         for chain in chains_in_order(model.costs, most, optima, objective=model.chains, stop_s=stop_s):
-            found.append(chain_plan(graph, chain.cuts, chain.processors))
+            found.append(chain.plan(graph))
             bound = bound or chain.cost_s
     except UnavailableError:
         if not found:

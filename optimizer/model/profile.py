@@ -11,15 +11,17 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BeforeValidator, PlainSerializer
 
 from evaluators.base import PartCosts, Session, unsupported_operators
 from evaluators.samples import MOST_S, Measurement
 from evaluators.sampling import SamplingPolicy, measure
 from optimizer.exact.chain_costs import ChainCosts
-from search_spaces.core.errors import DeviceLostError, RunFolderError, UnavailableError, damage
+from search_spaces.core.bounded import built, plain
+from search_spaces.core.errors import DeviceLostError, RunFolderError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.intensity import operator_costs
 from search_spaces.core.plan import Plan
@@ -29,6 +31,21 @@ from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.cuts import every_layer
 
 POLICY = SamplingPolicy(precision=0.02, max_s=0.3, min_runs=2, max_runs=30)
+
+
+def _seconds(value: Any) -> Any:
+    seconds = math.inf if value is None else value
+    if isinstance(seconds, int | float) and MOST_S < seconds < math.inf:
+        raise ValueError(f"{seconds:g} s is not a latency")
+    return seconds
+
+
+def _finite(seconds: float) -> float | None:
+    return seconds if math.isfinite(seconds) else None
+
+
+Seconds = Annotated[float, BeforeValidator(_seconds), PlainSerializer(_finite)]
+"""A latency; infinities are None in JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +62,11 @@ class Profile:
             ``places`` (:class:`search_spaces.spaces.rank_space.RankSpace`); empty where none was measured.
     """
 
-    operator_s: Mapping[str, tuple[float, ...]]
+    operator_s: Mapping[str, tuple[Seconds, ...]]
     overhead_s: Mapping[str, float]
     transfer_s: Mapping[str, float]
-    whole_s: Mapping[str, float]
-    triple_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    whole_s: Mapping[str, Seconds]
+    triple_s: Mapping[str, tuple[Seconds, ...]] = field(default_factory=dict)
 
     def costs(self, platform: Platform) -> ChainCosts:
         """Return the additive model for the processors of a platform that were timed."""
@@ -88,14 +105,9 @@ class Profile:
 
     def to_json(self) -> dict[str, Any]:
         """Return the profile as plain values."""
-        found = {
-            "operator_s": {like: [_finite(v) for v in values] for like, values in self.operator_s.items()},
-            "overhead_s": dict(self.overhead_s),
-            "transfer_s": dict(self.transfer_s),
-            "whole_s": {like: _finite(value) for like, value in self.whole_s.items()},
-        }
-        if self.triple_s:
-            found["triple_s"] = {like: [_finite(v) for v in values] for like, values in self.triple_s.items()}
+        found: dict[str, Any] = plain(Profile, self)
+        if not self.triple_s:
+            del found["triple_s"]
         return found
 
     @classmethod
@@ -105,16 +117,7 @@ class Profile:
         Raises:
             RunFolderError: a field is missing or has the wrong type.
         """
-        try:
-            content: Any = data
-            lists = (content["operator_s"], content.get("triple_s", {}))
-            operator_s, triple_s = ({str(k): tuple(map(_seconds, v)) for k, v in each.items()} for each in lists)
-            plain = (content["overhead_s"], content["transfer_s"])
-            overhead_s, transfer_s = ({str(k): float(v) for k, v in each.items()} for each in plain)
-            whole_s = {str(k): _seconds(v) for k, v in content["whole_s"].items()}
-            return cls(operator_s, overhead_s, transfer_s, whole_s, triple_s)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RunFolderError(f"the profile of the operators is damaged: {damage(error)}") from error
+        return built(cls, data, "the profile of the operators is", RunFolderError)
 
 
 def known_profile(tables: PartCosts, platform: Platform) -> Profile:
@@ -138,18 +141,6 @@ def known_profile(tables: PartCosts, platform: Platform) -> Profile:
         transfer_s,
         {like: float(whole_s[i]) for like, i in first.items()},
     )
-
-
-def _finite(seconds: float) -> float | None:
-    """Return seconds as JSON can hold them, without infinities."""
-    return seconds if math.isfinite(seconds) else None
-
-
-def _seconds(value: Any) -> float:
-    seconds = math.inf if value is None else float(value)
-    if MOST_S < seconds < math.inf:
-        raise ValueError(f"{seconds:g} s is not a latency")
-    return seconds
 
 
 def profile(

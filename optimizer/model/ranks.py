@@ -58,7 +58,7 @@ def rank_profile(
         UnavailableError: the device failed.
         RewriteError, ModelError: the weights cannot be read.
     """
-    _check_some(space, most_error)
+    warn_of_none(space, graph.name, most_error)
     allowed = (SLACK * most_error if session.capabilities.outputs else most_error) ** 2
     triple_s = {like: np.full(len(space.places), math.inf) for like in platform.classes()}
     for level in range(max(map(len, space.options.values()), default=0)):
@@ -73,14 +73,18 @@ def rank_profile(
     return replace(known, triple_s={like: tuple(values.tolist()) for like, values in triple_s.items()})
 
 
-def _check_some(space: RankSpace, most_error: float) -> None:
-    """Warn if every convolution alone exceeds the allowed error."""
-    least = min((space.loss(*place) ** 0.5 for place in space.places), default=math.inf)
+def warn_of_none(choices: RankChoices, name: str, most_error: float) -> None:
+    """Warn if no convolution of a model can be decomposed within the allowed error."""
+    if not choices.places:
+        _LOGGER.warning("%s: no triple takes fewer multiply-accumulates than its convolution: it stays as it is", name)
+        return
+    least = min(choices.loss(*place) ** 0.5 for place in choices.places)
     if least > most_error:
         _LOGGER.warning(
-            "%s: no convolution keeps an error of %g as a triple (the nearest has %.2g): allow a larger --max-error, "
-            "or give weights that were trained; random ones have no low rank, but those of NAME+spectrum do",
-            space.graph.name,
+            "%s: no convolution keeps an error of %g as a triple (the nearest has %.2g), so it stays as it is: allow a "
+            "larger --max-error, or give weights that were trained; random ones have no low rank, but those of "
+            "NAME+spectrum do",
+            name,
             most_error,
             least,
         )
@@ -153,7 +157,7 @@ def rank_estimate(
     """
     best = best_ranked(model, error, most)
     plain = best_chains(model.costs, most)[0]
-    plans = dict.fromkeys((best.best, chain_plan(graph, plain.cuts, plain.processors)))
+    plans = dict.fromkeys((best.best, plain.plan(graph)))
     cheapest = np.array(bound.costs.operator_s)
     for (operator, _), place in model.space.places.items():
         cheapest[:, operator] = np.minimum(cheapest[:, operator], bound.triple_s[:, place])
@@ -176,7 +180,7 @@ def rank_baselines(
     plain = best_chains(model.costs, most)[0]
     pure = [
         (UNIFORM, space.with_ranks(whole, uniform(model, fastest, error))),
-        (CHAIN, chain_plan(graph, plain.cuts, plain.processors)),
+        (CHAIN, plain.plan(graph)),
     ]
     usual = {b.plan.digest for b in baselines(graph, platform, fastest)}  # which a study has anyway
     found = {plan.digest: Baseline(name, plan) for name, plan in reversed(pure) if plan.digest not in usual}

@@ -170,7 +170,7 @@ class _Chains:
 
     def solve(self, costs: ChainCosts) -> tuple[Plan, float]:
         chain = best_chains(costs, self.most)[0]
-        return chain_plan(self.graph, chain.cuts, chain.processors), chain.cost_s
+        return chain.plan(self.graph), chain.cost_s
 
     def price(self, costs: ChainCosts, plan: Plan) -> float:
         return chain_cost(costs, plan)

@@ -192,7 +192,7 @@ def segment_baselines(
         named += [(BRANCHES, model.best(splits=False).parts), (CHAINS, model.best(branches=False).parts)]
     with suppress(InfeasibleError, UnavailableError):
         cut = best_chains(costs, min(MOST_PARTS, len(graph.operators)), stop_s=time.monotonic() + _MOST_S)[0]
-        best = canonical(chain_plan(graph, cut.cuts, cut.processors), graph, platform)
+        best = canonical(cut.plan(graph), graph, platform)
         found.setdefault(best.digest, Baseline(CUTS, best))
     scheduled = None if _tried(model) else list_scheduled(graph, _between(graph, costs))
     if scheduled is not None:

@@ -526,7 +526,7 @@ def answer(result: Result) -> str:
     if verdict.speedup is not None:
         sure = verdict.speedup.inverse.significant
         faster = f": {no_better(better, sure=sure, all_tried=result.exhausted)}"
-    return f"“{verdict.reference[0]}”{faster}{predicted}"
+    return f"“{verdict.reference.name}”{faster}{predicted}"
 
 
 def no_better(better: str, *, sure: bool, all_tried: bool) -> str:
@@ -555,7 +555,7 @@ def _gain(result: Result) -> str:
     verdict = result.verdict
     if verdict is None:
         return ""
-    name, ratio = verdict.reference[0], verdict.speedup
+    name, ratio = verdict.reference.name, verdict.speedup
     if ratio is None or verdict.challenger is None:
         return f"no other plan {'is in the space' if result.exhausted else 'was tried'}"
     if not result.objective.scales and isinstance(result, WorkloadResult):
@@ -563,7 +563,7 @@ def _gain(result: Result) -> str:
         missed = missed_text(result.outcomes, name if gains else "", sure=ratio.significant)
         return missed if gains else f"none: {missed}"
     if verdict.challenger == verdict.best:
-        kind = "the best one-stage plan" if len(verdict.reference[1].stages) == 1 else "the best baseline"
+        kind = "the best one-stage plan" if len(verdict.reference.plan.stages) == 1 else "the best baseline"
         than = f"“{name}”, {kind}"
         if result.objective.is_time:
             low_high = "" if ratio.low == ratio.high else f" (95 %: {ratio.low:.3f} to {ratio.high:.3f})"
@@ -642,9 +642,9 @@ def _evidence(result: Result) -> list[str]:
     after = verdict.after_pause_s.get(verdict.best.digest)
     if after is not None:
         text = f"an inference after a pause of 1 s takes {after * 1e3:.3g} ms"
-        other = verdict.after_pause_s.get(verdict.reference[1].digest)
-        if other is not None and verdict.reference[1] != verdict.best:
-            text += f" (“{verdict.reference[0]}”: {other * 1e3:.3g} ms)"
+        other = verdict.after_pause_s.get(verdict.reference.plan.digest)
+        if other is not None and verdict.reference.plan != verdict.best:
+            text += f" (“{verdict.reference.name}”: {other * 1e3:.3g} ms)"
         found.append(text)
     if not result.exhausted and result.history.known.keys() <= {p.digest for p in result.baselines.values()}:
         found.append("the whole budget went into baselines: give a larger --budget for proposed plans")

@@ -161,7 +161,7 @@ class Study:
     @property
     def baseline(self) -> str:
         """Name of the plan that the recommended one was compared with."""
-        return self.verdict.reference[0] if self.verdict else next(iter(self.plans), "")
+        return self.verdict.reference.name if self.verdict else next(iter(self.plans), "")
 
     def trial(self, plan: Plan) -> Trial | None:
         """Return the trial that measured a plan."""

@@ -244,7 +244,7 @@ def _of(path: str, **options: Any) -> Callable[[int, int], BaseSampler]:
 
 
 def _sobol(seed: int, trial_seed: int) -> BaseSampler:
-    from optimizer.samplers.qmc import SobolSampler
+    from optimizer.samplers.stateless import SobolSampler
 
     return SobolSampler(seed, trial_seed)
 
@@ -289,7 +289,7 @@ SAMPLERS: dict[str, SamplerKind] = {
     "tpe": SamplerKind(
         "tree-structured Parzen estimator, all parameters together",
         _of(
-            "optimizer.samplers.fixed:FixedTpeSampler",
+            "optimizer.samplers.stateless:FixedTpeSampler",
             multivariate=True,
             constant_liar=False,
             n_startup_trials=20,
@@ -300,14 +300,15 @@ SAMPLERS: dict[str, SamplerKind] = {
     "brute-force": SamplerKind("every plan of the space once, in random order", _RANDOM, knows=_brute_force),
     "qmc": SamplerKind("scrambled Sobol sequence", _sobol),
     "nsga2": SamplerKind(
-        "genetic algorithm NSGA-II, generations of 20", _of("optimizer.samplers.nsga2:NumberedNsga2Sampler", size=20)
+        "genetic algorithm NSGA-II, generations of 20",
+        _of("optimizer.samplers.stateless:NumberedNsga2Sampler", size=20),
     ),
     "nsga3": SamplerKind(
         "genetic algorithm NSGA-III, for several objectives", _of("optuna.samplers:NSGAIIISampler"), resumes=False
     ),
     "cmaes": SamplerKind(
         "CMA-ES; draws categorical parameters at random",
-        _of("optimizer.samplers.cma_es:ReplayedCmaEsSampler"),
+        _of("optimizer.samplers.stateless:ReplayedCmaEsSampler"),
         requires="cmaes",
         extra="cmaes",
     ),

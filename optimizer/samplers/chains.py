@@ -9,6 +9,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from optimizer.exact.chain_tables import Edges
 from optimizer.samplers.draws import Draws
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage
@@ -202,14 +203,9 @@ class ChainPricing:
     """
 
     def __init__(self, graph: Graph, platform: Platform) -> None:
-        count = len(graph.operators)
         self._blocked = np.array([[p is q or p.excludes(q) for q in platform.processors] for p in platform.processors])
-        self.in_turn = all(graph.predecessors(o) == {o - 1} for o in range(1, count))
-        edges = np.zeros((count + 1, count + 1), dtype=np.int64)
-        for operator in range(count):
-            for before in graph.predecessors(operator):
-                edges[before + 1, operator + 1] = 1
-        self._edges = edges.cumsum(axis=0).cumsum(axis=1)
+        self._edges = Edges(graph)
+        self.in_turn = self._edges.in_turn
 
     def latency_s(self, chains: Chains, draws: Draws) -> _Seconds:
         """Return the latency of each chain under each draw, shape ``(S, C)``."""
@@ -246,6 +242,5 @@ class ChainPricing:
         """Return for each chain whether stage ``j`` reads from stage ``i``."""
         first, last = chains.borders[:, i], chains.borders[:, i + 1]
         begin, end = chains.borders[:, j], chains.borders[:, j + 1]
-        edges = self._edges
-        found: NDArray[np.bool_] = edges[last, end] - edges[first, end] - edges[last, begin] + edges[first, begin] > 0
+        found: NDArray[np.bool_] = self._edges.between(first, last, begin, end) > 0
         return found

@@ -20,7 +20,7 @@ from optimizer.samplers.correction import Correction
 from optimizer.samplers.draws import Draws
 from search_spaces.core.errors import InfeasibleError, UnavailableError
 from search_spaces.core.plan import Plan
-from search_spaces.spaces.chain import ChainSpace, chain_plan
+from search_spaces.spaces.chain import ChainSpace
 from search_spaces.spaces.space import in_space
 
 _LOOKED, _LOOK_S = 400, 1.0
@@ -77,7 +77,7 @@ class ObjectiveProposer(ChainProposer):
         stop_s = time.monotonic() + _LOOK_S
         try:
             for chain in chains_in_order(costs, self._most, _LOOKED, objective=self._objective, stop_s=stop_s):
-                plan = chain_plan(self._problem.graph, chain.cuts, chain.processors)
+                plan = chain.plan(self._problem.graph)
                 # A space of split operators contains fewer chains.
                 if plan.digest not in self._tried and self._problem.fits(plan) and in_space(self._problem.space, plan):
                     return plan

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from optimizer.exact.chain_costs import busy_with
 from optimizer.samplers.draws import Draws
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Stage
@@ -24,10 +25,7 @@ class Timing:
 
     def __init__(self, graph: Graph, platform: Platform) -> None:
         self._processor = {p.name: i for i, p in enumerate(platform.processors)}
-        self._blocked = [
-            [j for j, q in enumerate(platform.processors) if i == j or p.excludes(q)]
-            for i, p in enumerate(platform.processors)
-        ]
+        self._blocked = busy_with(platform)
         self._count = len(graph.operators)
         self._before = [sorted(graph.predecessors(o)) for o in range(self._count)]
 

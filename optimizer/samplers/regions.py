@@ -71,12 +71,7 @@ class ChainRegion:
 
     def name(self, plan: Plan) -> bytes | None:
         """Return a key that identifies a plan, or None for one outside of the region."""
-        borders = [0]
-        for stage in plan.stages:
-            if stage.operators != tuple(range(borders[-1], borders[-1] + len(stage.operators))):
-                return None
-            borders.append(borders[-1] + len(stage.operators))
-        if len(plan.stages) > self._most:
+        if not plan.is_chain or len(plan.stages) > self._most:
             return None
         return self._chains([from_plan(plan, self._platform)]).names()[0]
 

@@ -10,14 +10,15 @@ import re
 import sys
 from bisect import insort
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 from evaluators.measurement.drift import Drift
 from evaluators.samples import Measurement, Samples
 from evaluators.sampling import ColdStart
+from search_spaces.core.bounded import Own, built, plain
 from search_spaces.core.constraints import Violation
-from search_spaces.core.errors import PlanError, RunFolderError, damage, shown
+from search_spaces.core.errors import RunFolderError, shown
 from search_spaces.core.plan import Plan
 
 if TYPE_CHECKING:
@@ -56,10 +57,10 @@ class Trial:
     """
 
     number: int
-    plan: Plan
+    plan: Annotated[Plan, Own(Plan.from_json)]
     origin: str
     params: Mapping[str, Any]
-    measurement: Measurement | None = None
+    measurement: Annotated[Measurement, Own(Measurement.from_json)] | None = None
     failure: str = ""
     repeat_of: int | None = None
     attributes: Mapping[str, Any] | None = None
@@ -82,18 +83,7 @@ class Trial:
 
     def to_json(self) -> dict[str, Any]:
         """Return the trial as plain values."""
-        return {
-            "number": self.number,
-            "plan": self.plan.to_json(),
-            "digest": self.plan.digest,
-            "origin": self.origin,
-            "params": dict(self.params),
-            "measurement": self.measurement.to_json() if self.measurement else None,
-            "failure": self.failure,
-            "repeat_of": self.repeat_of,
-            "attributes": dict(self.attributes or {}),
-            "speed": self.speed,
-        }
+        return {**plain(Trial, self), "digest": self.plan.digest, "attributes": dict(self.attributes or {})}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Trial:
@@ -102,22 +92,8 @@ class Trial:
         Raises:
             RunFolderError: a field is missing or has the wrong type.
         """
-        try:
-            measured = data["measurement"]
-            repeat = data["repeat_of"]
-            return cls(
-                int(data["number"]),
-                Plan.from_json(data["plan"]),
-                str(data["origin"]),
-                dict(data["params"]),
-                Measurement.from_json(measured) if measured is not None else None,
-                str(data["failure"]),
-                int(repeat) if repeat is not None else None,
-                plain_attributes(data["attributes"]),
-                float(data.get("speed", 1.0)),
-            )
-        except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, PlanError) as error:
-            raise RunFolderError(f"a trial in the log cannot be read: {damage(error)}") from error
+        found = built(cls, data, "a trial in the log is", RunFolderError)
+        return replace(found, attributes=plain_attributes(found.attributes or {}))
 
 
 def plain_attributes(attributes: Mapping[str, Any]) -> dict[str, float]:

@@ -353,7 +353,7 @@ class Result:
             **_ratio_json(ratio),
             "significant": ratio.significant,
             "predicted": verdict.final.predicted,
-            "baseline": verdict.reference[0],
+            "baseline": verdict.reference.name,
             "plan": verdict.challenger.to_json(),
         }
 

@@ -394,20 +394,19 @@ class SeveralModels(Subject):
         if json.loads(json.dumps(priced)) != logged:  # new, or completed
             run.log.append(PRICES, priced)
         simulator = session.simulator
-        if not new:
-            freedoms = freedoms_of(config.allow)
-            sets = self.variants.sets if self.variants is not None else ()
-            self.least = check(simulator, memory, sets, freedoms)
-            return simulator
 
         def find() -> dict[str, Any]:
             return find_variants(session, self.workload, self.space.platform, self.choices, grids, progress).to_json()
 
-        found = study.fact(RANKS, find, partial(Variants.from_json, clients=len(self.workload.clients)))
-        self.least = check(simulator, memory, found.sets, freedoms_of(config.allow))
-        self._allow(found)
-        study.begin()
-        study.opened()
+        found = self.variants
+        if new:
+            found = study.fact(RANKS, find, partial(Variants.from_json, clients=len(self.workload.clients)))
+        sets = found.sets if found is not None else ()
+        self.least = check(simulator, memory, sets, freedoms_of(config.allow))
+        if new and found is not None:
+            self._allow(found)
+            study.begin()
+            study.opened()
         return simulator
 
     def _predictor(self, simulator: WorkloadSimulator, priced: Session, memory: Memory) -> Callable[[Plan], float]:

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -16,9 +16,10 @@ from evaluators.machine import available_nbytes
 from evaluators.measurement.disturbance import in_words
 from evaluators.measurement.final import Final, FinalComparison, FinalPolicy, Ratio, Standing
 from evaluators.samples import Samples
+from optimizer.model.baselines import Baseline
 from optimizer.study.history import History, Trial
-from search_spaces.core.bounded import built
-from search_spaces.core.errors import PlanError, RunFolderError, UnavailableError, damage
+from search_spaces.core.bounded import Own, built, plain
+from search_spaces.core.errors import RunFolderError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
@@ -50,7 +51,7 @@ class Verdict:
         best: the recommended plan: the fastest, or one with fewer stages that is not significantly slower.
         plans, names: the finalists, and their names in tables ("" for a proposal).
         final: their measurements.
-        reference: name and plan of the best one-stage plan, or of the best baseline where no plan has one stage.
+        reference: the best one-stage plan, or of the best baseline where no plan has one stage.
         scale: the machine's slowness in the final, relative to the search.
         scale_sigma: relative standard deviation of ``scale`` from plan to plan.
         after_pause_s: digest → seconds of an inference after a pause of 1 s, median of a few.
@@ -61,11 +62,11 @@ class Verdict:
         compared: digest → agreement of outputs that only the final compared.
     """
 
-    best: Plan
-    plans: tuple[Plan, ...]
+    best: Annotated[Plan, Own(Plan.from_json)]
+    plans: tuple[Annotated[Plan, Own(Plan.from_json)], ...]
     names: tuple[str, ...]
     final: Final
-    reference: tuple[str, Plan]
+    reference: Baseline
     scale: float = 1.0
     scale_sigma: float = _SCALE_SIGMA
     after_pause_s: Mapping[str, float] = field(default_factory=dict)
@@ -110,7 +111,7 @@ class Verdict:
     @property
     def challenger(self) -> Plan | None:
         """The plan compared with the reference: the recommended one, or else the fastest other finalist."""
-        if self.best != self.reference[1]:
+        if self.best != self.reference.plan:
             return self.best
         return self.next_best
 
@@ -125,7 +126,7 @@ class Verdict:
     def speedup(self) -> Ratio | None:
         """The ratio of the reference's time to the challenger's."""
         other = self.challenger
-        return None if other is None else self.ratio(self.reference[1], other)
+        return None if other is None else self.ratio(self.reference.plan, other)
 
     @property
     def criterion(self) -> tuple[str, Ratio] | None:
@@ -154,21 +155,8 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as plain values."""
-        return {
-            "best": self.best.to_json(),
-            "plans": [plan.to_json() for plan in self.plans],
-            "names": list(self.names),
-            "final": self.final.to_json(),
-            "reference": {"name": self.reference[0], "plan": self.reference[1].to_json()},
-            "scale": self.scale,
-            "scale_sigma": self.scale_sigma,
-            "after_pause_s": dict(self.after_pause_s),
-            "undecided": self.undecided,
-            "eligible": list(self.eligible),
-            "left_out": self.left_out,
-            "cores": self.cores,
-            "compared": {digest: agreement.to_json() for digest, agreement in self.compared.items()},
-        }
+        found: dict[str, Any] = plain(Verdict, self)
+        return found
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Verdict:
@@ -177,27 +165,7 @@ class Verdict:
         Raises:
             RunFolderError: a field is missing or has the wrong type.
         """
-        try:
-            return cls(
-                Plan.from_json(data["best"]),
-                tuple(Plan.from_json(plan) for plan in data["plans"]),
-                tuple(str(name) for name in data["names"]),
-                Final.from_json(data["final"]),
-                (str(data["reference"]["name"]), Plan.from_json(data["reference"]["plan"])),
-                float(data["scale"]),
-                float(data["scale_sigma"]),
-                {str(digest): float(value) for digest, value in data["after_pause_s"].items()},
-                str(data["undecided"]),
-                tuple(int(i) for i in data["eligible"]),
-                int(data["left_out"]),
-                int(data["cores"]),
-                {
-                    str(digest): built(Agreement, each, "an agreement is", RunFolderError)
-                    for digest, each in data["compared"].items()
-                },
-            )
-        except (AttributeError, KeyError, TypeError, ValueError, PlanError) as error:
-            raise RunFolderError(f"the verdict in the log is damaged: {damage(error)}") from error
+        return built(cls, data, "the verdict in the log is", RunFolderError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +327,7 @@ def decide(
         plans,
         titles,
         final,
-        (titles[compared_with] or named, plans[compared_with]),
+        Baseline(titles[compared_with] or named, plans[compared_with]),
         scale,
         sigma,
         after,

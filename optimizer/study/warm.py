@@ -313,10 +313,9 @@ def carried(study: Study, graph: Graph, platform: Platform) -> tuple[Plan, ...]:
     ranked = sorted((t for t in study.trials if t.measurement is not None), key=lambda t: t.median_s)
     found: dict[str, Plan] = {}
     for trial in ranked:
-        borders = [stage.operators[0] for stage in trial.plan.stages[1:]]
-        ends = [stage.operators[-1] + 1 for stage in trial.plan.stages[:-1]]
-        if borders != ends or any(s.share is not None for s in trial.plan.stages):
+        if not trial.plan.is_chain:
             continue  # only chains of whole stages can be carried over
+        borders = [stage.operators[0] for stage in trial.plan.stages[1:]]
         total = trial.plan.stages[-1].operators[-1] + 1
         shares = [before[b] if before is not None else b / total for b in borders]
         cuts = [_nearest(after, share) for share in shares]

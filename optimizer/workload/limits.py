@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.workload.predicted import WorkloadSimulator
-from optimizer.exact.bound import Relaxation
+from optimizer.exact.bound import Relaxation, longest_path_s
 from optimizer.model.bounds import Bounds
 from optimizer.study.limits import TRUST
 from search_spaces.core.constraints import Violation, infeasible
@@ -53,16 +53,21 @@ class Memory:
         Args:
             ranks: of each instance, where models are decomposed.
         """
+        own = ranks or [()] * len(self._clients)
+        return self._total([self._taken(k, each) for k, each in enumerate(own)], own)
+
+    def _total(self, taken: Sequence[_Taken], of: Sequence[object]) -> int:
+        """Return the bytes of all instances: weights once for each model and ``of`` that share them, the fewest."""
         shared: dict[object, int] = {}
         total = 0
-        for number, c in enumerate(self._clients):
-            client, own = self._workload.clients[c], ranks[number] if ranks else ()
-            taken = self._taken(number, own)
-            total += taken.moment
+        for c, each, which in zip(self._clients, taken, of, strict=True):
+            client = self._workload.clients[c]
+            total += each.moment
             if client.own_weights:
-                total += taken.weights
+                total += each.weights
             else:
-                shared[client.source, own] = taken.weights
+                key = client.source, which
+                shared[key] = min(each.weights, shared.get(key, each.weights))
         return total + sum(shared.values())
 
     def of_plan(self, plan: Plan) -> int:
@@ -83,18 +88,11 @@ class Memory:
         Args:
             sets: of each client the ranks that it may get beside none.
         """
-        shared: dict[object, int] = {}
-        total = 0
-        for number, c in enumerate(self._clients):
-            client = self._workload.clients[c]
-            each = [self._taken(number, ranks) for ranks in ((), *(sets[c] if sets else ()))]
-            total += min(taken.moment for taken in each)
-            weights = min(taken.weights for taken in each)
-            if client.own_weights:
-                total += weights
-            else:
-                shared[client.source] = min(weights, shared.get(client.source, weights))
-        return total + sum(shared.values())
+        taken = []
+        for k, c in enumerate(self._clients):
+            each = [self._taken(k, ranks) for ranks in ((), *(sets[c] if sets else ()))]
+            taken.append(_Taken(min(one.weights for one in each), min(one.moment for one in each)))
+        return self._total(taken, [()] * len(taken))
 
     def sparing(self, sets: Sequence[Sequence[RankSet]]) -> dict[int, int]:
         """Return client → the number of its set, from 1, or 0 for none, with which the workload takes little memory.
@@ -216,16 +214,8 @@ def least(
     work_s = min(whole_s, _quickest_s(list(processors.values())) if runs else float(each_s.sum()))
     if runs and all(o - 1 in graph.predecessors(o) for o in range(1, count)):
         return Least(work_s, work_s)
-    path_s = 0.0 if splits else _longest_path_s(graph, each_s)
+    path_s = 0.0 if splits else longest_path_s(graph, each_s)
     return Least(min(whole_s, max(path_s, work_s / _at_once(simulator))), work_s)
-
-
-def _longest_path_s(graph: Graph, each_s: Seconds) -> float:
-    """Return the seconds of the longest path of operators."""
-    over_s = np.zeros(len(each_s))
-    for o, took_s in enumerate(each_s):
-        over_s[o] = took_s + max((over_s[before] for before in graph.predecessors(o)), default=0.0)
-    return float(over_s.max())
 
 
 def operator_costs(job_s: JobPrice, count: int) -> tuple[Seconds, Seconds]:

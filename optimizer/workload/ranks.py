@@ -25,6 +25,8 @@ from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.ranks import RankCosts, best_ranked, uniform
 from optimizer.files import disk_errors
 from optimizer.model.baselines import Baseline
+from optimizer.model.ranks import warn_of_none
+from optimizer.model.ranks_text import macs_saved
 from optimizer.study.config import StudyConfig
 from optimizer.study.limits import allowed_error
 from optimizer.workload.baselines import PROCESSES, SEQUENTIAL, STATIC
@@ -32,7 +34,6 @@ from search_spaces.core.bounded import built
 from search_spaces.core.decoded_plan import RankSet, joined_ranks
 from search_spaces.core.errors import InfeasibleError, RewriteError, RunFolderError, UnavailableError, UsageError
 from search_spaces.core.graph import Graph
-from search_spaces.core.intensity import operator_costs
 from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import LayerRanks, Plan
 from search_spaces.core.platform import Platform
@@ -40,7 +41,7 @@ from search_spaces.core.pools import single_processors
 from search_spaces.core.wording import plural
 from search_spaces.core.workload import Client, Workload
 from search_spaces.models.stages import cut_stage
-from search_spaces.rewrites.tucker import Ranks, decompose, outline, ranks_of
+from search_spaces.rewrites.tucker import Ranks, decompose, ranks_of
 from search_spaces.rewrites.tucker_ranks import RankChoices
 from search_spaces.spaces.registry import freedoms_of
 from search_spaces.spaces.workload_space import WorkloadSpace
@@ -90,16 +91,15 @@ class Variants:
 
     def strongest(self) -> Iterator[dict[int, int]]:
         """Yield for each ``made_for``: client → the number of its first such variant, from 1; 0 for none."""
-        for what in dict.fromkeys(v.made_for for each in self.of for v in each):
-            yield {
-                c: next((i for i, v in enumerate(each, 1) if v.made_for == what), 0) for c, each in enumerate(self.of)
-            }
+        yield from map(self._first, dict.fromkeys(v.made_for for each in self.of for v in each))
 
     def uniform(self) -> dict[int, int]:
         """Return client → the number of its variant with one share for all layers, from 1; 0 for none."""
-        return {
-            c: next((i for i, v in enumerate(each, 1) if v.made_for == _UNIFORM), 0) for c, each in enumerate(self.of)
-        }
+        return self._first(_UNIFORM)
+
+    def _first(self, made_for: str) -> dict[int, int]:
+        numbers = ((i for i, v in enumerate(each, 1) if v.made_for == made_for) for each in self.of)
+        return {c: next(each, 0) for c, each in enumerate(numbers)}
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -313,7 +313,7 @@ def grids_of(workload: Workload, choices: Mapping[int, RankChoices]) -> dict[str
         mine = {c: each for c, each in choices.items() if each.graph is graph}
         most = max(workload.clients[c].tucker or 0.0 for c in mine)
         each = next(iter(mine.values()))
-        _warn_of_none(each, workload.clients[next(iter(mine))].model, most)
+        warn_of_none(each, workload.clients[next(iter(mine))].model, most)
         alike.setdefault(graph.digest, []).append((each, most))
     found: dict[str, list[RankSet]] = {}
     for digest, models in alike.items():
@@ -324,22 +324,6 @@ def grids_of(workload: Workload, choices: Mapping[int, RankChoices]) -> dict[str
             if ranks:
                 found.setdefault(digest, []).append(ranks)
     return found
-
-
-def _warn_of_none(choices: RankChoices, model: str, most: float) -> None:
-    if not choices.places:
-        _LOGGER.warning("%s: no triple takes fewer multiply-accumulates than its convolution: it stays as it is", model)
-        return
-    least = min(choices.loss(*place) ** 0.5 for place in choices.places)
-    if least > most:
-        _LOGGER.warning(
-            "%s: no convolution keeps an error of %g as a triple (the nearest has %.2g), so it stays as it is: allow a "
-            "larger --max-error, or give weights that were trained; random ones have no low rank, but those of "
-            "NAME+spectrum do",
-            model,
-            most,
-            least,
-        )
 
 
 def twins(
@@ -431,16 +415,10 @@ def rank_summary(
             "ranks": [list(layer) for layer in own],
             "error": variant.error if variant else None,
             "error_measured": variant.measured if variant else None,
-            "macs_saved": _saved(joined.components[clients.index(c)].graph, own) if own else 0.0,
+            "macs_saved": macs_saved(joined.components[clients.index(c)].graph, own) if own else 0.0,
             "file": files.get(client.name),
         }
     return found
-
-
-def _saved(graph: Graph, ranks: RankSet) -> float:
-    after = outline(graph, ranks_of(Plan(graph.digest, (), ranks=ranks)))
-    macs = [sum(each.macs for each in operator_costs(g)) for g in (graph, after)]
-    return 1.0 - macs[1] / macs[0]
 
 
 def write_rewritten(folder: Path, workload: Workload, joined: JoinedGraph, best: RankSets) -> dict[str, str]:

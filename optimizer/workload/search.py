@@ -11,13 +11,12 @@ earlier trials only.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evaluators.samples import Measurement
 from evaluators.workload.predicted import WorkloadSimulator
@@ -130,25 +129,17 @@ def shared_starts(space: SharedWorkloadSpace, simulator: WorkloadSimulator) -> l
 
 def _best(space: SegmentSpace, simulator: WorkloadSimulator) -> tuple[Stage, ...]:
     """Return the stages of the plan with the least latency of one model alone, as jobs are priced."""
-    numbers = {processor.name: number for number, processor in enumerate(single_processors(simulator.platform))}
-    count = len(space.graph.operators)
-    rows = list(_rows(space, simulator, numbers))
-    operator_s = np.array([added_s for added_s, _ in rows])
-    overhead_s = np.array([over_s for _, over_s in rows])
-    processors = len(rows)
-    costs = ChainCosts(space.platform, operator_s, overhead_s, np.zeros((count, processors, processors)))
-    return space.plan(SegmentModel(space, costs).best().parts).stages
-
-
-def _rows(
-    space: SegmentSpace, simulator: WorkloadSimulator, numbers: dict[str, int]
-) -> Iterator[tuple[NDArray[np.float64], float]]:
-    """Yield for each processor or pool the seconds that operators add to a job, and the overhead of a job."""
-    count = len(space.graph.operators)
-    for processor in space.platform.processors:
-        begun_s, added_s = operator_costs(partial(simulator.part_s, space.graph, numbers[members(processor)[0]]), count)
+    names, count = [p.name for p in single_processors(simulator.platform)], len(space.graph.operators)
+    processors = space.platform.processors
+    operator_s, overhead_s = np.zeros((len(processors), count)), np.zeros(len(processors))
+    for row, processor in enumerate(processors):
+        price = partial(simulator.part_s, space.graph, names.index(members(processor)[0]))
+        begun_s, added_s = operator_costs(price, count)
         over_s = call_s(begun_s, added_s)
-        yield np.minimum(np.where(np.isfinite(added_s), added_s, begun_s - over_s), begun_s), max(0.0, over_s)
+        operator_s[row] = np.minimum(np.where(np.isfinite(added_s), added_s, begun_s - over_s), begun_s)
+        overhead_s[row] = max(0.0, over_s)
+    costs = ChainCosts(space.platform, operator_s, overhead_s, np.zeros((count, len(processors), len(processors))))
+    return space.plan(SegmentModel(space, costs).best().parts).stages
 
 
 STEPS = 1500

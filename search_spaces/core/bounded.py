@@ -6,11 +6,13 @@ import errno
 import json
 import os
 import stat
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from search_spaces.core.errors import OptimizeError
+from search_spaces.core.errors import OptimizeError, damage
 
 Built = TypeVar("Built")
 MOST_NBYTES = 64 << 20
@@ -81,6 +83,25 @@ def plain(kind: type[Built], value: Built) -> Any:
     """Return a value of a type as plain values, which :func:`built` takes; a twentieth of ``asdict``'s time."""
     hashed: Any = kind
     return _adapter(hashed).dump_python(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """Marks a field's type that reads its plain values itself, with ``read``, and writes them with its ``to_json``."""
+
+    read: Callable[[Any], Any]
+
+    def __get_pydantic_core_schema__(self, kind: object, handler: object) -> Any:
+        from pydantic_core import core_schema
+
+        def read(data: object) -> Any:
+            try:
+                return self.read(data)
+            except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+                raise ValueError(damage(error)) from error
+
+        written = core_schema.plain_serializer_function_ser_schema(lambda value: value.to_json())
+        return core_schema.no_info_plain_validator_function(read, serialization=written)
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import comb
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,31 @@ def chain_plan(graph: Graph, cuts: Sequence[int], processors: Sequence[str]) -> 
         graph.digest,
         tuple(Stage(tuple(range(a, b)), p) for (a, b), p in zip(pairwise(borders), processors, strict=True)),
     )
+
+
+def consecutive_cuts(stages: Sequence[Stage]) -> tuple[int, ...]:
+    """Return where whole stages of consecutive operators are cut.
+
+    Raises:
+        PlanError: they are not that.
+    """
+    end = 0
+    for index, stage in enumerate(stages):
+        if stage.share is not None or stage.operators != tuple(range(end, end + len(stage.operators))):
+            raise PlanError(f"stage {index} is not a run of consecutive operators")
+        end += len(stage.operators)
+    return tuple(stage.operators[0] for stage in stages[1:])
+
+
+def distinct_cuts(proposed: Iterable[int], last: int) -> tuple[int, ...]:
+    """Return cuts before operators 1 … ``last``, ascending; one proposed twice moves to the next free place."""
+    cuts: set[int] = set()
+    for first in proposed:
+        cut = first
+        while cut in cuts:
+            cut = cut % last + 1
+        cuts.add(cut)
+    return tuple(sorted(cuts))
 
 
 class ChainSpace:
@@ -74,15 +99,9 @@ class ChainSpace:
     def decode(self, params: Mapping[str, Any]) -> Plan:
         """Return the canonical plan; a cut proposed twice moves to the next free place, so ``stages`` always holds."""
         parts = int(params["stages"])
-        last = len(self._graph.operators) - 1
-        cuts: set[int] = set()
-        for i in range(1, parts):
-            cut = int(params[f"cut_{i}"])
-            while cut in cuts:
-                cut = cut % last + 1
-            cuts.add(cut)
+        cuts = distinct_cuts((int(params[f"cut_{i}"]) for i in range(1, parts)), len(self._graph.operators) - 1)
         processors = [str(params[f"processor_{i}"]) for i in range(1, parts + 1)]
-        return canonical(chain_plan(self._graph, sorted(cuts), processors), self._graph, self._platform)
+        return canonical(chain_plan(self._graph, cuts, processors), self._graph, self._platform)
 
     def encode(self, plan: Plan) -> dict[str, Any]:
         """Return parameters with ``decode(encode(plan)) == plan``.
@@ -97,14 +116,10 @@ class ChainSpace:
         if len(plan.stages) > self._max_stages:
             raise PlanError(f"plan has {len(plan.stages)} stages, the space at most {self._max_stages}")
         plan = canonical(plan, self._graph, self._platform)
-        borders = [0]
-        for index, stage in enumerate(plan.stages):
-            if stage.operators != tuple(range(borders[-1], borders[-1] + len(stage.operators))):
-                raise PlanError(f"stage {index} of the plan is not a run of consecutive operators")
-            borders.append(borders[-1] + len(stage.operators))
+        cuts = consecutive_cuts(plan.stages)
         params: dict[str, Any] = {"stages": len(plan.stages)}
         for i in range(1, self._max_stages):
-            params[f"cut_{i}"] = borders[i] if i < len(plan.stages) else 1
+            params[f"cut_{i}"] = cuts[i - 1] if i <= len(cuts) else 1
         for i in range(1, self._max_stages + 1):
             params[f"processor_{i}"] = plan.stages[i - 1].processor if i <= len(plan.stages) else self._processors[0]
         return params

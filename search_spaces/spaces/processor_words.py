@@ -25,7 +25,7 @@ def word_at(rank: int, length: int, classes: Classes) -> list[str]:
     used = tuple(0 for _ in sizes)
     word: list[str] = []
     for left in range(length - 1, -1, -1):
-        for which, place, after in _next(used, sizes):
+        for which, place, after in following(used, sizes):
             count = counts[left][after]
             if rank < count:
                 word.append(classes[which][place])
@@ -36,7 +36,7 @@ def word_at(rank: int, length: int, classes: Classes) -> list[str]:
 
 
 @cache
-def _next(used: tuple[int, ...], sizes: tuple[int, ...]) -> list[tuple[int, int, tuple[int, ...]]]:
+def following(used: tuple[int, ...], sizes: tuple[int, ...]) -> list[tuple[int, int, tuple[int, ...]]]:
     """Return the processors that may follow, as class and place in it, and how many of each class are then in use."""
     return [
         (which, place, tuple(max(u, place + 1) if i == which else u for i, u in enumerate(used)))
@@ -53,5 +53,5 @@ def _counts(length: int, sizes: tuple[int, ...]) -> list[dict[tuple[int, ...], i
         states = [(*state, used) for state in states for used in range(size + 1)]
     found: list[dict[tuple[int, ...], int]] = [dict.fromkeys(states, 1)]
     for _ in range(length):
-        found.append({state: sum(found[-1][after] for _, _, after in _next(state, sizes)) for state in states})
+        found.append({state: sum(found[-1][after] for _, _, after in following(state, sizes)) for state in states})
     return found

@@ -9,7 +9,7 @@ sides of a block run at the same time and join at its end.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, permutations
@@ -65,6 +65,38 @@ class Block:
     on: str
     other: str = ""
     share: int = 1
+
+
+class Numbering:
+    """Numbers of the sequences of blocks that make up a model.
+
+    Args:
+        size: in how many ways operators can be run as one block, given the first one and the one after the last.
+
+    Attributes:
+        total: how many sequences there are.
+    """
+
+    def __init__(self, size: Callable[[int, int], int], graph: Graph) -> None:
+        self._size, self._count = size, len(graph.operators)
+        self._rest = [0] * self._count + [1]  # by the operator, the number of ways from it to the end
+        for first in reversed(range(self._count)):
+            for last in range(first + 1, self._count + 1):
+                self._rest[first] += size(first, last) * self._rest[last]
+        self.total = self._rest[0]
+
+    def at(self, index: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the operators (half-open) and the way of each block of sequence number ``index``."""
+        first = 0
+        while first < self._count:
+            for last in range(first + 1, self._count + 1):
+                plans = self._size(first, last) * self._rest[last]
+                if index < plans:
+                    break
+                index -= plans
+            which, index = divmod(index, self._rest[last])
+            yield first, last, which
+            first = last
 
 
 class SegmentSpace(SharedParts):
@@ -535,14 +567,8 @@ class SegmentSpace(SharedParts):
         raise IndexError(index)
 
     @cached_property
-    def _rest(self) -> tuple[int, ...]:
-        """For each operator, the number of ways to run the operators from it to the end."""
-        total = len(self.graph.operators)
-        ways = [0] * total + [1]
-        for first in reversed(range(total)):
-            lasts = (last for last in range(first + 1, total + 1) if self.may_follow(first, last))
-            ways[first] = sum(self.count(first, last) * ways[last] for last in lasts)
-        return tuple(ways)
+    def _numbers_of_plans(self) -> Numbering:
+        return Numbering(lambda first, last: self.count(first, last) if self.may_follow(first, last) else 0, self.graph)
 
     def cardinality(self) -> int:
         """Return the number of plans.
@@ -550,7 +576,7 @@ class SegmentSpace(SharedParts):
         Plans that differ only in the names of interchangeable processors, or that several sets of parameters describe,
         count several times.
         """
-        return self._rest[0]
+        return self._numbers_of_plans.total
 
     def plan_at(self, index: int) -> Plan:
         """Return plan number ``index`` of 0 … ``cardinality() - 1``.
@@ -560,17 +586,7 @@ class SegmentSpace(SharedParts):
         """
         if not 0 <= index < self.cardinality():
             raise IndexError(index)
-        blocks: list[Block] = []
-        first, total = 0, len(self.graph.operators)
-        while first < total:
-            for last in range(first + 1, total + 1):
-                plans = self.count(first, last) * self._rest[last] if self.may_follow(first, last) else 0
-                if index < plans:
-                    break
-                index -= plans
-            which, index = divmod(index, self._rest[last])
-            blocks.append(self.mode_at(first, last, which))
-            first = last
+        blocks = [self.mode_at(first, last, which) for first, last, which in self._numbers_of_plans.at(index)]
         return self.plan(self.expand(blocks))
 
     def neighbour(self, plan: Plan, rng: np.random.Generator) -> Plan:

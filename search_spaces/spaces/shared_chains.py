@@ -28,7 +28,8 @@ optimum has 38 operators, in DenseNet121 on a Pixel 4 where a transfer takes 0.1
 13, VGG16's 6. Without a limit, a model whose operators are all local along height has a chain for every two of them.
 """
 
-_TILE: Mapping[Axis, int] = {"height": 1, "channels": 8}  # kernels compute channels in blocks of 8
+TILES: Mapping[Axis, int] = {"height": 1, "channels": 8}
+"""Rows or channels in a tile of a kernel: kernels compute channels in blocks of 8."""
 
 Counts = NDArray[np.int64]
 
@@ -74,7 +75,7 @@ def chain_cuts(graph: Graph, last: int, axis: Axis) -> ChainCuts:
         length = extent(graph, last - 1, last, axis)
     except RewriteError:
         length = 0
-    tile = _TILE[axis] if length >= 2 * _TILE[axis] else 1
+    tile = TILES[axis] if length >= 2 * TILES[axis] else 1
     steps = {step: round(step * length / GRID / tile) * tile for step in range(1, GRID)}
     # Of several steps with one cut, the middle of the grid is kept, or else the first one.
     step_of = {cut: step for step, cut in (*reversed(steps.items()), (GRID // 2, steps[GRID // 2])) if 0 < cut < length}

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from search_spaces.core.errors import RewriteError
 from search_spaces.core.graph import Graph
 from search_spaces.core.recent import recent
-from search_spaces.rewrites.splits import Axis, Sides, Split, divide
+from search_spaces.rewrites.splits import Axis
 from search_spaces.spaces.shared_chains import LONGEST, ChainCuts, chain_cuts
 
 How = Axis | Literal["branches"]
@@ -46,7 +45,6 @@ class SharedParts:
         self.graph = graph
         self._chains: dict[tuple[int, Axis], ChainCuts] = {}
         self._cuts: dict[tuple[int, int, Axis], Mapping[int, int]] = {}
-        self._sides: dict[Split, Sides] = {}
 
     def chains(self, last: int, axis: Axis) -> ChainCuts:
         """Return where the chains that end before operator ``last`` can be split in two."""
@@ -66,27 +64,6 @@ class SharedParts:
         if key not in self._cuts:
             self._cuts[key] = self.chains(last, axis).of(last - first)
         return self._cuts[key]
-
-    def steps(self, first: int, last: int, axis: Axis) -> Mapping[int, Sides]:
-        """Return step of the grid → sides for each place where a chain can be split in two."""
-        found = self.cuts(first, last, axis)
-        return {step: self.sides(Split(first, last, axis, (cut,))) for step, cut in found.items()}
-
-    def sides(self, split: Split) -> Sides:
-        """Return the sides of a split; each is computed once.
-
-        Raises:
-            RewriteError: it cannot be split like that.
-        """
-        if split not in self._sides:
-            self._sides[split] = divide(self.graph, split)
-        return self._sides[split]
-
-    def sides_of(self, part: Part) -> Sides:
-        """Return the sides of a part that is split; raises what :meth:`sides` raises."""
-        if part.axis is None or part.axis == "branches":
-            raise RewriteError(f"operators {part.first} to {part.last - 1} are not split")
-        return self.sides(Split(part.first, part.last, part.axis, (part.cut,)))
 
     def step(self, part: Part) -> int | None:
         """Return the step of the grid at which a part is split, or None where there is none."""

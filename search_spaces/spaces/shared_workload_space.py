@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import permutations
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.core.pools import members
 from search_spaces.core.workload import Workload
-from search_spaces.spaces.segment_space import Block, SegmentSpace, Way
+from search_spaces.spaces.segment_space import Block, Numbering, SegmentSpace, Way
 from search_spaces.spaces.workload_space import Row, WorkloadSpace
 
 if TYPE_CHECKING:
@@ -241,40 +241,21 @@ class SharedWorkloadSpace(WorkloadSpace):
         return whole + ways * sum(count for _, count in shares)
 
     @cached_property
-    def _ways(self) -> tuple[tuple[int, ...], ...]:
-        """For each client, and each of its operators, in how many ways the operators from it to the end can be run."""
-        found = []
-        for c, space in enumerate(self.models):
-            count = len(space.graph.operators)
-            ways = [0] * count + [1]
-            for first in reversed(range(count)):
-                for last in range(first + 1, count + 1):
-                    ways[first] += self._size_of(c, first, last) * ways[last]
-            found.append(tuple(ways))
-        return tuple(found)
+    def _numbers(self) -> tuple[Numbering, ...]:
+        """For each client, the numbers of the ways to run its instances."""
+        return tuple(Numbering(partial(self._size_of, c), space.graph) for c, space in enumerate(self.models))
 
     def _count_rows(self) -> int:
         """Return the number of choices of all instances' stages; interchangeable processors count separately."""
-        return prod(ways[0] for ways in self._ways)
+        return prod(numbers.total for numbers in self._numbers)
 
     def _rows_at(self, index: int, order: Sequence[int]) -> tuple[Row, ...]:  # noqa: ARG002
         found: dict[int, Row] = {}
-        for c, space in enumerate(self.models):
-            index, own = divmod(index, self._ways[c][0])
-            blocks: list[list[Block]] = [[] for _ in range(self._counts[c])]
-            first, count = 0, len(space.graph.operators)
-            while first < count:
-                for last in range(first + 1, count + 1):
-                    size = self._size_of(c, first, last) * self._ways[c][last]
-                    if own < size:
-                        break
-                    own -= size
-                which, own = divmod(own, self._ways[c][last])
-                for mine, block in zip(blocks, self._block_at(c, first, last, which), strict=True):
-                    mine.append(block)
-                first = last
-            for k, mine in zip(self._instances(c), blocks, strict=True):
-                found[k - 1] = self._row(c, mine)
+        for c, numbers in enumerate(self._numbers):
+            index, own = divmod(index, numbers.total)
+            alike = [self._block_at(c, *block) for block in numbers.at(own)]
+            for k, blocks in zip(self._instances(c), zip(*alike, strict=True), strict=True):
+                found[k - 1] = self._row(c, blocks)
         return tuple(found[k] for k in range(len(self._client)))
 
     def _block_at(self, client: int, first: int, last: int, which: int) -> list[Block]:

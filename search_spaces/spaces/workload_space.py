@@ -15,7 +15,7 @@ from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Dispatch, Plan, Stage
 from search_spaces.core.platform import Platform
 from search_spaces.core.workload import Workload
-from search_spaces.spaces.chain import combination
+from search_spaces.spaces.chain import combination, consecutive_cuts, distinct_cuts
 from search_spaces.spaces.processor_words import count_words, word_at
 from search_spaces.spaces.rank_sets import RankSets
 
@@ -124,15 +124,10 @@ class WorkloadSpace:
 
     def _rows(self, params: Mapping[str, Any]) -> tuple[Row, ...]:
         """Return the stages of each instance, from parameters."""
-        cuts = []
-        for c, count in enumerate(self._operators, 1):
-            chosen: set[int] = set()
-            for i in range(1, int(params[f"jobs_{c}"])):
-                cut = int(params[f"cut_{c}_{i}"])
-                while cut in chosen:
-                    cut = cut % (count - 1) + 1
-                chosen.add(cut)
-            cuts.append(tuple(sorted(chosen)))
+        cuts = [
+            distinct_cuts((int(params[f"cut_{c}_{i}"]) for i in range(1, int(params[f"jobs_{c}"]))), count - 1)
+            for c, count in enumerate(self._operators, 1)
+        ]
         return tuple(
             in_runs(self._operators[c], cuts[c], [str(params[f"on_{k}_{j}"]) for j in range(1, len(cuts[c]) + 2)])
             for k, c in enumerate(self._client, 1)
@@ -179,7 +174,7 @@ class WorkloadSpace:
         """
         params: dict[str, Any] = {}
         for c, most in enumerate(self._most):
-            each = {_cuts(rows[k]) for k, client in enumerate(self._client) if client == c}
+            each = {consecutive_cuts(rows[k]) for k, client in enumerate(self._client) if client == c}
             if len(each) > 1:
                 raise PlanError(f"instances of model {c + 1} are cut in different ways")
             (cuts,) = each
@@ -271,7 +266,7 @@ class WorkloadSpace:
     def _cut_otherwise(self, rows: tuple[Row, ...], rng: np.random.Generator) -> tuple[Row, ...]:
         """Move a cut, merge two jobs, or add a cut and place one side of it anywhere."""
         c = int(rng.integers(len(self._most)))
-        count, cuts = self._operators[c], list(_cuts(rows[self._client.index(c)]))
+        count, cuts = self._operators[c], list(consecutive_cuts(rows[self._client.index(c)]))
         processors = {k: [s.processor for s in rows[k]] for k, client in enumerate(self._client) if client == c}
         which = int(rng.integers(len(cuts))) if cuts else 0
         move = rng.random()
@@ -312,20 +307,6 @@ class WorkloadSpace:
 
     def _orders(self) -> int:
         return factorial(len(self._client)) // prod(map(factorial, self._counts))
-
-
-def _cuts(row: Row) -> tuple[int, ...]:
-    """Return where a model is cut.
-
-    Raises:
-        PlanError: its stages are not consecutive runs of operators.
-    """
-    end = 0
-    for index, stage in enumerate(row):
-        if stage.share is not None or stage.operators != tuple(range(end, end + len(stage.operators))):
-            raise PlanError(f"stage {index} of a model is not a run of consecutive operators")
-        end += len(stage.operators)
-    return tuple(stage.operators[0] for stage in row[1:])
 
 
 def _order_at(rank: int, counts: Sequence[int], clients: Sequence[int]) -> list[int]:

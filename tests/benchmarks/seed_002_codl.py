@@ -88,9 +88,9 @@ def split_each(model: SegmentModel) -> tuple[float, int]:
         ways = [Part(i, i + 1, (processor,)) for processor in space.processors]
         if operator.kind in SHARED:
             split = [
-                Part(i, i + 1, pair, axis, sides.split.cuts[0])
+                Part(i, i + 1, pair, axis, cut)
                 for axis in AXES
-                for sides in space.steps(i, i + 1, axis).values()
+                for cut in space.cuts(i, i + 1, axis).values()
                 for pair in space.pairs
             ]
             shared += bool(split)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evaluators.schedule import Event, Timeline
-from optimizer.exact.chain_costs import OperatorCosts, Seconds
+from optimizer.exact.chain_costs import OperatorCosts, Seconds, busy_with
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage, canonical
 
@@ -58,10 +58,9 @@ def simulate(graph: Graph, costs: GraphCosts, plan: Plan) -> Timeline:
         PlanError: the plan is not for this graph, or its stages are not in an order in which they can run.
     """
     plan.validate(graph, costs.platform)
-    processors = costs.platform.processors
-    numbers = {p.name: i for i, p in enumerate(processors)}
+    busy, numbers = busy_with(costs.platform), {p.name: i for i, p in enumerate(costs.platform.processors)}
     place = {operator: index for index, stage in enumerate(plan.stages) for operator in stage.operators}
-    free_s, ends, events = [0.0] * len(processors), [0.0] * len(plan.stages), []
+    free_s, ends, events = [0.0] * len(busy), [0.0] * len(plan.stages), []
     for index, stage in enumerate(plan.stages):
         on, operators = numbers[stage.processor], list(stage.operators)
         start_s = free_s[on]
@@ -73,9 +72,8 @@ def simulate(graph: Graph, costs: GraphCosts, plan: Plan) -> Timeline:
                 took_s += float(costs.transfer_s[tensor, numbers[plan.stages[writer].processor], on])
         ends[index] = start_s + took_s
         events.append(Event(index, stage.processor, start_s, ends[index]))
-        for other, processor in enumerate(processors):
-            if other == on or processors[on].excludes(processor):
-                free_s[other] = max(free_s[other], ends[index])
+        for other in busy[on]:
+            free_s[other] = max(free_s[other], ends[index])
     return Timeline(tuple(sorted(events, key=lambda e: (e.start_s, e.stage))))
 
 

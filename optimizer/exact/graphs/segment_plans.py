@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from optimizer.exact.chain_costs import busy_with
 from optimizer.exact.graphs.graph_costs import GraphCosts
 from optimizer.exact.graphs.segments import Segment
 from search_spaces.core.graph import Graph
@@ -49,7 +50,10 @@ class SegmentCosts:
     segment: Segment
     entry_processor: int | None
     _known: dict[tuple[int, ...], _Work] = field(default_factory=dict)
-    _busy: list[list[int]] = field(default_factory=list)
+    busy: tuple[tuple[int, ...], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "busy", busy_with(self.costs.platform))
 
     def seconds(self, stages: Stages, *, continued: bool) -> float:
         """Return the seconds from the end of the entry gate's work to the end of all stages, run in this order.
@@ -74,14 +78,6 @@ class SegmentCosts:
             seconds = self.costs.operator_s[:, list(operators)].sum(axis=1)
             self._known[operators] = _Work(tuple(seconds.tolist()), reads)
         return self._known[operators]
-
-    def excluded(self, on: int) -> list[int]:
-        """Return the processors that are busy with one, itself included."""
-        if not self._busy:
-            processors = self.costs.platform.processors
-            every = range(len(processors))
-            self._busy.extend([b for b in every if b == a or processors[a].excludes(processors[b])] for a in every)
-        return self._busy[on]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +125,7 @@ class _Run:
         self.last_s = max(self.last_s, end_s)
         if goes_on:
             self._entry_s = end_s
-        for other in self._of.excluded(on):
+        for other in self._of.busy[on]:
             self._free[other] = max(self._free[other], end_s)
 
 

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from optimizer.exact.chain_costs import exclusive_groups
+from optimizer.exact.chain_costs import busy_with, exclusive_groups
 from optimizer.exact.graphs.segment_plans import SegmentCosts, SegmentPlan
 
 _BEAM = 100  # partial plans kept at each depth
@@ -95,7 +95,7 @@ class Problem:
             tuple(map(tuple, seconds)),
             tuple(float(s) for s in costs.overhead_s),
             tuple(tuple(map(tuple, table)) for table in transfer),
-            tuple(tuple(b for b in every if b == a or processors[a].excludes(processors[b])) for a in every),
+            busy_with(costs.platform),
             tuple(tuple((bit, tuple(there)) for bit, there in found.items()) for found in tails),
             tuple(groups),
             tuple(min(w * s for w, s in zip(weight, row, strict=True)) for row in seconds),

@@ -27,7 +27,7 @@ from optimizer.samplers.policy.training import TrainingTask, pretrain
 from search_spaces.core.errors import UsageError
 from search_spaces.core.wording import plural
 from search_spaces.models import load
-from search_spaces.spaces.chain import ChainSpace, chain_plan
+from search_spaces.spaces.chain import ChainSpace
 
 SCHEMA_VERSION = 1
 _FEWEST = 2
@@ -142,7 +142,7 @@ def training_task(model: str, device: Path, max_stages: int) -> TrainingTask:
         transfer_s=wrong(costs.transfer_s),
     )
     best = best_chains(seen, most)[0]
-    optimum = chain_plan(graph, best.cuts, best.processors)
+    optimum = best.plan(graph)
     problem = Problem(graph, platform, ChainSpace(graph, platform, most), seen, optima=(optimum,))
     return TrainingTask(Choices(task_of(problem)), partial(chain_cost, costs))
 

@@ -119,11 +119,11 @@ def ending(verdict: Verdict) -> Row:
         | {"instances": list(final.standings[i].instances)}
         for i in ranked
     ]
-    faster = verdict.best != verdict.reference[1] and speedup is not None and speedup.low > 1.0
+    faster = verdict.best != verdict.reference.plan and speedup is not None and speedup.low > 1.0
     return {
         "best": verdict.best.to_json(),
         "stages": len(verdict.best.stages),
-        "reference": verdict.reference[1].to_json(),
+        "reference": verdict.reference.plan.to_json(),
         "speedup": [speedup.value, speedup.low, speedup.high] if speedup is not None else None,
         "says_faster": faster,
         "precision": verdict.precision,

@@ -30,6 +30,7 @@ from evaluators.samples import Samples
 from evaluators.schedule import Event, Timeline
 from evaluators.testing import Noise, SyntheticCandidate
 from evaluators.workload.outcome import Outcome, Request
+from search_spaces.core.bounded import built, plain
 from search_spaces.core.errors import RunFolderError, UnavailableError, UsageError
 from tests.support.sentences import fails
 
@@ -38,6 +39,10 @@ QUIET = Noise(run=0.005, instance=0.0035, spike_share=0.05)
 """What FACTS of the reference machine say (0.5 % between two instances), and spikes."""
 ROUGH = Noise(run=0.01, instance=0.005, spike_share=0.05)
 STILL = Noise(run=0.0, cold=0.0)
+
+
+def _read(data: object) -> Final:
+    return built(Final, data, "the final in the log is", RunFolderError)
 
 
 def loader(latency_s: float, noise: Noise, rng: np.random.Generator) -> Load:
@@ -292,7 +297,7 @@ def test_what_came_of_requests_is_told_of_each_plan() -> None:
         assert standing.outcome["instances_ms"] == pytest.approx([0.5 * ms, 1.5 * ms])
         assert standing.outcome["mean_ms"] == pytest.approx(ms)
         assert standing.outcome["throughput_per_s"] == pytest.approx(1e3 / ms)
-    assert Final.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert _read(json.loads(json.dumps(plain(Final, found)))) == found
 
 
 RNG = np.random.default_rng(11)
@@ -409,7 +414,7 @@ def test_rounds_in_a_burst_count_until_there_are_enough_without() -> None:
     assert counted == [12, 12], "the rounds in between"
     ratio = found.ratio(0, 1)
     assert ratio.high - ratio.low < 0.01
-    assert Final.from_json(found.to_json()).ratio(0, 1) == ratio
+    assert _read(plain(Final, found)).ratio(0, 1) == ratio
 
 
 @pytest.mark.parametrize("when", ["load", "run"])
@@ -522,7 +527,7 @@ def test_what_kept_instances_differ_by_is_in_the_intervals(noise: float) -> None
         ratios = [final.ratio(i, 0) for i in range(1, 6)]
         wrong += sum(ratio.significant for ratio in ratios)
         widths += [math.log(ratio.high / ratio.low) / 2 for ratio in ratios]
-        assert Final.from_json(final.to_json()) == final
+        assert _read(plain(Final, final)) == final
     assert wrong <= 0.06 * 500
     assert float(np.median(widths)) < 4.0 * max(noise, INSTANCE_NOISE)
 
@@ -626,7 +631,7 @@ def test_a_prediction_is_only_as_significant_as_its_model(
 def test_finals_survive_a_file() -> None:
     rng = np.random.default_rng(0)
     made = FinalComparison([loader(0.02 * (1 + i / 50), ROUGH, rng) for i in range(4)], POLICY, rng).run()
-    again = Final.from_json({**json.loads(json.dumps(made.to_json())), "later": 1})
+    again = _read({**json.loads(json.dumps(plain(Final, made))), "later": 1})
     assert again == made
     assert again.ratio(3, 0) == made.ratio(3, 0)
 
@@ -634,7 +639,7 @@ def test_finals_survive_a_file() -> None:
 @pytest.mark.parametrize("data", [None, {}, {"standings": [1]}, {"standings": "no"}])
 def test_damaged_finals(data: object) -> None:
     with fails(RunFolderError):
-        Final.from_json(data)
+        _read(data)
 
 
 @pytest.mark.parametrize(

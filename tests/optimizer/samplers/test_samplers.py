@@ -13,8 +13,8 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from optimizer.samplers import DEFAULT, SAMPLERS, make_sampler, quiet_optuna
-from optimizer.samplers.fixed import FixedTpeSampler
 from optimizer.samplers.foreign import ForeignSampler
+from optimizer.samplers.stateless import FixedTpeSampler
 from search_spaces.core.errors import UsageError
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.spaces.chain import ChainSpace
@@ -251,7 +251,7 @@ def test_ours_proposes_what_optunas_own_would(
 def test_cma_es_generations_are_those_of_optunas_own() -> None:
     """Optuna's keeps a pickle; ours tells the trials again. The distribution after 40 trials is the same."""
     pytest.importorskip("cmaes")
-    from optimizer.samplers import cma_es
+    from optimizer.samplers import stateless
 
     space: dict[str, optuna.distributions.BaseDistribution] = {
         name: FloatDistribution(-2.0, 5.0) for name in ("x", "y", "z")
@@ -266,7 +266,7 @@ def test_cma_es_generations_are_those_of_optunas_own() -> None:
     ours = _rebuilt(theirs.trials)
     ours.sampler = make_sampler("cmaes", 0, 40)
     ours.ask(space)
-    _, mine = cma_es._optimizers[ours]
+    _, mine = stateless._optimizers[ours]
     sampler: Any = theirs.sampler
     kept = sampler._restore_optimizer(theirs.trials)
     assert mine.generation == kept.generation == 39 // mine.population_size - 1 + (39 % mine.population_size > 0)

@@ -136,7 +136,7 @@ def test_stage_times_are_of_the_runs_that_the_latency_is_of(tmp_path: Path) -> N
     verdict = result.verdict
     assert verdict is not None
     assert verdict.challenger is not None
-    for plan in (verdict.reference[1], verdict.challenger):
+    for plan in (verdict.reference.plan, verdict.challenger):
         standing = verdict.standing(plan)
         assert standing is not None
         stage_s = result.stage_s(plan)

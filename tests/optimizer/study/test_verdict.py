@@ -13,7 +13,7 @@ from evaluators.forwarding import ForwardingCandidate, ForwardingSession
 from evaluators.measurement.final import FinalPolicy
 from evaluators.samples import Measurement, Samples
 from evaluators.testing import Noise, SyntheticEvaluator
-from optimizer.model.baselines import baselines
+from optimizer.model.baselines import Baseline, baselines
 from optimizer.study.history import History, Trial
 from optimizer.study.verdict import FAR, LEAST_FINALISTS, FinalSettings, Verdict, decide, finalists, shown_samples
 from search_spaces.core.errors import RunFolderError, UnavailableError
@@ -56,7 +56,7 @@ def test_a_plan_that_is_really_faster_is_recommended() -> None:
     whole = NAMED["whole on cpu"]
     found = verdict_of({whole: 0.1, SPLIT: 0.08}, lambda plan: 0.7 if plan == SPLIT else 1.0)
     assert found.best == found.challenger == SPLIT
-    assert found.reference == ("whole on cpu", whole)
+    assert found.reference == Baseline("whole on cpu", whole)
     assert found.speedup is not None
     assert found.speedup.significant
     truth = EVALUATOR.true_latency_s(GRAPH, whole) / (0.7 * EVALUATOR.true_latency_s(GRAPH, SPLIT))
@@ -76,7 +76,7 @@ def test_a_baseline_with_cuts_that_is_the_fastest_is_recommended() -> None:
     whole, cut = NAMED["whole on cpu"], NAMED["layer length K=2"]
     found = verdict_of({whole: 0.1, cut: 0.09, SPLIT: 0.11}, lambda plan: 0.6 if plan == cut else 1.0)
     assert found.best == cut
-    assert found.reference[0] == "whole on cpu"
+    assert found.reference.name == "whole on cpu"
     assert found.criterion is not None
     assert found.criterion[0] == "layer length K=2"
 
@@ -101,7 +101,7 @@ def test_every_processor_alone_takes_part_whatever_the_search_said_of_it() -> No
         return 2.0 * truth_s[other] / truth_s[first] if plan == first else 1.0
 
     found = verdict_of({first: 0.1, other: 0.19}, factor)
-    assert found.reference[0] == found.named(found.best) == "whole on cpu0"
+    assert found.reference.name == found.named(found.best) == "whole on cpu0"
 
 
 def test_whole_models_side_by_side_take_part_whatever_the_search_said_of_them() -> None:
@@ -124,7 +124,7 @@ def test_the_best_baseline_is_the_reference_where_every_plan_has_several_stages(
     with replace(EVALUATOR, interaction=lambda plan: trials_s[plan] / truth_s[plan]).prepare(PLATFORM) as session:
         found = decide(session, history_of(trials_s), named, HOW)
     assert found.best in fast
-    assert found.reference == ("one after another", slow[1])
+    assert found.reference == Baseline("one after another", slow[1])
     assert found.speedup is not None
     assert found.speedup.significant
 

@@ -168,9 +168,9 @@ def test_factors_of_a_normalisation_are_computed_on_both_sides(tmp_path: Path) -
     graph = agree(drawn, (Split(0, 2, "height", (4,)), Split(2, 7, "height", (3,))), None, exact=False).graph
     assert sum(o.kind == "CONCATENATION" for o in graph.operators) == 2, "of both convolutions, and nothing between"
     parts = SharedParts(read_model(drawn.net.write(tmp_path / "model.tflite")))
-    assert parts.steps(2, 7, "height")
-    assert not parts.steps(2, 5, "height"), "the last of them reads what another operator needs, too"
-    assert not parts.steps(1, 7, "height"), "the mean is known when the sides have met"
+    assert parts.cuts(2, 7, "height")
+    assert not parts.cuts(2, 5, "height"), "the last of them reads what another operator needs, too"
+    assert not parts.cuts(1, 7, "height"), "the mean is known when the sides have met"
 
 
 @pytest.mark.parametrize(

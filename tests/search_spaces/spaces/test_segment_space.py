@@ -186,9 +186,9 @@ def test_cuts_between_channels_lie_between_tiles_of_the_kernels() -> None:
     drawn.conv(12)
     drawn.done()
     space = SegmentSpace(read(drawn), TWO)
-    assert {sides.split.cuts[0] for sides in space.steps(0, 1, "channels").values()} == {8, 16, 24, 32}
-    assert {sides.split.cuts[0] for sides in space.steps(1, 2, "channels").values()} == set(range(1, 12))
-    assert {sides.split.cuts[0] for sides in space.steps(0, 2, "height").values()} == set(range(1, 8))
+    assert set(space.cuts(0, 1, "channels").values()) == {8, 16, 24, 32}
+    assert set(space.cuts(1, 2, "channels").values()) == set(range(1, 12))
+    assert set(space.cuts(0, 2, "height").values()) == set(range(1, 8))
 
 
 @pytest.mark.parametrize(
@@ -296,8 +296,7 @@ def test_splits_and_branches_in_one_plan(squeezenet: Graph) -> None:
     space = SegmentSpace(squeezenet, platform)
     first, last = space.branching[0].first, space.branching[0].joint
     count = len(squeezenet.operators)
-    step = space.steps(last, last + 2, "height")
-    cut = next(iter(step.values())).split.cuts[0]
+    cut = next(iter(space.cuts(last, last + 2, "height").values()))
     plan = space.plan(
         [
             Part(0, first, ("cpu0",)),

@@ -141,7 +141,7 @@ def divides(graph: Graph, first: int, last: int, axis: Axis, cut: int) -> bool:
 
 def check_sides(graph: Graph, parts: SharedParts, split: Split, k: int) -> None:
     """Check what arrays say of a cut against the split itself."""
-    chains, sides = parts.chains(split.last, split.axis), parts.sides(split)
+    chains, sides = parts.chains(split.last, split.axis), divide(graph, split)
     d = split.last - split.first - 1
     for side, pieces in enumerate(sides.pieces):
         assert [p.rows[1] - p.rows[0] for p in reversed(pieces)] == chains.rows[k, side, : d + 1].tolist()
