@@ -280,10 +280,10 @@ def _plan_table(study: Study, plan: Plan) -> Table:
 
 
 def _why(study: Study) -> Iterator[Block]:
-    from optimizer.tools.explain import blocks, explain, explain_workload
+    from optimizer.tools.explain import blocks, explain
 
     try:
-        found = explain_workload(study.path) if study.result.get("workload") else explain(study)
+        found = explain(study)
     except OptimizeError as error:
         yield Text(f"The plan is not explained: {error}", "note")
         return
