@@ -36,9 +36,14 @@ def render(title: str, blocks: Iterable[Block]) -> Group:
         if isinstance(block, Text):
             parts.append(RichText(block.text))
         elif isinstance(block, Table):
-            names = [f"{'>' if block.columns[i].form else ''}{block.columns[i].name}" for i in block.used]
-            parts.append(table(names, ([row[i] for i in block.used] for row in block.cells()), block.caption))
+            parts.append(table_of(block))
     return Group(*parts)
+
+
+def table_of(block: Table) -> RichTable:
+    """Return a table of a report without the columns that are empty."""
+    names = [f"{'>' if block.columns[i].form else ''}{block.columns[i].name}" for i in block.used]
+    return table(names, ([row[i] for i in block.used] for row in block.cells()), block.caption)
 
 
 def tried_text(result: Result) -> str:

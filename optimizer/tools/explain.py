@@ -37,7 +37,7 @@ from optimizer.exact.segment_model import SegmentModel
 from optimizer.files import damage_of
 from optimizer.model.bounds import price_of
 from optimizer.model.objective import ObjectiveModel, known_weights
-from optimizer.report.console import UNDECIDED, describe_operators, slower_text
+from optimizer.report.answer import UNDECIDED, describe_operators, slower_text
 from optimizer.report.data import Study
 from optimizer.report.document import Block, Column, Table, Text, headed, shown
 from optimizer.study.config import StudyConfig, parse_config
