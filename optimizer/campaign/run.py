@@ -355,7 +355,7 @@ def run_file(options: argparse.Namespace, command: Sequence[str]) -> int:
         rows = {name: getattr(tables, name) for name in ("results", *SUMMARIES)}
         print(json.dumps({**saved, **rows}, indent=2))
     else:
-        make_console().print(render_summary(run, tables), crop=False)
+        make_console().print(render_summary(saved, tables), crop=False)
         print(written.page)
     for note in notes:
         print(f"optimize: {note}", file=sys.stderr)

@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
-from optimizer.report.document import Block, Table, Text
+from optimizer.report.document import Block, Code, Figure, Table, Text
 from optimizer.study.history import WARM
 from search_spaces.core.wording import many, plural, seconds
 
@@ -29,14 +29,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str | RichText]] = (),
 
 
 def render(title: str, blocks: Iterable[Block]) -> Group:
-    """Return paragraphs and tables of a report; pictures are left out."""
+    """Return paragraphs and tables of a report, and the numbers of its pictures."""
     parts: list[Any] = [RichText(title, style="bold")]
-    for block in blocks:
-        parts.append(RichText())
-        if isinstance(block, Text):
-            parts.append(RichText(block.text))
-        elif isinstance(block, Table):
-            parts.append(table_of(block))
+    for block in (block.table if isinstance(block, Figure) else block for block in blocks):
+        if isinstance(block, Text | Code):
+            parts += [RichText(), RichText(block.text)]
+        elif block is not None:
+            parts += [RichText(), table_of(block)]
     return Group(*parts)
 
 
