@@ -163,8 +163,6 @@ def render_dry_run(document: Mapping[str, Any]) -> Group:
         about = f"{study['expected_s']:.0f} s" if study["expected_s"] else "–"
         rows.append((study["study"], *sizes, about, study["state"]))
     listed = table(("study", ">operators", ">plans", ">budget", ">about", "state"), rows)
-    for column in listed.columns:
-        column.overflow = "fold"
     took, count = document["expected_s"], _studies(len(rows))
     about = seconds(took) if took < _LONG_S else f"{took / 60:.0f} minutes"
     ends = f"{count}{f', about {about} where nothing else runs' if took else ''}, into {document['folder']}"

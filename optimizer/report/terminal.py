@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str | RichText]] = (), title: str = "") -> RichTable:
-    """Return a table without lines; names of columns with numbers begin with ``>``, and no text is markup."""
+    """Return a table without lines; names of columns with numbers begin with ``>``, and no text is markup or cut."""
     heading = RichText(title, style="bold") if title else None
     made = RichTable(title=heading, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for name in columns:
-        made.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left")
+        made.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
     for row in rows:
         made.add_row(*(RichText(cell) if isinstance(cell, str) else cell for cell in row))
     return made
