@@ -302,12 +302,7 @@ def _summary_json(saved: Mapping[str, Any], tables: Tables, path: Path) -> dict[
         "command": shlex.join(["optimize", "run", str(path)]),
         "measured_on": tables.measured_on,
         "failed": {s["name"]: s["error"] for s in saved["studies"] if s["status"] == "failed"},
-        "summary": tables.summary,
-        "fronts": tables.fronts,
-        "gains": tables.gains,
-        "rates": tables.rates,
-        "expected": tables.expected,
-        "explained": tables.explained,
+        **{name: getattr(tables, name) for name in SUMMARIES if name != "indicators"},
         "mean_excess": {
             sampler: {n: curve[min(n, len(curve)) - 1] for n in _AT if n <= len(curve)}
             for sampler, curve in mean_excess(tables.curves).items()

@@ -15,12 +15,13 @@ from evaluators.objectives import LATENCY, Objective, find_objective
 from evaluators.workload.objectives import find_workload_objective
 from optimizer.report.document import Cell, Column, Table, headed, shown
 from search_spaces.core.errors import UsageError
-from search_spaces.core.plan import Plan, Stage
+from search_spaces.core.plan import Plan, Stage, runs_of
 from search_spaces.core.wording import human_bytes, percent, plural
 
 if TYPE_CHECKING:
     from evaluators.samples import Samples
     from search_spaces.core.graph import Graph
+    from search_spaces.core.joined_graph import JoinedGraph
 
 UNDECIDED = "not decided"
 _VAGUE_RATIO = 0.25  # an interval wider than this, and than the difference, tells only that there is one
@@ -28,6 +29,7 @@ _TIMES = 2.0  # larger ratios are shown as factors, not in per cent
 _TELLING = 25.0  # per cent: a wider interval decides nothing
 _TIE = 1.0  # per cent: plans that differ by no more, and not significantly, are called equal
 _NOISE = 0.01  # smaller relative differences are noise of the machine
+_MOST_RUNS = 4  # of consecutive operators of a stage, that are named
 _AT_BOUND = 1e-3  # relative: a plan that is nearer to a bound reaches it
 _FIGURES = {
     "mean, ms": "mean_ms",
@@ -39,6 +41,12 @@ _FIGURES = {
     "turned away": "rejected",
 }
 _SELDOM = {"longest_ms": "worst_ms", "misses": "", "rejected": ""}  # shown if a value differs from this key's, or 0
+_ORDERS = {
+    "fifo": "first come, first served",
+    "priority": "by priority, then the oldest request first",
+    "edf": "the earliest deadline first",
+    "static": "in a fixed order",
+}
 
 
 def as_latencies(result: dict[str, Any]) -> dict[str, Any]:
@@ -167,29 +175,45 @@ def front_table(result: Mapping[str, Any]) -> Table:
     return Table(title, columns, tuple(rows))
 
 
+def model_of(
+    stage: Stage, graph: Graph | None, joined: JoinedGraph | None
+) -> tuple[str, Graph | None, tuple[int, ...]]:
+    """Return the model that a stage is of: its name among several, its graph, and the operators' numbers in it."""
+    if joined is None:
+        return "", graph, stage.operators
+    component = joined.components[joined.component_of[stage.operators[0]]]
+    return component.name, component.graph, component.own(stage.operators)
+
+
 def stages_table(
     result: Mapping[str, Any],
     caption: str,
-    model_of: Callable[[Stage], tuple[str, Graph | None, tuple[int, ...]]],
+    of: Callable[[Stage], tuple[str, Graph | None, tuple[int, ...]]],
     begins_s: Mapping[int, float] | None = None,
 ) -> Table:
     """Return the best plan, stage by stage.
 
     Args:
-        model_of: returns the model that a stage is of: its name among several, its graph, and the operators in it.
+        of: returns what :func:`model_of` does.
         begins_s: stage → when it began in one run.
     """
     entry, rows, begins_s = result["best"], [], begins_s or {}
     plan = Plan.from_json(entry["plan"])
+    means_ms = result.get("workload", {}).get("outcomes", {}).get("best", {}).get("instances_ms", {})
+    if "workload" in result:
+        caption += f": requests are served {_ORDERS[plan.dispatch]}"
     times = entry.get("stage_ms") or [None] * len(plan.stages)
     for index, (stage, took_ms) in enumerate(zip(plan.stages, times, strict=True)):
-        model, graph, operators = model_of(stage)
+        model, graph, operators = of(stage)
         what = describe_operators(graph, operators) if graph is not None else f"{operators[0]} to {operators[-1]}"
         transferred = crossing(graph, operators) if graph is not None else None
         begin_ms = begins_s[index] * 1e3 if index in begins_s else None
-        rows.append((index, took_ms, begin_ms, model, stage.processor, what, transferred))
+        where = stage.processor if stage.share is None else f"{stage.processor} ({stage.share})"
+        rows.append((index, took_ms, begin_ms, model, means_ms.get(model), where, what, transferred))
     took = f"{'predicted' if result.get('predicted') else 'measured'}, {objective_of(result).stage_unit}|.4g"
-    columns = headed("stage|d", took, "begins at, ms|.4g; model; processor; operators; transfers")
+    columns = headed(
+        "stage|d", took, "begins at, ms|.4g; model; mean of the model, ms|.4g; processor; operators; transfers"
+    )
     return Table(caption, columns, tuple(rows))
 
 
@@ -224,7 +248,7 @@ def decomposed_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if entry["ranks"]:
             count = len(entry["ranks"])
             what = f"{count} convolution{'s run' if count > 1 else ' runs'} as Tucker-2 triples"
-            known = "off by" if entry["error_measured"] else "expected to be off by"
+            known = "off by" if entry["error_measured"] else "expected from its filters to be off by"
             off = "" if entry["error"] is None else f", outputs {known} {entry['error']:.2g}"
             yield name, f"{what}: {entry['macs_saved']:.1%} fewer multiply-accumulates{off} ({allowed})"
         elif not entry["decomposable"]:
@@ -345,6 +369,5 @@ def describe_operators(graph: Graph, operators: Sequence[int]) -> str:
     """Return ``0 to 9: 7 CONV_2D, 3 MAX_POOL_2D``; both ends are included."""
     counts = Counter(graph.operators[index].kind for index in operators)
     kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common(3)) + (", …" if len(counts) > 3 else "")
-    first, last = operators[0], operators[-1]
-    where = str(first) if first == last else f"{first} to {last}"
-    return f"{where}: {kinds}"
+    runs = [f"{first} to {last - 1}" if last - first > 1 else f"{first}" for first, last in runs_of(operators)]
+    return f"{', '.join(runs[:_MOST_RUNS])}{', …' if len(runs) > _MOST_RUNS else ''}: {kinds}"

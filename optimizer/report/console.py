@@ -42,6 +42,7 @@ from optimizer.report.answer import (
     front_table,
     gain_text,
     interval_ms,
+    model_of,
     outcomes_table,
     same_plan,
     slower_than,
@@ -51,18 +52,16 @@ from optimizer.report.terminal import table, table_of, tried_text
 from optimizer.study.history import WARM
 from optimizer.study.result import PROPOSED, Result, WorkloadResult
 from optimizer.study.verdict import REACH
-from search_spaces.core.decoded_plan import jobs_of
 from search_spaces.core.errors import printable
-from search_spaces.core.plan import runs_of
 from search_spaces.core.wording import many, percent, plural
 
 if TYPE_CHECKING:
     from optimizer.study.folder import RunFolder
     from optimizer.study.history import History, Trial
     from search_spaces.core.graph import Graph
-    from search_spaces.core.plan import Plan, Stage
+    from search_spaces.core.plan import Plan
 
-_MOST_STAGES_SHOWN = 12
+_MOST_STAGES_SHOWN = 24
 _MOST_FRONT = 16
 _MOST_NAMED = 4
 _VAGUE = (UNDECIDED, "about ")
@@ -73,13 +72,6 @@ _NARROWEST = 40
 _LABEL = 12  # width of the labels before the lines of the answer
 _NUMBER = re.compile(r"\b[0-9]+\b")  # what only counts on
 _EVERY_S = 10.0
-_MOST_JOBS = 24  # of the models of a plan that are listed
-_ORDERS = {
-    "fifo": "first come, first served",
-    "priority": "by priority, then the oldest request first",
-    "edf": "the earliest deadline first",
-    "static": "in a fixed order",
-}
 
 
 class _PlainConsole(Console):
@@ -197,17 +189,15 @@ class ProgressWatcher:
 def render(result: Result) -> Group:
     """Return the answer: baselines, the best plan stage by stage, speed-up, bound, and what to do next."""
     document = as_latencies(result.to_json())
-    front: list[Text | Table | _Line] = [Text(), _front(document)] if result.front is not None else []
-    parts: list[Text | Table | _Line] = []
-    if isinstance(result, WorkloadResult):
-        parts += [_workload_head(result), Text(), table_of(outcomes_table(document)), *front, Text(), _models(result)]
-        parts += [Text(f"{name}: {what}") for name, what in decomposed_rows(document)]
-    else:
-        parts += [_head(result), Text(), _baselines(result), *front]
-        if result.best is not None:
-            parts += [Text(), _stages(result, result.best, document)]
-            if ranks := describe_ranks(result.graph, result.best):
-                parts.append(Text(ranks))
+    several = isinstance(result, WorkloadResult)
+    parts: list[Text | Table | _Line] = [_head(result), Text()]
+    parts.append(table_of(outcomes_table(document)) if several else _baselines(result))
+    parts += [Text(), _front(document)] if result.front is not None else []
+    if result.best is not None:
+        parts += [Text(), _stages(result, result.best, document)]
+        if not several and (ranks := describe_ranks(result.graph, result.best)):
+            parts.append(Text(ranks))
+    parts += [Text(f"{name}: {what}") for name, what in decomposed_rows(document)]
     parts += [Text(), *_conclusions(result, document), Text(), *_next(result)]
     for part in parts:
         if isinstance(part, Text):  # the terminal breaks these lines, so that commands can be copied
@@ -216,10 +206,13 @@ def render(result: Result) -> Group:
 
 
 def _head(result: Result) -> Text:
-    names = ", ".join(p.name for p in result.platform.processors)
-    return Text(
-        f"{result.graph.name}: {plural(len(result.graph.operators), 'operator')} on {names}; {tried_text(result)}"
-    )
+    """Return what was searched, and for what."""
+    name, what, aim = result.graph.name, plural(len(result.graph.operators), "operator"), ""
+    if isinstance(result, WorkloadResult):
+        name, what = result.workload.name, f"{len(result.workload.instances)} models at once"
+        aim = f", for the {result.objective.title}"
+    names = ", ".join(p.name for p in result.platform.processors if p.resources or not aim)
+    return Text(f"{name}: {what} on {names}{aim}; {tried_text(result)}")
 
 
 def _baselines(result: Result) -> Table:
@@ -293,17 +286,19 @@ def _spread(count: int, knee: int) -> list[int]:
 
 def _stages(result: Result, plan: Plan, document: Mapping[str, Any]) -> Table:
     samples, interval = result.samples(plan), result.interval(plan)
+    joined = result.joined if isinstance(result, WorkloadResult) else None
     kind = "recommended plan, predicted" if result.predicted else "recommended plan"
     figure = figure_text(samples.median, interval, result.objective.shown_unit) if samples and interval else ""
-    title = f"{kind}: {figure}" if figure else kind
-    if samples and result.objective.aggregation == "busiest":
+    title = "best plan" if joined is not None else f"{kind}: {figure}" if figure else kind
+    if samples and result.objective.aggregation == "busiest" and joined is None:
         title += f", {1.0 / samples.median:.4g} results a second"
     measured = result.measurement(plan)
-    events = measured.timeline.events if measured and measured.timeline and not plan.is_chain else ()  # some overlap
+    overlaps = not plan.is_chain and joined is None
+    events = measured.timeline.events if measured and measured.timeline and overlaps else ()
     begins_s = {e.stage: e.start_s for e in sorted(events, key=lambda e: -e.start_s)}
-    found = stages_table(document, title, lambda stage: ("", result.graph, stage.operators), begins_s)
+    found = stages_table(document, title, lambda stage: model_of(stage, result.graph, joined), begins_s)
     if (more := len(found.rows) - _MOST_STAGES_SHOWN) > 1:
-        rest = ("…", None, None, "", "", plural(more, "more stage"), None)
+        rest = ("…", None, None, "", None, "", plural(more, "more stage"), None)
         found = replace(found, rows=(*found.rows[:_MOST_STAGES_SHOWN], rest))
     return table_of(found)
 
@@ -316,45 +311,6 @@ def _workload_head(result: WorkloadResult) -> Text:
         f"{result.workload.name}: {count} models at once on {names}, for the {result.objective.title}; "
         f"{tried_text(result)}"
     )
-
-
-def _models(result: WorkloadResult) -> Table:
-    """Return the best plan, model by model in the order in which they go first."""
-    plan = result.best
-    title = "best plan" if plan is None else f"best plan: requests are served {_ORDERS[plan.dispatch]}"
-    listed: list[tuple[str, ...]] = []
-    times: dict[str, Any] = result.outcomes.get("best", {}).get("instances_ms", {})
-    shown = list(jobs_of(plan, result.joined).items()) if plan is not None else []
-    for place, (index, stages) in enumerate(shown[:_MOST_JOBS], 1):
-        component = result.joined.components[index]
-        rows = (
-            (replace(plan.stages[s], operators=component.own(plan.stages[s].operators)) for s in stages) if plan else ()
-        )
-        listed.append((str(place), component.name, _jobs(rows), _number(times.get(component.name))))
-    if len(shown) > _MOST_JOBS:
-        listed.append(("…", f"{len(shown) - _MOST_JOBS} more models", "", ""))
-    return table((">order", "model", "stages: operators on processor", ">ms"), listed, title)
-
-
-def _jobs(stages: Iterable[Stage]) -> str:
-    """Return stages in words; sides of a split, which follow each other, are one job on two processors."""
-    found: list[str] = []
-    split: tuple[int, ...] = ()
-    for stage in stages:
-        where = stage.processor if stage.share is None else f"{stage.processor} ({stage.share})"
-        if stage.share is not None and stage.operators == split:
-            found[-1] += f" and {where}"
-            continue
-        split = stage.operators if stage.share is not None else ()
-        runs = (
-            f"{first} to {last - 1}" if last - first > 1 else f"{first}" for first, last in runs_of(stage.operators)
-        )
-        found.append(f"{', '.join(runs)} on {where}")
-    return "; ".join(found)
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
 
 
 def _conclusions(result: Result, document: Mapping[str, Any]) -> list[_Line]:

@@ -16,7 +16,7 @@ from evaluators.schedule import Event, Law, Task, Timeline, in_rounds, needs_of,
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.files import damage_of, disk_errors, read_document
 from optimizer.model.profile import Profile
-from optimizer.report.answer import as_latencies, objective_of
+from optimizer.report.answer import as_latencies, model_of, objective_of
 from optimizer.study.folder import CONFIG, LOG, RESULT, read_manifest, resume_hint
 from optimizer.study.history import OPTIMUM, Trial
 from optimizer.study.log import read_log
@@ -153,10 +153,7 @@ class Study:
 
     def model_of(self, stage: Stage) -> tuple[str, Graph | None, tuple[int, ...]]:
         """Return the model that a stage is of: its name among several, its graph, and the operators' numbers in it."""
-        if self.joined is None:
-            return "", self.graph, stage.operators
-        component = self.joined.components[self.joined.component_of[stage.operators[0]]]
-        return component.name, component.graph, component.own(stage.operators)
+        return model_of(stage, self.graph, self.joined)
 
     @property
     def baseline(self) -> str:
@@ -175,18 +172,16 @@ class Study:
         processors = {p.name: i for i, p in enumerate(costs.platform.processors)}
         if any(stage.processor not in processors for stage in plan.stages):  # the runtime's own placement
             return None
-        place = {operator: i for i, stage in enumerate(plan.stages) for operator in stage.operators}
-        tasks = []
+        tasks, sources = [], needs_of(self.graph, plan)
         for index, stage in enumerate(plan.stages):
             processor = processors[stage.processor]
             work_s = float(costs.operator_s[processor, list(stage.operators)].sum() + costs.overhead_s[processor])
             if not work_s < float("inf"):
                 return None
-            before = {place[b] for o in stage.operators for b in self.graph.predecessors(o)} - {index}
             first = stage.operators[0]
             needs = tuple(
                 (b, float(costs.transfer_s[first, processors[plan.stages[b].processor], processor]))
-                for b in sorted(before)
+                for b in sorted(sources[index])
             )
             tasks.append(Task(processor, work_s, needs))
         spans = run_tasks(tasks, Law.of(costs.platform))
