@@ -12,28 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from evaluators.registry import make_evaluator
-from optimizer.campaign.table import (
-    AGAINST,
-    Tables,
-    against_baseline,
-    cell_text,
-    explained_text,
-    front_text,
-    fronts_of,
-    gain_text,
-    group_text,
-    how_known,
-    makespan_text,
-    named,
-    rate_text,
-    shown_axes,
-    vague_text,
-)
+from optimizer.campaign.table import Tables
+from optimizer.report.campaign import explained, published, summary
 from optimizer.report.console import make_console, progress_bar
-from optimizer.report.terminal import table
+from optimizer.report.terminal import render, table
 from optimizer.study.course import foreseen
 from search_spaces.core.errors import OptimizeError
-from search_spaces.core.wording import many, percent, seconds
+from search_spaces.core.wording import many, seconds
 
 if TYPE_CHECKING:
     from optimizer.campaign.run import CampaignRun
@@ -178,8 +163,6 @@ def render_dry_run(document: Mapping[str, Any]) -> Group:
         about = f"{study['expected_s']:.0f} s" if study["expected_s"] else "–"
         rows.append((study["study"], *sizes, about, study["state"]))
     listed = table(("study", ">operators", ">plans", ">budget", ">about", "state"), rows)
-    for column in listed.columns:
-        column.overflow = "fold"
     took, count = document["expected_s"], _studies(len(rows))
     about = seconds(took) if took < _LONG_S else f"{took / 60:.0f} minutes"
     ends = f"{count}{f', about {about} where nothing else runs' if took else ''}, into {document['folder']}"
@@ -196,52 +179,6 @@ def _studies(count: int) -> str:
     return f"{many(count)} {'study' if count == 1 else 'studies'}"
 
 
-def render_summary(run: CampaignRun, tables: Tables) -> Group:
-    """Return the tables of a campaign's results."""
-    axes = shown_axes(tables.summary)
-    units = {row["unit"] for row in tables.summary} or {"ms"}
-    one = next(iter(units)) if len(units) == 1 else ""
-    some = len({row["predicted"] for row in tables.summary}) > 1
-    rows = []
-    for row in tables.summary:
-        best = "–" if row["best"] is None else f"{row['best']:.4g}" if one else f"{row['best']:.4g} {row['unit']}"
-        best += " (predicted)" if some and row["predicted"] else ""
-        rows.append((cell_text(row, axes), str(row["studies"]), best, against_baseline(row) or "–"))
-    predicted = how_known(tables)
-    compared = any(row["ratio"] is not None for row in tables.summary)
-    heads = (">studies", f">{predicted}best, {one}" if one else f">{predicted}best", *([AGAINST] if compared else []))
-    parts: list[Table | Text] = [table(("study", *heads), [row[: 1 + len(heads)] for row in rows])]
-    parts += [Text(f"{study}: {front_text(rows)}") for study, rows in fronts_of(tables)]
-    for row in tables.gains:
-        which = ", ".join(named(row[axis]) for axis in axes if axis != "model")
-        parts.append(Text(f"{which}: {gain_text(row)}" if which else gain_text(row)))
-    parts += [Text(rate_text(row, axes)) for row in tables.rates]
-    parts += [Text(text)] if (text := makespan_text(tables.results)) else []
-    if tables.explained:
-        left_out = ("90 % of errors below, with work", "with memory accesses too")
-        heads = ("models", ">R² with work alone", ">with memory accesses too", *(f">{each}" for each in left_out))
-        parts += [Text(), Text(explained_text(tables.explained)), table(heads, map(_explained, tables.explained))]
-    if tables.expected:
-        heads = ("published", ">paper", ">ours", ">least to most", ">ours / paper", "")
-        parts += [Text(), table(heads, map(_expected, tables.expected))]
-    parts += [Text(text)] if (text := vague_text(tables.results)) else []
-    done, failed, begun = (sum(s.status == status for s in run.states) for status in ("done", "failed", "begun"))
-    rest = f"{f', {failed} failed' if failed else ''}{f', {begun} begun: its trials are kept' if begun == 1 else ''}"
-    rest += f", {begun} begun: their trials are kept" if begun > 1 else ""
-    parts += [Text(), Text(f"{done} of {len(run.states)} studies are done{rest}")]
-    return Group(*parts)
-
-
-def _expected(row: Mapping[str, Any]) -> tuple[str, ...]:
-    if row["ours"] is None:
-        return row["name"], f"{row['paper']:.4g}", "–", "–", "–", "not measured"
-    within = f"{'' if row['within'] else 'not '}within {percent(row['tolerance'])}"
-    ends = f"{row['ours_low']:.4g} to {row['ours_high']:.4g}" if row["studies"] > 1 else ""
-    remark = f"{within}{'' if row['in_final'] else '; not in the final'}"
-    return row["name"], f"{row['paper']:.4g}", f"{row['ours']:.4g}", ends, f"{row['ratio']:.3f}", remark
-
-
-def _explained(row: dict[str, Any]) -> tuple[str, ...]:
-    errors = [row.get(f"{name}_error_p90") for name in ("flops", "flops_and_memory")]
-    left_out = ("–" if error is None else percent(error) for error in errors)
-    return group_text(row), f"{row['flops']:.4f}", f"{row['flops_and_memory']:.4f}", *left_out
+def render_summary(state: Mapping[str, Any], tables: Tables) -> Group:
+    """Return what the report of a campaign says first, of the state that its folder has."""
+    return render(str(state["name"]), (*explained(tables), *summary(state, tables), *published(tables)))

@@ -302,12 +302,7 @@ def _summary_json(saved: Mapping[str, Any], tables: Tables, path: Path) -> dict[
         "command": shlex.join(["optimize", "run", str(path)]),
         "measured_on": tables.measured_on,
         "failed": {s["name"]: s["error"] for s in saved["studies"] if s["status"] == "failed"},
-        "summary": tables.summary,
-        "fronts": tables.fronts,
-        "gains": tables.gains,
-        "rates": tables.rates,
-        "expected": tables.expected,
-        "explained": tables.explained,
+        **{name: getattr(tables, name) for name in SUMMARIES if name != "indicators"},
         "mean_excess": {
             sampler: {n: curve[min(n, len(curve)) - 1] for n in _AT if n <= len(curve)}
             for sampler, curve in mean_excess(tables.curves).items()
@@ -355,7 +350,7 @@ def run_file(options: argparse.Namespace, command: Sequence[str]) -> int:
         rows = {name: getattr(tables, name) for name in ("results", *SUMMARIES)}
         print(json.dumps({**saved, **rows}, indent=2))
     else:
-        make_console().print(render_summary(run, tables), crop=False)
+        make_console().print(render_summary(saved, tables), crop=False)
         print(written.page)
     for note in notes:
         print(f"optimize: {note}", file=sys.stderr)

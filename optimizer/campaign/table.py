@@ -20,8 +20,8 @@ from evaluators.objectives import LATENCY, OBJECTIVES, Objective
 from evaluators.workload.objectives import find_workload_objective
 from optimizer.campaign.file import AXES, Campaign, Expectation
 from optimizer.files import damage_of, read_document, write_atomic
-from optimizer.report.console import slower_text
-from optimizer.report.data import Study, objective_of, points, read_study
+from optimizer.report.answer import objective_of, slower_text
+from optimizer.report.data import Study, points, read_study
 from optimizer.study.folder import RESULT
 from optimizer.study.front import Front
 from search_spaces.core.errors import InfeasibleError, OptimizeError, RunFolderError, printable

@@ -54,11 +54,10 @@ def explain(parser: Parser, arguments: list[str]) -> None:
     from optimizer.report.data import read_study
     from optimizer.report.terminal import render
     from optimizer.study.folder import RESULT
-    from optimizer.tools.execute import has_several
-    from optimizer.tools.explain import blocks, explain, explain_workload, head
+    from optimizer.tools.explain import blocks, explain, head
 
     with damage_of(options.run / RESULT, "explain another run"):
-        found = explain_workload(options.run) if has_several(options.run) else explain(read_study(options.run))
+        found = explain(read_study(options.run))
         show(options, lambda: found, lambda: render(head(found), blocks(found)))
 
 

@@ -339,6 +339,7 @@ class _Memory:
 
     def __init__(self, document: Mapping[str, Any], inputs: Sequence[np.ndarray[Any, Any]]) -> None:
         self._entries: list[dict[str, Any]] = document["tensors"]
+        self._outputs: list[int] = document["outputs"]
         # View → its tensor, and its first byte there.
         self._views = {t: (root, first) for t, root, first in document.get("views", ())}
         self._held: dict[int, np.ndarray[Any, Any]] = dict(zip(document["inputs"], inputs, strict=True))
@@ -359,6 +360,11 @@ class _Memory:
             self[tensor][...] = array
         else:
             self._held[tensor] = array
+
+    def outputs(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the outputs by name."""
+        names = _port_names([self._entries[t] for t in self._outputs])
+        return {name: self[t] for name, t in zip(names, self._outputs, strict=True)}
 
     def run(self, stage: Stage, entry: Mapping[str, Any]) -> None:
         """Run a stage of the plan."""
@@ -589,10 +595,7 @@ class Plan(_Threads):
 
     def _begin(self, inputs: np.ndarray[Any, Any] | Arrays, whole: _Worker | None = None) -> _Inference:
         """Start an inference: of the plan, or of the whole model on its thread."""
-        arrays = _in_order(inputs, list(self.inputs))
-        for array, (name, (shape, dtype)) in zip(arrays, self.inputs.items(), strict=True):
-            if array.shape != shape or array.dtype != dtype:
-                raise ValueError(f"input {name!r} has shape {array.shape} and type {array.dtype}, not {shape} {dtype}")
+        arrays = _in_order(inputs, self.inputs)
         stages = len(self._files) if whole is None else 1
         inference = _Inference(_Memory(self.document, arrays), stages)
         for worker in self._workers if whole is None else (whole,):
@@ -604,9 +607,7 @@ class Plan(_Threads):
             event.wait()
         if inference.error is not None:
             raise inference.error
-        numbers = self.document["outputs"]
-        names = _port_names([self._tensors[t] for t in numbers])
-        return {name: inference.tensors[t] for name, t in zip(names, numbers, strict=True)}
+        return inference.tensors.outputs()
 
     def drift(self) -> list[float]:
         """Return the ratio of each stage's time to the expected one, by the medians of the last runs."""
@@ -648,17 +649,15 @@ class _Instance:
 
     Attributes:
         document: the model's plan.json.
+        inputs: shape and type of each input by name.
         tensors: those of the last request.
     """
 
     def __init__(self, folder: Path, client: Mapping[str, Any]) -> None:
         self.folder, self.client = folder, client
         self.document = _document(folder)
+        self.inputs = _described(self.document["tensors"][i] for i in self.document["inputs"])
         self.give(_usual_inputs(folder, self.document))
-
-    def entries(self, side: str) -> list[dict[str, Any]]:
-        """Return the plan's description of the inputs, or the outputs."""
-        return [self.document["tensors"][i] for i in self.document[side]]
 
     def give(self, inputs: Sequence[np.ndarray[Any, Any]]) -> None:
         """Set the inputs of all later requests, which reuse the same tensors."""
@@ -696,24 +695,16 @@ class Models(_Threads):
     @property
     def inputs(self) -> dict[str, dict[str, _Described]]:
         """Shape and type of each input by name, of each instance by name."""
-        return {each.client["name"]: _described(each.entries("inputs")) for each in self._instances}
+        return {each.client["name"]: each.inputs for each in self._instances}
 
     def set_inputs(self, name: str, inputs: np.ndarray[Any, Any] | Arrays) -> None:
         """Set the inputs of an instance's requests: one array, or a mapping by name."""
         instance = self._instance(name)
-        entries = instance.entries("inputs")
-        arrays = _in_order(inputs, _port_names(entries))
-        for array, t in zip(arrays, entries, strict=True):
-            if array.shape != tuple(t["shape"]) or array.dtype != np.dtype(t["dtype"]):
-                raise ValueError(f"input {t['name']!r} of {name!r} is not {t['shape']} {t['dtype']}")
-        instance.give(arrays)
+        instance.give(_in_order(inputs, instance.inputs))
 
     def outputs(self, name: str) -> dict[str, np.ndarray[Any, Any]]:
         """Return the outputs of an instance's last request by name."""
-        instance = self._instance(name)
-        numbers = instance.document["outputs"]
-        names = _port_names(instance.entries("outputs"))
-        return {port: instance.tensors[i] for port, i in zip(names, numbers, strict=True)}
+        return self._instance(name).tensors.outputs()
 
     def run(self) -> dict[str, list[float | None]]:
         """Run all requests once; return latencies (s) by instance, None for requests that were rejected or failed."""
@@ -861,14 +852,22 @@ def _port_names(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     return found
 
 
-def _in_order(inputs: np.ndarray[Any, Any] | Arrays, names: Sequence[str]) -> _Tensors:
-    """Return the arrays in the order of their names, of which each may lack what follows its last ``:``."""
+def _in_order(inputs: np.ndarray[Any, Any] | Arrays, kinds: Mapping[str, _Described]) -> _Tensors:
+    """Return the arrays in the order of their names, of which each may lack what follows its last ``:``.
+
+    Args:
+        kinds: shape and type of each by name.
+    """
+    names = list(kinds)
     if not isinstance(inputs, Mapping):
         inputs = {names[0] if names else "": inputs}
     short = {name.rpartition(":")[0]: name for name in names if ":" in name}
     given = {name if name in names else short.get(name, name): array for name, array in inputs.items()}
     if given.keys() != set(names) or len(given) != len(inputs):
         raise ValueError(f"the inputs are {', '.join(map(repr, names))}, not {', '.join(map(repr, inputs))}")
+    for name, (shape, dtype) in kinds.items():
+        if (array := given[name]).shape != shape or array.dtype != dtype:
+            raise ValueError(f"input {name!r} has shape {array.shape} and type {array.dtype}, not {shape} {dtype}")
     return [given[name] for name in names]
 
 

@@ -74,11 +74,11 @@ def campaign_document(folder: Path) -> Document:
     """
     state = read_state(folder)
     tables = gather(folder, state)
-    explained = Section("explained", "What explains latency", tuple(_explained(tables)))
+    indicators = [_indicators(tables.indicators)] if tables.explained else []
     sections = [
-        explained,
-        Section("summary", "Summary", tuple(_summary(state, tables))),
-        Section("paper", "Published and measured", tuple(_paper(tables))),
+        Section("explained", "What explains latency", (*explained(tables), *indicators)),
+        Section("summary", "Summary", tuple(summary(state, tables))),
+        Section("paper", "Published and measured", tuple(published(tables))),
         Section("curves", "Best latency against plans tried", tuple(_curves(tables))),
         Section("studies", "Studies", tuple(_studies(state, tables))),
         Section("plans", "All plans", tuple(_plans(tables))),
@@ -93,7 +93,8 @@ def campaign_document(folder: Path) -> Document:
     )
 
 
-def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
+def summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
+    """Yield what was found: in sentences, a row for each cell of the matrix, and a picture."""
     done = sum(s["status"] == "done" for s in state["studies"])
     failed = [s for s in state["studies"] if s["status"] == "failed"]
     compared = [r for r in tables.summary if r["ratio"] is not None]
@@ -105,7 +106,9 @@ def _summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
         yield Text(text if tables.summary else "No study is finished yet.", "answer")
     by = ", ".join(dict.fromkeys(named(r["evaluator"]) for r in tables.summary))
     begun = sum(s["status"] == "begun" for s in state["studies"])
-    progress = f"{done} of {len(state['studies'])} studies are done{f', {begun} begun' if begun else ''}"
+    progress = (
+        f"{done} of {len(state['studies'])} studies are done{f', {begun} begun: trials are kept' if begun else ''}"
+    )
     yield Text(f"{progress}{f', {len(failed)} failed' if failed else ''}{f'; evaluator {by}' if by else ''}.")
     if not tables.summary:
         return
@@ -162,18 +165,19 @@ def _times(row: Row) -> str:
     return f"{row['ratio']:.3f} [{row['ratio_low']:.3f}, {row['ratio_high']:.3f}] times"
 
 
-def _paper(tables: Tables) -> Iterator[Block]:
+def published(tables: Tables) -> Iterator[Block]:
+    """Yield published figures beside ours."""
     if not tables.expected:
         return
     yield Text("Published figures beside ours; other machines give other times, so compare ratios, not milliseconds.")
-    columns = headed("what; paper|.4g; ours|.4g; least|.4g; most|.4g; ours / paper|.3f; tolerance|.0%; within; source")
-    values = itemgetter("name", "paper", "ours", "ours_low", "ours_high", "ratio", "tolerance")
-    said = {None: "not measured", True: "yes", False: "no"}
-    rows = tuple(
-        (*values(r), said[r["within"]] + ("" if r["in_final"] else "; not in the final"), r["source"])
-        for r in tables.expected
-    )
-    yield Table("Published and measured", columns, rows)
+    columns = headed("what; paper|.4g; ours|.4g; least|.4g; most|.4g; ours / paper|.3f; remark; source")
+    values = itemgetter("name", "paper", "ours", "ours_low", "ours_high", "ratio")
+    rows = []
+    for row in tables.expected:
+        near = f"{'' if row['within'] else 'not '}within {percent(row['tolerance'])}"
+        remark = "not measured" if row["within"] is None else near
+        rows.append((*values(row), remark + ("" if row["in_final"] else "; not in the final"), row["source"]))
+    yield Table("Published and measured", columns, tuple(rows))
 
 
 def _curves(tables: Tables) -> Iterator[Block]:
@@ -256,8 +260,8 @@ def _again(state: Mapping[str, Any]) -> Iterator[Block]:
     yield Text("Studies that are finished are not run again, unless their options changed.", "note")
 
 
-def _explained(tables: Tables) -> Iterator[Block]:
-    """Return a picture of each R², the same as numbers, and the indicators of each model."""
+def explained(tables: Tables) -> Iterator[Block]:
+    """Yield a picture of each R², the same as numbers, and errors about networks that were left out."""
     if not tables.explained:
         return
     yield Text(explained_text(tables.explained), "answer")
@@ -280,7 +284,6 @@ def _explained(tables: Tables) -> Iterator[Block]:
         "note",
     )
     yield _left_out(tables.explained)
-    yield _indicators(tables.indicators)
 
 
 def _left_out(rows: Sequence[Row]) -> Table:

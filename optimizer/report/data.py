@@ -9,14 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from evaluators.objectives import LATENCY, Objective, find_objective
+from evaluators.objectives import LATENCY, Objective
 from evaluators.registry import make_evaluator
 from evaluators.samples import Samples
 from evaluators.schedule import Event, Law, Task, Timeline, in_rounds, needs_of, rounds, run_tasks, timeline
-from evaluators.workload.objectives import find_workload_objective
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.files import damage_of, disk_errors, read_document
 from optimizer.model.profile import Profile
+from optimizer.report.answer import as_latencies, model_of, objective_of
 from optimizer.study.folder import CONFIG, LOG, RESULT, read_manifest, resume_hint
 from optimizer.study.history import OPTIMUM, Trial
 from optimizer.study.log import read_log
@@ -153,10 +153,7 @@ class Study:
 
     def model_of(self, stage: Stage) -> tuple[str, Graph | None, tuple[int, ...]]:
         """Return the model that a stage is of: its name among several, its graph, and the operators' numbers in it."""
-        if self.joined is None:
-            return "", self.graph, stage.operators
-        component = self.joined.components[self.joined.component_of[stage.operators[0]]]
-        return component.name, component.graph, component.own(stage.operators)
+        return model_of(stage, self.graph, self.joined)
 
     @property
     def baseline(self) -> str:
@@ -175,18 +172,16 @@ class Study:
         processors = {p.name: i for i, p in enumerate(costs.platform.processors)}
         if any(stage.processor not in processors for stage in plan.stages):  # the runtime's own placement
             return None
-        place = {operator: i for i, stage in enumerate(plan.stages) for operator in stage.operators}
-        tasks = []
+        tasks, sources = [], needs_of(self.graph, plan)
         for index, stage in enumerate(plan.stages):
             processor = processors[stage.processor]
             work_s = float(costs.operator_s[processor, list(stage.operators)].sum() + costs.overhead_s[processor])
             if not work_s < float("inf"):
                 return None
-            before = {place[b] for o in stage.operators for b in self.graph.predecessors(o)} - {index}
             first = stage.operators[0]
             needs = tuple(
                 (b, float(costs.transfer_s[first, processors[plan.stages[b].processor], processor]))
-                for b in sorted(before)
+                for b in sorted(sources[index])
             )
             tasks.append(Task(processor, work_s, needs))
         spans = run_tasks(tasks, Law.of(costs.platform))
@@ -341,27 +336,8 @@ def read_result(path: Path) -> dict[str, Any]:
     if result.get("best") is None:
         raise RunFolderError(f"{path}: no plan has been measured yet", resume_hint(path))
     with damage_of(file, _ANOTHER):
-        _as_latencies(result)
+        as_latencies(result)
     return result
-
-
-def _as_latencies(result: dict[str, Any]) -> None:
-    """Rename the keys of another objective's numbers to those of latencies; ``objective`` tells their unit."""
-    objective = objective_of(result)
-    if objective == LATENCY:
-        return
-    for entry in (result["best"], *result["baselines"].values()):
-        entry["latency_ms"] = entry.pop(objective.key, None)
-        entry.setdefault("stage_ms", entry.get(f"stage_{objective.shown_unit.lower()}"))
-    result.setdefault("model_bound_ms", result.get(f"model_bound_{objective.shown_unit.lower()}"))
-
-
-def objective_of(result: Mapping[str, Any]) -> Objective:
-    """Return the first objective of a result, which its numbers are of."""
-    name = str(result.get("objective", "latency"))
-    with suppress(UsageError):
-        return find_workload_objective(name) if "workload" in result else find_objective(name)
-    return LATENCY
 
 
 def _models(config: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[Graph | None, JoinedGraph | None, str]:

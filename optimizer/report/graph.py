@@ -15,7 +15,16 @@ from html import escape
 from itertools import chain, count, takewhile
 from pathlib import Path
 
-from optimizer.tools.inspect import Inspection, human_count, moved_bytes, operator_text, printable, shape_text
+from optimizer.tools.inspect import (
+    Inspection,
+    facts,
+    group_texts,
+    human_count,
+    moved_bytes,
+    operator_text,
+    printable,
+    shape_text,
+)
 from search_spaces.core.errors import UsageError
 from search_spaces.core.graph import Graph, Tensor
 from search_spaces.core.wording import human_bytes
@@ -101,16 +110,6 @@ def render_svg(found: Inspection) -> str:
         f"between two of them shows how many bytes cross a cut there.</desc>\n"
         f"<style>\n{style}</style>\n"
         f'<rect class="s" width="100%" height="100%"/>\n{body}\n</svg>\n'
-    )
-
-
-def facts(found: Inspection) -> str:
-    """Return operators, MACs and parameters in a line."""
-    total, operators = found.total, len(found.graph.operators)
-    file = f" · {human_bytes(found.file_nbytes)}" if found.file_nbytes is not None else ""
-    return (
-        f"{operators:,} operator{'s' * (operators != 1)} · {human_count(total.macs)} MACs · "
-        f"{human_count(total.parameters)} parameters{file}"
     )
 
 
@@ -351,11 +350,8 @@ def _boxes(found: Inspection, picture: _Picture) -> Iterator[str]:
 
 
 def _box_text(found: Inspection, box: Box) -> str:
-    group = box.group
-    start = operator_text(found.graph, group.entry, "the model's inputs")
-    end = operator_text(found.graph, group.exit, "the model's outputs")
-    macs = " | ".join(human_count(sum(found.costs[o].macs for o in b.members())) for b in group.branches)
-    return f"{len(group.branches)} parallel branches from {start} to {end}\nMACs: {macs}"
+    start, end, macs = group_texts(found, box.group)
+    return f"{len(macs)} parallel branches from {start} to {end}\nMACs: {' | '.join(macs)}"
 
 
 def _cuts(found: Inspection, picture: _Picture) -> Iterator[str]:

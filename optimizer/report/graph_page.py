@@ -9,10 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from optimizer.report.graph import facts, render_svg
+from optimizer.report.graph import render_svg
 from optimizer.report.page import page
 from optimizer.tools.inspect import (
     Inspection,
+    facts,
+    group_texts,
     groups_text,
     human_count,
     moved_bytes,
@@ -85,14 +87,9 @@ def _cut_rows(found: Inspection) -> Iterator[list[_Cell]]:
 
 def _branch_rows(found: Inspection) -> Iterator[list[_Cell]]:
     for group in walk(found.groups):
-        members = [branch.members() for branch in group.branches]
-        yield [
-            operator_text(found.graph, group.entry, "the model's inputs"),
-            operator_text(found.graph, group.exit, "the model's outputs"),
-            len(members),
-            " | ".join(str(len(m)) for m in members),
-            " | ".join(human_count(sum(found.costs[o].macs for o in m)) for m in members),
-        ]
+        start, end, macs = group_texts(found, group)
+        counts = " | ".join(str(len(branch.members())) for branch in group.branches)
+        yield [start, end, len(macs), counts, " | ".join(macs)]
 
 
 def _operator_rows(found: Inspection) -> Iterator[list[_Cell]]:

@@ -17,18 +17,21 @@ from evaluators.measurement.final import Ratio
 from optimizer.model.baselines import glossary
 from optimizer.model.ranks_text import describe_ranks
 from optimizer.report import plots
-from optimizer.report.console import (
+from optimizer.report.answer import (
     against_text,
-    crossing,
-    describe_operators,
+    answer_text,
+    bound_name,
+    bound_text,
+    decomposed_rows,
     figure_text,
-    missed_text,
-    no_better,
+    front_table,
+    gain_text,
+    objective_of,
+    outcomes_table,
     same_plan,
-    slower_text,
-    slower_than,
+    stages_table,
 )
-from optimizer.report.data import STREAMED, Bar, Point, Study, bars, best_by_stages, objective_of, points, spreads
+from optimizer.report.data import STREAMED, Bar, Point, Study, bars, best_by_stages, points, spreads
 from optimizer.report.document import (
     Block,
     Code,
@@ -49,19 +52,8 @@ from optimizer.report.svg import part_colour
 from optimizer.report.viewers import node_data, trace
 from optimizer.tools.inspect import inspect_graph
 from search_spaces.core.errors import OptimizeError, plain_name
-from search_spaces.core.plan import Plan
 from search_spaces.core.wording import many, percent, plural
 
-_FIGURES = {
-    "mean, ms": "mean_ms",
-    "worst, ms": "worst_ms",
-    "longest, ms": "longest_ms",
-    "makespan, ms": "makespan_ms",
-    "requests a second": "throughput_per_s",
-    "missed": "misses",
-    "turned away": "rejected",
-}
-_SELDOM = {"longest_ms": "worst_ms", "misses": "", "rejected": ""}  # shown if a value differs from this key's, or 0
 _MODEL = "predicted from the profiled operators"
 _DRIFT = 0.02  # change of the machine's speed between search and final that captions mention
 _LEAST_RANKED = 5  # plans for a rank correlation
@@ -105,49 +97,17 @@ def study_document(study: Study) -> Document:
     )
 
 
-def verdict_text(result: dict[str, Any]) -> str:
-    """Return the answer in a sentence, from the document of ``--json``."""
-    speedup, best = result["speedup"], result["best"]["latency_ms"]
-    objective = objective_of(result)
-    if front := result.get("front"):
-        each = [objective_of({**result, "objective": name}) for name in front["objectives"]]
-        knee = next(plan for plan in front["plans"] if plan["knee"])
-        name = f"“{knee['name']}”" if knee["name"] else f"a plan of {plural(len(knee['plan']['stages']), 'stage')}"
-        values = ", ".join(f"{o.name} {shown(knee['values'][o.value_key], '.4g')} {o.shown_unit}" for o in each)
-        how = "predicted" if result.get("predicted") else "measured"
-        return f"The recommended plan is {name}, the knee of the front: the best compromise, {how}: {values}."
-    outcomes = result.get("workload", {}).get("outcomes", {})
-    if not objective.scales and "best" in outcomes:
-        gains = speedup is not None and speedup["plan"] == result["best"]["plan"]
-        decided = speedup is not None and bool(speedup["significant"])
-        return f"The recommended plan: {missed_text(outcomes, speedup['baseline'] if gains else '', sure=decided)}."
-    unit = objective.shown_unit
-    predicted = bool(result.get("predicted"))
-    took = "not measured"
-    if best:
-        low, high = best["ci95"]
-        took = figure_text(best["median"] / 1e3, (low / 1e3, high / 1e3), unit)
-    verb = "take" if objective.is_time else "need"
-    verb = f"is predicted to {verb}" if predicted else f"{verb}s"
-    if speedup is None:
-        return f"The recommended plan {verb} {took}; no other plan was compared with it."
-    ratio = Ratio(speedup["ratio"], *speedup["ci95"])
-    if speedup["plan"] == result["best"]["plan"]:
-        low_high = "" if ratio.low == ratio.high else f" (95 %: {ratio.low:.3f} to {ratio.high:.3f})"
-        sure = "" if ratio.significant else "; the difference is not significant"
-        how = f"{ratio.value:.3f} times as fast as “{speedup['baseline']}”{low_high}{sure}"
-        if not objective.is_time:
-            how = slower_than(ratio.inverse, objective, f"“{speedup['baseline']}”") + sure
-        return f"The recommended plan {verb} {took}: {how}."
-    other = slower_text(ratio.inverse, objective)
-    better = objective.better
-    least = no_better(better, sure=ratio.inverse.significant, all_tried=bool(result["space"]["exhausted"]))
-    return f"{least.capitalize()}: “{speedup['baseline']}” {verb} {took}; next best plan: {other}."
-
-
 def _answer(study: Study) -> Iterator[Block]:
     result = dict(study.result)
-    yield Text(verdict_text(result), "answer")
+    took = ""
+    if (known := result["best"]["latency_ms"]) and "front" not in result and study.objective.scales:
+        low, high = (end / 1e3 for end in known["ci95"])
+        unit = study.objective.shown_unit
+        verb = "takes" if study.objective.is_time else "needs"
+        took = f" It {verb} {figure_text(known['median'] / 1e3, (low, high), unit)}."
+    yield Text(f"Recommended: {answer_text(result)}.{took}", "answer")
+    if result["complete"] and "front" not in result:
+        yield Text(f"Gain: {gain_text(result)}.")
     held, tried = sum(trial.number >= 0 for trial in study.trials), result["unique_plans"]
     if held < tried:
         yield Text(f"trials.jsonl is incomplete: it holds {many(held)} of {plural(tried, 'plan')}.", "note")
@@ -155,11 +115,12 @@ def _answer(study: Study) -> Iterator[Block]:
         yield Text("The study was interrupted before its final comparison: these are the results so far.")
     if (final := result.get("final")) and final["undecided"]:
         yield Text(f"Undecided: {final['undecided']}.")
-    yield from _bound(result)
+    if bound := bound_text(result):
+        yield Text(f"Bound: {bound}.")
     yield from _outputs(result["best"], result.get("deployed"))
     if result.get("tolerances"):
         yield Text(f"{result['tolerances'][:1].upper()}{result['tolerances'][1:]}.")
-    yield _plan_table(study, study.best)
+    yield stages_table(study.result, "The best plan, stage by stage", study.model_of)
     if any(study.result["best"].get("stage_ms") or ()) and not study.predicted:
         yield Text(
             "Each stage's figure is a median of its own, without waiting and transfers: they need not add up to the "
@@ -209,27 +170,19 @@ def _front(study: Study) -> Iterator[Block]:
     front = study.result.get("front")
     if not front or len(front["plans"]) < 1:
         return
-    objectives = [objective_of({**study.result, "objective": name}) for name in front["objectives"]]
-    rows = []
-    for each in front["plans"]:
-        values = [each["values"][o.value_key] for o in objectives]
-        stages = each["plan"]["stages"]
-        placed = ", ".join(s["processor"] for s in stages)
-        rows.append((*values, len(stages), each["name"] or placed, "knee" if each["knee"] else ""))
-    predicted = "predicted " if study.predicted else ""
-    titles = [f"{predicted}{o.title}, {o.shown_unit}" for o in objectives]
-    columns = headed(*(Column(title, ".4g") for title in titles), "stages|d; plan; remark")
-    table = Table("The front", columns, tuple(rows))
+    table, other = front_table(study.result), front["objectives"][1]
+    keys = list(front["plans"][0]["values"])[:2]
+    values = [(each["values"][keys[0]], each["values"][keys[1]]) for each in front["plans"]]
     every = [
-        (trial.median_s * 1e3, trial.measurement.figures[objectives[1].name] * 1e3, trial.origin)
+        (trial.median_s * 1e3, trial.measurement.figures[other] * 1e3, trial.origin)
         for trial in study.trials
-        if trial.measurement is not None and objectives[1].name in trial.measurement.figures
+        if trial.measurement is not None and other in trial.measurement.figures
     ]
     knee = next(i for i, each in enumerate(front["plans"]) if each["knee"])
-    names = [str(row[-2]) for row in rows]
+    titles, names = [column.name for column in table.columns[:2]], [str(row[-2]) for row in table.rows]
     yield at_two_widths(
         "front",
-        partial(plots.front, [tuple(row[:2]) for row in rows], every, titles, knee, names),
+        partial(plots.front, values, every, titles, knee, names),
         "Every plan that was tried, by its first two objectives. The line joins the plans that no other one beats "
         "significantly in all objectives; the largest mark is the knee, which gives up least of all of them together. "
         "Marks with names: the best plan by each objective, and the knee.",
@@ -237,53 +190,11 @@ def _front(study: Study) -> Iterator[Block]:
     )
 
 
-def _bound(result: dict[str, Any]) -> Iterator[Block]:
-    """Yield how far the plan can be from the best one."""
-    bound, gap, more = result["model_bound_ms"], result["gap"], result.get("bounds") or {}
-    if bound is None or gap is None:
-        return
-    own = more.get("model") == "the evaluator's own"
-    whose = "this cost model" if own else "the operators' profiled times"
-    least = shown(bound, ".4g")
-    unit = objective_of(result).shown_unit
-    text = f"{_bound_name(result).capitalize()} of this space by {whose}: {least} {unit}; "
-    if gap < -1e-3:
-        wrong = percent(-gap / (1.0 + gap), 1)
-        text = f"There is no bound: the optimum of this space by {whose}, {least} {unit}, is at least {wrong} "
-        text += "above what was found."
-    elif gap < 1e-3:
-        text += "the plan reaches it." if more.get("proven") is not False else "the plan reaches it, within 0.1 %."
-    else:
-        text += f"the plan is {percent(gap, 1)} above it."
-    if unit == "ms" and gap >= -0.01 and more.get("all_plans_ms", bound) < bound:
-        text += f" Lower bound for any plan: {shown(more['all_plans_ms'], '.4g')} ms."
-    yield Text(text)
-
-
-def _bound_name(result: Mapping[str, Any]) -> str:
-    """Return the name of the model's bound: it is a plan's prediction if the model's optimum is proven."""
-    return "predicted lower bound" if (result.get("bounds") or {}).get("proven") is False else "predicted optimum"
-
-
-def _plan_table(study: Study, plan: Plan) -> Table:
-    entry = study.result["best"]
-    times = entry.get("stage_ms") or [None] * len(plan.stages)
-    rows = []
-    for index, (stage, took_ms) in enumerate(zip(plan.stages, times, strict=True)):
-        model, graph, operators = study.model_of(stage)
-        what = describe_operators(graph, operators) if graph is not None else f"{operators[0]} to {operators[-1]}"
-        transferred = crossing(graph, operators) if graph is not None else None
-        rows.append((index, took_ms, model, stage.processor, what, transferred))
-    took = f"{'predicted' if study.predicted else 'measured'}, {study.objective.stage_unit}|.4g"
-    columns = headed("stage|d", took, "model; processor; operators; transfers")
-    return Table("The best plan, stage by stage", columns, tuple(rows))
-
-
 def _why(study: Study) -> Iterator[Block]:
-    from optimizer.tools.explain import blocks, explain, explain_workload
+    from optimizer.tools.explain import blocks, explain
 
     try:
-        found = explain_workload(study.path) if study.result.get("workload") else explain(study)
+        found = explain(study)
     except OptimizeError as error:
         yield Text(f"The plan is not explained: {error}", "note")
         return
@@ -308,51 +219,22 @@ def _workload(result: Mapping[str, Any]) -> Iterator[Block]:
     workload = result.get("workload")
     if not workload or not workload["outcomes"]:
         return
-    outcomes, objective = workload["outcomes"], objective_of(result)
-    head = f"{plural(len(workload['instances']), 'model')} at once; objective: {objective.title}. Figures are"
-    keys = {
-        name: key
-        for name, key in _FIGURES.items()
-        if key not in _SELDOM or any(entry[key] != entry.get(_SELDOM[key], 0.0) for entry in outcomes.values())
-    }
-    figures = [Column(name, ".4g") for name in keys]
-    rows = [(name, *(entry[key] for key in keys.values())) for name, entry in outcomes.items()]
-    if result.get("predicted"):
-        yield Text(f"{head} predicted.")
-    else:
-        source = (
-            "of the final comparison, or of the search, scaled to it; the last column is the simulator's prediction"
+    outcomes, names = workload["outcomes"], workload["instances"]
+    head = f"{plural(len(names), 'model')} at once; objective: {objective_of(result).title}. Figures are"
+    said, source = "predicted", "predicted"
+    if not result.get("predicted"):
+        said, source = (
+            "measured",
+            "of the final comparison, or of the search, scaled to it; predictions are the simulator's",
         )
-        yield Text(f"{head} {source}.")
-        figures.append(Column(f"predicted, {objective.shown_unit}", ".4g"))
-        expected = ((entry.get("predicted") or {}).get("objective") for entry in outcomes.values())
-        rows = [(*row, value) for row, value in zip(rows, expected, strict=True)]
-    said = "predicted" if result.get("predicted") else "measured"
-    yield Table(f"Plans of the models, {said}", headed("plan", *figures), tuple(rows))
-    if tucker := workload.get("tucker"):
-        found = tuple(
-            (name, e["max_error"], e["variants"], len(e["ranks"]), e["macs_saved"], e["error"], _known_by(e))
-            for name, e in tucker.items()
-        )
-        columns = headed(
-            "model; error allowed|.4g; variants searched|d; triples in the best plan|d",
-            "multiply-accumulates saved|.1%; error of outputs|.2g; source of the error",
-        )
-        yield Table("Convolutions decomposed (Tucker-2)", columns, found)
-    names = workload["instances"]
+    yield Text(f"{head} {source}.")
+    yield outcomes_table(result)
+    if rows := tuple(decomposed_rows(result)):
+        yield Table("Convolutions decomposed (Tucker-2)", headed("model; in the best plan"), rows)
     each = tuple((plan, *(entry["instances_ms"].get(name) for name in names)) for plan, entry in outcomes.items())
     yield Table(
         f"Each model's mean latency, {said}, ms", headed("plan", *(Column(f"{n}, ms", ".4g") for n in names)), each
     )
-
-
-def _known_by(entry: Mapping[str, Any]) -> str:
-    """Return the source of a decomposed model's error."""
-    if not entry.get("decomposable", True):
-        return "it cannot be decomposed"
-    if entry["error"] is None:
-        return ""
-    return "measured" if entry.get("error_measured") else "expected from its filters"
 
 
 def _baselines(study: Study) -> Iterator[Block]:
@@ -472,7 +354,7 @@ def _history(study: Study, found: tuple[Point, ...]) -> Iterator[Block]:
     for p in found:
         row = (p.number, p.origin, p.stages, p.latency_s * 1e3, p.best_s * 1e3)
         rows.append(row if study.predicted else (*row, p.predicted_s * 1e3 if p.predicted_s else None))
-    name = _bound_name(study.result)
+    name = bound_name(study.result)
     dashed = f" The dashed line is the {name} of this space, {shown(bound, '.4g')} {unit}." if bound else ""
     below = [p.latency_s * 1e3 for p in found if bound and p.latency_s * 1e3 < bound * (1.0 - 1e-6)]
     if below and not study.predicted:
@@ -550,7 +432,7 @@ def _graph(study: Study) -> Iterator[Block]:
         svg,
         f"The model, coloured by stage of the best plan ({legend}{more}). The bars on the left are bytes that cross "
         "a cut. viewers/partition*.json colour it in Model Explorer, by stage or by ms of each operator.",
-        _plan_table(study, study.best),
+        stages_table(study.result, "The best plan, stage by stage", study.model_of),
         wide=True,
     )
 

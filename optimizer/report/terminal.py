@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
-from optimizer.report.document import Block, Table, Text
+from optimizer.report.document import Block, Code, Figure, Table, Text
 from optimizer.study.history import WARM
 from search_spaces.core.wording import many, plural, seconds
 
@@ -18,27 +18,31 @@ if TYPE_CHECKING:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str | RichText]] = (), title: str = "") -> RichTable:
-    """Return a table without lines; names of columns with numbers begin with ``>``, and no text is markup."""
+    """Return a table without lines; names of columns with numbers begin with ``>``, and no text is markup or cut."""
     heading = RichText(title, style="bold") if title else None
     made = RichTable(title=heading, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for name in columns:
-        made.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left")
+        made.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
     for row in rows:
         made.add_row(*(RichText(cell) if isinstance(cell, str) else cell for cell in row))
     return made
 
 
 def render(title: str, blocks: Iterable[Block]) -> Group:
-    """Return paragraphs and tables of a report; pictures are left out."""
+    """Return paragraphs and tables of a report, and the numbers of its pictures."""
     parts: list[Any] = [RichText(title, style="bold")]
-    for block in blocks:
-        parts.append(RichText())
-        if isinstance(block, Text):
-            parts.append(RichText(block.text))
-        elif isinstance(block, Table):
-            names = [f"{'>' if block.columns[i].form else ''}{block.columns[i].name}" for i in block.used]
-            parts.append(table(names, ([row[i] for i in block.used] for row in block.cells()), block.caption))
+    for block in (block.table if isinstance(block, Figure) else block for block in blocks):
+        if isinstance(block, Text | Code):
+            parts += [RichText(), RichText(block.text)]
+        elif block is not None:
+            parts += [RichText(), table_of(block)]
     return Group(*parts)
+
+
+def table_of(block: Table) -> RichTable:
+    """Return a table of a report without the columns that are empty."""
+    names = [f"{'>' if block.columns[i].form else ''}{block.columns[i].name}" for i in block.used]
+    return table(names, ([row[i] for i in block.used] for row in block.cells()), block.caption)
 
 
 def tried_text(result: Result) -> str:

@@ -19,8 +19,8 @@ from evaluators.litert.runner import PlanRunner, WorkloadRunner
 from evaluators.measurement.disturbance import TaskCounters, in_words
 from evaluators.measurement.final import FinalPolicy, compare
 from evaluators.objectives import LATENCY
-from optimizer.report.console import UNDECIDED, interval_ms, slower_text, slower_than
-from optimizer.report.data import objective_of, read_result
+from optimizer.report.answer import UNDECIDED, interval_ms, objective_of, slower_text, slower_than
+from optimizer.report.data import read_result
 from optimizer.tools.execute import has_several, is_predicted, plan_of, reloaded, reloaded_workload, study_of
 from search_spaces.core.bounded import parsed_json, read_bounded
 from search_spaces.core.errors import OptimizeError, RunFolderError, UnavailableError

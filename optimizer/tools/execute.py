@@ -21,7 +21,7 @@ from evaluators.samples import Measurement
 from evaluators.sampling import SamplingPolicy, measure
 from evaluators.workload.host import came_of
 from evaluators.workload.outcome import Outcome, typical_figures
-from optimizer.report.console import interval_ms
+from optimizer.report.answer import interval_ms
 from optimizer.report.data import read_result
 from optimizer.study.config import StudyConfig, parse_config
 from optimizer.study.folder import CONFIG, read_manifest

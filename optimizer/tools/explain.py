@@ -1,8 +1,9 @@
 """Explanation of a study's plan: costs of changes, limits that bind, and the alternatives.
 
 Predictions are marked as such, with the study's measurements beside them. An explanation is the document of ``--json``,
-with times in milliseconds; :func:`blocks` formats it. For several models, the cost of moving a stage is predicted by
-the prices that the study measured or that its evaluator has.
+with times in milliseconds; :func:`blocks` formats it. Of several models, plans are simulated with the prices that the
+study measured or that its evaluator has; what needs an additive model of costs (cuts, limits, numbers of stages) is
+empty.
 """
 
 from __future__ import annotations
@@ -14,19 +15,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import numpy as np
 
 from evaluators.energy import OPTION
 from evaluators.measurement.final import Ratio
-from evaluators.objectives import LATENCY, Objective, Pricing, find_objective, powers_or_meter
+from evaluators.objectives import LATENCY, Objective, Pricing, powers_or_meter
 from evaluators.registry import make_evaluator
 from evaluators.workload.host import WorkloadSession
 from evaluators.workload.lowered import Lowerings
-from evaluators.workload.outcome import Objective as OfOutcome
-from evaluators.workload.outcome import Outcome
+from evaluators.workload.objectives import find_workload_objective
 from evaluators.workload.predicted import WorkloadSimulator
 from evaluators.workload.prices import PriceTable
 from optimizer.devices import choose_model_and_platform
@@ -38,18 +37,18 @@ from optimizer.exact.segment_model import SegmentModel
 from optimizer.files import damage_of
 from optimizer.model.bounds import price_of
 from optimizer.model.objective import ObjectiveModel, known_weights
-from optimizer.report.console import UNDECIDED, describe_operators, slower_text
-from optimizer.report.data import Study, read_result, recorded_platform
+from optimizer.report.answer import UNDECIDED, describe_operators, slower_text
+from optimizer.report.data import Study
 from optimizer.report.document import Block, Column, Table, Text, headed, shown
 from optimizer.study.config import StudyConfig, parse_config
 from optimizer.study.folder import LOG, RESULT
 from optimizer.study.log import read_log
 from optimizer.study.several_models import SeveralModels
 from optimizer.tools.execute import reloaded_workload, reread_workload
-from search_spaces.core.decoded_plan import jobs_of
 from search_spaces.core.errors import InfeasibleError, OptimizeError, RunFolderError
 from search_spaces.core.graph import Graph
-from search_spaces.core.plan import Plan, Stage, canonical
+from search_spaces.core.plan import Dispatch, Plan, Stage, canonical
+from search_spaces.core.platform import Platform
 from search_spaces.core.pools import single_processors
 from search_spaces.core.wording import percent, plural
 from search_spaces.spaces.chain import chain_plan
@@ -70,103 +69,130 @@ Best = Callable[[int, int], tuple[Plan, float] | None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
-    """Predicts plans without measuring: the evaluator itself if it computes its latencies, else the profile.
+    """Predicts plans without measuring: the evaluator itself if it computes its latencies, else what a study profiled.
 
     Attributes:
         name: its name in texts.
-        costs: additive; infinite for what is not supported.
-        price: predicted seconds of a plan; infinite for one that cannot run.
+        platform: the processors that stages may be moved to.
+        objective: whose values it predicts.
+        price: predicted value of a plan, in the objective's unit; infinite for one that cannot run.
+        costs: additive; infinite for what is not supported; None of several models.
         best: the best chain of a least and a most number of stages, and its price; None if there is none.
         own: whether it is the evaluator itself, whose predictions do not vary.
         chains: how stages add up.
+        simulator: of several models.
     """
 
     name: str
     graph: Graph
-    costs: ChainCosts
+    platform: Platform
+    objective: Objective
     price: Callable[[Plan], float]
-    best: Best
+    costs: ChainCosts | None = None
+    best: Best = lambda *_: None
     own: bool = False
     chains: ChainObjective = "latency"
+    simulator: WorkloadSimulator | None = None
 
-    def by(self, objective: Objective, powers: Mapping[str, float]) -> Model:
-        """Return the model of another objective; a percentile of the latency is predicted as the latency."""
-        if objective.aggregation == "path":
-            return self
-        platform = self.costs.platform
-        costs = weighed(self.costs, known_weights(Pricing(objective, platform, powers), platform))
-        alone = ObjectiveModel(objective, self.graph, replace(costs, beyond_s=None))  # stages need not be consecutive
-        if objective.of_plan is not None:
-            # What follows from the plan alone has no additive model, and so no best chain.
-            return replace(self, price=alone.predict, best=lambda *_: None)
 
-        def price(plan: Plan) -> float:
-            return alone.predict(plan) if math.isfinite(self.price(plan)) else math.inf
+def _priced_by(model: Model, powers: Mapping[str, float]) -> Model:
+    """Return a model of latencies as one of its objective; a percentile of the latency is predicted as the latency."""
+    objective, costs = model.objective, model.costs
+    if objective.aggregation == "path" or costs is None:
+        return model
+    weighted = weighed(costs, known_weights(Pricing(objective, costs.platform, powers), costs.platform))
+    alone = ObjectiveModel(objective, model.graph, replace(weighted, beyond_s=None))  # stages need not be consecutive
+    if objective.of_plan is not None:
+        # What follows from the plan alone has no additive model, and so no best chain.
+        return replace(model, price=alone.predict, best=lambda *_: None)
 
-        best = partial(_best_by_costs, self.graph, costs, chains=alone.chains)
-        return Model(self.name, self.graph, costs, price, best, self.own, alone.chains)
+    def price(plan: Plan) -> float:
+        return alone.predict(plan) if math.isfinite(model.price(plan)) else math.inf
+
+    best = partial(_best_by_costs, model.graph, weighted, chains=alone.chains)
+    return replace(model, costs=weighted, price=price, best=best, chains=alone.chains)
 
 
 def explain(study: Study) -> Document:
-    """Explain a study of one model, by its first objective.
+    """Explain a study's plan by its first objective, or of several models by the figure of runs that this follows from.
 
     Numbers are in thousandths of the objective's unit, whatever the keys of the document say.
 
     Raises:
-        RunFolderError: its model or profile is not available any more.
+        RunFolderError: its model, profile or prices are not available any more.
+        UnavailableError: its evaluator predicts, and cannot be opened here.
     """
-    with _model_of(study) as model:
-        work, least = _Work(study, model), _least(study, model)
+    with _model_of(study) as (opened, model):
+        work, least, simulator = _Work(opened, model), _least(opened, model), model.simulator
+        same = model.objective == opened.objective
+        orders = get_args(Dispatch) if simulator is not None else ()
         return {
             "schema_version": SCHEMA_VERSION,
-            "run_dir": str(study.path),
-            "objective": study.objective.name,
-            "unit": study.objective.shown_unit,
-            "stage_unit": study.objective.stage_unit,
-            "amount": study.objective.amount or "time",
-            "front": bool(study.result.get("front")),
+            "run_dir": str(opened.path),
+            "objective": model.objective.name,
+            "minimised": opened.objective.name,
+            "unit": model.objective.shown_unit,
+            "stage_unit": model.objective.stage_unit,
+            "amount": model.objective.amount or "time",
+            "front": bool(opened.result.get("front")),
             "predicted_by": model.name,
-            "plan": study.best.to_json(),
-            "best": work.known(study.best),
+            "plan": opened.best.to_json(),
+            "best": work.known(opened.best),
             "cuts": list(work.cuts()),
             "parts": list(work.parts()),
+            "orders": {name: work.known(replace(opened.best, dispatch=name)) for name in orders if name != "static"},
+            "busy": _busy(simulator, opened.best) if simulator is not None else {},
             "limits": list(work.limits()),
             "best_predicted": work.best_predicted,
             "by_stages": list(work.by_stages()),
             "by_cuts_alone": work.by_cuts_alone,
-            "baselines": {name: work.known(plan) for name, plan in study.plans.items()},
+            "baselines": {name: work.known(plan) for name, plan in opened.plans.items()},
             "no_plan_below": {
                 "predicted_ms": least.latency_s * 1e3,
                 "critical_path_ms": least.critical_path_s * 1e3,
                 "work_ms": least.work_s * 1e3,
-            },
-            "final_comparison": study.result.get("speedup"),
-            "note": None if work.is_chain else "the stages are not consecutive operators, so moving a cut has no price",
+            }
+            if least is not None
+            else None,
+            "final_comparison": opened.result.get("speedup") if same and opened.objective.scales else None,
+            "note": "the stages are not consecutive operators, so moving a cut has no price"
+            if model.costs is not None and not work.is_chain
+            else None,
         }
 
 
 @contextmanager
-def _model_of(study: Study) -> Iterator[Model]:
-    """Open the predictor of a study.
+def _model_of(study: Study) -> Iterator[tuple[Study, Model]]:
+    """Open the predictor of a study; yield the study with its models where they were read again.
 
     Raises:
         RunFolderError: the study holds no profile, or its model cannot be read any more.
     """
+    if "workload" in study.result:
+        with _simulated(study) as (subject, simulator):
+            objective = find_workload_objective(subject.objective)
+            price = partial(_simulated_s, simulator, subject)
+            graph, platform = subject.joined.graph, subject.space.platform
+            name = "the simulator"
+            yield (
+                replace(study, joined=subject.joined),
+                Model(name, graph, platform, objective, price, own=study.predicted, simulator=simulator),
+            )
+        return
     if study.graph is None:
         raise RunFolderError(
             f"{study.path}: {study.missing or 'its model is not known'}", "an explanation needs the model"
         )
     if study.profile is None or study.costs is None:
         raise RunFolderError(f"{study.path}: it holds no profile of the operators", "explain a finished study")
-    profiled = Model(
-        "the profiled operators",
-        study.graph,
-        study.costs,
-        partial(_predicted_s, study),
-        partial(_best_by_costs, study.graph, study.costs),
-    ).by(study.objective, {p.name: p.options[OPTION] for p in study.costs.platform.processors if OPTION in p.options})
-    if not study.result.get("predicted"):  # its device may be away
-        yield profiled
+    platform, objective = study.costs.platform, study.objective
+    name, price, best = "the profiled operators", partial(_predicted_s, study), _best_by_costs
+    profiled = _priced_by(
+        Model(name, study.graph, platform, objective, price, study.costs, partial(best, study.graph, study.costs)),
+        {p.name: p.options[OPTION] for p in platform.processors if OPTION in p.options},
+    )
+    if not study.predicted:  # its device may be away
+        yield study, profiled
         return
     evaluator = make_evaluator(str(study.result["evaluator"]))
     given = {name: study.config.get(name) for name in StudyConfig.model_fields}
@@ -176,21 +202,56 @@ def _model_of(study: Study) -> Iterator[Model]:
         raise RunFolderError(f"{study.path}: its model or its platform has changed", "run the study again")
     with evaluator.prepare(platform) as session:
         if not session.capabilities.costs:
-            yield profiled
+            yield study, profiled
             return
-        tables, price = session.part_costs(graph), price_of(graph, session)
+        tables, own_price = session.part_costs(graph), price_of(graph, session)
         least = chain_costs(platform, tables, least=True)
 
-        def best(fewest: int, most: int) -> tuple[Plan, float] | None:
+        def least_of(fewest: int, most: int) -> tuple[Plan, float] | None:
             try:
-                found = least_chain(graph, least, price, most, min_stages=fewest, looks=_LOOKS)
+                found = least_chain(graph, least, own_price, most, min_stages=fewest, looks=_LOOKS)
             except InfeasibleError:
                 return None
             return found.best, found.value
 
-        powers, _ = powers_or_meter(study.objective, platform, session)
-        own = Model("this cost model", graph, chain_costs(platform, tables), price, best, own=True)
-        yield own.by(study.objective, powers)
+        powers, _ = powers_or_meter(objective, platform, session)
+        costs = chain_costs(platform, tables)
+        own = Model("this cost model", graph, platform, objective, own_price, costs, least_of, own=True)
+        yield study, _priced_by(own, powers)
+
+
+@contextmanager
+def _simulated(study: Study) -> Iterator[tuple[SeveralModels, WorkloadSimulator]]:
+    """Open what predicts plans of a study of several models; of a measured one without its device."""
+    run = study.path
+    priced = [record.data for record in read_log(run / LOG).records if record.kind == "prices"]
+    if not priced:
+        raise RunFolderError(f"{run}: its log holds no prices of jobs", "explain a finished study")
+    if study.predicted:
+        with reloaded_workload(run) as found:
+            session = cast("WorkloadSession", found.session)
+            session.price(priced[-1], lambda _: None)
+            yield found.subject, session.simulator
+        return
+    searched = tuple(p for p in single_processors(study.platform) if p.resources)  # baselines alone use the others
+    with reread_workload(run, replace(study.platform, processors=searched)) as (subject, _):
+        lowerings = Lowerings(subject.workload, subject.joined, subject.platform)
+        yield subject, PriceTable.from_json(priced[-1]).simulator(lowerings)
+
+
+def _simulated_s(simulator: WorkloadSimulator, subject: SeveralModels, plan: Plan) -> float:
+    try:
+        return simulator.run(plan).value_s(subject.objective)
+    except OptimizeError:
+        return math.inf
+
+
+def _busy(simulator: WorkloadSimulator, plan: Plan) -> dict[str, float]:
+    """Return for which share of the makespan each processor works, the busiest first."""
+    found, spent_s = simulator.run(plan), dict[str, float]()
+    for event in found.timeline.events:
+        spent_s[event.processor] = spent_s.get(event.processor, 0.0) + event.end_s - event.start_s
+    return {name: spent_s[name] / found.makespan_s for name in sorted(spent_s, key=lambda name: -spent_s[name])}
 
 
 def _predicted_s(study: Study, plan: Plan) -> float:
@@ -212,12 +273,14 @@ def _best_by_costs(
     return chain_plan(graph, found.cuts, found.processors), found.cost_s
 
 
-def _least(study: Study, model: Model) -> Relaxation:
-    """Return the lower bounds of all plans: the study's, or else those of whole operators.
+def _least(study: Study, model: Model) -> Relaxation | None:
+    """Return the lower bounds of all plans: the study's, or else those of whole operators; None of several models.
 
     Raises:
         RunFolderError: the result is damaged.
     """
+    if model.costs is None:
+        return None
     bounds = study.result.get("bounds")
     if not bounds:
         return relax(model.graph, model.costs)
@@ -242,9 +305,10 @@ def _ms(seconds: float | None) -> float | None:
 def _segments(study: Study, model: Model) -> SegmentSpace | None:
     """Return the space of a study of latencies whose plans may have branches or splits; None for any other."""
     freedoms = freedoms_of(str(study.config.get("allow") or "cuts"))
-    if study.objective.aggregation != "path" or freedoms.isdisjoint(("branches", "splits")):
+    additive = model.costs is not None and model.objective.aggregation == "path"
+    if not additive or freedoms.isdisjoint(("branches", "splits")):
         return None
-    return SegmentSpace(model.graph, model.costs.platform, splits="splits" in freedoms, branches="branches" in freedoms)
+    return SegmentSpace(model.graph, model.platform, splits="splits" in freedoms, branches="branches" in freedoms)
 
 
 class _Work:
@@ -253,18 +317,15 @@ class _Work:
     def __init__(self, study: Study, model: Model) -> None:
         self._study, self._model = study, model
         self._graph, self._plan = model.graph, study.best
-        self.is_chain = self._plan.is_chain
-        sure = [t for t in study.trials if t.measurement and (model.own or not t.raced)]
-        self._measured = {t.plan.digest: t.median_s for t in sure if not study.predicted}
-        for entry in (study.result["best"], *study.result["baselines"].values()):
-            if not study.predicted and entry["latency_ms"] is not None:  # as the final comparison has it
-                self._measured[Plan.from_json(entry["plan"]).digest] = entry["latency_ms"]["median"] / 1e3
+        self.is_chain = model.costs is not None and self._plan.is_chain
+        self._measured = {} if study.predicted else _measured(study, model)
         most = int(study.config.get("max_stages") or 4)
         self._any_stages = needs_any_stages(str(study.config.get("allow") or "cuts"))
         self._most = min(_MOST_PARTS if self._any_stages else most, len(self._graph.operators))
         self._most = max(self._most, len(self._plan.stages) if self.is_chain else 1)
         self._space = _segments(study, model)
-        best = self._best_under(model.costs, self._most) if self._adds_up else None
+        self._costs = model.costs if model.objective.of_plan is None else None
+        best = self._best_under(self._costs, self._most) if self._costs is not None else None
         self._least_s = best[1] if best is not None else None
         self.best_predicted = best[0].to_json() if best is not None else None
         self._best_s = self._priced(self._plan)[0]
@@ -281,10 +342,6 @@ class _Work:
         found = SegmentModel(self._space, costs).best()
         return None if found.cost_s >= NEVER_S else (self._space.plan(found.parts), found.cost_s)
 
-    @property
-    def _adds_up(self) -> bool:
-        return self._study.objective.of_plan is None
-
     def known(self, plan: Plan) -> Document:
         """Return a plan's prediction, its difference from the study's plan, its measurement, and why it has none."""
         predicted_s, why_not = self._priced(plan)
@@ -292,14 +349,17 @@ class _Work:
         return _figures(predicted_s, more_s, self._measured.get(plan.digest), why_not)
 
     def _priced(self, plan: Plan) -> tuple[float | None, str]:
-        refused = self._refused(plan) or ("the model does not cover triples" if plan.ranks else "")
+        refused = self._refused(plan)
         if not refused and math.isfinite(seconds := self._model.price(plan)):
             return seconds, ""
-        split = any(stage.share is not None for stage in plan.stages)
+        split = self._model.costs is not None and any(stage.share is not None for stage in plan.stages)
         return None, refused or ("the model does not cover splits" if split else "not supported there")
 
     def _refused(self, plan: Plan) -> str:
-        costs, index = self._model.costs, {p.name: i for i, p in enumerate(self._model.costs.platform.processors)}
+        costs = self._model.costs
+        if costs is None:  # the simulator tells itself
+            return ""
+        index = {p.name: i for i, p in enumerate(costs.platform.processors)}
         kept = np.zeros(len(index))
         for stage in plan.stages:
             if stage.processor not in index:
@@ -312,7 +372,7 @@ class _Work:
                 kept[processor] += costs.operator_nbytes[operators].sum()
                 if kept[processor] > costs.memory_bytes[processor]:
                     return f"does not fit into the memory of {stage.processor}"
-        return ""
+        return "the model does not cover triples" if plan.ranks else ""
 
     def cuts(self) -> Iterator[Document]:
         """Yield the cuts of a chain, each with the plans that have it one operator earlier and later."""
@@ -334,36 +394,40 @@ class _Work:
 
     def parts(self) -> Iterator[Document]:
         """Yield the stages, each with the plan's figures if it ran on another processor."""
-        stage_ms = self._study.result["best"].get("stage_ms")
+        same = self._model.objective == self._study.objective
+        stage_ms = self._study.result["best"].get("stage_ms") if same else None
         for index, stage in enumerate(self._plan.stages):
             elsewhere: dict[str, Document] = {}
             alike: dict[str, list[str]] = {}
-            others = [p.name for p in self._study.platform.processors if p.name != stage.processor]
-            if stage.share is not None:
+            others = [p.name for p in self._model.platform.processors if p.name != stage.processor]
+            if stage.share is not None and self._model.costs is not None:
                 elsewhere, others = {"–": _figures(None, None, None, "one share of a split")}, []
             for name in others:
                 stages = list(self._plan.stages)
-                stages[index] = Stage(stage.operators, name)
-                moved = canonical(replace(self._plan, stages=tuple(stages)), self._graph, self._study.platform)
+                stages[index] = replace(stage, processor=name)
+                moved = replace(self._plan, stages=tuple(stages))
+                if self._model.costs is not None:
+                    moved = canonical(moved, self._graph, self._model.platform)
                 alike.setdefault(moved.digest, []).append(name)
                 elsewhere[moved.digest] = self.known(moved)
             if alike:  # interchangeable processors make one plan
                 elsewhere = {", ".join(names): elsewhere[digest] for digest, names in alike.items()}
+            model, graph, operators = self._study.model_of(stage)
             yield {
-                "operators": describe_operators(self._graph, stage.operators),
+                "model": model,
+                "operators": describe_operators(graph or self._graph, operators),
                 "processor": stage.processor,
                 "stage_ms": stage_ms[index] if stage_ms else None,
                 "elsewhere": elsewhere,
             }
 
     def limits(self) -> Iterator[Document]:
-        """Yield the limits and their costs; none for memory, which has no additive model."""
-        if self._adds_up:
-            yield from (*self._constraints(), *self._costs(), *self._processors())
+        """Yield the limits and their costs; none for memory and several models, which have no additive model."""
+        if (costs := self._costs) is not None:
+            yield from (*self._constraints(costs), *self._prices(costs), *self._processors(costs))
 
-    def _constraints(self) -> Iterator[Document]:
+    def _constraints(self, costs: ChainCosts) -> Iterator[Document]:
         """Yield limits of the study: stages, deadline, memory, and operators that are not supported."""
-        costs = self._model.costs
         if self._most < len(self._graph.operators) and not self._any_stages:
             yield self._limit(f"at most {plural(self._most, 'stage')} (--max-stages)", costs, self._most + 1)
         deadline = self._study.config.get("deadline") if self._study.objective == LATENCY else None
@@ -382,9 +446,8 @@ class _Work:
                 what = f"{plural(count, 'operator')} not supported on {processor.name} (else as fast as elsewhere)"
                 yield self._limit(what, replace(costs, operator_s=allowed))
 
-    def _costs(self) -> Iterator[Document]:
+    def _prices(self, costs: ChainCosts) -> Iterator[Document]:
         """Yield the costs of stages beside their operators."""
-        costs = self._model.costs
         if costs.transfer_s.any():
             yield self._limit("transfers take time", replace(costs, transfer_s=np.zeros_like(costs.transfer_s)))
         if costs.overhead_s.any():
@@ -393,9 +456,8 @@ class _Work:
             what = "large stages slow down, and tensors that cross a cut are copied"
             yield self._limit(what, replace(costs, beyond_s=None))
 
-    def _processors(self) -> Iterator[Document]:
+    def _processors(self, costs: ChainCosts) -> Iterator[Document]:
         """Yield the best plan without each kind of processor."""
-        costs = self._model.costs
         kinds = costs.platform.classes()
         for like, members in kinds.items() if len(kinds) > 1 else ():
             names = {p.name for p in members}
@@ -414,7 +476,9 @@ class _Work:
         return _limit(what, found[1], saves_s if abs(saves_s) > _HAIR * self._least_s else 0.0)
 
     def by_stages(self) -> Iterator[Document]:
-        """Yield the best plan of each number of stages, up to one more than was allowed."""
+        """Yield the best plan of each number of stages, up to one more than was allowed; none of several models."""
+        if self._model.costs is None:
+            return
         best: dict[int, tuple[float, Plan]] = {}
         for plan in (trial.plan for trial in self._study.trials):
             seconds, count = self._measured.get(plan.digest), len(plan.stages)
@@ -431,6 +495,20 @@ class _Work:
             }
 
 
+def _measured(study: Study, model: Model) -> dict[str, float]:
+    """Return digest of a plan → its measured value of the model's objective, as the final comparison has it."""
+    named = {"best": study.best, **study.plans}
+    if model.objective != study.objective:  # which follows from runs; the result has their figures, too
+        outcomes, key = study.result["workload"]["outcomes"], f"{model.objective.name}_ms"
+        return {named[name].digest: outcome[key] / 1e3 for name, outcome in outcomes.items()}
+    sure = (t for t in study.trials if t.measurement and (model.own or not t.raced))
+    entries = {"best": study.result["best"], **study.result["baselines"]}
+    final = {named[name].digest: entry["latency_ms"] for name, entry in entries.items()}
+    return {t.plan.digest: t.median_s for t in sure} | {
+        digest: found["median"] / 1e3 for digest, found in final.items() if found is not None
+    }
+
+
 def _limit(what: str, without_s: float | None, saves_s: float | None) -> Document:
     """Return a limit, the seconds of the best plan without it, and by how much that is faster."""
     binds = saves_s is not None and saves_s > 0
@@ -439,18 +517,18 @@ def _limit(what: str, without_s: float | None, saves_s: float | None) -> Documen
 
 def head(found: Document) -> str:
     """Return what is explained."""
-    what = f"{found['objective']} of several models" if "jobs" in found else Plan.from_json(found["plan"])
+    what = f"{found['minimised']} of several models" if found["orders"] else Plan.from_json(found["plan"])
     return f"{found['run_dir']}: {what}"
 
 
 def blocks(found: Document) -> Iterator[Block]:
-    """Return the explanation as blocks of a report."""
-    return _workload_blocks(found) if "jobs" in found else _study_blocks(found)
-
-
-def _study_blocks(found: Document) -> Iterator[Block]:
+    """Yield the explanation as blocks of a report."""
     best, least, unit = found["best"], found["no_plan_below"], found["unit"]
-    if found["front"] or found["objective"] != LATENCY.name:
+    objective = find_workload_objective(found["objective"])
+    if found["minimised"] != found["objective"]:
+        why = f"{found['minimised']}, the objective of the study, follows from runs"
+        yield Text(f"All figures are of the {objective.title}: {why}.")
+    elif found["front"] or found["objective"] != LATENCY.name:
         of = "the first of several objectives" if found["front"] else "the objective of the study"
         yield Text(f"All figures are of {of}, {found['objective']}.")
     measured = "not measured" if best["measured_ms"] is None else f"{shown(best['measured_ms'], _TIME)} {unit} measured"
@@ -462,7 +540,14 @@ def _study_blocks(found: Document) -> Iterator[Block]:
         yield Text(f"Note: {found['note']}.", "note")
     if found["cuts"]:
         yield _cuts(found)
+    if busy := found["busy"]:
+        busiest = next(iter(busy))
+        yield Text(f"The busiest processor is {busiest}: it works for {percent(busy[busiest])} of the makespan.")
+        yield Table("How busy processors are", headed("processor; busy|.0%"), tuple(busy.items()))
     yield _parts(found)
+    if orders := found["orders"]:
+        rows = tuple((name, *_known(entry)) for name, entry in orders.items())
+        yield Table("Other orders of the queue", headed("order", *_columns(found)), rows)
     if found["limits"]:
         yield _limits(found)
     if any(k["predicted_ms"] is not None or k["measured_ms"] is not None for k in found["by_stages"]):
@@ -470,7 +555,8 @@ def _study_blocks(found: Document) -> Iterator[Block]:
     if text := _final(found):
         yield Text(text)
     yield _baselines(found)
-    objective = find_objective(found["objective"])
+    if least is None:
+        return
     if objective.of_plan is not None:
         if least["predicted_ms"]:
             yield Text(
@@ -493,7 +579,7 @@ def _error(found: Document) -> str:
     """Return how far the predictions below were from what was measured."""
     pairs = ((k["predicted_ms"], k["measured_ms"]) for k in (found["best"], *found["baselines"].values()))
     known = list(dict.fromkeys(pair for pair in pairs if all(pair)))  # one of a plan that has two names
-    if len(known) < 3 or find_objective(found["objective"]).of_plan is not None:
+    if len(known) < 3 or find_workload_objective(found["objective"]).of_plan is not None:
         return ""
     wrong = statistics.median(abs(predicted / measured - 1.0) for predicted, measured in known)
     return f" The model was {percent(wrong)} off in the median of {len(known)} plans: smaller differences say little."
@@ -505,7 +591,7 @@ def _final(found: Document) -> str:
     if final is None:
         return ""
     ratio, (low, high) = final["ratio"], final["ci95"]
-    objective = find_objective(found["objective"])
+    objective = find_workload_objective(found["objective"])
     if final["plan"] == found["plan"] and objective.is_time:
         how = f"{ratio:.3f} times as fast as “{final['baseline']}” (95 %: {low:.3f} to {high:.3f})"
         sentence = f"In the final comparison, this plan was {how}."
@@ -544,15 +630,15 @@ def _cuts(found: Document) -> Table:
 def _parts(found: Document) -> Table:
     alone = {"–": {"predicted_more_ms": None, "measured_ms": None, "why_not": "there is no other processor"}}
     rows = tuple(
-        (part["operators"].partition(":")[0], part["processor"], part["stage_ms"], name, *_known(entry))
+        (part["model"], part["operators"].partition(":")[0], part["processor"], part["stage_ms"], name, *_known(entry))
         for part in found["parts"]
         for name, entry in (part["elsewhere"] or alone).items()
     )
     source = "predicted" if found["best"]["measured_ms"] is None else "measured"
     columns = headed(
-        "operators; processor", Column(f"{source}, {found['stage_unit']}", _TIME), "moved to", *_columns(found)
+        "model; operators; processor", Column(f"{source}, {found['stage_unit']}", _TIME), "moved to", *_columns(found)
     )
-    return Table("What each stage would cost on another processor", columns, rows, group=3)
+    return Table("What each stage would cost on another processor", columns, rows, group=4)
 
 
 def _limits(found: Document) -> Table:
@@ -600,137 +686,3 @@ def _baselines(found: Document) -> Table:
         rows.append((name, more, measured, measured / best_ms if measured is not None and best_ms else None, why_not))
     columns = headed("plan", *_columns(found)[:2], "times as long|.4f", _columns(found)[2])
     return Table("Baselines", columns, tuple(rows))
-
-
-def explain_workload(run: Path) -> Document:
-    """Explain the plan of a finished study of several models.
-
-    Raises:
-        RunFolderError: it is no finished study, or its prices are not in its log.
-        UnavailableError: its evaluator predicts, and cannot be opened here.
-    """
-    result = read_result(run)
-    outcomes = {} if result.get("predicted") else result["workload"]["outcomes"]
-    known = {} if result.get("predicted") else {"best": result["best"], **result["baselines"]}
-
-    def measured(name: str) -> float | None:
-        if name not in outcomes:
-            return None
-        value = outcomes[name].get(key)  # else the objective is no figure of a run, as misses and throughput
-        return (known[name]["latency_ms"] or {}).get("median") if value is None else value
-
-    with _simulated(run, result) as (subject, plan, simulator):
-        objective = subject.objective
-        key, best = f"{objective}_ms", simulator.run(plan)
-        best_ms = best.value_s(objective) * 1e3
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "run_dir": str(run),
-            "objective": objective,
-            "best": {"predicted_ms": best_ms, "measured_ms": measured("best")},
-            "dispatch_predicted_ms": {
-                name: simulator.run(replace(plan, dispatch=name)).value_s(objective) * 1e3
-                for name in ("fifo", "priority", "edf")
-            },
-            "busy": _busy(best),
-            "jobs": list(_workload_jobs(subject, plan, simulator, best_ms)),
-            "baselines": {
-                b.name: {
-                    "measured_ms": measured(b.name),
-                    "predicted_ms": _predicted_ms(simulator, b.plan, objective),
-                }
-                for b in subject.baselines
-            },
-        }
-
-
-@contextmanager
-def _simulated(run: Path, result: Mapping[str, Any]) -> Iterator[tuple[SeveralModels, Plan, WorkloadSimulator]]:
-    """Open what predicts plans of a study of several models; of a measured one without its device."""
-    priced = [record.data for record in read_log(run / LOG).records if record.kind == "prices"]
-    if not priced:
-        raise RunFolderError(f"{run}: its log holds no prices of jobs", "explain a finished study")
-    if result.get("predicted"):
-        with reloaded_workload(run) as found:
-            session = cast("WorkloadSession", found.session)
-            session.price(priced[-1], lambda _: None)
-            yield found.subject, found.plan, session.simulator
-        return
-    recorded = recorded_platform(result["platform"])
-    searched = tuple(p for p in single_processors(recorded) if p.resources)  # baselines alone use the others
-    with reread_workload(run, replace(recorded, processors=searched)) as (subject, plan):
-        lowerings = Lowerings(subject.workload, subject.joined, subject.platform)
-        yield subject, plan, PriceTable.from_json(priced[-1]).simulator(lowerings)
-
-
-def _busy(found: Outcome) -> dict[str, float]:
-    """Return for which share of the makespan each processor works, the busiest first."""
-    spent: dict[str, float] = {}
-    for event in found.timeline.events:
-        spent[event.processor] = spent.get(event.processor, 0.0) + event.end_s - event.start_s
-    return dict(
-        sorted(((processor, s / found.makespan_s) for processor, s in spent.items()), key=lambda each: -each[1])
-    )
-
-
-def _workload_jobs(
-    subject: SeveralModels, plan: Plan, simulator: WorkloadSimulator, best_ms: float
-) -> Iterator[Document]:
-    """Yield the jobs of each instance, with the objective's change on each other processor; None: it cannot run."""
-    for index, stages in jobs_of(plan, subject.joined).items():
-        component = subject.joined.components[index]
-        for number in stages:
-            stage = plan.stages[number]
-            elsewhere: dict[str, float | None] = {}
-            for name in (p.name for p in subject.space.platform.processors if p.name != stage.processor):
-                moved = list(plan.stages)
-                moved[number] = replace(stage, processor=name)
-                took_ms = _predicted_ms(simulator, replace(plan, stages=tuple(moved)), subject.objective)
-                elsewhere[name] = None if took_ms is None else took_ms - best_ms
-            yield {
-                "instance": component.name,
-                "operators": describe_operators(component.graph, component.own(stage.operators)),
-                "processor": stage.processor,
-                "elsewhere_predicted_more_ms": elsewhere,
-            }
-
-
-def _predicted_ms(simulator: WorkloadSimulator, plan: Plan, objective: OfOutcome) -> float | None:
-    try:
-        return simulator.run(plan).value_s(objective) * 1e3
-    except OptimizeError:
-        return None
-
-
-def _workload_blocks(found: Document) -> Iterator[Block]:
-    busy, (predicted_ms, measured_ms) = found["busy"], found["best"].values()
-    measured = "not measured" if measured_ms is None else f"measured: {measured_ms:.4g} ms"
-    yield Text(
-        f"Objective: {found['objective']}; predicted for this plan: {predicted_ms:.4g} ms; {measured}. "
-        "All changes below are predicted."
-    )
-    busiest = max(busy, key=lambda name: busy[name])
-    yield Text(f"The busiest processor is {busiest}: it works for {percent(busy[busiest])} of the makespan.")
-    yield Table("How busy processors are", headed("processor; busy|.0%"), tuple(busy.items()))
-    change = Column("predicted change, ms", "+.4g")
-    rows = tuple(
-        (
-            job["instance"],
-            job["operators"].partition(":")[0],
-            job["processor"],
-            name,
-            more,
-            "" if more is not None else "does not run",
-        )
-        for job in found["jobs"]
-        for name, more in job["elsewhere_predicted_more_ms"].items()
-    )
-    columns = headed("model; operators; processor; moved to", change, "remark")
-    yield Table("What each stage would cost on another processor", columns, rows, group=3)
-    orders = tuple((name, value_ms - predicted_ms) for name, value_ms in found["dispatch_predicted_ms"].items())
-    yield Table("Other orders of the queue", headed("order", change), orders)
-    yield Table(
-        "Baselines",
-        headed("plan; measured, ms|.4g; predicted, ms|.4g"),
-        tuple((name, each["measured_ms"], each["predicted_ms"]) for name, each in found["baselines"].items()),
-    )

@@ -222,16 +222,27 @@ def groups_text(groups: Sequence[BranchGroup]) -> str:
     return f"{count} {'group' if count == 1 else 'groups'} of parallel branches ({found} branches{nested})"
 
 
-def _head(found: Inspection) -> Text:
-    total = found.total
+def facts(found: Inspection) -> str:
+    """Return operators, MACs, parameters and the file's size in a line."""
+    total, operators = found.total, len(found.graph.operators)
     file = f", {human_bytes(found.file_nbytes)} file" if found.file_nbytes is not None else ""
-    moved = human_bytes(moved_bytes(total))
-    count = len(found.graph.operators)
-    return Text(f"{printable(found.graph.name)}: ", style="bold").append(
-        f"{count:,} operator{'s' * (count != 1)}, {human_count(total.macs)} MACs, "
-        f"{human_count(total.parameters)} parameters{file}; moves {moved}, {total.intensity:.1f} MACs a byte",
-        style="not bold",
+    return (
+        f"{operators:,} operator{'s' * (operators != 1)}, {human_count(total.macs)} MACs, "
+        f"{human_count(total.parameters)} parameters{file}"
     )
+
+
+def group_texts(found: Inspection, group: BranchGroup) -> tuple[str, str, list[str]]:
+    """Return where a group of branches begins, where it ends, and the MACs of each branch."""
+    start = operator_text(found.graph, group.entry, "the model's inputs")
+    end = operator_text(found.graph, group.exit, "the model's outputs")
+    return start, end, [human_count(sum(found.costs[o].macs for o in b.members())) for b in group.branches]
+
+
+def _head(found: Inspection) -> Text:
+    moved = f"moves {human_bytes(moved_bytes(found.total))}, {found.total.intensity:.1f} MACs a byte"
+    name = Text(f"{printable(found.graph.name)}: ", style="bold")
+    return name.append(f"{facts(found)}; {moved}", style="not bold")
 
 
 def _ends(graph: Graph) -> Table:
@@ -321,11 +332,9 @@ def _branches(found: Inspection) -> Iterator[Text | Table]:
     rows = []
     for group in listed[:_MOST_GROUPS]:
         indent = "  " * min(depth.get(id(group), 0), 4)
-        macs = [human_count(sum(found.costs[o].macs for o in b.members())) for b in group.branches[:_MOST_BRANCHES]]
-        more = " | …" if len(group.branches) > _MOST_BRANCHES else ""
-        start = indent + operator_text(found.graph, group.entry, "the model's inputs")
-        end = operator_text(found.graph, group.exit, "the model's outputs")
-        rows.append((start, end, str(len(group.branches)), " | ".join(macs) + more))
+        start, end, macs = group_texts(found, group)
+        more = " | …" if len(macs) > _MOST_BRANCHES else ""
+        rows.append((indent + start, end, str(len(macs)), " | ".join(macs[:_MOST_BRANCHES]) + more))
     yield table(("from", "to", ">branches", "MACs of each"), rows)
     if len(listed) > _MOST_GROUPS:
         yield Text(f"… and {len(listed) - _MOST_GROUPS:,} more; --json lists them all")

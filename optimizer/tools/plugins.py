@@ -94,10 +94,7 @@ def render(found: list[Plugin]) -> Table:
         contract = "–" if plugin.contract is None else str(plugin.contract)
         note = Text(plugin.note, style="bold red" if plugin.problem else "")
         rows.append((plugin.kind, plugin.name, plugin.distribution, contract, note))
-    listed = table(("kind", "name", "distribution", ">contract", ""), rows)
-    for column in listed.columns:
-        column.overflow = "fold"
-    return listed
+    return table(("kind", "name", "distribution", ">contract", ""), rows)
 
 
 def _rows(kind: str, entry: EntryPoint, limit_s: float) -> list[Plugin]:

@@ -9,7 +9,8 @@ import pytest
 
 from evaluators.measurement.final import Ratio
 from evaluators.objectives import LATENCY, OBJECTIVES
-from optimizer.report.console import _EVERY_S, Steps, missed_text, slower_text, slower_than
+from optimizer.report.answer import missed_text, slower_text, slower_than
+from optimizer.report.console import _EVERY_S, Steps
 from optimizer.report.terminal import tried_text
 from optimizer.study.history import WARM
 from optimizer.study.result import Result
