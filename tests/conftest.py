@@ -24,7 +24,7 @@ from evaluators.measurement import final
 from evaluators.measurement.final import FinalPolicy
 from optimizer.study import course, several_models, verdict
 from optimizer.tools import compare, execute
-from optimizer.workload.search import STEPS
+from optimizer.workload.search import SHARED_STEPS, STEPS
 from search_spaces.core.graph import Graph
 from search_spaces.models import load
 from search_spaces.models.cache import ENVIRONMENT
@@ -33,7 +33,9 @@ from tests.support import sentences
 sys.dont_write_bytecode = False  # of pytest's own process, which compiles the tests
 
 # A neighbour's load is no failure.
-settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "shared machine", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("shared machine")
 
 # Whoever starts tests in the background may have Ctrl-C ignored, which programs started by them would inherit.
@@ -107,6 +109,7 @@ def _decided() -> Iterator[None]:
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Studies of several models in this process anneal for a fifth of the steps: how good plans are is not the test."""
     monkeypatch.setattr(several_models, "STEPS", STEPS // 5)
+    monkeypatch.setattr(several_models, "SHARED_STEPS", SHARED_STEPS // 5)
 
 
 @pytest.fixture

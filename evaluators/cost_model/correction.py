@@ -18,7 +18,6 @@ from functools import lru_cache
 
 import numpy as np
 from scipy.linalg import cho_solve, cholesky, solve_triangular
-from scipy.optimize import minimize
 
 from evaluators.cost_model.features import Array, Columns, history_effect
 
@@ -211,6 +210,8 @@ def likeliest(points: Array, residual: Array, noise: Array) -> tuple[Array, floa
         points, residual, noise = points[chosen], residual[chosen], noise[chosen]
     varies = points.std(axis=0) > 1e-9
     used = points[:, varies]
+
+    from scipy.optimize import minimize  # its import takes a quarter of a second, which predictions do not need
 
     def loss(theta: Array) -> float:
         scaled = used / np.exp(theta[:-2])

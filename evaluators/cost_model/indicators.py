@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from evaluators.cost_model.features import OperatorFeatures, operator_features
 from search_spaces.core.errors import ProfileError
@@ -102,6 +101,8 @@ def left_out_errors(
     Raises:
         ProfileError: there are too few models, or a latency is not positive and finite.
     """
+    from scipy.optimize import nnls
+
     tables, latency = _tables(found, latency_s)
     every = np.array(groups)
     if len(set(groups)) < 2:

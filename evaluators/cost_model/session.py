@@ -99,6 +99,7 @@ class CostModelEvaluator(Evaluator):
         scratch: Path | None = None,
     ) -> Iterator[PredictedSession]:
         """Open a session for one workload; errors as in :meth:`prepare`."""
+        lowerings = Lowerings(workload, joined, platform)
         with self.prepare(replace(platform, processors=single_processors(platform)), scratch) as session:
 
             def simulator_of(of: CostModelSession) -> WorkloadSimulator:
@@ -106,7 +107,7 @@ class CostModelEvaluator(Evaluator):
                     work_s, _, slowed = of.simulator_of(lowered).stage(processor, operators)
                     return JobCost(work_s, slowed)
 
-                return WorkloadSimulator(Lowerings(workload, joined, platform), price, of.errors)
+                return WorkloadSimulator(lowerings, price, of.errors)
 
             with hosted(session, simulator_of, objective) as found:
                 yield found

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from scipy.stats import spearmanr
 
 from evaluators.machine import problems
 from evaluators.measurement.final import Ratio
@@ -400,6 +399,8 @@ def _ranking(pairs: Sequence[tuple[float, float]]) -> str:
     ]
     if len({round(predicted, 9) for predicted, _ in pairs}) == 1:
         return f"The model does not rank these plans: it predicts the same for all {len(pairs)} of them."
+    from scipy.stats import spearmanr  # a quarter of a second, which most reports do not need
+
     rho = float(spearmanr(*zip(*pairs, strict=True)).statistic)
     text = f"The rank correlation of predictions and measurements is {shown(rho, '.2f')} (1: the same order)"
     if rho < _WEAK:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -51,7 +51,14 @@ from optimizer.workload.ranks import (
     with_errors,
     write_rewritten,
 )
-from optimizer.workload.search import STEPS, WorkloadProposer, shared_starts, workload_costs, workload_critic
+from optimizer.workload.search import (
+    SHARED_STEPS,
+    STEPS,
+    WorkloadProposer,
+    shared_starts,
+    workload_costs,
+    workload_critic,
+)
 from search_spaces.core.constraints import Violation, infeasible
 from search_spaces.core.decoded_plan import decoded_plan, ranks_by_component
 from search_spaces.core.errors import PlanError, RewriteError, UnavailableError, UsageError
@@ -69,7 +76,6 @@ from search_spaces.spaces.space import in_space
 from search_spaces.spaces.workload_space import WorkloadSpace
 
 _NO_OTHER = "the best predicted plan"
-_SHARED_STEPS = 150  # predicting a split plan takes milliseconds
 _NAMED = SamplingPolicy(max_s=1.5, min_runs=3)
 _PROPOSED = SamplingPolicy(max_s=0.5, min_runs=2)
 
@@ -265,7 +271,7 @@ class SeveralModels(Subject):
         warm = begin_warm(config, self.taken, session, study.run, study.history, study.watcher.message, study.shared)
         priced: Any = self.ask(session)
         several = len(self.objectives) > 1
-        predict = self._predictor(simulator, priced, memory)
+        predict = self._predictor(hosted, priced, memory)
         limits = limits_of(config)
         figures = {o.objective.name: partial(_value, o, simulator) for o in self.asked[len(self.objectives) :]}
 
@@ -317,7 +323,7 @@ class SeveralModels(Subject):
         variants = self.variants
         steps = STEPS
         if isinstance(self.space, SharedWorkloadSpace):
-            steps = _SHARED_STEPS
+            steps = SHARED_STEPS
             cut = WorkloadSpace(self.workload, self.joined, self.space.platform, config.max_stages)
             # so that more freedom is never worse
             plans += WorkloadProposer(cut, predict, plans, config.seed, STEPS).ranking(1)
@@ -409,23 +415,21 @@ class SeveralModels(Subject):
             study.opened()
         return simulator
 
-    def _predictor(self, simulator: WorkloadSimulator, priced: Session, memory: Memory) -> Callable[[Plan], float]:
+    def _predictor(self, session: WorkloadSession, priced: Any, memory: Memory) -> Callable[[Plan], float]:
         """Return the predictor of the first objective; infinite if a plan cannot run or violates the memory limit.
 
         Args:
-            priced: predicts it in all states of the platform, if there are any.
+            priced: of :meth:`ask`; knows the states of the platform, if there are any.
         """
+        how, simulators, value = self.asked[0], [session.simulator], math.fsum
+        if self.config.state:
+            each = (cast("WorkloadSession", session.in_state(state)) for state in priced.states)
+            simulators, value = [hosted.simulator for hosted in each], priced.value_s
 
         def predict(plan: Plan) -> float:
             if memory.violations(plan):
                 return math.inf
-            if not self.config.state:
-                return _value(self.asked[0], simulator, plan)
-            try:
-                with closing(priced.load(self.graph, plan)) as candidate:
-                    return float(candidate.run(1).latency_s[0])
-            except (RewriteError, UnavailableError):
-                return math.inf
+            return value([_value(how, simulator, plan) for simulator in simulators])
 
         return predict
 

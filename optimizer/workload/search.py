@@ -143,6 +143,7 @@ def _best(space: SegmentSpace, simulator: WorkloadSimulator) -> tuple[Stage, ...
 
 
 STEPS = 1500
+SHARED_STEPS = 150  # where operators are split: predicting such a plan takes milliseconds
 _KEPT = 200
 _WARM, _WARM_LATER, _COLD = 0.1, 0.02, 0.002  # temperatures of annealing, relative to the time
 _NEIGHBOURS, _LISTED = 24, 24

@@ -35,7 +35,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 
 from search_spaces.core.errors import UsageError
 from search_spaces.core.graph import Graph
@@ -74,6 +73,8 @@ def _least_component(alpha: float) -> float:
 
     def phi(z: float) -> float:
         return math.log1p(z) / z - 0.5
+
+    from scipy.optimize import brentq
 
     tau = float(brentq(lambda t: phi(t) + phi(t / alpha), 1e-9, 10.0))
     return (1 + tau) * (1 + alpha / tau)

@@ -38,7 +38,14 @@ from optimizer.model.profile import known_profile
 from optimizer.samplers.auto import Problem
 from optimizer.study.config import StudyConfig, most_stages
 from optimizer.workload.baselines import first_plans
-from optimizer.workload.search import STEPS, WorkloadProposer, shared_starts, workload_costs, workload_critic
+from optimizer.workload.search import (
+    SHARED_STEPS,
+    STEPS,
+    WorkloadProposer,
+    shared_starts,
+    workload_costs,
+    workload_critic,
+)
 from search_spaces.core.errors import OptimizeError
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import merge
@@ -57,7 +64,6 @@ from tests.benchmarks.sampler_tables import Timed, read
 MODEL_ERROR, HIDDEN = 0.2, 0.1
 CUT_STAGES = 4
 _QUIET = 0.25  # of the transfers that were read, that quantile: neighbours disturbed the others
-_SHARED_STEPS = 150  # as in the product
 _ANNEALING, _MORE, _CLIMBS = 450, 4500, 3  # of plans that are rewritten a prediction takes milliseconds
 _Array = NDArray[np.float64]
 
@@ -338,7 +344,7 @@ def _workload(case: Case, number: int) -> Setup:
             plain = make_workload_space("cuts", workload, joined, platform, CUT_STAGES)
             starts += WorkloadProposer(plain, predict, starts, seed).ranking(1)
             starts += shared_starts(made, of)
-        steps = steps or (_SHARED_STEPS if shared else STEPS)
+        steps = steps or (SHARED_STEPS if shared else STEPS)
         return WorkloadProposer(made, predict, starts, seed, steps)
 
     annealed, predict = proposer(case.seed(number)), partial(value, of=estimate)

@@ -18,7 +18,7 @@ from tests.laws.test_composition import MODEL, STUDY
 from tests.support.commands import SEARCHED, answered
 from tests.support.sentences import says
 
-pytestmark = pytest.mark.usefixtures("elsewhere")
+pytestmark = pytest.mark.usefixtures("elsewhere", "few_steps")
 
 POWERS = ["--power", "1large=2", "--power", "1small=0.5", "--power", "gpu=12"]
 EVERY = SUBSETS[-1]

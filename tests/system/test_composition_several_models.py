@@ -6,7 +6,7 @@ import pytest
 
 from tests.composition import AIMS, SUBSETS, Cell, here, pairs, passes, shown, tried
 
-pytestmark = pytest.mark.usefixtures("elsewhere")
+pytestmark = pytest.mark.usefixtures("elsewhere", "few_steps")
 
 
 @pytest.mark.parametrize("cell", [c for c in pairs(["cost-model", "table"]) if c.several], ids=shown)

@@ -13,8 +13,8 @@ import pytest
 
 from optimizer.cli import main
 from optimizer.study.log import read_log
-from tests.optimizer.campaign.test_run import BASIC
 from tests.support.campaign_files import MODEL, answers, written
+from tests.system.optimizer.campaign.test_run import BASIC
 
 ROOT = Path(__file__).parents[3]
 

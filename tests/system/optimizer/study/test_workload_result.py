@@ -11,7 +11,7 @@ from evaluators.workload.predicted import PredictedSession
 from optimizer.cli import main
 from tests.optimizer.workload.test_result import ALLOWED, VGG, run
 
-pytestmark = pytest.mark.usefixtures("elsewhere")
+pytestmark = pytest.mark.usefixtures("elsewhere", "few_steps")
 
 
 def test_an_error_is_reported_as_what_it_is(

@@ -32,7 +32,7 @@ WORDS = ["--model", MODELS, "--allow", "ranks", "--max-error", "0.2"]
 
 study = partial(studied, [*WORDS, *ON])
 
-pytestmark = pytest.mark.usefixtures("elsewhere")
+pytestmark = pytest.mark.usefixtures("elsewhere", "few_steps")
 
 
 def numbers(folder: str) -> list[int]:

@@ -41,7 +41,7 @@ MODELS = f"{VGG}×2,{SQUEEZENET}"
 ON = ["--evaluator", "cost-model", "--platform", "pixel4", "--processors", "1large,3med,gpu", "--max-stages", "2", "-q"]
 ALLOWED = ["--allow", "ranks", "--max-error", "0.2"]
 
-pytestmark = pytest.mark.usefixtures("elsewhere")
+pytestmark = pytest.mark.usefixtures("elsewhere", "few_steps")
 
 run, study = partial(printed, ON), partial(studied, ON)
 
