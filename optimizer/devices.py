@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from search_spaces.core.errors import UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.platform import Platform, Processor, tell_apart, with_cpu
 from search_spaces.core.platform_file import find_platform_file, read_platform
+from search_spaces.core.states import parse_states
 from search_spaces.core.workload import Client, is_workload, names_several, with_given
 from search_spaces.core.workload_file import is_workload_file
 from search_spaces.spaces.registry import freedoms_of
@@ -30,8 +31,6 @@ def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tupl
         UsageError: a name or a file is wrong.
         UnavailableError: a processor cannot be used here.
     """
-    from optimizer.study.config import parse_powers
-
     go_to(evaluator, config)
     (client,) = with_given((Client(config.model, config.model),), config.given)
     brought = model_of(evaluator, client, config) if evaluator.capabilities.graphs else None
@@ -42,7 +41,7 @@ def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tupl
         allow_fallback=config.allow_fallback,
         reduced=bool(config.max_error) and "ranks" not in freedoms_of(config.allow),  # with ranks the limit is for them
     )
-    platform = with_powers(platform, parse_powers(config.power))
+    platform = as_told(platform, config)
     return brought or model_of(evaluator, client, config), platform
 
 
@@ -93,12 +92,16 @@ def asks_for_several(evaluator: Evaluator, config: StudyConfig) -> bool:
     return names_several(config.model) if evaluator.capabilities.graphs else is_workload(config.model)
 
 
-def with_powers(platform: Platform, powers: Mapping[str, float]) -> Platform:
-    """Return a platform whose processors have the given watts; a power also applies to processors of the same kind.
+def as_told(platform: Platform, config: StudyConfig) -> Platform:
+    """Return a platform whose processors have the watts of ``--power``, which also apply to processors of that kind.
 
     Raises:
-        UsageError: there is no such processor.
+        UsageError: ``--power`` or ``--state`` names no processor, or a state is wrong.
     """
+    from optimizer.study.config import parse_powers
+
+    parse_states(config.state, platform)
+    powers = parse_powers(config.power)
     known = {name for p in platform.processors for name in (p.name, p.like)}
     for name in powers:
         if name not in known:

@@ -21,11 +21,11 @@ from evaluators.workload.outcome import Objective as OfOutcome
 from evaluators.workload.outcome import Outcome
 from evaluators.workload.predicted import WorkloadSimulator
 from evaluators.workload.setting import setting
-from optimizer.devices import choose_platform, go_to, model_of, with_powers
+from optimizer.devices import as_told, choose_platform, go_to, model_of
 from optimizer.model.baselines import Baseline
 from optimizer.model.robust import in_states
 from optimizer.samplers.auto import Problem as SamplerProblem
-from optimizer.study.config import StudyConfig, parse_powers, with_freedoms
+from optimizer.study.config import StudyConfig, with_freedoms
 from optimizer.study.course import Study
 from optimizer.study.folder import write_json
 from optimizer.study.history import History, Trial
@@ -144,7 +144,7 @@ class SeveralModels(Subject):
         found = platform or choose_platform(
             evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback
         )
-        found = with_powers(found, parse_powers(config.power))
+        found = as_told(found, config)
         config = with_freedoms(config, graphs, found)
         space = make_workload_space(config.allow, workload, joined, with_pools(found), config.max_stages)
         threads = config.evaluator == "litert"

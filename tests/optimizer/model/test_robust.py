@@ -96,6 +96,13 @@ def test_states_that_are_none_are_reported() -> None:
     assert parse_states(["a@2:gpu=1.5"], platform)[0].factor("gpu") == 1.5
 
 
+@pytest.mark.parametrize("model", ["squeezenet1_1@0.25/64", "squeezenet1_1@0.25/64*2"])
+def test_a_study_in_a_state_that_is_none_takes_no_folder(model: str, tmp_path: Path) -> None:
+    words = ["--model", model, "--evaluator", "cost-model", "--platform", "pixel4", "--state", "gpu=2"]
+    assert main([*words, "--out", str(tmp_path / "run")]) == 2
+    assert not (tmp_path / "run").exists()
+
+
 def test_processors_that_are_alike_take_equally_long_in_a_state() -> None:
     platform = SyntheticEvaluator().platform()
     with fails(UsageError):
