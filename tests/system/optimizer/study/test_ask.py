@@ -26,9 +26,9 @@ from search_spaces.core.errors import UsageError
 from search_spaces.core.plan import Plan
 from search_spaces.spaces.chain import ChainSpace
 from search_spaces.spaces.space import in_space
-from tests.optimizer.study.test_loop import GRAPH, PLATFORM, a_loop
 from tests.support.sentences import fails
 from tests.support.short_studies import Quiet, go, tried
+from tests.system.optimizer.study.test_loop import GRAPH, PLATFORM, a_loop
 
 SPACE = ChainSpace(GRAPH, PLATFORM, 3)
 NAMED = tuple((b.name, b.plan) for b in baselines(GRAPH, PLATFORM, "cpu") if in_space(SPACE, b.plan))

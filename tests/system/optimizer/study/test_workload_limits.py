@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from search_spaces.core.plan import Plan
-from tests.optimizer.workload.test_limits import memory_of, sparing_nbytes, study, two_clients
+from tests.system.optimizer.workload.test_limits import memory_of, sparing_nbytes, study, two_clients
 
 
 @pytest.mark.usefixtures("elsewhere")

@@ -9,7 +9,7 @@ import pytest
 
 from evaluators.workload.predicted import PredictedSession
 from optimizer.cli import main
-from tests.optimizer.workload.test_result import ALLOWED, VGG, run
+from tests.system.optimizer.workload.test_result import ALLOWED, VGG, run
 
 pytestmark = pytest.mark.usefixtures("elsewhere", "few_steps")
 

@@ -37,7 +37,7 @@ from tests.support.sentences import fails
 from tests.support.short_studies import Quiet
 from tests.support.short_studies import go as short_study
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 CONDITIONS = {"governor": "powersave", "load": 0.4, "steal": 0.0, "clock_hz": 2e9, "versions": {"x": "1"}}
 
 
