@@ -30,7 +30,7 @@ from evaluators.workload.lowered import Lowerings
 from evaluators.workload.scheduler import QueueClient
 from evaluators.workload.setting import Setting, exclusions, setting
 from search_spaces.core.bounded import built, parsed_json, read_bounded
-from search_spaces.core.errors import ModelError, PlanError, UnavailableError, damage
+from search_spaces.core.errors import ModelError, PlanError, UnavailableError, damage, shown
 from search_spaces.core.graph import Graph, Operator, Tensor
 from search_spaces.core.plan import Dispatch, Plan, Stage
 from search_spaces.core.platform import Platform, Processor
@@ -421,8 +421,9 @@ def read_workload_plan(path: Path) -> WorkloadFiles:
     folder = path if path.is_dir() else path.parent
     if not isinstance(document, dict) or document.get("kind") != KIND:
         raise PlanError(f"{path}: is not a plan of several models", "optimize execute runs those of one model too")
-    if document.get("schema_version") != SCHEMA_VERSION:
-        raise PlanError(f"{path}: has schema_version {document.get('schema_version')}, this version reads 1")
+    if (version := document.get("schema_version")) != SCHEMA_VERSION:
+        has = "no schema_version" if version is None else f"schema_version {shown(version)}"
+        raise PlanError(f"{path}: has {has}; this version reads {SCHEMA_VERSION}")
     try:
         platform = platform_of(document["platform"])
         dispatch = _DISPATCHES[_DISPATCHES.index(document["dispatch"])]

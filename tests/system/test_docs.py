@@ -181,7 +181,7 @@ NOT_RUN = {
         f"pytest{folder}": "these tests"
         for folder in (
             "",
-            " -n 2 --dist loadfile",
+            " -n 3 --dist loadfile",
             " tests/system",
             " tests/laws",
             " tests/search_spaces/core/test_plan.py",

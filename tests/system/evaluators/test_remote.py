@@ -96,6 +96,6 @@ def test_several_models_are_explained_without_their_device(
     predicted = found["baselines"]["one after another on cpu"]["predicted_ms"]
     assert found["best"]["measured_ms"] > 0.0
     assert min(found["best"]["predicted_ms"], predicted) > 0.0
-    assert {job["processor"] for job in found["jobs"]} <= {"cpu", "cpu0"}
+    assert {part["processor"] for part in found["parts"]} <= {"cpu", "cpu0"}
     devices.unlink()
     assert main(["explain", run]) == 0
