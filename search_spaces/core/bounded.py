@@ -81,8 +81,13 @@ def built(kind: type[Built], data: object, what: str, error: type[OptimizeError]
 
 def plain(kind: type[Built], value: Built) -> Any:
     """Return a value of a type as plain values, which :func:`built` takes; a twentieth of ``asdict``'s time."""
+    from pydantic_core import PydanticSerializationError
+
     hashed: Any = kind
-    return _adapter(hashed).dump_python(value)
+    try:
+        return _adapter(hashed).dump_python(value)
+    except PydanticSerializationError as error:  # what a field's writer raises comes wrapped, Ctrl-C too
+        raise error.__cause__ or error from None
 
 
 @dataclass(frozen=True, slots=True)

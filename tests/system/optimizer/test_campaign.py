@@ -58,7 +58,7 @@ def test_an_interrupt_ends_it_and_tells_how_to_go_on(tmp_path: Path, jobs: int) 
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 130, errors
     assert "interrupted; what was tried is kept; resume with: optimize run" in errors
     state = json.loads((out / "campaign.json").read_text())
     assert "failed" not in {s["status"] for s in state["studies"]}
