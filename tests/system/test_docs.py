@@ -246,8 +246,8 @@ def commands() -> Iterator[tuple[str, str]]:
 ALL = list(commands())
 OURS = list(dict.fromkeys(command for _, command in ALL if command.startswith("optimize ")))
 OTHERS = {
-    "python3 -m venv .venv", ". .venv/bin/activate", "pip install .", "pip install '.[test]'", "ruff check .",
-    "ruff format --check .", "mypy", "pip install '.[dashboard]'", "pip install '.[exact]'",
+    "python3 -m venv .venv", ". .venv/bin/activate", "pip install .", "pip install '.[test]'",
+    "pip install '.[dashboard]'", "pip install '.[exact]'",
     "pip install '.[tflite-runtime]'", "pip install '.[cuda]'", "pip install '.[openvino]'", "pip install '.[remote]'",
     "pip install",
     "pip install ai-edge-litert numpy",
