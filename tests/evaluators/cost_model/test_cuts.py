@@ -15,9 +15,9 @@ from evaluators.cost_model.profile import CostProfile
 from evaluators.testing import SyntheticEvaluator
 from optimizer.tools.calibrate import calibrate
 from search_spaces.core.errors import ProfileError, UnavailableError
-from tests.evaluators.cost_model.test_calibrate import make_small
 from tests.support.cost_model import networks
 from tests.support.sentences import fails
+from tests.system.evaluators.cost_model.test_calibrate import make_small
 
 WAIT_S, CALL_S = 2e-5, 3e-6
 

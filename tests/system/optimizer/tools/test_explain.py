@@ -16,7 +16,7 @@ from optimizer.tools.explain import explain
 from search_spaces.core.plan import Plan
 from tests.support.sentences import says
 
-TABLE = Path(__file__).parents[3] / "experiments" / "tables" / "one_inference.yaml"
+TABLE = Path(__file__).parents[4] / "experiments" / "tables" / "one_inference.yaml"
 
 
 @pytest.fixture(scope="module")
