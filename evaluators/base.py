@@ -238,6 +238,7 @@ class EvaluatorCapabilities:
         workloads: ``host(…)`` runs workloads.
         sliced_processors: baselines of workloads may use processors that the operating system time-shares.
         measures_here: results depend on the load of this machine, so studies do not run in parallel.
+        predicts: latencies are predictions without noise; their precision cannot be chosen.
     """
 
     names: bool = False
@@ -249,6 +250,7 @@ class EvaluatorCapabilities:
     workloads: bool = False
     sliced_processors: bool = False
     measures_here: bool = True
+    predicts: bool = False
 
 
 def capabilities_of(found: object, kind: type[Declared]) -> Declared:

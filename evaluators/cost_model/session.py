@@ -48,7 +48,9 @@ class CostModelEvaluator(Evaluator):
     """
 
     name = "cost-model"
-    capabilities = EvaluatorCapabilities(descriptions=True, workloads=True, sliced_processors=True, measures_here=False)
+    capabilities = EvaluatorCapabilities(
+        descriptions=True, workloads=True, sliced_processors=True, measures_here=False, predicts=True
+    )
 
     def __init__(self, profile: CostProfile | None = None, platform: Platform | None = None) -> None:
         self._profile = profile

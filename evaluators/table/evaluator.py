@@ -49,7 +49,9 @@ class TableEvaluator(Evaluator):
     """
 
     name = "table"
-    capabilities = EvaluatorCapabilities(descriptions=True, graphs=True, workloads=True, measures_here=False)
+    capabilities = EvaluatorCapabilities(
+        descriptions=True, graphs=True, workloads=True, measures_here=False, predicts=True
+    )
 
     def __init__(self, table: Table | None = None) -> None:
         self._table = table

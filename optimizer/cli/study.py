@@ -125,7 +125,7 @@ def make_parser(summaries: str = "") -> Parser:
     add(
         "--precision",
         metavar="P",
-        help="half width of the 95 %% interval to reach, relative (default 0.01)",
+        help="half width of the 95 %% interval that measurements reach, relative (default 0.01)",
     )
     proven = "stop once a plan is within --precision of the model's bound"
     add("--stop-when-proven", action="store_true", default=None, help=proven)

@@ -32,7 +32,7 @@ from optimizer.study.result import Result
 from optimizer.study.subjects import Search, Subject
 from optimizer.study.verdict import PAUSE_S, FinalSettings, Verdict, decide
 from optimizer.study.warm import fingerprint_of
-from search_spaces.core.errors import OptimizeError, RunFolderError, damage
+from search_spaces.core.errors import OptimizeError, RunFolderError, UsageError, damage
 from search_spaces.core.plan import Plan
 from search_spaces.core.wording import plural
 from search_spaces.spaces.space import in_space
@@ -229,6 +229,8 @@ def read_subject(config: StudyConfig) -> Subject:
     """Return the subject of a study; errors are those of :func:`run_study`."""
     make_sampler(config.sampler, config.seed, 0)  # an unknown sampler is reported before a model is built
     evaluator = make_evaluator(config.evaluator)
+    if evaluator.capabilities.predicts and "precision" in config.model_fields_set and not config.stop_when_proven:
+        raise UsageError("--precision has no effect: latencies are predicted", "leave it out")
     if asks_for_several(evaluator, config):
         from optimizer.study.several_models import SeveralModels
 

@@ -80,7 +80,7 @@ OF_EVALUATORS = {
 NOT_OF_OLD = {
     ("tflite-runtime", what) for what in ("workloads", "reduced", "places")
 }  # what it inherits would be LiteRT's
-FACTS = {"sliced_processors", "measures_here"}  # of evaluators, without a method
+FACTS = {"sliced_processors", "measures_here", "predicts"}  # of evaluators, without a method
 
 Opened = tuple[Session, Graph, Platform]
 

@@ -95,6 +95,7 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int 
         ["--model", "squeezenet1_1", "--study", "my int8"],
         ["--model", "squeezenet1_1", "-v"],
         ["--model", "squeezenet1_1", "--objective", "latency,sped"],
+        ["--model", "squeezenet1_1", "--evaluator", "cost-model", "--platform", "pixel4", "--precision", "0.02"],
     ],
 )
 def test_wrong_words_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str]) -> None:
