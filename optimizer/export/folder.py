@@ -470,8 +470,7 @@ def _add_target(target: str, study: Study, document: Mapping[str, Any], out: Pat
     if study.graph is None:
         raise RunFolderError(f"{study.path}: {study.missing}", "names of its tensors are needed")
     if target == "model-explorer":
-        stage_s = [s * 1e-3 for s in study.result["best"]["stage_ms"] or ()]
-        layers = node_data(study.graph, study.best, study.costs, stage_s, predicted=study.predicted)
+        layers = node_data(study, study.graph)
         for name, layer in layers.items():
             write_json(out / f"{name}.json", layer)
         paths = ",".join(f"{name}.json" for name in layers)

@@ -68,8 +68,7 @@ def study_document(study: Study) -> Document:
     processors = ", ".join(p.name for p in study.platform.processors if p.resources)
     files = {"viewers/trace.json": json.dumps(trace(drawn, [p.name for p in study.platform.processors]))}
     if study.graph is not None:
-        stage_s = [s * 1e-3 for s in study.result["best"]["stage_ms"] or ()]
-        layers = node_data(study.graph, study.best, study.costs, stage_s, predicted=study.predicted)
+        layers = node_data(study, study.graph)
         files |= {f"viewers/{name}.json": json.dumps(layer, indent=1) for name, layer in layers.items()}
     sections = [
         Section("answer", "Answer", tuple(_answer(study))),

@@ -6,32 +6,27 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from optimizer.exact.chain_costs import ChainCosts
-from optimizer.report.data import Bar
+from optimizer.report.data import Bar, Study
 from optimizer.report.svg import COLOURS, PARTS
 from search_spaces.core.graph import Graph
-from search_spaces.core.plan import Plan
 
 _SCALE = ("#eff3ff", "#bdd7e7", "#6baed6", "#3182bd", "#08519c")  # a factor of 4 each, up to the slowest operator
 
 
-def node_data(
-    graph: Graph, plan: Plan, costs: ChainCosts | None = None, stage_s: Sequence[float] = (), *, predicted: bool = False
-) -> dict[str, dict[str, Any]]:
-    """Return name of a file → layer of Model Explorer; operators go by the name of their first output.
+def node_data(study: Study, graph: Graph) -> dict[str, dict[str, Any]]:
+    """Return file → layer of Model Explorer for a study's plan; operators go by the name of their first output.
 
     ``model-explorer m.tflite --node_data_paths=partition.json,…`` shows them.
 
-    ``partition`` has stage and processor of each operator, with the milliseconds of both. Where the times of single
-    operators are known there is a layer of them for each processor, all on one scale of colours.
-
-    Args:
-        costs: of operators on each processor.
-        stage_s: seconds of the stages.
-        predicted: whether ``stage_s`` and ``costs`` are predictions; else the stages were measured, and the operators
-            profiled one by one.
+    ``partition`` has stage and processor of each operator, with the milliseconds of both: of stages as measured and as
+    the operators' times predict them. Where the times of single operators are known there is a layer of them for each
+    processor, all on one scale of colours. They were profiled one by one, or are predictions.
     """
-    of_stage, of_operator = ("predicted", "predicted") if predicted else ("measured", "profiled")
+    of_stage, of_operator = ("predicted", "predicted") if study.predicted else ("measured", "profiled")
+    plan, costs = study.best, study.costs
+    stage_ms = study.result["best"]["stage_ms"] or ()
+    foreseen = None if study.predicted else study.predict(plan)
+    foreseen_ms = {e.stage: 1e3 * (e.end_s - e.start_s) for e in foreseen.events} if foreseen is not None else {}
     names = {
         o: graph.tensors[operator.outputs[0]].name for o, operator in enumerate(graph.operators) if operator.outputs
     }
@@ -39,8 +34,9 @@ def node_data(
     partition = {}
     for number, stage in enumerate(plan.stages):
         label = f"{stage.processor} · stage {number}"
-        if len(stage_s) == len(plan.stages):
-            label += f" · {stage_s[number] * 1e3:.4g} ms {of_stage}"
+        if len(stage_ms) == len(plan.stages):
+            label += f" · {stage_ms[number]:.4g} ms {of_stage}"
+            label += f", {foreseen_ms[number]:.4g} ms predicted" if number in foreseen_ms else ""
         for operator in stage.operators:
             own = ""
             if costs is not None and stage.processor in index:
