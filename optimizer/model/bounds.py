@@ -17,11 +17,9 @@ from optimizer.exact.bound import Relaxation, model_error, relax
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.least import chain_costs, least_chain
-from optimizer.model.profile import Profile
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
-from search_spaces.core.platform import Platform
 from search_spaces.spaces.chain import ChainSpace
 from search_spaces.spaces.space import SearchSpace
 
@@ -73,12 +71,12 @@ class ModelEstimate:
 
 
 def model_estimate(
-    graph: Graph, session: Session, profiled: Profile, platform: Platform, space: SearchSpace, most: int, optima: int
+    graph: Graph, session: Session, costs: ChainCosts, space: SearchSpace, most: int, optima: int
 ) -> ModelEstimate:
     """Return the model estimate before any plan is measured.
 
     Args:
-        profiled: the measured times of operators.
+        costs: of the latency.
         most: stages of a chain at most.
         optima: the number of best plans to return, where the evaluator measures.
 
@@ -87,13 +85,11 @@ def model_estimate(
     """
     own = session.capabilities.costs
     if own:
-        tables = session.part_costs(graph)
-        costs = chain_costs(platform, tables)
-        least = least_chain(graph, chain_costs(platform, tables, least=True), price_of(graph, session), most)
+        cheapest = chain_costs(costs.platform, session.part_costs(graph), least=True)
+        least = least_chain(graph, cheapest, price_of(graph, session), most)
         bound_s, proven = least.bound, least.proven
         plans: tuple[Plan, ...] = (least.best,)
     else:
-        costs = profiled.costs(platform)
         found = best_chains(costs, most, optima)
         plans = tuple(chain.plan(graph) for chain in found)
         bound_s, proven = found[0].cost_s, True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, cast
 
 import numpy as np
@@ -18,16 +18,16 @@ from evaluators.objectives import (
     Objective,
     Priced,
     PricedSession,
+    Pricing,
     find_objective,
     pricing,
-    weights,
 )
 from evaluators.sampling import SamplingPolicy
 from optimizer.exact.chain import best_chains
-from optimizer.exact.chain_costs import ChainCosts, chain_cost, weighed
-from optimizer.exact.ranks import RankLimits
+from optimizer.exact.chain_costs import ChainCosts, chain_cost
+from optimizer.exact.ranks import RankCosts, RankLimits
 from optimizer.model.baselines import Baseline
-from optimizer.model.bounds import ModelEstimate, model_estimate
+from optimizer.model.bounds import Bounds, ModelEstimate, model_estimate
 from optimizer.model.objective import latency_costs, objective_estimate, objective_model
 from optimizer.model.profile import Profile
 from optimizer.model.ranks import SLACK, error_violations, rank_baselines, rank_estimate, rank_model, rank_violations
@@ -36,7 +36,6 @@ from optimizer.model.search_model import (
     SearchModel,
     bound_of,
     composed_estimate,
-    latency_only,
     model_session,
     priced_model,
     starts_of,
@@ -65,6 +64,8 @@ _MODEL_OPTIMA = (8, 1)
 _COMPOSED_STEPS = 120  # a prediction of a split plan takes milliseconds
 _PROPOSALS_S, _LEAST_S, _MOST_S = 45.0, 0.05, 0.4
 
+Predict = Callable[[Plan], float]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StudyObjective:
@@ -72,26 +73,24 @@ class StudyObjective:
 
     Attributes:
         session: measures or predicts it.
-        estimate: the model estimate, in its unit.
         predict: the model's value of a plan, in its unit.
+        problem: for samplers, without constraints; its optima need not be in the space.
+        bounds: under the model, in the objective's unit.
         latency: the additive model of the latency.
         latency_s: the model's latency of a plan.
-        problem: for samplers, without constraints.
         more: baselines beside the usual ones.
-        priced: the session, where it returns other objectives than latencies alone.
         figures: the model's values of limited figures, by name.
         least: their lower bounds under the model.
         breaks: further constraints that a plan violates.
     """
 
     session: Session
-    estimate: ModelEstimate
-    predict: Callable[[Plan], float]
+    predict: Predict
+    problem: Problem
+    bounds: Bounds
     latency: ChainCosts
     latency_s: Callable[[Plan], float]
-    problem: Callable[[Callable[[Plan], bool]], Problem]
     more: tuple[Baseline, ...] = ()
-    priced: Priced | None = None
     figures: Mapping[str, Callable[[Plan], float]] = field(default_factory=dict)
     least: Mapping[str, float] = field(default_factory=dict)
     breaks: Callable[[Plan], tuple[Violation, ...]] = lambda _: ()
@@ -106,8 +105,8 @@ def asked(config: StudyConfig, platform: Platform, space: EnumerableSpace, sessi
     """
     if config.max_error is not None and not (session.capabilities.outputs or isinstance(space, RankSpace)):
         raise UsageError("--max-error: this evaluator computes no outputs", "use --evaluator litert, or leave it out")
-    _priced(config, platform, session)
-    return in_states(session, platform, config.state, config.robust) if config.state else session
+    _pricings(config, platform, session)
+    return _everywhere(config, platform, session)
 
 
 def study_objective(
@@ -121,193 +120,182 @@ def study_objective(
     Raises:
         InfeasibleError: no plan fits.
     """
-    most = most_stages(config, len(graph.operators))
-    optima = _MODEL_OPTIMA[config.sampler == "auto"]
-    if _is_composed(config, space):
-        return _composed_objective(config, graph, platform, cast("NeighbourlySpace", space), session, profiled, most)
-    if isinstance(space, RankSpace):
-        return _ranked_objective(config, graph, platform, space, session, profiled, most)
-    usual, states = session, in_states(session, platform, config.state, config.robust) if config.state else None
-    session = states or session
-    priced = _priced(config, platform, session)
-    if priced is not None:
-        return _priced_objective(config, graph, platform, space, priced, profiled, most, optima)
-    more: tuple[Baseline, ...] = ()
-    if isinstance(space, SegmentSpace):
-        own = session.capabilities.costs and not space.axes
-        costs = latency_costs(session, graph, platform, profiled) if own else profiled.costs(platform)
-        estimate = segment_estimate(graph, costs, space, own=own)
-    elif states is not None:
-        estimate = robust_estimate(graph, states, platform, most)
-    else:
-        estimate = model_estimate(graph, session, profiled, platform, space, most, optima)
-    if states is not None:
-        more = (Baseline(NOMINAL, nominal_plan(graph, usual, platform, most)),)
-    costs = estimate.costs
-    predict = segment_price(space, costs) if isinstance(space, SegmentSpace) else partial(chain_cost, costs)
-    return StudyObjective(
-        session,
-        estimate,
-        predict,
-        costs,
-        predict,
-        lambda fits: Problem(graph, platform, space, costs, fits),
-        more,
-    )
+    of = _Asked(config, graph, platform, space, session, profiled)
+    if of.is_composed:
+        return of.composed(cast("NeighbourlySpace", space))
+    if of.ranks is not None:
+        return of.ranked(of.ranks)
+    return of.additive() if of.is_latency else of.priced()
 
 
-def _is_composed(config: StudyConfig, space: EnumerableSpace) -> bool:
-    """Return whether no exact method covers these freedoms, objectives and states together."""
-    latency = config.objective == (LATENCY.name,) and not needed(config)
-    if isinstance(space, RankSpace):
-        return not (isinstance(space.chains, ChainSpace) and latency and not config.state)
-    if isinstance(space, SegmentSpace):
-        return not latency or bool(config.state)
-    return bool(config.state) and not latency
+class _Asked:
+    """The objective of a study, by the exact method for its freedoms and objectives, or by local search."""
+
+    def __init__(
+        self,
+        config: StudyConfig,
+        graph: Graph,
+        platform: Platform,
+        space: EnumerableSpace,
+        usual: Session,
+        profiled: Profile,
+    ) -> None:
+        self._config, self._graph, self._platform, self._space = config, graph, platform, space
+        self._usual, self._profiled = usual, profiled
+        self._most, self._count = most_stages(config, len(graph.operators)), len(config.objective)
+        self._how = _pricings(config, platform, usual)
+        self.is_latency = [how.objective for how in self._how] == [LATENCY]
+        self._session: Any = self._everywhere(usual if self.is_latency else PricedSession(usual, self._how))
+        self._error = allowed_error(config) or 0.0
+        self._most_expected = SLACK * self._error if usual.capabilities.outputs else self._error
+        self.ranks: RankCosts | None = None
+        self._more: tuple[Baseline, ...] = ()
+        if isinstance(space, RankSpace):
+            self.ranks = rank_model(graph, usual, profiled, platform, space)
+            fastest = profiled.fastest(platform)
+            self._more = rank_baselines(graph, platform, self.ranks, self._error, self._most, fastest)
+
+    def _everywhere(self, session: Session) -> Any:
+        return _everywhere(self._config, self._platform, session)
+
+    @cached_property
+    def _latency(self) -> ChainCosts:
+        """The additive model of the latency."""
+        return latency_costs(self._everywhere(self._usual), self._graph, self._platform, self._profiled)
+
+    @property
+    def _optima(self) -> int:
+        return _MODEL_OPTIMA[self._config.sampler == "auto"]
+
+    @property
+    def is_composed(self) -> bool:
+        """Whether no exact method covers these freedoms, objectives and states together."""
+        if isinstance(self._space, RankSpace):
+            return not (isinstance(self._space.chains, ChainSpace) and self.is_latency and not self._config.state)
+        if isinstance(self._space, SegmentSpace):
+            return not self.is_latency or bool(self._config.state)
+        return bool(self._config.state) and not self.is_latency
+
+    def _problem(self, estimate: ModelEstimate, **more: Any) -> Problem:
+        return Problem(self._graph, self._platform, self._space, estimate.costs, optima=estimate.optima, **more)
+
+    def additive(self) -> StudyObjective:
+        """Return the latency of chains, of plans of shared segments, or of chains in several states."""
+        graph, platform, more = self._graph, self._platform, self._more
+        predict: Predict
+        if isinstance(self._space, SegmentSpace):
+            own = self._usual.capabilities.costs and not self._space.axes
+            costs = self._latency if own else self._profiled.costs(platform)
+            estimate = segment_estimate(graph, costs, self._space, own=own)
+            predict = segment_price(self._space, costs)
+        else:
+            if self._config.state:
+                estimate = robust_estimate(graph, self._session, platform, self._most)
+                more = (Baseline(NOMINAL, nominal_plan(graph, self._usual, platform, self._most)),)
+            else:
+                estimate = model_estimate(graph, self._session, self._latency, self._space, self._most, self._optima)
+            costs = estimate.costs
+            predict = partial(chain_cost, costs)
+        return StudyObjective(self._session, predict, self._problem(estimate), estimate.bounds, costs, predict, more)
+
+    def composed(self, space: NeighbourlySpace) -> StudyObjective:
+        """Return objectives of plans of any shape, by predictions of whole plans."""
+        graph, platform, ranks, costs = self._graph, self._platform, self.ranks, self._latency
+
+        def breaks(plan: Plan) -> tuple[Violation, ...]:
+            return () if ranks is None else error_violations(ranks.space, self._most_expected, plan)
+
+        predicting = model_session(self._usual, graph, platform, self._profiled, space)
+
+        def model_of(how: Sequence[Pricing]) -> Priced:
+            return cast("Priced", self._everywhere(priced_model(predicting, how)))
+
+        model = SearchModel(model_of(self._how), graph, space, lambda plan: not breaks(plan))
+        starts = starts_of(space, graph, costs, self._how[: self._count], ranks, self._error, self._most)
+        optima = model.optima(starts, self._count, self._config.seed)
+        bounds = [bound_of(graph, space, costs, how, ranks) for how in self._how]
+        estimate = composed_estimate(model, costs, optima, bounds[0], own=self._session.capabilities.costs)
+
+        def propose(problem: Problem, seed: int) -> Proposer:
+            return WorkloadProposer(space, model.predict, list(optima), seed, _COMPOSED_STEPS, fits=problem.fits)
+
+        limited = [(i, how.objective.name) for i, how in enumerate(self._how) if i >= self._count]
+        latency = SearchModel(model_of([Pricing(LATENCY, platform, {})]), graph, space)
+        return StudyObjective(
+            self._session,
+            model.predict,
+            self._problem(estimate, search=propose, front=self._count > 1),
+            estimate.bounds,
+            costs,
+            latency.predict,
+            self._more,
+            {name: partial(model.figure, i) for i, name in limited},
+            {name: bounds[i].latency_s for i, name in limited},
+            breaks,
+        )
+
+    def ranked(self, ranks: RankCosts) -> StudyObjective:
+        """Return the latency of chains with ranks."""
+        bound = rank_model(self._graph, self._usual, self._profiled, self._platform, ranks.space, least=True)
+        estimate = rank_estimate(self._graph, self._usual, ranks, bound, self._error, self._most)
+        limits = RankLimits(ranks, self._error, self._most)
+        return StudyObjective(
+            self._session,
+            ranks.price,
+            self._problem(estimate, ranks=limits),
+            estimate.bounds,
+            ranks.costs,
+            ranks.price,
+            self._more,
+            breaks=lambda plan: rank_violations(ranks, self._most_expected, plan),
+        )
+
+    def priced(self) -> StudyObjective:
+        """Return objectives of chains other than the latency alone."""
+        session, latency, count = self._session, self._latency, self._count
+        models = [objective_model(how, self._graph, latency) for how in self._how]
+        first, *others = (
+            objective_estimate(model, session.only(which), self._most, 1 if which else self._optima)
+            for which, model in enumerate(models[:count])
+        )
+        # A front starts from the optimum of each objective.
+        optima = {plan.digest: plan for plan in (*first.optima, *(each.optima[0] for each in others))}
+        named, by = self._how[:count], self._how[0].counts if models[0].objective.aggregation == "sum" else {}
+        guided = all(has_criterion(how.objective) if count > 1 else how.objective.of_plan is None for how in named)
+        makes = None
+        if count > 1 and guided:
+            makes = (lambda costs: criteria(self._graph, named, costs), lambda processor: by.get(processor, 1.0))
+        figures: dict[str, Predict] = {}
+        least: dict[str, float] = {}
+        limited = {limit.name for limit in limits_of(self._config)}
+        names = {p.name for p in self._platform.processors}
+        for model, how in zip(models, self._how, strict=True):
+            name = model.objective.name
+            if name in limited and model.objective.aggregation == "sum" and set(how.counts) >= names:
+                figures[name] = partial(chain_cost, replace(model.costs, beyond_s=None))
+                least[name] = best_chains(model.costs, self._most)[0].cost_s
+        costs = latency if count > 1 else models[0].costs
+        estimate = ModelEstimate(costs, tuple(optima.values()), first.bounds)
+        return StudyObjective(
+            session,
+            models[0].predict,
+            self._problem(estimate, chains=models[0].chains, criteria=makes, guided=guided),
+            estimate.bounds,
+            latency,
+            partial(chain_cost, latency),
+            figures=figures,
+            least=least,
+        )
 
 
-def _composed_objective(
-    config: StudyConfig,
-    graph: Graph,
-    platform: Platform,
-    space: NeighbourlySpace,
-    usual: Session,
-    profiled: Profile,
-    most: int,
-) -> StudyObjective:
-    """Return the objective of a study, for plans of any shape, by predictions of whole plans."""
-    priced = _priced(config, platform, usual)
-    how = priced.how if priced is not None else latency_only(platform)
-
-    def everywhere(session: Session) -> Any:
-        return in_states(session, platform, config.state, config.robust) if config.state else session
-
-    session, mean = everywhere(priced or usual), everywhere(usual)
-    error, ranks = allowed_error(config) or 0.0, None
-    if isinstance(space, RankSpace):
-        ranks = rank_model(graph, usual, profiled, platform, space)
-    most_expected = SLACK * error if session.capabilities.outputs else error
-
-    def breaks(plan: Plan) -> tuple[Violation, ...]:
-        return () if ranks is None else error_violations(ranks.space, most_expected, plan)
-
-    predicting = model_session(usual, graph, platform, profiled, space)
-    priced = everywhere(priced_model(predicting, platform, how))
-    model = SearchModel(priced, graph, space, lambda plan: not breaks(plan))
-    costs = latency_costs(mean, graph, platform, profiled)
-    count = len(config.objective)
-    starts = starts_of(space, graph, costs, how[:count], ranks, error, most)
-    optima = model.optima(starts, count, config.seed)
-    bound = bound_of(graph, space, costs, how[0], ranks)
-    estimate = composed_estimate(model, costs, optima, bound, own=session.capabilities.costs)
-
-    def propose(problem: Problem, seed: int) -> Proposer:
-        return WorkloadProposer(space, model.predict, list(optima), seed, _COMPOSED_STEPS, fits=problem.fits)
-
-    names = [each.objective.name for each in how]
-    figures = {name: partial(model.figure, names.index(name)) for name in names[count:]}
-    least = {each.objective.name: bound_of(graph, space, costs, each, ranks).latency_s for each in how[count:]}
-    latency = SearchModel(everywhere(priced_model(predicting, platform, latency_only(platform))), graph, space)
-    more: tuple[Baseline, ...] = ()
-    if ranks is not None:
-        more = rank_baselines(graph, platform, ranks, error, most, profiled.fastest(platform))
-    return StudyObjective(
-        session,
-        estimate,
-        model.predict,
-        costs,
-        latency.predict,
-        lambda fits: Problem(graph, platform, space, costs, fits, search=propose, front=count > 1),
-        more,
-        priced=session if priced is not None else None,
-        figures=figures,
-        least=least,
-        breaks=breaks,
-    )
+def _everywhere(config: StudyConfig, platform: Platform, session: Session) -> Session:
+    """Return a session in all states that are asked for."""
+    return in_states(session, platform, config.state, config.robust) if config.state else session
 
 
-def _ranked_objective(
-    config: StudyConfig,
-    graph: Graph,
-    platform: Platform,
-    space: RankSpace,
-    session: Session,
-    profiled: Profile,
-    most: int,
-) -> StudyObjective:
-    error = allowed_error(config) or 0.0
-    model = plain = rank_model(graph, session, profiled, platform, space)
-    bound = rank_model(graph, session, profiled, platform, space, least=True)
-    most_expected = SLACK * error if session.capabilities.outputs else error
-    estimate = rank_estimate(graph, session, model, bound, error, most)
-    limits = RankLimits(model, error, most)
-    return StudyObjective(
-        session,
-        estimate,
-        model.price,
-        plain.costs,
-        plain.price,
-        lambda fits: Problem(graph, platform, space, model.costs, fits, ranks=limits),
-        rank_baselines(graph, platform, model, error, most, profiled.fastest(platform)),
-        breaks=lambda plan: rank_violations(model, most_expected, plan),
-    )
-
-
-def _priced_objective(
-    config: StudyConfig,
-    graph: Graph,
-    platform: Platform,
-    space: EnumerableSpace,
-    session: PricedSession,
-    profiled: Profile,
-    most: int,
-    optima: int,
-) -> StudyObjective:
-    model = objective_model(session, graph, platform, profiled)
-    latency = latency_costs(session.inner, graph, platform, profiled)
-    count = len(config.objective)
-    first = session.how[0]
-    by = weights(first.objective, platform, first.powers) if first.objective.aggregation == "sum" else {}
-    named = PricedSession(session.inner, session.how[:count])
-    guided = all(has_criterion(how.objective) if count > 1 else how.objective.of_plan is None for how in named.how)
-    makes = None
-    if count > 1 and guided:
-        makes = (lambda costs: criteria(graph, named, costs), lambda processor: by.get(processor, 1.0))
-    figures: dict[str, Callable[[Plan], float]] = {}
-    least: dict[str, float] = {}
-    for how in session.how:
-        if how.objective.name in {limit.name for limit in limits_of(config)} and how.objective.aggregation == "sum":
-            by = weights(how.objective, platform, how.powers)
-            if set(by) >= {p.name for p in platform.processors}:
-                costs = weighed(latency, by)
-                figures[how.objective.name] = partial(chain_cost, replace(costs, beyond_s=None))
-                least[how.objective.name] = best_chains(costs, most)[0].cost_s
-    estimate = objective_estimate(model, session, most, optima)
-    for which in range(1, count):  # a front starts from the optimum of each objective
-        other = session.only(which)
-        found = objective_estimate(objective_model(other, graph, platform, profiled), other, most, 1).optima
-        estimate = replace(estimate, optima=tuple({p.digest: p for p in (*estimate.optima, found[0])}.values()))
-    return StudyObjective(
-        session,
-        estimate,
-        model.predict,
-        latency,
-        lambda plan: chain_cost(latency, plan),
-        lambda fits: Problem(
-            graph, platform, space, latency if count > 1 else model.costs, fits, model.chains, makes, guided=guided
-        ),
-        priced=session,
-        figures=figures,
-        least=least,
-    )
-
-
-def _priced(config: StudyConfig, platform: Platform, session: Session) -> PricedSession | None:
-    """Return the session that measures objectives and limited figures; None for latencies alone."""
-    names = [*config.objective, *needed(config)]
-    if names == [LATENCY.name]:
-        return None
-    return PricedSession(session, [pricing(find_objective(name), platform, session) for name in names])
+def _pricings(config: StudyConfig, platform: Platform, session: Session) -> list[Pricing]:
+    """Return how a session measures objectives, then limited figures."""
+    return [pricing(find_objective(name), platform, session) for name in (*config.objective, *needed(config))]
 
 
 def needed(config: StudyConfig) -> list[str]:

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 from evaluators.base import Session
-from evaluators.objectives import Objective, PlacedModel, PricedSession, Pricing, weights
+from evaluators.objectives import Objective, PlacedModel, Pricing
 from optimizer.exact.bound import Relaxation
 from optimizer.exact.chain import chains_in_order
 from optimizer.exact.chain_costs import ChainCosts, ChainObjective, chain_cost, weighed
@@ -47,18 +47,19 @@ class ObjectiveModel:
         return chain_cost(self.costs, plan, self.chains)
 
 
-def objective_model(session: PricedSession, graph: Graph, platform: Platform, profiled: Profile) -> ObjectiveModel:
-    """Return the model of a session's first objective."""
-    how = session.how[0]
-    costs = latency_costs(session, graph, platform, profiled)
-    by = known_weights(how, platform)
-    return ObjectiveModel(how.objective, graph, weighed(costs, by, idle=how.objective.aggregation == "path"))
+def objective_model(how: Pricing, graph: Graph, latency: ChainCosts) -> ObjectiveModel:
+    """Return the model of an objective, from that of the latency."""
+    return ObjectiveModel(
+        how.objective, graph, weighed(latency, known_weights(how), idle=how.objective.aggregation == "path")
+    )
 
 
-def known_weights(how: Pricing, platform: Platform) -> dict[str, float]:
+def known_weights(how: Pricing) -> dict[str, float]:
     """Return the weight of a second of each processor: its watts, or 1 where a meter measures the energy."""
-    by = weights(how.objective, platform, how.powers)
-    return by if set(by) >= {p.name for p in platform.processors} else {p.name: 1.0 for p in platform.processors}
+    by = how.counts
+    return (
+        by if set(by) >= {p.name for p in how.platform.processors} else {p.name: 1.0 for p in how.platform.processors}
+    )
 
 
 def latency_costs(session: Session, graph: Graph, platform: Platform, profiled: Profile) -> ChainCosts:
@@ -68,7 +69,7 @@ def latency_costs(session: Session, graph: Graph, platform: Platform, profiled: 
     return profiled.costs(platform)
 
 
-def objective_estimate(model: ObjectiveModel, session: PricedSession, most: int, optima: int) -> ModelEstimate:
+def objective_estimate(model: ObjectiveModel, session: Session, most: int, optima: int) -> ModelEstimate:
     """Return the model estimate before any plan is measured.
 
     Raises:

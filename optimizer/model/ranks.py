@@ -125,7 +125,7 @@ def _timed(
 
 
 def rank_model(
-    graph: Graph, session: Session, profiled: Profile, platform: Platform, space: RankSpace, *, least: bool = False
+    graph: Graph, session: Session, profiled: Profile, platform: Platform, space: RankChoices, *, least: bool = False
 ) -> RankCosts:
     """Return the additive model of layers and triples.
 

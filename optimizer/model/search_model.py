@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from evaluators.base import Session
-from evaluators.objectives import LATENCY, Priced, PricedSession, Pricing
+from evaluators.objectives import Priced, PricedSession, Pricing
 from evaluators.simulated import MeasuredPrices, ProfiledSession
 from optimizer.exact.bound import Relaxation, relax
 from optimizer.exact.chain import best_chains
@@ -117,14 +117,9 @@ def model_session(session: Session, graph: Graph, platform: Platform, profiled: 
     return ProfiledSession(platform, graph, prices, powers)
 
 
-def priced_model(session: Session, platform: Platform, asked: Sequence[Pricing]) -> PricedSession:
+def priced_model(session: Session, asked: Sequence[Pricing]) -> PricedSession:
     """Return a predicting session of objectives; busy time replaces energy that only a meter measures."""
-    return PricedSession(session, [replace(how, powers=known_weights(how, platform), meter=None) for how in asked])
-
-
-def latency_only(platform: Platform) -> list[Pricing]:
-    """Return the pricing of the latency alone."""
-    return [Pricing(LATENCY, platform, {})]
+    return PricedSession(session, [replace(how, powers=known_weights(how), meter=None) for how in asked])
 
 
 def starts_of(
@@ -149,7 +144,7 @@ def starts_of(
     if isinstance(inner, SegmentSpace):
         shapes.append(_Shared(inner))
     for how in asked:
-        by = known_weights(how, costs.platform)
+        by = known_weights(how)
         summed = how.objective.aggregation == "sum"
         own = weighed(costs, by) if summed else costs
         scale = np.array([by[p.name] if summed else 1.0 for p in costs.platform.processors])
@@ -202,7 +197,7 @@ def bound_of(graph: Graph, space: object, costs: ChainCosts, how: Pricing, ranks
     if how.objective.aggregation == "plan":
         return Relaxation(0.0, 0.0)
     if how.objective.aggregation == "sum":
-        own = weighed(cheapest, known_weights(how, costs.platform))
+        own = weighed(cheapest, known_weights(how))
         least = float(own.operator_s.min(axis=0).sum())
         if isinstance(inner, SegmentSpace):  # running side by side never reduces the sum
             chains = SegmentModel(inner, own, copy_s_per_byte=0.0).best(splits=False, branches=False)

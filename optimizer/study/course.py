@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from evaluators.base import Agreement, Session, counters_of
 from evaluators.measurement.disturbance import Disturbance, RunFilter
 from evaluators.measurement.final import FinalPolicy
+from evaluators.objectives import Priced
 from evaluators.registry import make_evaluator
 from optimizer.devices import asks_for_several
 from optimizer.model.baselines import Baseline, is_baseline, own_plans
@@ -325,8 +326,9 @@ def _decide(study: Study, search: Search, loop: Loop) -> Verdict:
         asked=frozenset(plan.digest for plan in study.asked),
     )
     objectives = study.subject.objectives
-    if search.priced is not None and len(objectives) > 1:
-        study.front, verdict = decide_front(search.priced, history, study.baselines, how, objectives)
+    if len(objectives) > 1:
+        priced = cast("Priced", search.session)
+        study.front, verdict = decide_front(priced, history, study.baselines, how, objectives)
         return verdict
     return decide(search.session, history, study.baselines, how, loop.by_estimate())
 

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.measurement.final import Final
-from evaluators.objectives import OBJECTIVES, Objective, PricedSession, memory_gb, weights
+from evaluators.objectives import OBJECTIVES, Objective, Pricing, memory_gb
 from evaluators.samples import Measurement
 from evaluators.workload.objectives import find_workload_objective
-from optimizer.exact.chain_costs import ChainCosts, weighed
+from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.front import Criterion, busiest, memory, summed, undominated
+from optimizer.model.objective import objective_model
 from optimizer.study.history import History, Trial
 from search_spaces.core.errors import PlanError, RunFolderError, damage
 from search_spaces.core.graph import Graph
@@ -118,25 +119,16 @@ def has_criterion(objective: Objective) -> bool:
     return objective.of_plan is None or objective.of_plan is memory_gb
 
 
-def criteria(graph: Graph, session: PricedSession, costs: ChainCosts) -> list[Criterion]:
-    """Return the model's criteria for the objectives of a session.
-
-    Args:
-        costs: of the latency.
-    """
+def criteria(graph: Graph, objectives: Sequence[Pricing], latency: ChainCosts) -> list[Criterion]:
+    """Return the model's criteria for some objectives."""
     found = []
-    for how in session.how:
-        objective = how.objective
-        if objective.of_plan is not None:
-            found.append(memory(objective.name, graph, costs.platform))
-        elif objective.aggregation == "busiest":
-            moved = weighed(costs, {p.name: 1.0 for p in costs.platform.processors})
-            found.append(busiest(objective.name, moved))
-        elif objective.aggregation == "sum":
-            by = weights(objective, costs.platform, how.powers) or {p.name: 1.0 for p in costs.platform.processors}
-            found.append(summed(objective.name, weighed(costs, by)))
+    for how in objectives:
+        model = objective_model(how, graph, latency)
+        if model.objective.of_plan is not None:
+            found.append(memory(model.objective.name, graph, latency.platform))
         else:
-            found.append(summed(objective.name, costs))
+            kind = busiest if model.chains == "period" else summed
+            found.append(kind(model.objective.name, model.costs))
     return found
 
 

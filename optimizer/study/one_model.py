@@ -14,13 +14,13 @@ from evaluators.base import Agreement, Evaluator, Session
 from evaluators.objectives import LATENCY, OBJECTIVES, find_objective
 from optimizer.devices import choose_model_and_platform, unused_precisions
 from optimizer.model.baselines import Baseline, baselines
-from optimizer.model.bounds import ModelEstimate
 from optimizer.model.branch_profile import branch_profile
 from optimizer.model.errors import ErrorProfile, error_profile, tolerance_line
 from optimizer.model.goals import StudyObjective, asked, policies, study_objective
 from optimizer.model.profile import Profile, known_profile, profile
 from optimizer.model.ranks import rank_profile
 from optimizer.model.segments import segment_baselines, split_profile
+from optimizer.samplers.auto import Problem
 from optimizer.shared.study import ERRORS, PROFILE
 from optimizer.study.config import StudyConfig, most_stages, space_of, with_freedoms
 from optimizer.study.course import Study
@@ -145,24 +145,24 @@ class OneModel(Subject):
             progress("solving for the model's optimum")
         objective = study_objective(config, self.graph, self.platform, self.space, session, profiled)
         errors = self._errors(study, session, profiled)
+        near: list[Plan] = []
         if errors is not None:
             figures: dict[str, Callable[[Plan], float]] = {"error": partial(errors.expected, self.platform)}
             objective = replace(objective, figures=figures | dict(objective.figures))
+            near = errors.optima(self.graph, objective.latency, config.max_error or 0.0, most)
         breaks = self._constraints(objective, most)
+        optima = tuple(plan for plan in (*near, *objective.problem.optima) if in_space(self.space, plan))
         named, proposed = policies(config)
-        near = errors.optima(self.graph, objective.latency, config.max_error or 0.0, most) if errors is not None else []
-        optima = tuple(plan for plan in (*near, *objective.estimate.optima) if in_space(self.space, plan))
         return Search(
             objective.session,
             objective.predict,
-            (*self._named(profiled, objective.estimate, study.history, breaks), *objective.more),
+            (*self._named(profiled, objective.problem, study.history, breaks), *objective.more),
             breaks,
             named,
             proposed,
-            replace(objective.problem(lambda plan: not breaks(plan)), optima=optima, predict=objective.predict),
+            replace(objective.problem, fits=lambda plan: not breaks(plan), optima=optima, predict=objective.predict),
             carried=warm.plans if warm is not None else (),
-            bounds=objective.estimate.bounds,
-            priced=objective.priced,
+            bounds=objective.bounds,
             allowed=lambda plan: len(plan.stages) <= most or in_space(self.space, plan),
             asks_all=allowed_error(config) is not None,
         )
@@ -176,8 +176,8 @@ class OneModel(Subject):
         deadline_s, limits = self._deadline_s, limits_of(self.config)
         if (beyond := unreachable_limit(limits, objective.least)) is not None:
             raise beyond
-        bounds = objective.estimate.bounds if self.objectives[0] == LATENCY else None
-        if bounds is not None and (refusal := unreachable(deadline_s, bounds.space_s)) is not None:
+        refusal = unreachable(deadline_s, objective.bounds.space_s) if self.objectives[0] == LATENCY else None
+        if refusal is not None:
             raise refusal
         own = {processor.name for processor in self.own}
 
@@ -200,14 +200,14 @@ class OneModel(Subject):
     def _named(
         self,
         profiled: Profile,
-        estimate: ModelEstimate,
+        of: Problem,
         history: History,
         breaks: Callable[[Plan], tuple[Violation, ...]],
     ) -> tuple[Baseline, ...]:
         """Return the baselines; if no processor can hold the model alone, the cost model's optimum is one."""
         fastest, inner = profiled.fastest(self.platform), self._inner
         if isinstance(inner, SegmentSpace):
-            named = segment_baselines(self.graph, self.platform, inner, estimate.costs, fastest)
+            named = segment_baselines(self.graph, self.platform, inner, of.model, fastest)
             wholes = sum(len(b.plan.stages) == 1 for b in named)
             most = max(wholes, self.config.budget // 2)  # the other half is for proposals
             origins = {digest: trial.origin for digest, trial in history.known.items()}
@@ -218,7 +218,7 @@ class OneModel(Subject):
             plan = chain_plan(self.graph, (), [processor.name])
             named = (*named, Baseline(f"LiteRT's own placement ({processor.name})", plan))
         if all(any(v.unit not in {"stages", "s", "J"} for v in breaks(b.plan)) for b in named):
-            return (*named, Baseline(_NO_OTHER, estimate.optima[0]))
+            return (*named, Baseline(_NO_OTHER, of.optima[0]))
         return named
 
     def _usual(self, fastest: str) -> tuple[Baseline, ...]:

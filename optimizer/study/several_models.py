@@ -270,7 +270,6 @@ class SeveralModels(Subject):
         simulator = self.simulator = self._prices(study, hosted, memory)
         warm = begin_warm(config, self.taken, session, study.run, study.history, study.watcher.message, study.shared)
         priced: Any = self.ask(session)
-        several = len(self.objectives) > 1
         predict = self._predictor(hosted, priced, memory)
         limits = limits_of(config)
         figures = {o.objective.name: partial(_value, o, simulator) for o in self.asked[len(self.objectives) :]}
@@ -295,7 +294,6 @@ class SeveralModels(Subject):
             problem=known,
             carried=warm.plans if warm is not None else (),
             bounds=bounds,
-            priced=priced if several else None,
         )
 
     def taken(self, run: Path, fingerprint: Mapping[str, Any]) -> Warm:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evaluators.base import Agreement, Evaluator, Session
-from evaluators.objectives import Objective, Priced
+from evaluators.objectives import Objective
 from evaluators.sampling import SamplingPolicy
 from optimizer.model.baselines import Baseline
 from optimizer.model.bounds import Bounds
@@ -47,7 +47,6 @@ class Search:
         problem: the search as samplers see it.
         carried: plans of an earlier study, to be measured again.
         bounds: lower bounds under the model, where known.
-        priced: the session, where it returns several objectives.
         allowed: whether a plan may be recommended.
         asks_all: whether outputs of plans that lost their race are compared too, since the error is limited.
     """
@@ -61,7 +60,6 @@ class Search:
     problem: Problem | None = None
     carried: tuple[Plan, ...] = ()
     bounds: Bounds | None = None
-    priced: Priced | None = None
     allowed: Callable[[Plan], bool] = lambda _: True
     asks_all: bool = False
 

@@ -100,7 +100,7 @@ def _priced_by(model: Model, powers: Mapping[str, float]) -> Model:
     objective, costs = model.objective, model.costs
     if objective.aggregation == "path" or costs is None:
         return model
-    weighted = weighed(costs, known_weights(Pricing(objective, costs.platform, powers), costs.platform))
+    weighted = weighed(costs, known_weights(Pricing(objective, costs.platform, powers)))
     alone = ObjectiveModel(objective, model.graph, replace(weighted, beyond_s=None))  # stages need not be consecutive
     if objective.of_plan is not None:
         # What follows from the plan alone has no additive model, and so no best chain.

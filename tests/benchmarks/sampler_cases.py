@@ -259,8 +259,8 @@ def _network(case: Case, number: int) -> Setup:
         session = TableSession(platform, graph, prices, np.zeros_like(hidden))
         profiled = known_profile(part_costs(session.simulator(graph)), platform)
         objective = study_objective(config, graph, platform, space, session, profiled)
-        optima = tuple(plan for plan in objective.estimate.optima if in_space(space, plan))
-        return replace(objective.problem(lambda _: True), optima=optima, predict=objective.predict), objective.predict
+        optima = tuple(plan for plan in objective.problem.optima if in_space(space, plan))
+        return replace(objective.problem, optima=optima, predict=objective.predict), objective.predict
 
     problem, predict = solved(wrong)
     folded = replace(table, operator_s=table.operator_s * (1.0 + hidden))

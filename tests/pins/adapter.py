@@ -103,13 +103,13 @@ def optimum(case: Plain) -> Plain:
         if isinstance(space, RankSpace):
             profiled = rank_profile(session, graph, platform, space, profiled, allowed_error(config) or 0.0)
         objective = study_objective(config, graph, platform, space, session, profiled)
-        best = objective.estimate.optima[0]
+        best = objective.problem.optima[0]
         value = float(_run(objective.session, graph, best).latency_s[0])
         plan = _Shape.of(graph).plain(best)
         return {
             "value": value,
             "model": float(objective.predict(best)),
-            "bound": objective.estimate.bounds.space_s,
+            "bound": objective.bounds.space_s,
             "plan": plan,
         }
 
