@@ -35,7 +35,9 @@ from optimizer.study.verdict import PAUSE_S, FinalSettings, Verdict, decide
 from optimizer.study.warm import fingerprint_of
 from search_spaces.core.errors import OptimizeError, RunFolderError, UsageError, damage
 from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Platform
 from search_spaces.core.wording import plural
+from search_spaces.core.workload import Workload
 from search_spaces.spaces.space import in_space
 
 _PRECISION = 0.005
@@ -226,16 +228,20 @@ def identity(subject: Subject) -> Identity:
     return Identity(subject.digest, subject.inputs_digest, processors)
 
 
-def read_subject(config: StudyConfig) -> Subject:
-    """Return the subject of a study; errors are those of :func:`run_study`."""
+def read_subject(config: StudyConfig, workload: Workload | None = None, platform: Platform | None = None) -> Subject:
+    """Return the subject of a study; errors are those of :func:`run_study`.
+
+    Args:
+        workload, platform: of several models, where they are recorded: files and the device are not asked then.
+    """
     make_sampler(config.sampler, config.seed, 0)  # an unknown sampler is reported before a model is built
     evaluator = make_evaluator(config.evaluator)
     if evaluator.capabilities.predicts and "precision" in config.model_fields_set and not config.stop_when_proven:
         raise UsageError("--precision has no effect: latencies are predicted", "leave it out")
-    if asks_for_several(evaluator, config):
+    if workload is not None or asks_for_several(evaluator, config):
         from optimizer.study.several_models import SeveralModels
 
-        return SeveralModels.read(config, evaluator)
+        return SeveralModels.read(config, evaluator, workload, platform)
     from optimizer.study.one_model import OneModel
 
     return OneModel.read(config, evaluator)

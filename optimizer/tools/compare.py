@@ -21,7 +21,8 @@ from evaluators.measurement.final import FinalPolicy, compare
 from evaluators.objectives import LATENCY
 from optimizer.report.answer import UNDECIDED, interval_ms, objective_of, slower_text, slower_than
 from optimizer.report.data import read_result
-from optimizer.tools.execute import has_several, is_predicted, plan_of, reloaded, reloaded_workload, study_of
+from optimizer.study.several_models import SeveralModels
+from optimizer.tools.execute import is_predicted, plan_of, reloaded, study_of
 from search_spaces.core.bounded import parsed_json, read_bounded
 from search_spaces.core.errors import OptimizeError, RunFolderError, UnavailableError
 from search_spaces.core.graph import Graph
@@ -222,22 +223,20 @@ def _source(path: Path, stack: ExitStack, custom_ops: Sequence[str]) -> _Source:
             minimised=_minimised(study_of(path)),
         )
     done = (run.resolve(),)  # profiles and devices of two studies may differ
-    if has_several(run):
-        hosted = stack.enter_context(reloaded_workload(run))
-        of = hosted.subject
-        names = ", ".join(component.name for component in of.joined.components)
-        predicted = of.platform.name if is_predicted(run) else ""
-        return _Source(
-            (names,), names, done, partial(hosted.load, fresh=True), predicted=predicted, objective=of.objective
-        )
     found = stack.enter_context(reloaded(run))
-    graph, platform = found.subject.graph, found.subject.platform
+    predicted = found.subject.platform.name if is_predicted(run) else ""
+    if isinstance(of := found.subject, SeveralModels):
+        names = ", ".join(component.name for component in of.joined.components)
+        return _Source(
+            (names,), names, done, partial(found.load, fresh=True), predicted=predicted, objective=of.objective
+        )
+    graph, platform = of.graph, of.platform
     return _Source(
         _interface(graph),
         graph.source.content_digest() if graph.source is not None else "",
         done,
         partial(found.load, fresh=True),
-        predicted=platform.name if is_predicted(run) else "",
+        predicted=predicted,
         accelerators=platform.accelerators(s.processor for s in found.plan.stages),
         minimised=_minimised(run),
         measured_by=f"{read_result(run)['evaluator']} on {platform.name}",

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, cast
 
 from evaluators.base import Agreement, Candidate, Session
 from evaluators.litert.deployment import is_workload_plan, read_deployment, read_workload_plan, runs_here
 from evaluators.litert.runner import PlanRunner, WorkloadRunner
 from evaluators.objectives import OBJECTIVES, Objective, PricedCandidate, Pricing
-from evaluators.registry import make_evaluator
 from evaluators.samples import Measurement
 from evaluators.sampling import SamplingPolicy, measure
 from evaluators.workload.host import came_of
@@ -24,8 +23,8 @@ from evaluators.workload.outcome import Outcome, typical_figures
 from optimizer.report.answer import interval_ms
 from optimizer.report.data import read_result
 from optimizer.study.config import StudyConfig, parse_config
+from optimizer.study.course import read_subject
 from optimizer.study.folder import CONFIG, read_manifest
-from optimizer.study.one_model import OneModel
 from optimizer.study.several_models import SeveralModels
 from optimizer.study.subjects import Subject
 from search_spaces.core.bounded import parsed_json, read_bounded
@@ -45,8 +44,6 @@ _FEWEST, _MOST, _LIMIT_S = 5, 200, 3.0  # runs of a workload, and the seconds th
 _FIGURES = ("mean_ms", "worst_ms", "longest_ms", "makespan_ms", "throughput_per_s", "misses", "rejected")
 _WORKLOAD = "workload.json"
 
-Of = TypeVar("Of", bound=Subject)
-
 
 @dataclass(frozen=True, slots=True)
 class Executed:
@@ -63,11 +60,11 @@ class Executed:
 
 
 @dataclass(frozen=True, slots=True)
-class Reloaded(Generic[Of]):
+class Reloaded:
     """The best plan of a study, and the session that its evaluator opens for it."""
 
     session: Session
-    subject: Of
+    subject: Subject
     plan: Plan
 
     def load(self, *, fresh: bool = False) -> Candidate:
@@ -194,10 +191,11 @@ def _workload_files(path: Path, inputs: Sequence[str], custom_ops: Sequence[str]
 
 def _workload_by_evaluator(run: Path) -> Executed:
     """Run the best plan of a study of several models, and compare outputs with the whole models'."""
-    with reloaded_workload(run) as found, closing(found.load()) as candidate:
+    with reloaded(run) as found, closing(found.load()) as candidate:
         candidate.run(1)
         outcomes, agreement = _runs(lambda: came_of(candidate.run(1))), candidate.verify()
-    workload, joined = found.subject.workload, found.subject.joined
+    subject = cast("SeveralModels", found.subject)
+    workload, joined = subject.workload, subject.joined
     names = [joined.components[k].name for k in jobs_of(found.plan, joined)]
     return _of_workload(workload.name, names, outcomes, {"failures": {}, **_outputs(run, agreement)})
 
@@ -257,20 +255,15 @@ def _output_lines(document: Mapping[str, Any]) -> list[str]:
 
 
 @contextmanager
-def reloaded(run: Path) -> Iterator[Reloaded[OneModel]]:
+def reloaded(run: Path) -> Iterator[Reloaded]:
     """Open a session of a study's evaluator for its best plan.
 
     Raises:
-        RunFolderError: the study's settings are damaged, or its model has changed.
+        RunFolderError: the study's settings are damaged, or its models or their options have changed.
         PlanError: the plan is damaged.
         UnavailableError: the device is not there.
     """
-    run = run.resolve()
-    config, plan = _config(run), _plan(run / "best" / "plan.json")
-    subject = OneModel.read(config, make_evaluator(config.evaluator))
-    if subject.digest != plan.graph_digest:
-        raise RunFolderError(f"{run}: {config.model} has changed since the study", "search again")
-    with subject.session() as session:
+    with reread(run) as (subject, plan), subject.session() as session:
         yield Reloaded(session, subject, plan)
 
 
@@ -299,37 +292,24 @@ def open_workload(run: Path, *names: str) -> Iterator[Workload]:
 
 
 @contextmanager
-def reloaded_workload(run: Path) -> Iterator[Reloaded[SeveralModels]]:
-    """Open a session of a study's evaluator for its best plan of several models.
-
-    Raises:
-        RunFolderError: the study's settings are damaged, or its models or their options have changed.
-        PlanError: the plan is damaged.
-        UnavailableError: the device is not there.
-    """
-    with reread_workload(run) as (subject, plan), subject.session() as session:
-        yield Reloaded(session, subject, plan)
-
-
-@contextmanager
-def reread_workload(run: Path, platform: Platform | None = None) -> Iterator[tuple[SeveralModels, Plan]]:
-    """Read the models of a study of several again, and its best plan.
+def reread(run: Path, platform: Platform | None = None) -> Iterator[tuple[Subject, Plan]]:
+    """Read the models of a study again, and its best plan.
 
     Args:
-        platform: that of the study, where the device need not be asked.
+        platform: that of a study of several models, where the device need not be asked.
 
     Raises:
-        RunFolderError, PlanError, UnavailableError: as of :func:`reloaded_workload`.
+        RunFolderError, PlanError, UnavailableError: as of :func:`reloaded`.
     """
     run = run.resolve()
     config = _config(run)
-    with open_workload(run, str(config.platform or "")) as workload:
+    with open_workload(run, str(config.platform or "")) if has_several(run) else nullcontext() as workload:
         plan = _plan(run / "best" / "plan.json")
         # Evaluators that are opened again run no custom operators.
-        bare = replace(workload, clients=tuple(replace(c, custom_ops=None) for c in workload.clients))
-        subject = SeveralModels.read(config, make_evaluator(config.evaluator), bare, platform)
+        bare = workload and replace(workload, clients=tuple(replace(c, custom_ops=None) for c in workload.clients))
+        subject = read_subject(config, bare, platform)
         manifest = read_manifest(run) or {"fixed": {}}
-        digest = f"{subject.graph.digest}+{workload.digest}"
+        digest = f"{subject.graph.digest}+{workload.digest}" if workload else subject.digest
         if digest != manifest["fixed"].get("model_digest") or plan.graph_digest != subject.graph.digest:
             raise RunFolderError(f"{run}: its models or their options have changed", "search again")
         yield subject, plan
@@ -338,7 +318,8 @@ def reread_workload(run: Path, platform: Platform | None = None) -> Iterator[tup
 def _config(run: Path) -> StudyConfig:
     try:
         settings = read_settings(run / CONFIG)
-        known = StudyConfig.model_fields.keys() - {"custom_ops"}  # reopened evaluators run none
+        # Evaluators that are opened again run no custom operators, and nothing is searched.
+        known = StudyConfig.model_fields.keys() - {"custom_ops", "precision"}
         if settings.get("max_stages") == StudyConfig.model_fields["max_stages"].default:
             known -= {"max_stages"}  # or as many as there are operators
         return parse_config({name: value for name, value in settings.items() if name in known})

@@ -44,7 +44,7 @@ from optimizer.study.config import StudyConfig, parse_config
 from optimizer.study.folder import LOG, RESULT
 from optimizer.study.log import read_log
 from optimizer.study.several_models import SeveralModels
-from optimizer.tools.execute import reloaded_workload, reread_workload
+from optimizer.tools.execute import reloaded, reread
 from search_spaces.core.errors import InfeasibleError, OptimizeError, RunFolderError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Dispatch, Plan, Stage, canonical
@@ -228,13 +228,14 @@ def _simulated(study: Study) -> Iterator[tuple[SeveralModels, WorkloadSimulator]
     if not priced:
         raise RunFolderError(f"{run}: its log holds no prices of jobs", "explain a finished study")
     if study.predicted:
-        with reloaded_workload(run) as found:
+        with reloaded(run) as found:
             session = cast("WorkloadSession", found.session)
             session.price(priced[-1], lambda _: None)
-            yield found.subject, session.simulator
+            yield cast("SeveralModels", found.subject), session.simulator
         return
     searched = tuple(p for p in single_processors(study.platform) if p.resources)  # baselines alone use the others
-    with reread_workload(run, replace(study.platform, processors=searched)) as (subject, _):
+    with reread(run, replace(study.platform, processors=searched)) as (of, _):
+        subject = cast("SeveralModels", of)
         lowerings = Lowerings(subject.workload, subject.joined, subject.platform)
         yield subject, PriceTable.from_json(priced[-1]).simulator(lowerings)
 
