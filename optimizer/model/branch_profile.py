@@ -15,11 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.base import Session, unsupported_operators
 from evaluators.measurement.final import SETTLE_BELOW_S
 from optimizer.exact.segment_model import SegmentModel
-from optimizer.model.profile import Profile, pair_of
-from search_spaces.core.graph import Graph
+from optimizer.model.profile import Profile, Profiler, pair_of
 from search_spaces.core.plan import Plan, Stage
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.core.wording import plural
@@ -31,14 +29,7 @@ _TURNS_S = 1.5  # plans run in turns for so many seconds,
 _LEAST_TURNS, _MOST_TURNS = 7, 80  # within these bounds
 
 
-def branch_profile(
-    session: Session,
-    graph: Graph,
-    platform: Platform,
-    space: SegmentSpace,
-    known: Profile,
-    progress: Callable[[str], None],
-) -> Profile:
+def branch_profile(of: Profiler, space: SegmentSpace, known: Profile) -> Profile:
     """Return a profile whose operators add up to the measured runs, with the transfers measured at joins.
 
     Args:
@@ -47,26 +38,24 @@ def branch_profile(
     Raises:
         UnavailableError: the device failed.
     """
-    runs = BranchRuns.of(graph)
+    graph, runs = of.graph, BranchRuns.of(of.graph)
     operator_s, overhead_s, transfer_s = dict(known.operator_s), dict(known.overhead_s), dict(known.transfer_s)
-    for like, members in platform.classes().items():
-        name = members[0].name
-        if unsupported_operators(session, graph, name):
+    for like, name in of.first.items():
+        if of.refused(name):
             continue
-        progress(f"timing {plural(len(runs.runs), 'run')} of branches on {name}")
+        of.progress(f"timing {plural(len(runs.runs), 'run')} of branches on {name}")
         whole_s = known.whole_s[like]
         plans = chain_plan(graph, (), [name]), Plan(graph.digest, tuple(Stage(r, name) for r in runs.runs))
-        apart = _in_turns(session, graph, plans)[1]
+        apart = _in_turns(of, plans)[1]
         overhead_s[like] = whole_s * max(0.0, apart.latency - 1.0) / max(1, len(runs.runs) - 1)
         stage_s = apart.stages * whole_s
         operator_s[like] = _rescaled(runs, known.operator_s[like], stage_s, overhead_s[like], whole_s)
     found = Profile(operator_s, overhead_s, transfer_s, known.whole_s)
-    for a, b in _side_by_side(platform):
+    for a, b in _side_by_side(of.platform):
         if not all(np.isfinite(known.whole_s[p.like]) for p in (a, b)):
             continue
-        progress(f"timing joins of {a.name} and {b.name}")
-        join_s = _join_s(session, graph, platform, space, (a, b), found)
-        transfer_s[pair_of(a.like, b.like)] = join_s
+        of.progress(f"timing joins of {a.name} and {b.name}")
+        transfer_s[pair_of(a.like, b.like)] = _join_s(of, space, (a, b), found)
     return replace(found, transfer_s=transfer_s)
 
 
@@ -77,12 +66,12 @@ class _Shares(NamedTuple):
     stages: NDArray[np.float64]
 
 
-def _in_turns(session: Session, graph: Graph, plans: Sequence[Plan]) -> list[_Shares]:
+def _in_turns(of: Profiler, plans: Sequence[Plan]) -> list[_Shares]:
     """Run plans in turns, and return the times of each relative to the first one."""
     latency_s: list[list[float]] = [[] for _ in plans]
     stage_s: list[list[NDArray[np.float64]]] = [[] for _ in plans]
     with ExitStack() as stack:
-        built = [stack.enter_context(closing(session.load(graph, plan))) for plan in plans]
+        built = [stack.enter_context(closing(of.session.load(of.graph, plan))) for plan in plans]
         short = max(float(candidate.run(1).latency_s[0]) for candidate in built) < SETTLE_BELOW_S
         order, turns, spent_s = list(range(len(plans))), 0, 0.0
         while turns < _LEAST_TURNS or (turns < _MOST_TURNS and spent_s < _TURNS_S):
@@ -118,21 +107,14 @@ def _rescaled(
     return tuple(float(s) for s in found)
 
 
-def _join_s(
-    session: Session,
-    graph: Graph,
-    platform: Platform,
-    space: SegmentSpace,
-    processors: tuple[Processor, Processor],
-    known: Profile,
-) -> float:
+def _join_s(of: Profiler, space: SegmentSpace, processors: tuple[Processor, Processor], known: Profile) -> float:
     """Return the seconds that a stage pays for each tensor written by a stage on another processor.
 
     Solved so that the model agrees with the measured plan of all groups side by side, relative to the whole model on
     the first processor. So it includes waiting, reads from another core's cache, and shared memory.
     """
     one, other = processors
-    names = [one.name] * len(graph.operators)
+    names = [one.name] * len(of.graph.operators)
     for segment in space.branching:
         for number, run in enumerate(segment.runs):
             for operator in run:
@@ -140,11 +122,11 @@ def _join_s(
     plan = space.plan(space.placed(names))
     if len({stage.processor for stage in plan.stages}) == 1:
         return 0.0
-    measured = _in_turns(session, graph, [chain_plan(graph, (), [one.name]), plan])[1].latency
+    measured = _in_turns(of, [chain_plan(of.graph, (), [one.name]), plan])[1].latency
     pair = pair_of(one.like, other.like)
 
     def excess(join_s: float) -> float:
-        costs = replace(known, transfer_s={**known.transfer_s, pair: join_s}).costs(platform)
+        costs = replace(known, transfer_s={**known.transfer_s, pair: join_s}).costs(of.platform)
         return SegmentModel(space, costs).price(plan) / known.whole_s[one.like] - measured
 
     return _root(excess, known.whole_s[one.like])

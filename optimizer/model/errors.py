@@ -9,19 +9,19 @@ programming finds the fastest chains for an error.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
-from evaluators.base import Evaluator, Session
+from evaluators.base import Evaluator
 from evaluators.sampling import measure
 from evaluators.workload.prices import Size
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts, chain_cost
-from optimizer.model.profile import POLICY, Profile
+from optimizer.model.profile import POLICY, Profile, Profiler
 from search_spaces.core.bounded import built
 from search_spaces.core.errors import InfeasibleError, RunFolderError, UnavailableError
 from search_spaces.core.graph import Graph
@@ -80,40 +80,32 @@ class ErrorProfile:
         return built(cls, data, "the errors of the operators are", RunFolderError)
 
 
-def error_profile(
-    session: Session,
-    graph: Graph,
-    platform: Platform,
-    profiled: Profile,
-    most_error: float,
-    progress: Callable[[str], None] = lambda _: None,
-) -> ErrorProfile:
+def error_profile(of: Profiler, profiled: Profile, most_error: float) -> ErrorProfile:
     """Measure the errors of the kinds of processors that support the whole network."""
-    count = len(graph.operators)
-    names = {like: members[0].name for like, members in platform.classes().items()}
-    whole = {like: error_of(session, graph, [name] * count) for like, name in names.items()}
+    count, names = len(of.graph.operators), of.first
+    whole = {like: error_of(of, [name] * count) for like, name in names.items()}
     known = {like: error for like, error in whole.items() if error is not None}
     squares = {like: (error**2 / count,) * count for like, error in known.items()}
     exact = min(known, key=lambda like: known[like], default=None)
     for like, error in known.items():
         if exact is None or error <= most_error:
             continue
-        progress(f"measuring the errors of {names[like]}")
+        of.progress(f"measuring the errors of {names[like]}")
         each = np.zeros(count)
         for begin, end in _groups(profiled.operator_s[like]):
-            processors = [names[like] if begin <= o < end else names[exact] for o in range(count)]
-            found = error_of(session, graph, processors)
+            found = error_of(of, [names[like] if begin <= o < end else names[exact] for o in range(count)])
             each[begin:end] = (error if found is None else found) ** 2 / (end - begin)
         scale = np.clip(error**2 / max(each.sum(), 1e-30), 1.0 / _MOST_SCALE, _MOST_SCALE)
         squares[like] = tuple((each * scale).tolist())
     return ErrorProfile(squares)
 
 
-def error_of(session: Session, graph: Graph, processors: list[str]) -> float | None:
+def error_of(of: Profiler, processors: list[str]) -> float | None:
     """Return the relative error of the outputs, given each operator's processor; None if that cannot be run."""
     cuts = [o for o in range(1, len(processors)) if processors[o] != processors[o - 1]]
+    plan = chain_plan(of.graph, cuts, [processors[o] for o in (0, *cuts)])
     try:
-        with closing(session.load(graph, chain_plan(graph, cuts, [processors[o] for o in (0, *cuts)]))) as candidate:
+        with closing(of.session.load(of.graph, plan)) as candidate:
             agreement = candidate.verify()
     except UnavailableError:
         return None

@@ -8,9 +8,9 @@ are scaled to add up to it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -120,6 +120,38 @@ class Profile:
         return built(cls, data, "the profile of the operators is", RunFolderError)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Profiler:
+    """Times a network on the processors of a platform.
+
+    Attributes:
+        progress: called with what is timed next.
+    """
+
+    session: Session
+    graph: Graph
+    platform: Platform
+    progress: Callable[[str], None] = lambda _: None
+
+    @property
+    def first(self) -> dict[str, str]:
+        """The name of the first processor of each kind."""
+        return {like: members[0].name for like, members in self.platform.classes().items()}
+
+    def time(self, plan: Plan) -> Measurement:
+        """Measure a plan as operators are timed."""
+        with closing(self.session.load(self.graph, plan)) as candidate:
+            return measure(candidate, POLICY)
+
+    def time_apart(self, names: Sequence[str]) -> Measurement:
+        """Measure a plan in which each operator is a stage, given the processor of each."""
+        return self.time(chain_plan(self.graph, every_layer(self.graph), names))
+
+    def refused(self, name: str) -> frozenset[int]:
+        """Return the operators that a processor does not support."""
+        return frozenset(unsupported_operators(self.session, self.graph, name))
+
+
 def known_profile(tables: PartCosts, platform: Platform) -> Profile:
     """Return the profile of a session that computes its latencies; nothing is timed.
 
@@ -143,13 +175,7 @@ def known_profile(tables: PartCosts, platform: Platform) -> Profile:
     )
 
 
-def profile(
-    session: Session,
-    graph: Graph,
-    platform: Platform,
-    progress: Callable[[str], None] = lambda _: None,
-    known: Profile | None = None,
-) -> Profile:
+def profile(of: Profiler, known: Profile | None = None) -> Profile:
     """Time every operator on one processor of each kind, and every kind of transfer.
 
     An operator that is not supported takes infinitely long. A transfer includes the gap between two stages and their
@@ -161,55 +187,54 @@ def profile(
     Raises:
         UnavailableError: the device failed, or no processor supports some operator.
     """
+    known = known or Profile({}, {}, {}, {})
     operator_s: dict[str, tuple[float, ...]] = {}
     overhead_s: dict[str, float] = {}
     whole_s: dict[str, float] = {}
     transfer_s: dict[str, float] = {}
-    count = len(graph.operators)
+    count = len(of.graph.operators)
     refused: dict[str, frozenset[int]] = {}
     timings: dict[str, _Timing] = {}
-    for like, members in platform.classes().items():
-        name = members[0].name
-        refused[name] = frozenset(unsupported_operators(session, graph, name))
-        if known is not None and like in known.operator_s:
+    for like, name in of.first.items():
+        refused[name] = of.refused(name)
+        if like in known.operator_s:
             operator_s[like], overhead_s[like] = known.operator_s[like], known.overhead_s[like]
             whole_s[like] = known.whole_s[like]
             continue
-        progress(f"timing {plural(count - len(refused[name]), 'operator')} on {name}")
+        of.progress(f"timing {plural(count - len(refused[name]), 'operator')} on {name}")
         if not refused[name]:
-            timings[like] = _timing(session, graph, name, progress)
+            timings[like] = _timing(of, name)
     for like, timing in timings.items():
         # Kinds are compared by their times, so a busy spell during one of them must not count.
         again = len(operator_s.keys() | timings.keys()) > 1
-        name = platform.classes()[like][0].name
-        sure = timing.lesser(_timing(session, graph, name, lambda _: None)) if again else timing
+        quiet = replace(of, progress=lambda _: None)
+        sure = timing.lesser(_timing(quiet, of.first[like])) if again else timing
         operator_s[like], overhead_s[like], whole_s[like] = sure.scaled()
     stand_in = next((n for n in refused if not refused[n]), None)
-    for like, members in platform.classes().items():
-        name = members[0].name
+    for like, name in of.first.items():
         if like not in operator_s:
             overhead_s[like], whole_s[like] = 0.0, math.inf
-            operator_s[like] = _with_help(session, graph, name, refused[name], stand_in)
-    for pair, (here, there) in _pairs(platform).items():
-        if known is not None and pair in known.transfer_s:
+            operator_s[like] = _with_help(of, name, refused[name], stand_in)
+    for pair, (here, there) in _pairs(of.platform).items():
+        if pair in known.transfer_s:
             transfer_s[pair] = known.transfer_s[pair]
             continue
-        progress(f"timing transfers between {here} and {there}")
-        plan = _handing_over(graph, here, there, refused)
+        of.progress(f"timing transfers between {here} and {there}")
+        plan = _handing_over(of.graph, here, there, refused)
         if plan is None:
             transfer_s[pair] = max(transfer_s.values(), default=0.0)
             continue
         try:
-            found = time_plan(session, graph, plan)
+            found = of.time(plan)
         except UnavailableError as error:
             if isinstance(error, DeviceLostError) or all(timing.one_by_one for timing in timings.values()):
                 raise
-            progress(f"transfers are taken as free: {error}")
+            of.progress(f"transfers are taken as free: {error}")
             transfer_s[pair] = 0.0
             continue
         copied = sum(event.copied_s for event in found.timeline.events) if found.timeline else 0.0
         transfer_s[pair] = max(0.0, found.latency_s.median - sum(found.stage_s)) + copied
-    return Profile(operator_s, overhead_s, transfer_s, whole_s, known.triple_s if known is not None else {})
+    return Profile(operator_s, overhead_s, transfer_s, whole_s, known.triple_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,32 +266,28 @@ class _Timing:
         return tuple(scaled.tolist()), overhead, self.whole_s
 
 
-def _timing(session: Session, graph: Graph, name: str, progress: Callable[[str], None]) -> _Timing:
+def _timing(of: Profiler, name: str) -> _Timing:
     """Time the operators in a plan of one stage each; where that fails, share the whole model's time out among them."""
-    count = len(graph.operators)
-    whole_s = time_plan(session, graph, chain_plan(graph, (), [name])).latency_s.median
+    whole_s = of.time(chain_plan(of.graph, (), [name])).latency_s.median
     try:
-        apart = time_plan(session, graph, chain_plan(graph, every_layer(graph), [name] * count))
+        apart = of.time_apart([name] * len(of.graph.operators))
     except DeviceLostError:
         raise
     except UnavailableError as error:
-        progress(
+        of.progress(
             f"operators cannot be timed one by one on {name}; its time is shared out by multiply-accumulates: {error}"
         )
-        work = [1 + cost.macs for cost in operator_costs(graph)]
+        work = [1 + cost.macs for cost in operator_costs(of.graph)]
         return _Timing(whole_s, whole_s, tuple(whole_s * each / sum(work) for each in work), one_by_one=False)
     return _Timing(whole_s, apart.latency_s.median, apart.stage_s)
 
 
-def _with_help(
-    session: Session, graph: Graph, name: str, refused: frozenset[int], stand_in: str | None
-) -> tuple[float, ...]:
+def _with_help(of: Profiler, name: str, refused: frozenset[int], stand_in: str | None) -> tuple[float, ...]:
     """Return the operators' times on a processor that does not support all of them."""
-    count = len(graph.operators)
+    count = len(of.graph.operators)
     if len(refused) == count or stand_in is None:
         return (math.inf,) * count
-    processors = [stand_in if o in refused else name for o in range(count)]
-    found = time_plan(session, graph, chain_plan(graph, every_layer(graph), processors))
+    found = of.time_apart([stand_in if o in refused else name for o in range(count)])
     copied = {e.stage: e.copied_s for e in found.timeline.events} if found.timeline else {}
     return tuple(math.inf if o in refused else max(0.0, found.stage_s[o] - copied.get(o, 0.0)) for o in range(count))
 
@@ -280,12 +301,6 @@ def _handing_over(graph: Graph, here: str, there: str, refused: Mapping[str, fro
             if not any(o < cut for o in before) and not any(o >= cut for o in after):
                 return chain_plan(graph, (cut,), [first, second])
     return None
-
-
-def time_plan(session: Session, graph: Graph, plan: Plan) -> Measurement:
-    """Measure a plan as operators are timed."""
-    with closing(session.load(graph, plan)) as candidate:
-        return measure(candidate, POLICY)
 
 
 def _pairs(platform: Platform) -> dict[str, tuple[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from optimizer.exact.least import chain_costs
 from optimizer.exact.ranks import RankCosts, best_ranked, uniform
 from optimizer.model.baselines import Baseline, baselines
 from optimizer.model.bounds import Bounds, ModelEstimate, price_of
-from optimizer.model.profile import Profile, time_plan
+from optimizer.model.profile import Profile, Profiler
 from search_spaces.core.constraints import Violation
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
@@ -40,15 +40,7 @@ CHAIN = "the best chain without Tucker"
 _LOGGER = logging.getLogger("partition_optimizer")
 
 
-def rank_profile(
-    session: Session,
-    graph: Graph,
-    platform: Platform,
-    space: RankSpace,
-    known: Profile,
-    most_error: float,
-    progress: Callable[[str], None] = lambda _: None,
-) -> Profile:
+def rank_profile(of: Profiler, space: RankSpace, known: Profile, most_error: float) -> Profile:
     """Return a profile with the times of each triple on each kind of processor.
 
     All layers are decomposed at once, by their first, second, … choice. A choice that exceeds the allowed error takes
@@ -58,16 +50,16 @@ def rank_profile(
         UnavailableError: the device failed.
         RewriteError, ModelError: the weights cannot be read.
     """
-    warn_of_none(space, graph.name, most_error)
-    allowed = (SLACK * most_error if session.capabilities.outputs else most_error) ** 2
-    triple_s = {like: np.full(len(space.places), math.inf) for like in platform.classes()}
+    warn_of_none(space, of.graph.name, most_error)
+    allowed = (SLACK * most_error if of.session.capabilities.outputs else most_error) ** 2
+    triple_s = {like: np.full(len(space.places), math.inf) for like in of.first}
     for level in range(max(map(len, space.options.values()), default=0)):
         ranks = {o: options[level] for o, options in space.options.items() if level < len(options)}
         ranks = {o: r for o, r in ranks.items() if space.loss(o, r) <= allowed}
         if not ranks:
             continue
-        progress(f"timing {len(ranks)} convolutions as triples, choice {level + 1}")
-        for like, found in _level_s(session, graph, platform, space, known, ranks).items():
+        of.progress(f"timing {len(ranks)} convolutions as triples, choice {level + 1}")
+        for like, found in _level_s(of, space, known, ranks).items():
             for operator, seconds in found.items():
                 triple_s[like][space.places[operator, ranks[operator]]] = seconds
     return replace(known, triple_s={like: tuple(values.tolist()) for like, values in triple_s.items()})
@@ -90,35 +82,31 @@ def warn_of_none(choices: RankChoices, name: str, most_error: float) -> None:
         )
 
 
-def _level_s(
-    session: Session, graph: Graph, platform: Platform, space: RankSpace, known: Profile, ranks: Mapping[int, Ranks]
-) -> dict[str, dict[int, float]]:
+def _level_s(of: Profiler, space: RankSpace, known: Profile, ranks: Mapping[int, Ranks]) -> dict[str, dict[int, float]]:
     """Return, for each kind of processor, the seconds of triples."""
-    first = {like: members[0].name for like, members in platform.classes().items()}
-    if session.capabilities.costs:
-        made = Lowering(graph).decomposed(tuple(LayerRanks(o, *both) for o, both in ranks.items()))
-        table, count = session.part_costs(made.graph).operator_s, len(graph.operators)
+    if of.session.capabilities.costs:
+        made = Lowering(of.graph).decomposed(tuple(LayerRanks(o, *both) for o, both in ranks.items()))
+        table, count = of.session.part_costs(made.graph).operator_s, len(of.graph.operators)
         each = np.stack([np.bincount(made.origins, processor, count) for processor in table])
-        row = {p.name: i for i, p in enumerate(platform.processors)}
-        return {like: {o: float(each[row[name], o]) for o in ranks} for like, name in first.items()}
+        row = {p.name: i for i, p in enumerate(of.platform.processors)}
+        return {like: {o: float(each[row[name], o]) for o in ranks} for like, name in of.first.items()}
     found: dict[str, dict[int, float]] = {}
-    for like, name in first.items():
+    for like, name in of.first.items():
         if not math.isfinite(known.whole_s[like]):
             continue  # it does not support some operators, so perhaps no triples either
         with suppress(UnavailableError):
-            seconds = _timed(session, space, name, known.overhead_s[like], ranks)
+            seconds = _timed(of, space, name, known.overhead_s[like], ranks)
             found[like] = {o: float(seconds[o]) for o in ranks}
     return found
 
 
 def _timed(
-    session: Session, space: RankSpace, name: str, overhead_s: float, ranks: Mapping[int, Ranks]
+    of: Profiler, space: RankSpace, name: str, overhead_s: float, ranks: Mapping[int, Ranks]
 ) -> NDArray[np.float64]:
     """Return the operators' times of a decomposed model, scaled to add up to the whole one."""
-    graph = space.graph
-    cuts = every_layer(graph)
-    plans = chain_plan(graph, (), [name]), chain_plan(graph, cuts, [name] * (len(cuts) + 1))
-    whole, apart = (time_plan(session, graph, space.with_ranks(plan, ranks)) for plan in plans)
+    cuts = every_layer(of.graph)
+    plans = chain_plan(of.graph, (), [name]), chain_plan(of.graph, cuts, [name] * (len(cuts) + 1))
+    whole, apart = (of.time(space.with_ranks(plan, ranks)) for plan in plans)
     alone: NDArray[np.float64] = np.maximum(np.array(apart.stage_s) - overhead_s, 0.0)
     total = float(alone.sum())
     return alone * ((whole.latency_s.median - overhead_s) / total) if total > 0.0 else alone

@@ -10,7 +10,7 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
-from evaluators.base import Batch, Session
+from evaluators.base import Batch
 from evaluators.schedule import Timeline
 from optimizer.exact.bound import relax
 from optimizer.exact.chain import best_chains
@@ -35,7 +35,7 @@ from optimizer.model.baselines import (
 )
 from optimizer.model.bounds import Bounds, ModelEstimate
 from optimizer.model.branch_greedy import branch_greedy
-from optimizer.model.profile import Profile, pair_of
+from optimizer.model.profile import Profile, Profiler, pair_of
 from search_spaces.core.errors import InfeasibleError, PlanError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, canonical
@@ -50,14 +50,7 @@ from search_spaces.spaces.shared_parts import Part
 _RUNS, _LEAST_RUNS, _MOST_S = 12, 3, 1.0
 
 
-def split_profile(
-    session: Session,
-    graph: Graph,
-    platform: Platform,
-    space: SegmentSpace,
-    known: Profile,
-    progress: Callable[[str], None],
-) -> Profile:
+def split_profile(of: Profiler, space: SegmentSpace, known: Profile) -> Profile:
     """Return a profile with directly measured times of starting a part and of joining another core.
 
     As differences of two latencies they would drown in noise on large models. Processors that run beside no other one
@@ -71,21 +64,21 @@ def split_profile(
         UnavailableError: the device failed.
     """
     operator_s, overhead_s, transfer_s = dict(known.operator_s), dict(known.overhead_s), dict(known.transfer_s)
-    count = len(graph.operators)
-    cores = [p for p in platform.processors if p.kind == "cpu" and np.isfinite(known.whole_s[p.like])]
+    count = len(of.graph.operators)
+    cores = [p for p in of.platform.processors if p.kind == "cpu" and np.isfinite(known.whole_s[p.like])]
     together = [(a, b) for a, b in combinations(cores, 2) if not a.excludes(b)]
     sharing = {p.like: p.name for pair in reversed(together) for p in reversed(pair)}
     for like, name in sharing.items() if count > 1 else ():
-        progress(f"timing stages on {name}")
-        batches = _runs(session, graph, chain_plan(graph, every_layer(graph), [name] * count))
+        of.progress(f"timing stages on {name}")
+        batches = _runs(of, chain_plan(of.graph, every_layer(of.graph), [name] * count))
         took_s = np.median([batch.stage_s[0] for batch in batches], axis=0)
         overhead_s[like] = float(np.median([gap for batch in batches for gap in _gaps_s(batch)]))
         rest_s = max(0.0, known.whole_s[like] - overhead_s[like])
         operator_s[like] = tuple(float(s) for s in took_s * (rest_s / max(float(took_s.sum()), 1e-12)))
     for a, b in reversed(together) if count > 1 else ():
-        progress(f"timing joins of {a.name} and {b.name}")
+        of.progress(f"timing joins of {a.name} and {b.name}")
         plan = space.plan(_shared_by(space, (a.name, b.name), (known.whole_s[a.like], known.whole_s[b.like])))
-        waits = [wait for batch in _runs(session, graph, plan) for wait in waits_s(graph, plan, batch.timeline)]
+        waits = [wait for batch in _runs(of, plan) for wait in waits_s(of.graph, plan, batch.timeline)]
         if waits:
             transfer_s[pair_of(a.like, b.like)] = max(0.0, float(np.median(waits)))
     return Profile(operator_s, overhead_s, transfer_s, known.whole_s)
@@ -135,10 +128,10 @@ def waits_s(graph: Graph, plan: Plan, timeline: Timeline | None) -> list[float]:
     return found
 
 
-def _runs(session: Session, graph: Graph, plan: Plan) -> Sequence[Batch]:
+def _runs(of: Profiler, plan: Plan) -> Sequence[Batch]:
     """Return some runs of a plan, after one that warms it up."""
     found: list[Batch] = []
-    with closing(session.load(graph, plan)) as candidate:
+    with closing(of.session.load(of.graph, plan)) as candidate:
         candidate.run(1)
         end_s = time.monotonic() + _MOST_S
         while len(found) < _LEAST_RUNS or (len(found) < _RUNS and time.monotonic() < end_s):

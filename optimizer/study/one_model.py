@@ -17,7 +17,7 @@ from optimizer.model.baselines import Baseline, baselines
 from optimizer.model.branch_profile import branch_profile
 from optimizer.model.errors import ErrorProfile, error_profile, tolerance_line
 from optimizer.model.goals import StudyObjective, asked, policies, study_objective
-from optimizer.model.profile import Profile, known_profile, profile
+from optimizer.model.profile import Profile, Profiler, known_profile, profile
 from optimizer.model.ranks import rank_profile
 from optimizer.model.segments import segment_baselines, split_profile
 from optimizer.samplers.auto import Problem
@@ -244,27 +244,26 @@ class OneModel(Subject):
         if not most or kinds < 2 or not session.capabilities.outputs or isinstance(self.space, RankSpace):
             return None
 
+        of = Profiler(session, self.graph, self.platform, study.watcher.message)
+
         def find() -> dict[str, Any]:
-            return asdict(error_profile(session, self.graph, self.platform, profiled, most, study.watcher.message))
+            return asdict(error_profile(of, profiled, most))
 
         return study.fact(ERRORS, find, ErrorProfile.from_json)
 
     def _measured_profile(self, session: Session, warm: Warm | None, progress: Callable[[str], None]) -> Profile:
-        graph, platform, inner = self.graph, self.platform, self._inner
+        of, inner = Profiler(session, self.graph, self.platform, progress), self._inner
         if session.capabilities.costs:
-            found = known_profile(session.part_costs(graph), platform)
+            found = known_profile(session.part_costs(self.graph), self.platform)
         else:
             known = warm.profile if warm is not None else None
             if warm is not None and warm.complete and known is not None:
                 return known
-            found = profile(session, graph, platform, progress, known)
+            found = profile(of, known)
             if isinstance(inner, SegmentSpace):
-                timed = split_profile if inner.axes else branch_profile
-                found = timed(session, graph, platform, inner, found, progress)
+                found = split_profile(of, inner, found) if inner.axes else branch_profile(of, inner, found)
         if isinstance(self.space, RankSpace):
-            return rank_profile(
-                session, graph, platform, self.space, found, allowed_error(self.config) or 0.0, progress
-            )
+            return rank_profile(of, self.space, found, allowed_error(self.config) or 0.0)
         return found
 
     def finish(self, study: Study, session: Session, verdict: Verdict) -> Agreement | None:

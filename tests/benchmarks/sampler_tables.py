@@ -20,7 +20,7 @@ from typing import Any
 from evaluators.litert.session import LitertEvaluator
 from evaluators.remote.wire import platform_from_json, platform_to_json
 from optimizer.devices import choose_platform
-from optimizer.model.profile import Profile, profile
+from optimizer.model.profile import Profile, Profiler, profile
 from optimizer.provenance import machine, provenance
 from search_spaces.core.platform import Limits, Platform
 from search_spaces.models import load
@@ -72,7 +72,7 @@ def measured(network: str, processors: list[str]) -> Timed:
     evaluator = LitertEvaluator()
     platform = choose_platform(evaluator, processors)
     with TemporaryDirectory() as folder, evaluator.prepare(platform, Path(folder)) as session:
-        return Timed.of(network, "xeon", platform, profile(session, load(network), platform))
+        return Timed.of(network, "xeon", platform, profile(Profiler(session, load(network), platform)))
 
 
 def logged(folder: Path, where: str) -> Iterator[Timed]:

@@ -27,7 +27,7 @@ from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.measurement.final import FinalPolicy, compare
 from evaluators.samples import Measurement
 from evaluators.sampling import SamplingPolicy, measure
-from optimizer.model.profile import known_profile, profile
+from optimizer.model.profile import Profiler, known_profile, profile
 from optimizer.provenance import provenance
 from optimizer.samplers.auto import Problem
 from optimizer.samplers.segments import SegmentProposer
@@ -59,7 +59,7 @@ def replayed(
     if session.capabilities.costs:
         operators = known_profile(session.part_costs(graph), platform)
     else:
-        operators = profile(session, graph, platform)
+        operators = profile(Profiler(session, graph, platform))
     proposer = SegmentProposer(Problem(graph, platform, space, operators.costs(platform)), space, 0)
     most = math.floor(SHARE * sum(plan.is_split for plan in every_plan(space)))
     tried: list[Plan] = []

@@ -30,7 +30,7 @@ from optimizer.devices import choose_model_and_platform
 from optimizer.exact.graphs.placement import solve_placement
 from optimizer.exact.graphs.placement_value import PlacementObjective
 from optimizer.model.goals import study_objective
-from optimizer.model.profile import known_profile
+from optimizer.model.profile import Profiler, known_profile
 from optimizer.model.ranks import rank_profile
 from optimizer.study.config import StudyConfig, most_stages, parse_config
 from optimizer.study.course import run_study
@@ -101,7 +101,7 @@ def optimum(case: Plain) -> Plain:
     with evaluator.prepare(platform) as session:
         profiled = known_profile(session.part_costs(graph), platform)
         if isinstance(space, RankSpace):
-            profiled = rank_profile(session, graph, platform, space, profiled, allowed_error(config) or 0.0)
+            profiled = rank_profile(Profiler(session, graph, platform), space, profiled, allowed_error(config) or 0.0)
         objective = study_objective(config, graph, platform, space, session, profiled)
         best = objective.problem.optima[0]
         value = float(_run(objective.session, graph, best).latency_s[0])

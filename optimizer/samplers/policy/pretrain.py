@@ -17,7 +17,7 @@ from evaluators.cost_model.session import CostModelEvaluator
 from optimizer.devices import choose_platform
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import Seconds, chain_cost
-from optimizer.model.profile import profile
+from optimizer.model.profile import Profiler, profile
 from optimizer.samplers.auto import Problem
 from optimizer.samplers.critic import ERROR
 from optimizer.samplers.policy.features import Choices
@@ -127,7 +127,7 @@ def training_task(model: str, device: Path, max_stages: int) -> TrainingTask:
     evaluator = CostModelEvaluator()
     platform = choose_platform(evaluator, None, device)
     with evaluator.prepare(platform) as session:
-        costs = profile(session, graph, platform).costs(platform)
+        costs = profile(Profiler(session, graph, platform)).costs(platform)
     most = min(max_stages, len(graph.operators))
     rng = np.random.default_rng(zlib.crc32(f"{graph.digest} {platform.name}".encode()))
 

@@ -42,7 +42,7 @@ from optimizer.cli import main
 from optimizer.devices import choose_platform, unused_precisions
 from optimizer.exact.chain_costs import chain_cost
 from optimizer.model.errors import ErrorProfile, error_of, error_profile, tolerance_line
-from optimizer.model.profile import profile
+from optimizer.model.profile import Profiler, profile
 from optimizer.study.config import parse_config
 from optimizer.workload.baselines import workload_baselines
 from search_spaces.core.errors import OptimizeError, RunFolderError, UnavailableError
@@ -499,11 +499,12 @@ def test_errors_of_stages_tell_which_plans_keep_a_limit(cache_folder: Path) -> N
     likes = [p.like for p in platform.processors]
     count = len(graph.operators)
     with LitertEvaluator().prepare(platform) as session:
-        whole = error_of(session, graph, [reduced] * count)
+        of = Profiler(session, graph, platform)
+        whole = error_of(of, [reduced] * count)
         assert whole is not None
         most = whole / 2
-        profiled = profile(session, graph, platform)
-        found = error_profile(session, graph, platform, profiled, most)
+        profiled = profile(of)
+        found = error_profile(of, profiled, most)
         assert sum(found.squares[likes[0]]) == 0.0
         assert found.expected(platform, chain_plan(graph, (), [reduced])) == pytest.approx(whole, rel=1.0)
         assert ErrorProfile.from_json(json.loads(json.dumps(asdict(found)))) == found
@@ -520,7 +521,7 @@ def test_errors_of_stages_tell_which_plans_keep_a_limit(cache_folder: Path) -> N
         assert all(found.expected(platform, plan) <= most for plan in plans)
         assert chain_cost(costs, plans[0]) < chain_cost(costs, chain_plan(graph, (), [FIRST]))
         names = [s.processor for s in plans[0].stages for _ in s.operators]
-        measured = error_of(session, graph, names)
+        measured = error_of(of, names)
         assert measured is not None
         assert measured <= 2.0 * most
     with fails(RunFolderError):
@@ -533,8 +534,10 @@ def test_compiled_stages_of_another_precision_are_not_taken(cache_folder: Path, 
     names = [f"{FIRST}:openvino{word}" for word in ("-f16", "", "-f16")]
     errors = []
     for processor in names:  # each in processes of its own, which find on disk what the ones before have compiled
-        with LitertEvaluator().prepare(platform_of(FIRST, processor)) as session:
-            errors.append(error_of(session, squeezenet, [processor] * len(squeezenet.operators)) or 0.0)
+        platform = platform_of(FIRST, processor)
+        with LitertEvaluator().prepare(platform) as session:
+            of = Profiler(session, squeezenet, platform)
+            errors.append(error_of(of, [processor] * len(squeezenet.operators)) or 0.0)
     assert errors[0] == errors[2] > TOLERANCE_F32 > errors[1]
 
 

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from evaluators.testing import Noise, SyntheticEvaluator, SyntheticSession
 from optimizer.exact.chain_costs import chain_cost
 from optimizer.model.branch_profile import _root, branch_profile
-from optimizer.model.profile import profile
+from optimizer.model.profile import Profiler, profile
 from optimizer.model.segments import segment_price
 from search_spaces.core.plan import Plan, Stage
 from search_spaces.spaces.branch_runs import BranchRuns
@@ -35,8 +35,9 @@ def test_the_model_is_right_about_what_was_run_in_turns(recipe: Recipe) -> None:
     space = SegmentSpace(graph, CORES, splits=False)
     runs = BranchRuns.of(graph).runs
     with SyntheticEvaluator(noise=Noise(run=0.0)).prepare(CORES) as session:
-        known = profile(session, graph, CORES)
-        found = branch_profile(session, graph, CORES, space, known, lambda _: None)
+        of = Profiler(session, graph, CORES)
+        known = profile(of)
+        found = branch_profile(of, space, known)
         (like,) = found.whole_s
         costs = found.costs(CORES)
         price = segment_price(space, costs)

@@ -10,7 +10,7 @@ from evaluators.forwarding import ForwardingSession
 from evaluators.testing import Noise, SyntheticEvaluator
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import chain_cost
-from optimizer.model.profile import Profile, profile
+from optimizer.model.profile import Profile, Profiler, profile
 from search_spaces.core.errors import RunFolderError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.intensity import operator_costs
@@ -27,7 +27,7 @@ PLATFORM = EVALUATOR.platform()
 
 def made(count: int = 9) -> Profile:
     with EVALUATOR.prepare(PLATFORM) as session:
-        return profile(session, chain_graph(count), PLATFORM)
+        return profile(Profiler(session, chain_graph(count), PLATFORM))
 
 
 def test_the_model_gives_each_processor_alone_what_was_measured() -> None:
@@ -70,7 +70,7 @@ class _Choosy(ForwardingSession):
 def test_where_operators_cannot_be_timed_one_by_one_their_shares_are_by_work() -> None:
     graph, told = load("squeezenet1_1@0.25/64"), list[str]()
     with EVALUATOR.prepare(PLATFORM) as session:
-        found = profile(_Choosy(session), graph, PLATFORM, told.append)
+        found = profile(Profiler(_Choosy(session), graph, PLATFORM, told.append))
     for like, seconds in found.operator_s.items():
         assert sum(seconds) == pytest.approx(found.whole_s[like])
         assert max(seconds) == seconds[int(np.argmax([c.macs for c in operator_costs(graph)]))]

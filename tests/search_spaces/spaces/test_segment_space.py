@@ -16,7 +16,7 @@ from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.litert.session import LitertEvaluator
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.segment_model import SegmentModel
-from optimizer.model.profile import profile
+from optimizer.model.profile import Profiler, profile
 from optimizer.model.segments import split_profile
 from search_spaces.core.errors import PlanError, RewriteError, UsageError
 from search_spaces.core.graph import Graph
@@ -218,9 +218,10 @@ def test_what_a_part_costs_is_read_off_the_clock(tmp_path: Path) -> None:
     evaluator = LitertEvaluator()
     platform = evaluator.platform().restrict(["cpu0", "cpu1"])
     with evaluator.prepare(platform) as session:
-        known = profile(session, graph, platform)
+        of = Profiler(session, graph, platform)
+        known = profile(of)
         space = SegmentSpace(graph, platform)
-        found = split_profile(session, graph, platform, space, known, lambda _: None)
+        found = split_profile(of, space, known)
     (like,) = found.operator_s
     assert sum(found.operator_s[like]) + found.overhead_s[like] == pytest.approx(found.whole_s[like])
     assert 0 < found.overhead_s[like] < found.whole_s[like]

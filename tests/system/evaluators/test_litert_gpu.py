@@ -27,7 +27,7 @@ from evaluators.litert.program import Copies, copies
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.litert.workers import Request
 from optimizer.cli import main
-from optimizer.model.profile import Profile, profile
+from optimizer.model.profile import Profile, Profiler, profile
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage
@@ -270,7 +270,7 @@ def test_own_placement_holds_both_is_a_baseline_and_runs_from_its_files(tmp_path
 
 
 def test_the_profile_goes_round_what_is_refused(session: LitertSession, odd: Graph, three: Platform) -> None:
-    found = profile(session, odd, three)
+    found = profile(Profiler(session, odd, three))
     operators = found.operator_s[three[GPU].like]
     assert [o for o, seconds in enumerate(operators) if seconds == float("inf")] == [2]
     assert found.fastest(three) != GPU

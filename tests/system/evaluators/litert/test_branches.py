@@ -12,7 +12,7 @@ from evaluators.litert.processors import usable_cores
 from evaluators.litert.runner import PlanRunner
 from evaluators.litert.session import LitertEvaluator, LitertSession
 from optimizer.model.branch_profile import branch_profile
-from optimizer.model.profile import profile
+from optimizer.model.profile import Profiler, profile
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
@@ -76,8 +76,9 @@ def test_a_plan_of_branches_is_deployed_and_runs_without_us(
 @pytest.mark.timing
 def test_runs_and_joins_are_timed_on_the_device(session: LitertSession, squeezenet: Graph, platform: Platform) -> None:
     space = SegmentSpace(squeezenet, platform, splits=False)
-    known = profile(session, squeezenet, platform)
-    found = branch_profile(session, squeezenet, platform, space, known, lambda _: None)
+    of = Profiler(session, squeezenet, platform)
+    known = profile(of)
+    found = branch_profile(of, space, known)
     (like,) = found.whole_s
     total = sum(found.operator_s[like]) + found.overhead_s[like]
     assert total == pytest.approx(known.whole_s[like])
