@@ -72,6 +72,13 @@ class RankCosts:
         gained = sum(self.gain_s(on[operator], operator, found) for operator, found in ranks.items())
         return chain_cost(self.costs, plan) - gained
 
+    def cheapest(self, costs: ChainCosts) -> ChainCosts:
+        """Return costs with each layer's cheapest triple where that is faster than the layer."""
+        operator_s = np.array(costs.operator_s)
+        for (operator, _), place in self.space.places.items():
+            operator_s[:, operator] = np.minimum(operator_s[:, operator], self.triple_s[:, place])
+        return replace(costs, operator_s=operator_s)
+
     def placed(self, plan: Plan) -> dict[int, int]:
         """Return the processor (index in the platform) of each operator."""
         processor = {p.name: i for i, p in enumerate(self.platform.processors)}

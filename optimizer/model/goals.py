@@ -23,23 +23,19 @@ from evaluators.objectives import (
     pricing,
 )
 from evaluators.sampling import SamplingPolicy
+from evaluators.simulated import MeasuredPrices, ProfiledSession
+from optimizer.exact.bound import Relaxation, relax
 from optimizer.exact.chain import best_chains
-from optimizer.exact.chain_costs import ChainCosts, chain_cost
-from optimizer.exact.ranks import RankCosts, RankLimits
+from optimizer.exact.chain_costs import ChainCosts, chain_cost, weighed
+from optimizer.exact.ranks import RankCosts, RankLimits, Shape, best_ranked
+from optimizer.exact.segment_model import SegmentModel
 from optimizer.model.baselines import Baseline
 from optimizer.model.bounds import Bounds, ModelEstimate, model_estimate
-from optimizer.model.objective import latency_costs, objective_estimate, objective_model
+from optimizer.model.objective import known_weights, latency_costs, objective_estimate, objective_model
 from optimizer.model.profile import Profile
 from optimizer.model.ranks import SLACK, error_violations, rank_baselines, rank_estimate, rank_model, rank_violations
 from optimizer.model.robust import NOMINAL, in_states, nominal_plan, robust_estimate
-from optimizer.model.search_model import (
-    SearchModel,
-    bound_of,
-    composed_estimate,
-    model_session,
-    priced_model,
-    starts_of,
-)
+from optimizer.model.search_model import Chains, SearchModel, Shared
 from optimizer.model.segments import segment_estimate, segment_price
 from optimizer.samplers.auto import Problem, Proposer
 from optimizer.study.config import StudyConfig, most_stages
@@ -54,10 +50,10 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.core.wording import plural
-from search_spaces.spaces.chain import ChainSpace
+from search_spaces.spaces.chain import ChainSpace, chain_plan
 from search_spaces.spaces.rank_space import RankSpace
 from search_spaces.spaces.segment_space import SegmentSpace
-from search_spaces.spaces.space import EnumerableSpace, NeighbourlySpace
+from search_spaces.spaces.space import EnumerableSpace, NeighbourlySpace, SearchSpace
 
 # Optima of the model to measure first, without and with the sampler "auto", which corrects the model as it measures.
 _MODEL_OPTIMA = (8, 1)
@@ -164,6 +160,11 @@ class _Asked:
         return latency_costs(self._everywhere(self._usual), self._graph, self._platform, self._profiled)
 
     @property
+    def _inner(self) -> SearchSpace:
+        """The space without ranks."""
+        return self._space.chains if isinstance(self._space, RankSpace) else self._space
+
+    @property
     def _optima(self) -> int:
         return _MODEL_OPTIMA[self._config.sampler == "auto"]
 
@@ -200,27 +201,24 @@ class _Asked:
 
     def composed(self, space: NeighbourlySpace) -> StudyObjective:
         """Return objectives of plans of any shape, by predictions of whole plans."""
-        graph, platform, ranks, costs = self._graph, self._platform, self.ranks, self._latency
+        graph, ranks, costs = self._graph, self.ranks, self._latency
 
         def breaks(plan: Plan) -> tuple[Violation, ...]:
             return () if ranks is None else error_violations(ranks.space, self._most_expected, plan)
 
-        predicting = model_session(self._usual, graph, platform, self._profiled, space)
-
-        def model_of(how: Sequence[Pricing]) -> Priced:
-            return cast("Priced", self._everywhere(priced_model(predicting, how)))
-
-        model = SearchModel(model_of(self._how), graph, space, lambda plan: not breaks(plan))
-        starts = starts_of(space, graph, costs, self._how[: self._count], ranks, self._error, self._most)
-        optima = model.optima(starts, self._count, self._config.seed)
-        bounds = [bound_of(graph, space, costs, how, ranks) for how in self._how]
-        estimate = composed_estimate(model, costs, optima, bounds[0], own=self._session.capabilities.costs)
+        model = SearchModel(self._predicting(self._how), graph, space, lambda plan: not breaks(plan))
+        optima = model.optima(self._starts(), self._count, self._config.seed)
+        bounds, reached = [self._bound(how) for how in self._how], model.predict(optima[0])
+        least = min(bounds[0].latency_s, reached)
+        proven = reached <= least * (1 + 1e-9)
+        own = self._session.capabilities.costs
+        estimate = ModelEstimate(costs, optima, Bounds(least, proven, bounds[0], own=own))
 
         def propose(problem: Problem, seed: int) -> Proposer:
             return WorkloadProposer(space, model.predict, list(optima), seed, _COMPOSED_STEPS, fits=problem.fits)
 
         limited = [(i, how.objective.name) for i, how in enumerate(self._how) if i >= self._count]
-        latency = SearchModel(model_of([Pricing(LATENCY, platform, {})]), graph, space)
+        latency = SearchModel(self._predicting([Pricing(LATENCY, self._platform, {})]), graph, space)
         return StudyObjective(
             self._session,
             model.predict,
@@ -233,6 +231,59 @@ class _Asked:
             {name: bounds[i].latency_s for i, name in limited},
             breaks,
         )
+
+    def _predicting(self, asked: Sequence[Pricing]) -> Priced:
+        """Return a session that predicts objectives; busy time replaces energy that only a meter measures.
+
+        It is the evaluator's own where that computes its latencies, else one of the profile.
+        """
+        session, platform = self._usual, self._platform
+        if not session.capabilities.costs:
+            costs, triples = self._profiled.costs(platform), {}
+            if self.ranks is not None:
+                triples = {key: self.ranks.triple_s[:, place] for key, place in self.ranks.space.places.items()}
+            prices = MeasuredPrices(costs.operator_s, costs.overhead_s, costs.transfer_s[-1], triples)
+            powers = session.powers_w() if session.capabilities.powers else {}
+            session = ProfiledSession(platform, self._graph, prices, powers)
+        how = [replace(each, powers=known_weights(each), meter=None) for each in asked]
+        return cast("Priced", self._everywhere(PricedSession(session, how)))
+
+    def _starts(self) -> list[Plan]:
+        """Return starts of the local search: optima of some freedoms, in each additive objective."""
+        costs, ranks = self._latency, self.ranks
+        found = [chain_plan(self._graph, (), [group[0].name]) for group in costs.platform.classes().values()]
+        shapes: list[Shape] = [Chains(self._graph, self._most)]
+        if isinstance(self._inner, SegmentSpace):
+            shapes.append(Shared(self._inner))
+        for how in self._how[: self._count]:
+            by = known_weights(how)
+            summed = how.objective.aggregation == "sum"
+            own = weighed(costs, by) if summed else costs
+            scale = np.array([by[p.name] if summed else 1.0 for p in costs.platform.processors])
+            for shape in shapes:
+                found.append(shape.solve(own)[0])
+                if ranks is not None:
+                    model = RankCosts(ranks.space, own, ranks.triple_s * scale[:, None], shape)
+                    found.append(best_ranked(model, self._error, self._most).best)
+        return found
+
+    def _bound(self, how: Pricing) -> Relaxation:
+        """Return the lower bound under the model, in an objective's unit; 0 where none is known."""
+        if how.objective.aggregation == "plan":
+            return Relaxation(0.0, 0.0)
+        cheapest = replace(self._latency, beyond_s=None)
+        if self.ranks is not None:
+            cheapest = self.ranks.cheapest(cheapest)
+        if how.objective.aggregation == "sum":
+            own = weighed(cheapest, known_weights(how))
+            least = float(own.operator_s.min(axis=0).sum())
+            if isinstance(self._inner, SegmentSpace):  # running side by side never reduces the sum
+                chains = SegmentModel(self._inner, own, copy_s_per_byte=0.0).best(splits=False, branches=False)
+                least = max(least, chains.cost_s)
+            return Relaxation(least, least)
+        splits = isinstance(self._inner, SegmentSpace) and bool(self._inner.axes)
+        found = relax(self._graph, cheapest, range(len(self._graph.operators)) if splits else ())
+        return Relaxation(found.work_s, found.work_s) if how.objective.aggregation == "busiest" else found
 
     def ranked(self, ranks: RankCosts) -> StudyObjective:
         """Return the latency of chains with ranks."""

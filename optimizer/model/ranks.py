@@ -146,10 +146,7 @@ def rank_estimate(
     best = best_ranked(model, error, most)
     plain = best_chains(model.costs, most)[0]
     plans = dict.fromkeys((best.best, plain.plan(graph)))
-    cheapest = np.array(bound.costs.operator_s)
-    for (operator, _), place in model.space.places.items():
-        cheapest[:, operator] = np.minimum(cheapest[:, operator], bound.triple_s[:, place])
-    relaxed = relax(graph, replace(bound.costs, operator_s=cheapest))
+    relaxed = relax(graph, bound.cheapest(bound.costs))
     own = session.capabilities.costs
     # Where stages may overlap, sums are no bound.
     one_by_one = all(i - 1 in graph.predecessors(i) for i in range(1, len(graph.operators)))
