@@ -60,7 +60,7 @@ from optimizer.workload.search import (
     workload_critic,
 )
 from search_spaces.core.constraints import Violation, infeasible
-from search_spaces.core.decoded_plan import decoded_plan, ranks_by_component
+from search_spaces.core.decoded_plan import RankSet, decoded_plan, ranks_by_component
 from search_spaces.core.errors import PlanError, RewriteError, UnavailableError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import JoinedGraph, merge
@@ -202,8 +202,13 @@ class SeveralModels(Subject):
     def _allow(self, variants: Variants) -> None:
         """Add variants of models to the space."""
         self.variants = variants
-        self.space = make_workload_space(
-            self.config.allow, self.workload, self.joined, self.space.platform, self.config.max_stages, variants.sets
+        self.space = self._space(variants.sets)
+
+    def _space(self, sets: Sequence[Sequence[RankSet]] = ()) -> WorkloadSpace:
+        """Return the space in which clients may have these ranks."""
+        config = self.config
+        return make_workload_space(
+            config.allow, self.workload, self.joined, self.space.platform, config.max_stages, sets
         )
 
     def restore(self, history: History, records: Sequence[Record]) -> None:
@@ -327,9 +332,7 @@ class SeveralModels(Subject):
             plans += WorkloadProposer(cut, predict, plans, config.seed, STEPS).ranking(1)
             plans += shared_starts(self.space, simulator)
         if variants is not None and any(variants.of):
-            processors = self.space.platform
-            plain = make_workload_space(config.allow, self.workload, self.joined, processors, config.max_stages)
-            plans += WorkloadProposer(plain, predict, plans, config.seed, steps).ranking(1)
+            plans += WorkloadProposer(self._space(), predict, plans, config.seed, steps).ranking(1)
             self.baselines += twins(self.space, self.baselines, variants, predict)
             self.baselines += (Baseline(PLAIN, plans[-1]),)
             limited = self.workload.memory_limit_nbytes is not None

@@ -25,7 +25,7 @@ from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.segment_model import SegmentModel
 from optimizer.samplers.critic import Critic
 from optimizer.samplers.study import below
-from optimizer.workload.limits import call_s, operator_costs
+from optimizer.workload.limits import Seconds, call_s, operator_costs
 from search_spaces.core.decoded_plan import DecodedPlan, in_runs
 from search_spaces.core.errors import RewriteError, UnavailableError
 from search_spaces.core.graph import Graph
@@ -90,28 +90,42 @@ def workload_critic(simulator: WorkloadSimulator, costs: ChainCosts, value: Valu
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Jobs:
+    """Seconds of a network's operators in jobs, on each processor of a platform; a pool counts as its first processor.
+
+    Attributes:
+        begun_s, added_s: shape ``(P, n)``: of :func:`~optimizer.workload.limits.operator_costs`.
+        call_s: shape ``(P,)``: of beginning a job.
+    """
+
+    begun_s: Seconds
+    added_s: Seconds
+    call_s: Seconds
+
+    @classmethod
+    def of(cls, graph: Graph, simulator: WorkloadSimulator, platform: Platform) -> _Jobs:
+        numbers = {p.name: i for i, p in enumerate(single_processors(simulator.platform))}
+        prices = (partial(simulator.part_s, graph, numbers[members(p)[0]]) for p in platform.processors)
+        each = [operator_costs(price, len(graph.operators)) for price in prices]
+        begun_s, added_s = (np.array(found) for found in zip(*each, strict=True))
+        return cls(begun_s, added_s, np.array([call_s(*both) for both in each]))
+
+
 def workload_costs(simulator: WorkloadSimulator, platform: Platform) -> ChainCosts:
     """Return the costs of the operators of all instances, without contention between processors.
 
     Args:
         platform: processors and pools; a pool is priced as its first processor.
     """
-    names, components = [p.name for p in single_processors(simulator.platform)], simulator.joined.components
-    count = len(simulator.joined.graph.operators)
-    operator_s, overhead_s = np.zeros((len(platform.processors), count)), np.zeros(len(platform.processors))
-    for row, processor in enumerate(platform.processors):
-        number = names.index(members(processor)[0])
-        for component in {c.graph.digest: c for c in components}.values():
-            graph = component.graph
-            price = partial(simulator.part_s, graph, number)
-            begun_s, added_s = operator_costs(price, len(graph.operators))
-            each_s = np.maximum(np.where(np.isfinite(added_s), added_s, begun_s), 0.0)
-            for other in components:
-                if other.graph.digest == graph.digest:
-                    operator_s[row, other.first_operator : other.first_operator + len(each_s)] = each_s
-            overhead_s[row] = max(overhead_s[row], call_s(begun_s, added_s))
+    components, count = simulator.joined.components, len(simulator.joined.graph.operators)
+    graphs = {c.graph.digest: c.graph for c in components}
+    jobs = {digest: _Jobs.of(graph, simulator, platform) for digest, graph in graphs.items()}
+    rows = [jobs[c.graph.digest] for c in components]
+    each_s = [np.maximum(np.where(np.isfinite(own.added_s), own.added_s, own.begun_s), 0.0) for own in rows]
+    overhead_s = np.max([own.call_s for own in rows], axis=0, initial=0.0)
     between = np.zeros((count, len(platform.processors), len(platform.processors)))
-    return ChainCosts(platform, operator_s, overhead_s, between)
+    return ChainCosts(platform, np.concatenate(each_s, axis=1), overhead_s, between)
 
 
 def shared_starts(space: SharedWorkloadSpace, simulator: WorkloadSimulator) -> list[Plan]:
@@ -129,16 +143,11 @@ def shared_starts(space: SharedWorkloadSpace, simulator: WorkloadSimulator) -> l
 
 def _best(space: SegmentSpace, simulator: WorkloadSimulator) -> tuple[Stage, ...]:
     """Return the stages of the plan with the least latency of one model alone, as jobs are priced."""
-    names, count = [p.name for p in single_processors(simulator.platform)], len(space.graph.operators)
-    processors = space.platform.processors
-    operator_s, overhead_s = np.zeros((len(processors), count)), np.zeros(len(processors))
-    for row, processor in enumerate(processors):
-        price = partial(simulator.part_s, space.graph, names.index(members(processor)[0]))
-        begun_s, added_s = operator_costs(price, count)
-        over_s = call_s(begun_s, added_s)
-        operator_s[row] = np.minimum(np.where(np.isfinite(added_s), added_s, begun_s - over_s), begun_s)
-        overhead_s[row] = max(0.0, over_s)
-    costs = ChainCosts(space.platform, operator_s, overhead_s, np.zeros((count, len(processors), len(processors))))
+    jobs = _Jobs.of(space.graph, simulator, space.platform)
+    alone_s = np.where(np.isfinite(jobs.added_s), jobs.added_s, jobs.begun_s - jobs.call_s[:, None])
+    processors, count = jobs.begun_s.shape
+    between = np.zeros((count, processors, processors))
+    costs = ChainCosts(space.platform, np.minimum(alone_s, jobs.begun_s), np.maximum(jobs.call_s, 0.0), between)
     return space.plan(SegmentModel(space, costs).best().parts).stages
 
 
