@@ -32,7 +32,7 @@ from optimizer.study.loop import LOST, DriftMonitor, Loop, Origin
 from optimizer.study.result import Result
 from optimizer.study.subjects import Search, Subject
 from optimizer.study.verdict import PAUSE_S, FinalSettings, Verdict, decide
-from optimizer.study.warm import fingerprint_of
+from optimizer.study.warm import fingerprint_of, warm_start
 from search_spaces.core.errors import OptimizeError, RunFolderError, UsageError, damage
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
@@ -217,7 +217,7 @@ def foreseen(config: StudyConfig) -> dict[str, Any]:
     with TemporaryDirectory() as folder, subject.session(Path(folder)) as session:
         subject.ask(session)
         if config.warm_start is not None:
-            subject.taken(config.warm_start, fingerprint_of(session))
+            warm_start(config.warm_start, fingerprint_of(session), subject)
     found = subject.foreseen()
     return {**found, "baselines": [*found["baselines"], *(b.name for b in own)]}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -20,6 +20,7 @@ from optimizer.model.goals import StudyObjective, asked, policies, study_objecti
 from optimizer.model.profile import Profile, Profiler, known_profile, profile
 from optimizer.model.ranks import rank_profile
 from optimizer.model.segments import segment_baselines, split_profile
+from optimizer.report.data import Study as Earlier
 from optimizer.samplers.auto import Problem
 from optimizer.shared.study import ERRORS, PROFILE
 from optimizer.study.config import StudyConfig, most_stages, space_of, with_freedoms
@@ -38,7 +39,7 @@ from optimizer.study.limits import (
 from optimizer.study.result import Result
 from optimizer.study.subjects import Search, Subject
 from optimizer.study.verdict import Verdict
-from optimizer.study.warm import Warm, begin_warm, warm_start
+from optimizer.study.warm import Known, Warm, begin_warm, carried, earlier_times, moved_here
 from search_spaces.core.constraints import Violation
 from search_spaces.core.errors import PlanError, UsageError
 from search_spaces.core.plan import Plan, canonical
@@ -112,9 +113,17 @@ class OneModel(Subject):
         """Return the session in all states of the platform that are asked for."""
         return asked(self.config, self.platform, self.space, session)
 
-    def taken(self, run: Path, fingerprint: Mapping[str, Any]) -> Warm:
-        """Return what an earlier study of one model has measured for this one."""
-        return warm_start(run, fingerprint, self.config, self.graph, self.platform)
+    def known(self, study: Earlier, same: Sequence[str]) -> Known | None:
+        """Return the operators' times on unchanged processors."""
+        return earlier_times(study, same, self.config, self.graph, self.platform)
+
+    def here(self, plan: Plan, study: Earlier, same: Sequence[str]) -> Plan | None:
+        """Return a plan on processors of this study; None where it has none like it."""
+        return moved_here(plan, study, same, self.config, self.graph, self.platform)
+
+    def carried(self, study: Earlier) -> tuple[Plan, ...]:
+        """Return the best plans of an earlier study, of this model or another one."""
+        return carried(study, self.graph, self.platform)
 
     def foreseen(self) -> dict[str, Any]:
         """Return what would be searched; the fastest processor, and so what criteria are for, is not known yet."""
@@ -134,13 +143,13 @@ class OneModel(Subject):
         """Profile the operators; set objectives, limits and baselines."""
         config, progress = self.config, study.watcher.message
         most = most_stages(config, len(self.graph.operators))
-        warm = begin_warm(config, self.taken, session, study.run, study.history, progress, study.shared)
+        warm = begin_warm(study, session)
         priced = self.ask(session)
         if isinstance(self.space, SegmentSpace):
             progress("pricing operators that two processors can share")
         if (count := len(self.space.distributions())) > _MANY_PARAMETERS:
             progress(f"the space has {count} parameters: samplers other than auto learn little from few trials there")
-        profiled = self._profile(study, priced, warm)
+        profiled = study.fact(PROFILE, lambda: self._profile(priced, warm, progress).to_json(), Profile.from_json)
         if isinstance(self.space, SegmentSpace):
             progress("solving for the model's optimum")
         objective = study_objective(config, self.graph, self.platform, self.space, session, profiled)
@@ -231,12 +240,6 @@ class OneModel(Subject):
     def _inner(self) -> EnumerableSpace:
         return self.space.chains if isinstance(self.space, RankSpace) else self.space
 
-    def _profile(self, study: Study, session: Session, warm: Warm | None) -> Profile:
-        def find() -> dict[str, Any]:
-            return self._measured_profile(session, warm, study.watcher.message).to_json()
-
-        return study.fact(PROFILE, find, Profile.from_json)
-
     def _errors(self, study: Study, session: Session, profiled: Profile) -> ErrorProfile | None:
         """Return what operators add to the error of the outputs, if that is limited and kinds may differ in it."""
         most = self.config.max_error
@@ -251,15 +254,15 @@ class OneModel(Subject):
 
         return study.fact(ERRORS, find, ErrorProfile.from_json)
 
-    def _measured_profile(self, session: Session, warm: Warm | None, progress: Callable[[str], None]) -> Profile:
+    def _profile(self, session: Session, warm: Warm | None, progress: Callable[[str], None]) -> Profile:
         of, inner = Profiler(session, self.graph, self.platform, progress), self._inner
         if session.capabilities.costs:
             found = known_profile(session.part_costs(self.graph), self.platform)
         else:
-            known = warm.profile if warm is not None else None
-            if warm is not None and warm.complete and known is not None:
-                return known
-            found = profile(of, known)
+            known = warm.known if warm is not None else None
+            if known is not None and known.complete and known.profile is not None:
+                return known.profile
+            found = profile(of, known.profile if known is not None else None)
             if isinstance(inner, SegmentSpace):
                 found = split_profile(of, inner, found) if inner.axes else branch_profile(of, inner, found)
         if isinstance(self.space, RankSpace):

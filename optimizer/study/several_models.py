@@ -24,6 +24,7 @@ from evaluators.workload.setting import setting
 from optimizer.devices import as_told, choose_platform, go_to, model_of
 from optimizer.model.baselines import Baseline
 from optimizer.model.robust import in_states
+from optimizer.report.data import Study as Earlier
 from optimizer.samplers.auto import Problem as SamplerProblem
 from optimizer.study.config import StudyConfig, with_freedoms
 from optimizer.study.course import Study
@@ -34,7 +35,7 @@ from optimizer.study.log import Record
 from optimizer.study.result import WorkloadResult
 from optimizer.study.subjects import Search, Subject
 from optimizer.study.verdict import Verdict
-from optimizer.study.warm import PRICES, Warm, begin_warm, fingerprint_of, warm_several
+from optimizer.study.warm import PRICES, Known, begin_warm, best_plans, earlier_prices, fingerprint_of, warm_start
 from optimizer.workload.baselines import first_plans, mapped, workload_baselines
 from optimizer.workload.limits import Least, Memory, bound_of, check
 from optimizer.workload.ranks import (
@@ -269,22 +270,32 @@ class SeveralModels(Subject):
 
     def learn(self, study: Study, session: Session) -> Search:
         """Measure prices of jobs, and find the variants of models."""
-        config = self.config
-        hosted = cast("WorkloadSession", session)
+        config, hosted = self.config, cast("WorkloadSession", session)
         memory = Memory(self.workload, self.joined)
         simulator = self.simulator = self._prices(study, hosted, memory)
-        warm = begin_warm(config, self.taken, session, study.run, study.history, study.watcher.message, study.shared)
+        warm = begin_warm(study, session)
         priced: Any = self.ask(session)
-        predict = self._predictor(hosted, priced, memory)
-        limits = limits_of(config)
-        figures = {o.objective.name: partial(_value, o, simulator) for o in self.asked[len(self.objectives) :]}
+        how, limited = self.asked[0], self.asked[len(self.objectives) :]
+        limits, figures = limits_of(config), {o.objective.name: partial(_value, o, simulator) for o in limited}
+        simulators, together = [simulator], math.fsum
+        if config.state:
+            each = (cast("WorkloadSession", hosted.in_state(state)) for state in priced.states)
+            simulators, together = [one.simulator for one in each], priced.value_s
+
+        def value(plan: Plan, simulator: WorkloadSimulator) -> float:
+            return math.inf if memory.violations(plan) else _value(how, simulator, plan)
+
+        def predict(plan: Plan) -> float:
+            return together([value(plan, simulator) for simulator in simulators])
 
         def breaks(plan: Plan) -> tuple[Violation, ...]:
             return (*memory.violations(plan), *expected(limits, figures, plan))
 
-        proposer = self._first(simulator, memory, predict)
-        computed = session.capabilities.computed
-        known = self._known(proposer, predict, lambda plan: not breaks(plan), simulator, memory, computed=computed)
+        proposer, space = self._first(simulator, memory, predict), self.space
+        costs = workload_costs(simulator, space.platform)
+        # Measured times of jobs teach only where the objective follows from them.
+        learns = how.objective.aggregation == "path" and not config.state and not session.capabilities.computed
+        critic = partial(workload_critic, simulator, costs, value) if learns else None
         bounds = None
         if not config.state:
             own = session.capabilities.states  # a session with states computes them
@@ -296,19 +307,33 @@ class SeveralModels(Subject):
             breaks,
             _NAMED,
             _PROPOSED,
-            problem=known,
-            carried=warm.plans if warm is not None else (),
-            bounds=bounds,
+            SamplerProblem(
+                self.graph,
+                space.platform,
+                space,
+                costs,
+                fits=lambda plan: not breaks(plan),
+                search=lambda of, seed: proposer.anew(seed, critic() if critic is not None else None, of.fits),
+                optima=tuple(proposer.ranking(1)),
+                predict=predict,
+                critic=critic,
+            ),
+            warm.plans if warm is not None else (),
+            bounds,
         )
 
-    def taken(self, run: Path, fingerprint: Mapping[str, Any]) -> Warm:
-        """Return what an earlier study of several models has measured of this one."""
+    def known(self, study: Earlier, same: Sequence[str]) -> Known | None:
+        """Return the prices of jobs, if all processors are unchanged."""
+        return earlier_prices(study) if len(same) == len(self.processors) else None
 
-        def holds(plan: Plan) -> bool:
-            named = {b.plan.digest for b in self.baselines}
-            return plan.digest in named or in_space(self.space, plan)
+    def here(self, plan: Plan, study: Earlier, same: Sequence[str]) -> Plan | None:  # noqa: ARG002
+        """Return a plan of the space or a baseline; None of any other."""
+        named = {b.plan.digest for b in self.baselines}
+        return plan if plan.digest in named or in_space(self.space, plan) else None
 
-        return warm_several(run, fingerprint, self.config, self.digest, self.processors, holds)
+    def carried(self, study: Earlier) -> tuple[Plan, ...]:
+        """Return the best plans of an earlier study that can be measured here."""
+        return best_plans(study, lambda plan: self.here(plan, study, ()) is not None)
 
     def _first(
         self, simulator: WorkloadSimulator, memory: Memory, predict: Callable[[Plan], float]
@@ -345,43 +370,6 @@ class SeveralModels(Subject):
             self.baselines += (Baseline(_NO_OTHER, best),)
         return proposer
 
-    def _known(
-        self,
-        proposer: WorkloadProposer,
-        predict: Callable[[Plan], float],
-        fits: Callable[[Plan], bool],
-        simulator: WorkloadSimulator,
-        memory: Memory,
-        *,
-        computed: bool,
-    ) -> SamplerProblem:
-        """Return the search as samplers see it.
-
-        They learn from measured times of jobs if the objective follows from these.
-
-        Args:
-            computed: whether trials tell what was predicted, and nothing more.
-        """
-        space, how = self.space, self.asked[0]
-        costs = workload_costs(simulator, space.platform)
-
-        def value(plan: Plan, simulator: WorkloadSimulator) -> float:
-            return math.inf if memory.violations(plan) else _value(how, simulator, plan)
-
-        learns = how.objective.aggregation == "path" and not self.config.state and not computed
-        critic = partial(workload_critic, simulator, costs, value) if learns else None
-        return SamplerProblem(
-            self.graph,
-            space.platform,
-            space,
-            costs,
-            fits,
-            search=lambda of, seed: proposer.anew(seed, critic() if critic is not None else None, of.fits),
-            optima=tuple(proposer.ranking(1)),
-            predict=predict,
-            critic=critic,
-        )
-
     def _prices(self, study: Study, session: WorkloadSession, memory: Memory) -> WorkloadSimulator:
         """Measure prices of jobs and find variants, unless the log holds them; return the predictor.
 
@@ -393,7 +381,8 @@ class SeveralModels(Subject):
         grids = grids_of(self.workload, self.choices) if self.choices and (new or known is None) else {}
         more = (grids,) if grids else ()
         if known is None and config.warm_start is not None:
-            known = self.taken(config.warm_start, fingerprint_of(session)).prices
+            taken = warm_start(config.warm_start, fingerprint_of(session), self).known
+            known = taken.prices if taken is not None else None
         # All workers use the first one's prices, so that they propose by one model.
         if known is None and study.shared is not None:
             known = study.shared.fact(PRICES, lambda: session.price(None, progress, *more))
@@ -415,24 +404,6 @@ class SeveralModels(Subject):
             study.begin()
             study.opened()
         return simulator
-
-    def _predictor(self, session: WorkloadSession, priced: Any, memory: Memory) -> Callable[[Plan], float]:
-        """Return the predictor of the first objective; infinite if a plan cannot run or violates the memory limit.
-
-        Args:
-            priced: of :meth:`ask`; knows the states of the platform, if there are any.
-        """
-        how, simulators, value = self.asked[0], [session.simulator], math.fsum
-        if self.config.state:
-            each = (cast("WorkloadSession", session.in_state(state)) for state in priced.states)
-            simulators, value = [hosted.simulator for hosted in each], priced.value_s
-
-        def predict(plan: Plan) -> float:
-            if memory.violations(plan):
-                return math.inf
-            return value([_value(how, simulator, plan) for simulator in simulators])
-
-        return predict
 
     def finish(self, study: Study, session: Session, verdict: Verdict) -> Agreement | None:
         """Write the files of the recommended plan."""

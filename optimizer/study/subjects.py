@@ -14,6 +14,7 @@ from evaluators.objectives import Objective
 from evaluators.sampling import SamplingPolicy
 from optimizer.model.baselines import Baseline
 from optimizer.model.bounds import Bounds
+from optimizer.report.data import Study as Earlier
 from optimizer.samplers.auto import Problem
 from optimizer.study.config import StudyConfig
 from optimizer.study.folder import write_json
@@ -22,7 +23,7 @@ from optimizer.study.limits import keeps, limits_of, none_keeps
 from optimizer.study.log import Record
 from optimizer.study.result import Result
 from optimizer.study.verdict import Verdict
-from optimizer.study.warm import Warm
+from optimizer.study.warm import Known
 from search_spaces.core.constraints import Violation
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
@@ -142,15 +143,20 @@ class Subject(ABC):
         """
 
     @abstractmethod
-    def taken(self, run: Path, fingerprint: Mapping[str, Any]) -> Warm:
-        """Return what an earlier study has measured for this one.
+    def known(self, study: Earlier, same: Sequence[str]) -> Known | None:
+        """Return the costs that an earlier study of the same device has measured; None where none can be used.
 
         Args:
-            fingerprint: from :func:`~optimizer.study.warm.fingerprint_of`.
-
-        Raises:
-            RunFolderError: there is no finished study in the folder.
+            same: the names of processors that are unchanged.
         """
+
+    @abstractmethod
+    def here(self, plan: Plan, study: Earlier, same: Sequence[str]) -> Plan | None:
+        """Return a plan of an earlier study as this one would measure it; None where it would not."""
+
+    @abstractmethod
+    def carried(self, study: Earlier) -> tuple[Plan, ...]:
+        """Return the best plans of an earlier study as this one would measure them, the best first."""
 
     @abstractmethod
     def foreseen(self) -> dict[str, Any]:

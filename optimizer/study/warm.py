@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evaluators.base import Session
 from evaluators.objectives import OBJECTIVES
@@ -23,10 +23,9 @@ from optimizer.model.goals import needed
 from optimizer.model.profile import Profile
 from optimizer.provenance import provenance
 from optimizer.report.data import Study, read_study
-from optimizer.shared.study import SharedStudy
 from optimizer.study.config import StudyConfig
-from optimizer.study.folder import LOG, RunFolder
-from optimizer.study.history import WARM, History, Trial
+from optimizer.study.folder import LOG
+from optimizer.study.history import WARM, Trial
 from optimizer.study.limits import allowed_error
 from optimizer.study.log import read_log
 from search_spaces.core.errors import PlanError, RunFolderError
@@ -37,6 +36,10 @@ from search_spaces.core.platform import Platform, Processor
 from search_spaces.core.wording import plural
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.registry import freedoms_of
+
+if TYPE_CHECKING:
+    from optimizer.study import course
+    from optimizer.study.subjects import Subject
 
 TAKEN = "taken"
 """Kind of the log record that a warm start is complete; it holds the plans that were carried over."""
@@ -51,24 +54,37 @@ _RUNTIME = "ai-edge-litert"
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """Costs that an earlier study measured on unchanged processors.
+
+    Attributes:
+        what: they are, in words.
+        profile: the operators' times; None of several models.
+        complete: whether the profile covers all processors.
+        prices: of jobs of several models.
+    """
+
+    what: str
+    profile: Profile | None = None
+    complete: bool = False
+    prices: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Warm:
     """Data taken over from an earlier study.
 
     Attributes:
         trials: measured plans of the same model on the same device; numbered -1, since they cost no budget.
-        profile: the operators' times on unchanged processors; None from another model or device.
-        complete: whether the profile covers all processors.
         plans: the best plans carried over that are not among the trials, the best first.
         summary: what was reused, in words.
-        prices: of jobs, from the same models on the same device.
+        known: costs; None from another model or device.
     """
 
     trials: tuple[Trial, ...]
-    profile: Profile | None
-    complete: bool
     plans: tuple[Plan, ...]
     summary: str
-    prices: Mapping[str, Any] | None = None
+    known: Known | None = None
 
 
 def fingerprint_of(session: Session) -> dict[str, Any]:
@@ -77,54 +93,44 @@ def fingerprint_of(session: Session) -> dict[str, Any]:
     return found
 
 
-def begin_warm(
-    config: StudyConfig,
-    take: Callable[[Path, Mapping[str, Any]], Warm],
-    session: Session,
-    run: RunFolder,
-    history: History,
-    progress: Callable[[str], None],
-    shared: SharedStudy | None = None,
-) -> Warm | None:
+def begin_warm(study: course.Study, session: Session) -> Warm | None:
     """Copy data of an earlier study into the log of a new one; into a resumed one, what it lacks.
 
     Done once and logged, so that this study does not change if the earlier one goes on. A study lacks data if it began
-    without a warm start, or was killed before all was copied. The log also gets the device, for later studies.
+    without a warm start, or was killed before all was copied. The log also gets the device, for later studies. Workers
+    of a shared study get the measured plans from the storage.
 
     Args:
-        take: returns the data of an earlier study, given its folder and our :func:`fingerprint_of`.
         session: on the device as it is.
-        shared: gets the measured plans instead, for all workers.
 
     Raises:
         RunFolderError: there is no finished study in the folder.
     """
+    run, history, earlier = study.run, study.history, study.config.warm_start
     if all(record.kind != "device" for record in run.contents.records):
         run.log.append("device", fingerprint_of(session))
-    if config.warm_start is None:
+    if earlier is None:
         return None
-    warm = take(config.warm_start, fingerprint_of(session))
-    source = str(config.warm_start.resolve())
+    warm = warm_start(earlier, fingerprint_of(session), study.subject)
+    source = str(earlier.resolve())
     taken = [r.data for r in run.contents.records if r.kind == TAKEN and r.data.get("run") == source]
     if taken:
         return replace(warm, trials=(), plans=tuple(map(Plan.from_json, taken[-1]["plans"])))
     lacking = [t for t in warm.trials if t.plan.digest not in history.known]
     if lacking or not run.resumed:
-        progress(warm.summary)
+        study.watcher.message(warm.summary)
     for trial in lacking:
-        if shared is None:
+        if study.shared is None:
             run.log.append("baseline", trial.to_json())
             history.add_outside(trial)
-        elif (claim := shared.claim(trial.plan.digest, "baseline", {}, {})) is not None:
-            shared.finish(claim, {**trial.to_json(), "values": history.value_of(trial)})
+        elif (claim := study.shared.claim(trial.plan.digest, "baseline", {}, {})) is not None:
+            study.shared.finish(claim, {**trial.to_json(), "values": history.value_of(trial)})
     run.log.append(TAKEN, {"run": source, "plans": [plan.to_json() for plan in warm.plans]})
     return warm
 
 
-def warm_start(
-    run: Path, fingerprint: Mapping[str, Any], config: StudyConfig, graph: Graph, platform: Platform
-) -> Warm:
-    """Return the data that a finished study of one model has for a new one.
+def warm_start(run: Path, fingerprint: Mapping[str, Any], of: Subject) -> Warm:
+    """Return the data that a finished study has for a new one.
 
     Args:
         fingerprint: from :func:`fingerprint_of`.
@@ -132,72 +138,46 @@ def warm_start(
     Raises:
         RunFolderError: there is no finished study in the folder.
     """
-    study = read_study(run)
-    other = _other_device(study, config, graph.digest, fingerprint)
-    before = {p.name: p for p in study.platform.processors}
-    same = [p.name for p in platform.processors if p.name in before and _plain(p) == _plain(before[p.name])]
-    if other or not same:
-        plans = carried(study, graph, platform)
-        summary = f"{plural(len(plans), 'plan')} carried over from {run}, which is of {other or 'other processors'}"
-        return Warm((), None, False, plans, summary)
-    likes = {platform[name].like: before[name].like for name in reversed(same)}
-    known = study.profile.of(likes) if study.profile is not None else None
-    if known is not None and any(len(row) != len(graph.operators) for row in known.operator_s.values()):
-        raise RunFolderError(
-            f"{run}: damaged: its operators' times are not those of its model", "warm-start from another"
-        )
-    complete = known is not None and known.knows(platform) and _same_space(study, config)
+    study, config = read_study(run), of.config
+    other = _other_device(study, config, of.digest, fingerprint)
+    before = {p.name: _plain(p) for p in study.platform.processors}
+    same = [p.name for p in of.processors if before.get(p.name) == _plain(p)]
+    known, plans = None if other else of.known(study, same), of.carried(study)
+    moved = f"{plural(len(plans), 'plan')} carried over"
+    if known is None:
+        return Warm((), plans, f"{moved} from {run}, which is of {other or 'other processors'}")
     if numbers := _other_numbers(study, config):
-        plans = carried(study, graph, platform)
-        summary = f"operator times taken over from {run}, {plural(len(plans), 'plan')} carried over: it has {numbers}"
-        return Warm((), known, complete, plans, summary)
-    trials = _known_trials(study, config, graph, platform, same)
-    plans = ()
-    if len(same) < len(platform.processors) or len(same) < len(before):
-        plans = tuple(p for p in carried(study, graph, platform) if p.digest not in {t.plan.digest for t in trials})
-    return Warm(
-        trials, known, complete, plans, f"{plural(len(trials), 'plan')} and the operator times taken over from {run}"
-    )
+        return Warm((), plans, f"{known.what} taken over from {run}, {moved}: it has {numbers}", known)
+    trials = _known_trials(study, of, same)
+    digests = {t.plan.digest for t in trials}
+    changed = len(same) < len(of.processors) or len(same) < len(before)
+    left = tuple(p for p in plans if p.digest not in digests) if changed else ()
+    summary = f"{plural(len(trials), 'plan')} and the {known.what} taken over from {run}"
+    return Warm(trials, left, summary, known)
 
 
-def warm_several(
-    run: Path,
-    fingerprint: Mapping[str, Any],
-    config: StudyConfig,
-    digest: str,
-    processors: Sequence[Processor],
-    holds: Callable[[Plan], bool],
-) -> Warm:
-    """Return the data that a finished study of several models has for a new one: plans and prices of jobs.
+def earlier_times(
+    study: Study, same: Sequence[str], config: StudyConfig, graph: Graph, platform: Platform
+) -> Known | None:
+    """Return the operators' times on unchanged processors; None where there are none.
 
     Args:
-        digest: of the models and the objective.
-        processors: of the space.
-        holds: whether a plan can be measured.
+        same: the names of these processors.
 
     Raises:
-        RunFolderError: there is no finished study in the folder.
+        RunFolderError: they are not those of the model.
     """
-    study = read_study(run)
-    other = _other_device(study, config, digest, fingerprint)
-    before = {p.name: _plain(p) for p in study.platform.processors}
-    measured = {t.plan.digest: t for t in study.trials if t.measurement is not None and holds(t.plan)}
-    plans = tuple(t.plan for t in sorted(measured.values(), key=lambda t: t.median_s))[:_CARRIED]
-    if other or any(before.get(p.name) != _plain(p) for p in processors):
-        summary = f"{plural(len(plans), 'plan')} carried over from {run}, which is of {other or 'other processors'}"
-        return Warm((), None, False, plans, summary)
-    prices = next((r.data for r in reversed(read_log(run / LOG).records) if r.kind == PRICES), None)
-    if numbers := _other_numbers(study, config):
-        summary = f"prices of jobs taken over from {run}, {plural(len(plans), 'plan')} carried over: it has {numbers}"
-        return Warm((), None, False, plans, summary, prices)
-    figures = {*config.objective[1:], *needed(config)}
-    trials = tuple(
-        replace(t, number=-1, origin=WARM, params={}, attributes={})
-        for t in measured.values()
-        if t.measurement is not None and figures <= t.measurement.figures.keys()
-    )
-    summary = f"{plural(len(trials), 'plan')} and the prices of jobs taken over from {run}"
-    return Warm(trials, None, True, (), summary, prices)
+    if not same:
+        return None
+    before = {p.name: p for p in study.platform.processors}
+    likes = {platform[name].like: before[name].like for name in reversed(same)}
+    found = study.profile.of(likes) if study.profile is not None else None
+    if found is not None and any(len(row) != len(graph.operators) for row in found.operator_s.values()):
+        raise RunFolderError(
+            f"{study.path}: damaged: its operators' times are not those of its model", "warm-start from another"
+        )
+    complete = found is not None and found.knows(platform) and _same_space(study, config)
+    return Known("operator times", found, complete)
 
 
 def _same_space(study: Study, config: StudyConfig) -> bool:
@@ -206,30 +186,43 @@ def _same_space(study: Study, config: StudyConfig) -> bool:
     return same and ("ranks" not in freedoms_of(config.allow) or study.config.get("max_error") == config.max_error)
 
 
-def _known_trials(
-    study: Study, config: StudyConfig, graph: Graph, platform: Platform, processors: Sequence[str]
-) -> tuple[Trial, ...]:
+def _known_trials(study: Study, of: Subject, same: Sequence[str]) -> tuple[Trial, ...]:
     """Return the measured plans on unchanged processors that have all figures of this study."""
-    measured = {t.plan.digest: t for t in study.trials if t.measurement is not None}
+    config, measured = of.config, measured_trials(study)
     figures = {*config.objective[1:], *needed(config)}
     # Some evaluators compare no outputs; the others skip plans that lost their race.
-    compared = any(t.measurement.agreement is not None for t in measured.values() if t.measurement)
+    compared = any(t.measurement.agreement is not None for t in measured if t.measurement)
     asked = compared and allowed_error(config) is not None
     found: dict[str, Trial] = {}
-    for trial in measured.values():
-        plan = _on_processors(trial.plan, study.platform, processors)
-        if trial.measurement is None or plan is None or not _allowed(plan, config):
+    for trial in measured:
+        here, known = of.here(trial.plan, study, same), trial.measurement
+        if known is None or here is None:
             continue
-        if not figures <= trial.measurement.figures.keys() or (asked and trial.measurement.agreement is None):
+        if not figures <= known.figures.keys() or (asked and known.agreement is None):
             continue
-        here = canonical(plan, graph, platform)  # it may have another name where other processors are alike
-        if [s.operators for s in here.stages] != [s.operators for s in plan.stages]:
-            continue
-        known = trial.measurement if here == trial.plan else replace(trial.measurement, timeline=None)
+        known = known if here == trial.plan else replace(known, timeline=None)
         found[here.digest] = replace(
             trial, number=-1, plan=here, origin=WARM, params={}, attributes={}, measurement=known
         )
     return tuple(found.values())
+
+
+def earlier_prices(study: Study) -> Known:
+    """Return the prices of jobs of several models."""
+    records = read_log(study.path / LOG).records
+    prices = next((r.data for r in reversed(records) if r.kind == PRICES), None)
+    return Known("prices of jobs", prices=prices)
+
+
+def measured_trials(study: Study) -> Sequence[Trial]:
+    """Return one trial of each plan that a study has measured."""
+    return list({t.plan.digest: t for t in study.trials if t.measurement is not None}.values())
+
+
+def best_plans(study: Study, holds: Callable[[Plan], bool]) -> tuple[Plan, ...]:
+    """Return the best plans of a study of the same models, among those that can be measured here."""
+    measured = [t for t in measured_trials(study) if holds(t.plan)]
+    return tuple(t.plan for t in sorted(measured, key=lambda t: t.median_s))[:_CARRIED]
 
 
 def _allowed(plan: Plan, config: StudyConfig) -> bool:
@@ -237,6 +230,21 @@ def _allowed(plan: Plan, config: StudyConfig) -> bool:
     freedoms = freedoms_of(config.allow)
     needs = ["splits"] * plan.is_split + ["ranks"] * bool(plan.ranks)
     return not freedoms or freedoms.issuperset(needs)
+
+
+def moved_here(
+    plan: Plan, study: Study, same: Sequence[str], config: StudyConfig, graph: Graph, platform: Platform
+) -> Plan | None:
+    """Return a plan on identical processors here, in canonical form; None where the new study has none like it.
+
+    Args:
+        same: the names of unchanged processors.
+    """
+    moved = _on_processors(plan, study.platform, same)
+    if moved is None or not _allowed(moved, config):
+        return None
+    here = canonical(moved, graph, platform)  # it may have another name where other processors are alike
+    return here if [s.operators for s in here.stages] == [s.operators for s in moved.stages] else None
 
 
 def _on_processors(plan: Plan, platform: Platform, processors: Sequence[str]) -> Plan | None:
