@@ -1,4 +1,4 @@
-"""Objectives of a study: the session that measures them, their model estimate, and the front of several."""
+"""Objectives of a study of one model: the session that measures them, and their model estimate."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from functools import cached_property, partial
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from evaluators.base import Candidate, Session, conditions_of, counters_of
-from evaluators.measurement.final import Final, FinalComparison
+from evaluators.base import Session
 from evaluators.objectives import (
     LATENCY,
     OBJECTIVES,
-    Objective,
     Priced,
     PricedSession,
     Pricing,
@@ -39,17 +36,14 @@ from optimizer.model.search_model import Chains, SearchModel, Shared
 from optimizer.model.segments import segment_estimate, segment_price
 from optimizer.samplers.auto import Problem, Proposer
 from optimizer.study.config import StudyConfig, most_stages
-from optimizer.study.front import Front, FrontPlan, criteria, front_finalists, has_criterion, knee, significant_front
-from optimizer.study.history import History, Trial
+from optimizer.study.front import criteria, has_criterion
 from optimizer.study.limits import allowed_error, limits_of
-from optimizer.study.verdict import FinalSettings, Verdict, decide
 from optimizer.workload.search import WorkloadProposer
 from search_spaces.core.constraints import Violation
-from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.errors import UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
-from search_spaces.core.wording import plural
 from search_spaces.spaces.chain import ChainSpace, chain_plan
 from search_spaces.spaces.rank_space import RankSpace
 from search_spaces.spaces.segment_space import SegmentSpace
@@ -147,9 +141,9 @@ class _Asked:
         self.ranks: RankCosts | None = None
         self._more: tuple[Baseline, ...] = ()
         if isinstance(space, RankSpace):
-            self.ranks = rank_model(graph, usual, profiled, platform, space)
-            fastest = profiled.fastest(platform)
-            self._more = rank_baselines(graph, platform, self.ranks, self._error, self._most, fastest)
+            self.ranks = rank_model(usual, profiled, platform, space)
+            limits = RankLimits(self.ranks, self._error, self._most)
+            self._more = rank_baselines(limits, profiled.fastest(platform))
 
     def _everywhere(self, session: Session) -> Any:
         return _everywhere(self._config, self._platform, session)
@@ -287,9 +281,9 @@ class _Asked:
 
     def ranked(self, ranks: RankCosts) -> StudyObjective:
         """Return the latency of chains with ranks."""
-        bound = rank_model(self._graph, self._usual, self._profiled, self._platform, ranks.space, least=True)
-        estimate = rank_estimate(self._graph, self._usual, ranks, bound, self._error, self._most)
+        bound = rank_model(self._usual, self._profiled, self._platform, ranks.space, least=True)
         limits = RankLimits(ranks, self._error, self._most)
+        estimate = rank_estimate(self._usual, limits, bound)
         return StudyObjective(
             self._session,
             ranks.price,
@@ -354,91 +348,6 @@ def needed(config: StudyConfig) -> list[str]:
     limited = [LATENCY.name] if config.deadline is not None else []
     limited += [limit.name for limit in limits_of(config) if limit.name in OBJECTIVES]
     return [name for name in limited if name not in config.objective]
-
-
-def _is(digest: str, trial: Trial) -> bool:
-    return trial.plan.digest == digest
-
-
-def decide_front(
-    session: Priced,
-    history: History,
-    baselines: Mapping[str, Plan],
-    how: FinalSettings,
-    objectives: Sequence[Objective],
-) -> tuple[Front, Verdict]:
-    """Return the front of several objectives, each plan compared with the others in each, and its knee's verdict.
-
-    Raises:
-        UnavailableError: no plan could be measured.
-    """
-    trials = (
-        front_finalists(history, objectives, lambda t: how.fits(t) and how.allowed(t.plan))
-        or front_finalists(history, objectives, how.fits)
-        or front_finalists(history, objectives, lambda _: True)
-    )
-    if not trials:
-        raise UnavailableError("no plan could be measured", "see the failures in the trial log")
-    for digest in sorted(how.asked - {t.plan.digest for t in trials}):  # each, even where another one dominates it
-        trials += front_finalists(history, objectives, partial(_is, digest))
-    count = len(objectives)
-    policy = replace(
-        how.policy,
-        max_s=how.policy.max_s / count,
-        disturbed_s=how.policy.disturbed_s / count,
-        claim_s=how.policy.claim_s / count,
-        loaded=max(2, len(trials)),
-    )
-    stages = [len(t.plan.stages) for t in trials]
-    finals: list[Final] = []
-    for which in range(1, len(objectives)):
-        other = session.only(which)
-        how.progress(f"final comparison of {plural(len(trials), 'plan')} by {session.how[which].objective.name}")
-        finals.append(
-            FinalComparison(
-                [_loader(other, how.graph, t.plan) for t in trials],
-                policy,
-                np.random.default_rng([how.seed, 2, len(finals)]),
-                conditions=conditions_of(other),
-                counters=counters_of(other),
-                watched=lambda found: found.measured,
-                computed=other.capabilities.computed,
-                counted=session.how[which].objective.of_plan is not None,
-                groups=[how.loaded_by(t.plan) for t in trials],
-            ).run()
-        )
-    names = {plan.digest: name for name, plan in reversed(list(baselines.items()))}
-    common = [i for i in range(len(trials)) if all(i in f.measured for f in finals)]
-    if not common:
-        reasons = dict.fromkeys(s.failure for f in finals for s in f.standings if s.failure)
-        raise UnavailableError(f"no plan could be measured in every objective: {'; '.join(reasons)}")
-
-    def rows(first: Final) -> list[int]:
-        return significant_front([first, *finals], stages)
-
-    def values(first: Final, kept: Sequence[int]) -> NDArray[np.float64]:
-        samples = [[f.standings[i].samples for f in (first, *finals)] for i in kept]
-        return np.array([[s.median if s else np.inf for s in row] for row in samples])
-
-    def at_knee(first: Final, among: Sequence[int]) -> int:
-        kept = [i for i in rows(first) if i in among] or [i for i in among if i in common] or common
-        return kept[knee(values(first, kept))]
-
-    first_settings = replace(how, policy=policy)
-    verdict = decide(session.only(0), history, baselines, first_settings, trials=trials, choose=at_knee)
-    kept = rows(verdict.final)
-    if verdict.best not in [trials[i].plan for i in kept]:
-        kept.append(next(i for i, t in enumerate(trials) if t.plan == verdict.best))
-    table = values(verdict.final, kept)
-    plans = tuple(
-        FrontPlan(trials[i].plan, names.get(trials[i].plan.digest, ""), tuple(map(float, row)))
-        for i, row in zip(kept, table, strict=True)
-    )
-    return Front(tuple(objectives), plans, next(i for i, p in enumerate(plans) if p.plan == verdict.best)), verdict
-
-
-def _loader(session: Session, graph: Graph, plan: Plan) -> Callable[[], Candidate]:
-    return lambda: session.load(graph, plan, fresh=True)
 
 
 def policies(config: StudyConfig) -> tuple[SamplingPolicy, SamplingPolicy]:

@@ -15,13 +15,12 @@ from evaluators.base import Session
 from optimizer.exact.bound import relax
 from optimizer.exact.chain import best_chains
 from optimizer.exact.least import chain_costs
-from optimizer.exact.ranks import RankCosts, best_ranked, uniform
+from optimizer.exact.ranks import RankCosts, RankLimits, best_ranked, uniform
 from optimizer.model.baselines import Baseline, baselines
 from optimizer.model.bounds import Bounds, ModelEstimate, price_of
 from optimizer.model.profile import Profile, Profiler
 from search_spaces.core.constraints import Violation
 from search_spaces.core.errors import UnavailableError
-from search_spaces.core.graph import Graph
 from search_spaces.core.plan import LayerRanks, Plan
 from search_spaces.core.platform import Platform
 from search_spaces.rewrites.lower import Lowering
@@ -113,7 +112,7 @@ def _timed(
 
 
 def rank_model(
-    graph: Graph, session: Session, profiled: Profile, platform: Platform, space: RankChoices, *, least: bool = False
+    session: Session, profiled: Profile, platform: Platform, space: RankChoices, *, least: bool = False
 ) -> RankCosts:
     """Return the additive model of layers and triples.
 
@@ -122,52 +121,50 @@ def rank_model(
     """
     costs = profiled.costs(platform)
     if session.capabilities.costs:
-        costs = chain_costs(platform, session.part_costs(graph), least=least)
+        costs = chain_costs(platform, session.part_costs(space.graph), least=least)
     if least:
         costs = replace(costs, beyond_s=None)  # decomposed weights may fit where the model's do not
     triple_s = np.array([profiled.triple_s[p.like] for p in platform.processors])
     return RankCosts(space, costs, triple_s.reshape(len(platform.processors), len(space.places)))
 
 
-def rank_estimate(
-    graph: Graph, session: Session, model: RankCosts, bound: RankCosts, error: float, most: int
-) -> ModelEstimate:
+def rank_estimate(session: Session, limits: RankLimits, bound: RankCosts) -> ModelEstimate:
     """Return the model estimate: the optimum with ranks and without, and the lower bound.
 
     Args:
         session: returns the objective, in the unit of the model.
+        limits: with the error that outputs are expected to have.
         bound: the model with the least costs.
-        error: the expected error that outputs may have.
-        most: stages of a plan at most.
 
     Raises:
         InfeasibleError: no chain fits.
     """
-    best = best_ranked(model, error, most)
-    plain = best_chains(model.costs, most)[0]
-    plans = dict.fromkeys((best.best, plain.plan(graph)))
+    model, graph = limits.model, limits.model.space.graph
+    best = best_ranked(model, limits.most_error, limits.max_stages)
+    plans = dict.fromkeys((best.best, best_chains(model.costs, limits.max_stages)[0].plan(graph)))
     relaxed = relax(graph, bound.cheapest(bound.costs))
     own = session.capabilities.costs
     # Where stages may overlap, sums are no bound.
     one_by_one = all(i - 1 in graph.predecessors(i) for i in range(1, len(graph.operators)))
-    least_s = best_ranked(bound, error, most).bound if one_by_one else relaxed.latency_s
+    least_s = best_ranked(bound, limits.most_error, limits.max_stages).bound if one_by_one else relaxed.latency_s
     reached = min(map(price_of(graph, session), plans)) if own else best.value
     least_s = min(least_s, reached)
     return ModelEstimate(model.costs, tuple(plans), Bounds(least_s, reached <= least_s * (1 + 1e-9), relaxed, own=own))
 
 
-def rank_baselines(
-    graph: Graph, platform: Platform, model: RankCosts, error: float, most: int, fastest: str
-) -> tuple[Baseline, ...]:
-    """Return the baselines of ranks: one share for all layers, and the best cuts without ranks."""
-    space = model.space
-    whole = chain_plan(graph, (), [fastest])
-    plain = best_chains(model.costs, most)[0]
+def rank_baselines(limits: RankLimits, fastest: str) -> tuple[Baseline, ...]:
+    """Return the baselines of ranks: one share for all layers, and the best cuts without ranks.
+
+    Args:
+        fastest: name of the processor that runs the whole model fastest.
+    """
+    model, space = limits.model, limits.model.space
+    shared = uniform(model, fastest, limits.most_error)
     pure = [
-        (UNIFORM, space.with_ranks(whole, uniform(model, fastest, error))),
-        (CHAIN, plain.plan(graph)),
+        (UNIFORM, space.with_ranks(chain_plan(space.graph, (), [fastest]), shared)),
+        (CHAIN, best_chains(model.costs, limits.max_stages)[0].plan(space.graph)),
     ]
-    usual = {b.plan.digest for b in baselines(graph, platform, fastest)}  # which a study has anyway
+    usual = {b.plan.digest for b in baselines(space.graph, model.platform, fastest)}  # which a study has anyway
     found = {plan.digest: Baseline(name, plan) for name, plan in reversed(pure) if plan.digest not in usual}
     return tuple(reversed(found.values()))
 

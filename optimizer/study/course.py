@@ -20,13 +20,12 @@ from evaluators.registry import make_evaluator
 from optimizer.devices import asks_for_several
 from optimizer.model.baselines import Baseline, is_baseline, own_plans
 from optimizer.model.bounds import Bounds
-from optimizer.model.goals import decide_front
 from optimizer.samplers import make_sampler
 from optimizer.shared.loop import SharedLoop
 from optimizer.shared.study import SharedStudy, check_joins, placed, sharing
 from optimizer.study.config import StudyConfig, end_of_search
 from optimizer.study.folder import RESULT, Identity, RunFolder, write_json
-from optimizer.study.front import Front
+from optimizer.study.front import Front, decide_front
 from optimizer.study.history import WARM, History, Trial
 from optimizer.study.loop import LOST, DriftMonitor, Loop, Origin
 from optimizer.study.result import Result

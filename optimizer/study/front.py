@@ -1,25 +1,29 @@
-"""The front of several objectives (plans that no other one dominates), and its knee."""
+"""The front of several objectives (plans that no other one dominates), its knee, and the finals that decide it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.measurement.final import Final
-from evaluators.objectives import OBJECTIVES, Objective, Pricing, memory_gb
+from evaluators.base import Candidate, Session, conditions_of, counters_of
+from evaluators.measurement.final import Final, FinalComparison
+from evaluators.objectives import OBJECTIVES, Objective, Priced, Pricing, memory_gb
 from evaluators.samples import Measurement
 from evaluators.workload.objectives import find_workload_objective
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.front import Criterion, busiest, memory, summed, undominated
 from optimizer.model.objective import objective_model
 from optimizer.study.history import History, Trial
-from search_spaces.core.errors import PlanError, RunFolderError, damage
+from optimizer.study.verdict import FinalSettings, Verdict, decide
+from search_spaces.core.errors import PlanError, RunFolderError, UnavailableError, damage
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
+from search_spaces.core.wording import plural
 
 _MOST_FINALISTS = 12
 
@@ -175,3 +179,88 @@ def significant_front(finals: Sequence[Final], stages: Sequence[int]) -> list[in
             continue
         kept.append(i)
     return sorted(kept, key=value)
+
+
+def _is(digest: str, trial: Trial) -> bool:
+    return trial.plan.digest == digest
+
+
+def decide_front(
+    session: Priced,
+    history: History,
+    baselines: Mapping[str, Plan],
+    how: FinalSettings,
+    objectives: Sequence[Objective],
+) -> tuple[Front, Verdict]:
+    """Return the front of several objectives, each plan compared with the others in each, and its knee's verdict.
+
+    Raises:
+        UnavailableError: no plan could be measured.
+    """
+    trials = (
+        front_finalists(history, objectives, lambda t: how.fits(t) and how.allowed(t.plan))
+        or front_finalists(history, objectives, how.fits)
+        or front_finalists(history, objectives, lambda _: True)
+    )
+    if not trials:
+        raise UnavailableError("no plan could be measured", "see the failures in the trial log")
+    for digest in sorted(how.asked - {t.plan.digest for t in trials}):  # each, even where another one dominates it
+        trials += front_finalists(history, objectives, partial(_is, digest))
+    count = len(objectives)
+    policy = replace(
+        how.policy,
+        max_s=how.policy.max_s / count,
+        disturbed_s=how.policy.disturbed_s / count,
+        claim_s=how.policy.claim_s / count,
+        loaded=max(2, len(trials)),
+    )
+    stages = [len(t.plan.stages) for t in trials]
+    finals: list[Final] = []
+    for which in range(1, len(objectives)):
+        other = session.only(which)
+        how.progress(f"final comparison of {plural(len(trials), 'plan')} by {session.how[which].objective.name}")
+        finals.append(
+            FinalComparison(
+                [_loader(other, how.graph, t.plan) for t in trials],
+                policy,
+                np.random.default_rng([how.seed, 2, len(finals)]),
+                conditions=conditions_of(other),
+                counters=counters_of(other),
+                watched=lambda found: found.measured,
+                computed=other.capabilities.computed,
+                counted=session.how[which].objective.of_plan is not None,
+                groups=[how.loaded_by(t.plan) for t in trials],
+            ).run()
+        )
+    names = {plan.digest: name for name, plan in reversed(list(baselines.items()))}
+    common = [i for i in range(len(trials)) if all(i in f.measured for f in finals)]
+    if not common:
+        reasons = dict.fromkeys(s.failure for f in finals for s in f.standings if s.failure)
+        raise UnavailableError(f"no plan could be measured in every objective: {'; '.join(reasons)}")
+
+    def rows(first: Final) -> list[int]:
+        return significant_front([first, *finals], stages)
+
+    def values(first: Final, kept: Sequence[int]) -> NDArray[np.float64]:
+        samples = [[f.standings[i].samples for f in (first, *finals)] for i in kept]
+        return np.array([[s.median if s else np.inf for s in row] for row in samples])
+
+    def at_knee(first: Final, among: Sequence[int]) -> int:
+        kept = [i for i in rows(first) if i in among] or [i for i in among if i in common] or common
+        return kept[knee(values(first, kept))]
+
+    first_settings = replace(how, policy=policy)
+    verdict = decide(session.only(0), history, baselines, first_settings, trials=trials, choose=at_knee)
+    kept = rows(verdict.final)
+    if verdict.best not in [trials[i].plan for i in kept]:
+        kept.append(next(i for i, t in enumerate(trials) if t.plan == verdict.best))
+    table = values(verdict.final, kept)
+    plans = tuple(
+        FrontPlan(trials[i].plan, names.get(trials[i].plan.digest, ""), tuple(map(float, row)))
+        for i, row in zip(kept, table, strict=True)
+    )
+    return Front(tuple(objectives), plans, next(i for i, p in enumerate(plans) if p.plan == verdict.best)), verdict
+
+
+def _loader(session: Session, graph: Graph, plan: Plan) -> Callable[[], Candidate]:
+    return lambda: session.load(graph, plan, fresh=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from evaluators.base import Agreement, Evaluator, Session
-from evaluators.objectives import OBJECTIVES, Objective, PricedSession
+from evaluators.objectives import Objective, PricedSession
 from evaluators.sampling import SamplingPolicy
 from evaluators.workload.host import WorkloadSession
 from evaluators.workload.lowered import Lowerings
@@ -23,6 +23,7 @@ from evaluators.workload.predicted import WorkloadSimulator
 from evaluators.workload.setting import setting
 from optimizer.devices import as_told, choose_platform, go_to, model_of
 from optimizer.model.baselines import Baseline
+from optimizer.model.goals import needed
 from optimizer.model.robust import in_states
 from optimizer.report.data import Study as Earlier
 from optimizer.samplers.auto import Problem as SamplerProblem
@@ -237,7 +238,7 @@ class SeveralModels(Subject):
     def ask(self, session: Session) -> Session:
         """Return the session that measures or predicts the objectives, in all states that are asked for."""
         config, processors, hosted = self.config, self.space.platform, cast("WorkloadSession", session)
-        objectives = [*self.objectives, *(find_workload_objective(name) for name in self._limited())]
+        objectives = [*self.objectives, *(find_workload_objective(name) for name in needed(config))]
         self.asked = asked = [workload_pricing(o, self.workload, processors, hosted) for o in objectives]
         priced: Any = PricedSession(session, asked)
         if len(asked) == 1 and asked[0].of_run == asked[0].objective.name:
@@ -246,11 +247,6 @@ class SeveralModels(Subject):
             single = Platform(processors.name, single_processors(processors))
             priced = in_states(priced, single, config.state, config.robust)
         return cast("Session", priced)
-
-    def _limited(self) -> list[str]:
-        """Return the objectives that are limited but not minimised."""
-        names = {objective.name for objective in self.objectives}
-        return [limit.name for limit in limits_of(self.config) if limit.name in OBJECTIVES and limit.name not in names]
 
     def foreseen(self) -> dict[str, Any]:
         """Return what would be searched; with ranks, before they are known."""
