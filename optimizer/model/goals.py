@@ -27,8 +27,14 @@ from optimizer.exact.chain_costs import ChainCosts, chain_cost, weighed
 from optimizer.exact.ranks import RankCosts, RankLimits, Shape, best_ranked
 from optimizer.exact.segment_model import SegmentModel
 from optimizer.model.baselines import Baseline
-from optimizer.model.bounds import Bounds, ModelEstimate, model_estimate
-from optimizer.model.objective import known_weights, latency_costs, objective_estimate, objective_model
+from optimizer.model.bounds import (
+    Bounds,
+    ModelEstimate,
+    known_weights,
+    latency_costs,
+    objective_estimate,
+    objective_model,
+)
 from optimizer.model.profile import Profile
 from optimizer.model.ranks import SLACK, error_violations, rank_baselines, rank_estimate, rank_model, rank_violations
 from optimizer.model.robust import NOMINAL, in_states, nominal_plan, robust_estimate
@@ -115,7 +121,9 @@ def study_objective(
         return of.composed(cast("NeighbourlySpace", space))
     if of.ranks is not None:
         return of.ranked(of.ranks)
-    return of.additive() if of.is_latency else of.priced()
+    if isinstance(space, SegmentSpace):
+        return of.shared(space)
+    return of.in_states() if config.state else of.chains()
 
 
 class _Asked:
@@ -174,24 +182,23 @@ class _Asked:
     def _problem(self, estimate: ModelEstimate, **more: Any) -> Problem:
         return Problem(self._graph, self._platform, self._space, estimate.costs, optima=estimate.optima, **more)
 
-    def additive(self) -> StudyObjective:
-        """Return the latency of chains, of plans of shared segments, or of chains in several states."""
-        graph, platform, more = self._graph, self._platform, self._more
-        predict: Predict
-        if isinstance(self._space, SegmentSpace):
-            own = self._usual.capabilities.costs and not self._space.axes
-            costs = self._latency if own else self._profiled.costs(platform)
-            estimate = segment_estimate(graph, costs, self._space, own=own)
-            predict = segment_price(self._space, costs)
-        else:
-            if self._config.state:
-                estimate = robust_estimate(graph, self._session, platform, self._most)
-                more = (Baseline(NOMINAL, nominal_plan(graph, self._usual, platform, self._most)),)
-            else:
-                estimate = model_estimate(graph, self._session, self._latency, self._space, self._most, self._optima)
-            costs = estimate.costs
-            predict = partial(chain_cost, costs)
-        return StudyObjective(self._session, predict, self._problem(estimate), estimate.bounds, costs, predict, more)
+    def shared(self, space: SegmentSpace) -> StudyObjective:
+        """Return the latency of plans of shared segments."""
+        own = self._usual.capabilities.costs and not space.axes
+        costs = self._latency if own else self._profiled.costs(self._platform)
+        estimate = segment_estimate(self._graph, costs, space, own=own)
+        return self._latencies(estimate, segment_price(space, costs))
+
+    def in_states(self) -> StudyObjective:
+        """Return the latency of chains in several states."""
+        estimate = robust_estimate(self._graph, self._session, self._platform, self._most)
+        self._more = (Baseline(NOMINAL, nominal_plan(self._graph, self._usual, self._platform, self._most)),)
+        return self._latencies(estimate, partial(chain_cost, estimate.costs))
+
+    def _latencies(self, estimate: ModelEstimate, predict: Predict) -> StudyObjective:
+        return StudyObjective(
+            self._session, predict, self._problem(estimate), estimate.bounds, estimate.costs, predict, self._more
+        )
 
     def composed(self, space: NeighbourlySpace) -> StudyObjective:
         """Return objectives of plans of any shape, by predictions of whole plans."""
@@ -295,13 +302,14 @@ class _Asked:
             breaks=lambda plan: rank_violations(ranks, self._most_expected, plan),
         )
 
-    def priced(self) -> StudyObjective:
-        """Return objectives of chains other than the latency alone."""
+    def chains(self) -> StudyObjective:
+        """Return any objectives of chains."""
         session, latency, count = self._session, self._latency, self._count
         models = [objective_model(how, self._graph, latency) for how in self._how]
+        sessions = [session] if self.is_latency else [session.only(which) for which in range(count)]
         first, *others = (
-            objective_estimate(model, session.only(which), self._most, 1 if which else self._optima)
-            for which, model in enumerate(models[:count])
+            objective_estimate(model, alone, self._space, self._most, 1 if which else self._optima)
+            for which, (model, alone) in enumerate(zip(models, sessions, strict=False))
         )
         # A front starts from the optimum of each objective.
         optima = {plan.digest: plan for plan in (*first.optima, *(each.optima[0] for each in others))}
@@ -320,11 +328,12 @@ class _Asked:
                 figures[name] = partial(chain_cost, replace(model.costs, beyond_s=None))
                 least[name] = best_chains(model.costs, self._most)[0].cost_s
         costs = latency if count > 1 else models[0].costs
+        chains = None if self.is_latency else models[0].chains  # auto has a proposer of its own for latencies
         estimate = ModelEstimate(costs, tuple(optima.values()), first.bounds)
         return StudyObjective(
             session,
             models[0].predict,
-            self._problem(estimate, chains=models[0].chains, criteria=makes, guided=guided),
+            self._problem(estimate, chains=chains, criteria=makes, guided=guided),
             estimate.bounds,
             latency,
             partial(chain_cost, latency),

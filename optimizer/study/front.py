@@ -17,7 +17,7 @@ from evaluators.samples import Measurement
 from evaluators.workload.objectives import find_workload_objective
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.front import Criterion, busiest, memory, summed, undominated
-from optimizer.model.objective import objective_model
+from optimizer.model.bounds import objective_model
 from optimizer.study.history import History, Trial
 from optimizer.study.verdict import FinalSettings, Verdict, decide
 from search_spaces.core.errors import PlanError, RunFolderError, UnavailableError, damage

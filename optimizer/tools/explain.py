@@ -35,8 +35,7 @@ from optimizer.exact.chain_costs import NEVER_S, ChainCosts, ChainObjective, wei
 from optimizer.exact.least import chain_costs, least_chain
 from optimizer.exact.segment_model import SegmentModel
 from optimizer.files import damage_of
-from optimizer.model.bounds import price_of
-from optimizer.model.objective import ObjectiveModel, known_weights
+from optimizer.model.bounds import ObjectiveModel, known_weights, price_of
 from optimizer.report.answer import UNDECIDED, describe_operators, slower_text
 from optimizer.report.data import Study
 from optimizer.report.document import Block, Column, Table, Text, headed, shown

@@ -220,7 +220,7 @@ def test_any_timeline_keeps_the_rules_of_traces(steps: list[tuple[int, float, fl
 def test_a_study_of_the_throughput_draws_inferences_that_overlap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for limit in ("optimizer.model.objective._SOLVE_S", "optimizer.samplers.objective._LOOK_S"):
+    for limit in ("optimizer.model.bounds._SOLVE_S", "optimizer.samplers.objective._LOOK_S"):
         monkeypatch.setattr(limit, 250.0)  # a slow machine finds the optimum, too
     words = ["--model", "squeezenet1_1@0.25/64", "--evaluator", "cost-model", "--platform", "pixel4", "-q"]
     words += ["--processors", "gpu,1large", "--objective", "throughput", "--budget", "20"]
