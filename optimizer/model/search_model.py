@@ -1,8 +1,7 @@
-"""The search model of plans of any shape and any objectives: predictions, good plans, lower bounds.
+"""The search model of plans of any shape and any objectives: predictions of whole plans, and good plans.
 
-A session predicts plans by tables and simulation: the evaluator's own where it has tables, else one made from the
-profile. The local search starts from the optima of exact methods for some of the freedoms, so more freedom is never
-worse in the model.
+The local search starts from the optima of exact methods for some of the freedoms, so more freedom is never worse in the
+model.
 """
 
 from __future__ import annotations

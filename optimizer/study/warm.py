@@ -58,7 +58,7 @@ class Known:
     """Costs that an earlier study measured on unchanged processors.
 
     Attributes:
-        what: they are, in words.
+        what: the kind of costs, in words.
         profile: the operators' times; None of several models.
         complete: whether the profile covers all processors.
         prices: of jobs of several models.
