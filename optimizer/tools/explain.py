@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -45,7 +46,7 @@ from optimizer.study.folder import LOG, RESULT
 from optimizer.study.log import read_log
 from optimizer.study.several_models import SeveralModels
 from optimizer.tools.execute import reloaded_workload, reread_workload
-from search_spaces.core.errors import InfeasibleError, OptimizeError, RunFolderError
+from search_spaces.core.errors import InfeasibleError, OptimizeError, RunFolderError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Dispatch, Plan, Stage, canonical
 from search_spaces.core.platform import Platform
@@ -59,6 +60,7 @@ from search_spaces.spaces.segment_space import SegmentSpace
 SCHEMA_VERSION = 1
 _MOST_PARTS = 8
 _LOOKS = 10_000  # choices of processors to try for each number of stages: an explanation takes seconds
+_PATIENCE_S = 2.0  # for each best chain: many equal chains of a period would take hours
 _HAIR = 1e-9
 _LITTLE = 1e-3  # relative to the latency: a limit that costs less is shown as “hardly any”
 _TIME = ".4g"
@@ -265,10 +267,11 @@ def _predicted_s(study: Study, plan: Plan) -> float:
 def _best_by_costs(
     graph: Graph, costs: ChainCosts, fewest: int, most: int, chains: ChainObjective = "latency"
 ) -> tuple[Plan, float] | None:
-    """Return the best chain of an additive model and its price, or None where none fits."""
+    """Return the best chain of an additive model and its price, or None where none fits or is proven in time."""
+    stop_s = time.monotonic() + _PATIENCE_S
     try:
-        found = best_chains(costs, most, objective=chains, min_stages=fewest)[0]
-    except (InfeasibleError, ValueError):
+        found = best_chains(costs, most, objective=chains, min_stages=fewest, stop_s=stop_s)[0]
+    except (InfeasibleError, UnavailableError, ValueError):
         return None
     return chain_plan(graph, found.cuts, found.processors), found.cost_s
 
@@ -422,8 +425,8 @@ class _Work:
             }
 
     def limits(self) -> Iterator[Document]:
-        """Yield the limits and their costs; none for memory and several models, which have no additive model."""
-        if (costs := self._costs) is not None:
+        """Yield the limits and their costs; none without an additive model of the objective and its best plan."""
+        if (costs := self._costs) is not None and self._least_s is not None:
             yield from (*self._constraints(costs), *self._prices(costs), *self._processors(costs))
 
     def _constraints(self, costs: ChainCosts) -> Iterator[Document]:
@@ -645,7 +648,7 @@ def _limits(found: Document) -> Table:
     rows, same = [], found["best_predicted"] in (None, found["plan"])
     for limit in found["limits"]:
         saves, without = limit["saves_ms"], limit["without_ms"]
-        word = f"costs {found['amount']}" if limit["binds"] else "no plan left" if without is None else ""
+        word = f"costs {found['amount']}" if limit["binds"] else "no plan found" if without is None else ""
         if limit["binds"] and saves < _LITTLE * without:
             word = "hardly any"
         elif saves is not None and saves < 0:
@@ -666,7 +669,7 @@ def _by_stages(found: Document) -> Table:
         (
             k["stages"],
             k["predicted_ms"],
-            str(Plan.from_json(k["predicted"])) if k["predicted"] else "no plan",
+            str(Plan.from_json(k["predicted"])) if k["predicted"] else "no plan found",
             k["measured_ms"],
             str(Plan.from_json(k["measured"])) if k["measured"] else "",
         )
