@@ -38,7 +38,7 @@ def timelines(bars: Sequence[Bar], kinds: Sequence[str], width: float = WIDTH) -
     plot.axis_x(scale, height - _BOTTOM, 8.0, "ms since the start of the first inference")
     y = 10.0
     for bar in bars:
-        many = f" for {max(bar.inferences) + 1} inferences" if bar.inferences else ""
+        many = f" for {max(bar.inferences) + 1} inferences" if bar.inferences and width >= WIDTH else ""
         took = f", {bar.source}: {figure(bar.timeline.makespan_s * 1e3)} ms{many}"
         plot.text(8, y + 14, f"{_fitted(bar.name, width - text_width(took))}{took}", style="s")
         y += 24
@@ -225,7 +225,7 @@ def front(
             text = names[index] if len(names[index]) <= longest else f"{names[index][: longest - 1]}…"
             text += " (knee)" if index == knee else ""
             plot.text(x(first) + (-12 if right else 12), y(second) - 6, text, anchor="end" if right else "start")
-    legend = [("search", "plans tried"), ("baseline", "knee of the front")]
+    legend = [("search", "plans tried")] * (outside < len(every)) + [("baseline", "knee of the front")]
     if len(kept) > 1:
         legend += [("model", "other plans of the front"), ("best", "the front")]
     if outside:

@@ -38,7 +38,7 @@ from optimizer.exact.segment_model import SegmentModel
 from optimizer.files import damage_of
 from optimizer.model.bounds import price_of
 from optimizer.model.objective import ObjectiveModel, known_weights
-from optimizer.report.answer import UNDECIDED, describe_operators, slower_text
+from optimizer.report.answer import ORDERS, UNDECIDED, describe_operators, slower_text
 from optimizer.report.data import Study
 from optimizer.report.document import Block, Column, Table, Text, headed, shown
 from optimizer.study.config import StudyConfig, parse_config
@@ -157,6 +157,7 @@ def explain(study: Study) -> Document:
             if least is not None
             else None,
             "final_comparison": opened.result.get("speedup") if same and opened.objective.scales else None,
+            "states": list(opened.config.get("state") or ()),
             "note": "the stages are not consecutive operators, so moving a cut has no price"
             if model.costs is not None and not work.is_chain
             else None,
@@ -397,7 +398,7 @@ class _Work:
 
     def parts(self) -> Iterator[Document]:
         """Yield the stages, each with the plan's figures if it ran on another processor."""
-        same = self._model.objective == self._study.objective
+        same = self._model.objective == self._study.objective and not self._study.config.get("state")
         stage_ms = self._study.result["best"].get("stage_ms") if same else None
         for index, stage in enumerate(self._plan.stages):
             elsewhere: dict[str, Document] = {}
@@ -539,6 +540,8 @@ def blocks(found: Document) -> Iterator[Block]:
         f"This plan: {shown(best['predicted_ms'], _TIME)} {unit} predicted by {found['predicted_by']}, {measured}. "
         f"All predictions below are by the same model.{_error(found)}"
     )
+    if states := found["states"]:
+        yield Text(f"Predictions below are of the device as its profile has it, without {', '.join(states)}.", "note")
     if found["note"]:
         yield Text(f"Note: {found['note']}.", "note")
     if found["cuts"]:
@@ -547,9 +550,12 @@ def blocks(found: Document) -> Iterator[Block]:
         busiest = next(iter(busy))
         yield Text(f"The busiest processor is {busiest}: it works for {percent(busy[busiest])} of the makespan.")
         yield Table("How busy processors are", headed("processor; busy|.0%"), tuple(busy.items()))
-    yield _parts(found)
+    if any(part["elsewhere"] for part in found["parts"]):
+        yield _parts(found)
+    else:
+        yield Text("There is no other processor to which a stage might move.")
     if orders := found["orders"]:
-        rows = tuple((name, *_known(entry)) for name, entry in orders.items())
+        rows = tuple((ORDERS[name], *_known(entry)) for name, entry in orders.items())
         yield Table("Other orders of the queue", headed("order", *_columns(found)), rows)
     if found["limits"]:
         yield _limits(found)
