@@ -149,7 +149,7 @@ def _front_gain(result: Mapping[str, Any]) -> str:
                 changes.append(f"{o.title.partition(',')[0]} {how}")
             against = f"{called(result, other['plan'])}, the plan of the front with the best {objective.name}"
             return f"{', '.join(changes)}, compared with {against}"
-    return "no other plan that was tried is better by any objective"
+    return "no other plan that was tried is significantly better by any objective"
 
 
 def bound_text(result: Mapping[str, Any]) -> str:

@@ -38,7 +38,7 @@ from optimizer.exact.segment_model import SegmentModel
 from optimizer.files import damage_of
 from optimizer.model.bounds import price_of
 from optimizer.model.objective import ObjectiveModel, known_weights
-from optimizer.report.answer import ORDERS, UNDECIDED, describe_operators, slower_text
+from optimizer.report.answer import ORDERS, UNDECIDED, describe_operators, slower_text, slower_than
 from optimizer.report.data import Study
 from optimizer.report.document import Block, Column, Table, Text, headed, shown
 from optimizer.study.config import StudyConfig, parse_config
@@ -601,7 +601,10 @@ def _final(found: Document) -> str:
         return ""
     ratio, (low, high) = final["ratio"], final["ci95"]
     objective = find_workload_objective(found["objective"])
-    if final["plan"] == found["plan"] and objective.is_time:
+    if final["plan"] == found["plan"] and objective.is_time and ratio < 1.0:  # the knee of a front
+        slower = slower_than(Ratio(ratio, low, high).inverse, objective, f"“{final['baseline']}”")
+        sentence = f"In the final comparison, this plan {'took' if 'times as' in slower else 'was'} {slower}."
+    elif final["plan"] == found["plan"] and objective.is_time:
         how = f"{ratio:.3f} times as fast as “{final['baseline']}” (95 %: {low:.3f} to {high:.3f})"
         sentence = f"In the final comparison, this plan was {how}."
     elif final["plan"] == found["plan"]:
