@@ -372,7 +372,10 @@ def from_json(content: object) -> tuple[CostProfile, Platform]:
     if not isinstance(content, Mapping) or content.get("kind") != KIND:
         raise ProfileError("is not a cost profile", "optimize calibrate --out FILE makes one")
     version = content.get("schema_version")
-    if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        reason = f"schema_version is {version}, and this version reads up to {SCHEMA_VERSION}"
+        raise ProfileError(f"a newer version of the program wrote it: {reason}", "update the program")
+    if type(version) is not int or version < 1:
         raise ProfileError(f"has schema_version {shown(version)}; this version reads 1 to {SCHEMA_VERSION}")
     platform = built(Platform, content.get("platform"), "the profile is", ProfileError)
     profile = built(CostProfile, content.get("profile"), "the profile is", ProfileError)

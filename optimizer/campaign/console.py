@@ -181,4 +181,4 @@ def _studies(count: int) -> str:
 
 def render_summary(state: Mapping[str, Any], tables: Tables) -> Group:
     """Return what the report of a campaign says first, of the state that its folder has."""
-    return render(str(state["name"]), (*explained(tables), *summary(state, tables), *published(tables)))
+    return render(str(state["name"]), (*explained(tables), *summary(state, tables, times=False), *published(tables)))

@@ -452,6 +452,8 @@ def gain_text(row: Row) -> str:
     """Return a row of the gains in a sentence."""
     objective = first_objective(row)
     how = "as fast as" if objective.is_time else f"as good by {objective.name} as"
+    if row["of_baselines"] == row["studies"]:
+        return f"no gain over the best baseline, which is recommended in each of {row['studies']} studies"
     return (
         f"geometric mean over {row['models']} models: {row['gain']:.3f} times {how} the best baseline "
         f"(95 %: {row['gain_low']:.3f} to {row['gain_high']:.3f}); in {row['of_baselines']} of "

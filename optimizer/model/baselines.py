@@ -139,7 +139,10 @@ def own_plans(given: Sequence[str], checked: Callable[[Plan], Plan]) -> tuple[Ba
         try:
             plan = checked(_read_plan(path))
         except OSError as error:
-            raise PlanError(f"--compare-with {text}: {error.strerror}", "give a plan.json, or a run folder") from error
+            raise PlanError(
+                f"--compare-with {text}: {error.strerror}",
+                "give a plan.json, a run folder, or a baseline's name (see --dry-run)",
+            ) from error
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise PlanError(f"--compare-with {text}: not a plan: {damage(error)}", "give a plan.json") from error
         except OptimizeError as error:

@@ -41,7 +41,7 @@ _FIGURES = {
     "turned away": "rejected",
 }
 _SELDOM = {"longest_ms": "worst_ms", "misses": "", "rejected": ""}  # shown if a value differs from this key's, or 0
-_ORDERS = {
+ORDERS = {
     "fifo": "first come, first served",
     "priority": "by priority, then the oldest request first",
     "edf": "the earliest deadline first",
@@ -77,7 +77,8 @@ def answer_text(result: Mapping[str, Any]) -> str:
         each = [objective_of({**result, "objective": name}) for name in front["objectives"]]
         knee = next(plan for plan in front["plans"] if plan["knee"])
         values = ", ".join(f"{o.name} {shown(knee['values'][o.value_key], '.4g')} {o.shown_unit}" for o in each)
-        return f"{name}: the knee of the front, the best compromise{predicted}: {values}"
+        what = "the knee of the front, the best compromise" if len(front["plans"]) > 1 else "the only plan of the front"
+        return f"{name}: {what}{predicted}: {values}"
     if speedup is None or speedup["plan"] == result["best"]["plan"]:
         return name + predicted
     sure = Ratio(speedup["ratio"], *speedup["ci95"]).significant
@@ -96,6 +97,8 @@ def called(result: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
 
 def gain_text(result: Mapping[str, Any]) -> str:
     """Return what the recommended plan gains against the best one-stage plan and the best cut criterion."""
+    if result.get("front"):
+        return _front_gain(result)
     speedup, objective, best = result["speedup"], objective_of(result), result["best"]["plan"]
     if speedup is None:
         return f"no other plan {'is in the space' if result['space']['exhausted'] else 'was tried'}"
@@ -130,6 +133,25 @@ def gain_text(result: Mapping[str, Any]) -> str:
     return text
 
 
+def _front_gain(result: Mapping[str, Any]) -> str:
+    """Return what the knee of a front gains and gives up against the best plan by one objective."""
+    front = result["front"]
+    objectives = [objective_of({**result, "objective": name}) for name in front["objectives"]]
+    knee = next(plan for plan in front["plans"] if plan["knee"])
+    for objective in objectives:
+        other = min(front["plans"], key=lambda plan: float(plan["values"][objective.value_key]))
+        if other is not knee:
+            changes = []
+            for o in objectives:
+                more = knee["values"][o.value_key] / (other["values"][o.value_key] or 1.0) - 1.0
+                figure = percent(abs(more), 1) if abs(more) < _TIMES - 1.0 else f"{more + 1.0:.3g} times"
+                how = f"{figure} {'higher' if more > 0 else 'lower'}" if figure.endswith("%") else f"{figure} as high"
+                changes.append(f"{o.title.partition(',')[0]} {how}")
+            against = f"{called(result, other['plan'])}, the plan of the front with the best {objective.name}"
+            return f"{', '.join(changes)}, compared with {against}"
+    return "no other plan that was tried is significantly better by any objective"
+
+
 def bound_text(result: Mapping[str, Any]) -> str:
     """Return how far the best plan can be from the best possible one, by the model; "" where that is unknown."""
     bound, gap, more = result["model_bound_ms"], result["gap"], result.get("bounds") or {}
@@ -140,11 +162,15 @@ def bound_text(result: Mapping[str, Any]) -> str:
     least = f"{shown(bound, '.4g')} {objective.shown_unit}"
     if gap < -_NOISE:
         wrong = percent(-gap / (1.0 + gap), 1)
-        text = f"none: the optimum of this space by {whose}, {least}, is at least {wrong} above what was found"
+        text = (
+            f"none: {whose} predict{'s' if whose.startswith('this') else ''} at least {least} for every plan of this "
+        )
+        text += f"space, {wrong} more than was found"
     else:
         exact = more.get("proven") is not False and gap > -_AT_BOUND
         reached = "reaches it" if exact else f"reaches it, within {percent(max(_AT_BOUND, -gap), 1)}"
-        how = f"is {percent(gap, 1)} above it" if gap >= _AT_BOUND else reached
+        far = f"takes {gap + 1.0:.3g} times as {'long' if objective.is_time else 'much'}"
+        how = far if gap >= _TIMES - 1.0 else f"is {percent(gap, 1)} above it" if gap >= _AT_BOUND else reached
         text = f"{bound_name(result)} of this space by {whose}: {least}; the plan {how}"
     if result.get("front"):
         text = f"{objective.name}: {text}"
@@ -201,7 +227,7 @@ def stages_table(
     plan = Plan.from_json(entry["plan"])
     means_ms = result.get("workload", {}).get("outcomes", {}).get("best", {}).get("instances_ms", {})
     if "workload" in result:
-        caption += f": requests are served {_ORDERS[plan.dispatch]}"
+        caption += f": requests are served {ORDERS[plan.dispatch]}"
     times = entry.get("stage_ms") or [None] * len(plan.stages)
     for index, (stage, took_ms) in enumerate(zip(plan.stages, times, strict=True)):
         model, graph, operators = of(stage)

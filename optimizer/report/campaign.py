@@ -40,7 +40,6 @@ from optimizer.report.document import (
     Code,
     Column,
     Document,
-    Figure,
     Section,
     Table,
     Text,
@@ -93,8 +92,12 @@ def campaign_document(folder: Path) -> Document:
     )
 
 
-def summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
-    """Yield what was found: in sentences, a row for each cell of the matrix, and a picture."""
+def summary(state: Mapping[str, Any], tables: Tables, *, times: bool = True) -> Iterator[Block]:
+    """Yield what was found: in sentences, a row for each cell of the matrix, and a picture.
+
+    Args:
+        times: whether the table says the gain as a factor, too.
+    """
     done = sum(s["status"] == "done" for s in state["studies"])
     failed = [s for s in state["studies"] if s["status"] == "failed"]
     compared = [r for r in tables.summary if r["ratio"] is not None]
@@ -104,12 +107,13 @@ def summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
     text = f"A plan is significantly {better} than the best baseline in {count}."
     if compared or not tables.summary:
         yield Text(text if tables.summary else "No study is finished yet.", "answer")
-    by = ", ".join(dict.fromkeys(named(r["evaluator"]) for r in tables.summary))
+    evaluators = list(dict.fromkeys(named(r["evaluator"]) for r in tables.summary))
+    by = f"; evaluator{'s' * (len(evaluators) > 1)} {', '.join(evaluators)}" if evaluators else ""
     begun = sum(s["status"] == "begun" for s in state["studies"])
     progress = (
         f"{done} of {len(state['studies'])} studies are done{f', {begun} begun: trials are kept' if begun else ''}"
     )
-    yield Text(f"{progress}{f', {len(failed)} failed' if failed else ''}{f'; evaluator {by}' if by else ''}.")
+    yield Text(f"{progress}{f', {len(failed)} failed' if failed else ''}{by}.")
     if not tables.summary:
         return
     axes = shown_axes(tables.summary)
@@ -124,13 +128,14 @@ def summary(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
     if text := makespan_text(tables.results):
         yield Text(f"{text[0].upper()}{text[1:]}.")
     names = [cell_text(row, axes) for row in tables.summary]
-    best = f"{how_known(tables)}best|.4g; unit{'; predicted' if not how_known(tables) else ''}"
-    head = headed(f"study; studies|d; {best}; {AGAINST}; times as good")
+    units, several = {r["unit"] for r in tables.summary}, any(r["studies"] > 1 for r in tables.summary)
+    unit = f", {units.pop()}" if len(units) == 1 else ""  # columns that have the same in each row are left out
+    head = headed(f"study; studies|d; {how_known(tables)}best{unit}|.4g; unit; predicted; {AGAINST}; times as good")
     rows = tuple(
         (
-            *(cell_text(r, axes), r["studies"], r["best"], r["unit"]),
-            *(() if how_known(tables) else ("yes" if r["predicted"] else "",)),
-            *(against_baseline(r), _times(r)),
+            *(cell_text(r, axes), r["studies"] if several else None, r["best"], "" if unit else r["unit"]),
+            *("yes" if r["predicted"] and not how_known(tables) else "", against_baseline(r)),
+            _times(r) if times else "",
         )
         for r in tables.summary
     )
@@ -188,12 +193,25 @@ def _curves(tables: Tables) -> Iterator[Block]:
     curves = mean_excess(tables.curves)
     last = max(len(c) for c in curves.values())
     at = [n for n in _AT if n <= last] or [last]
+    columns = headed("sampler", *(Column(f"after {n}", ".2%") for n in at))
+    rows: tuple[tuple[Cell, ...], ...] = tuple((s, *(c[min(n, len(c)) - 1] for n in at)) for s, c in curves.items())
+    yield at_two_widths(
+        "curves",
+        partial(_curves_plot, curves, last),
+        "How far the best plan so far is above the best that any study of this model on this platform found, mean over "
+        "models and seeds. Baselines come first in every study.",
+        Table("Mean excess", columns, rows),
+    )
+
+
+def _curves_plot(curves: Mapping[str, Sequence[float]], last: int, width: float = _WIDTH) -> str:
     height = 360.0
     description = "; ".join(f"{s}: {percent(c[-1], 2)} after {len(c)}" for s, c in curves.items())
-    plot = Plot("curves", "Mean excess over the best plan known", description, _WIDTH, height)
-    x = around([1, last], 70, _WIDTH - 130, margin=0.0)
+    left, right = (70, 130) if width >= _WIDTH else (52, 88)
+    plot = Plot("curves", "Mean excess over the best plan known", description, width, height)
+    x = around([1, last], left, width - right, margin=0.0)
     y = around([v * 100 for c in curves.values() for v in c[min(5, len(c) - 1) :]], height - 44, 40, zero=True)
-    plot.axis_y(y, 70, _WIDTH - 130, "% above the best")
+    plot.axis_y(y, left, width - right, "% above the best")
     plot.axis_x(x, height - 44, 40, "different plans tried, known ones included")
     ends: list[float] = []
     for i, (sampler, curve) in enumerate(curves.items()):
@@ -204,15 +222,7 @@ def _curves(tables: Tables) -> Iterator[Block]:
             below -= 7
         ends.append(below)
         plot.text(line[-1][0] + 10, below + 4, sampler)
-    columns = headed("sampler", *(Column(f"after {n}", ".2%") for n in at))
-    rows: tuple[tuple[Cell, ...], ...] = tuple((s, *(c[min(n, len(c)) - 1] for n in at)) for s, c in curves.items())
-    yield Figure(
-        "curves",
-        plot.svg(),
-        "How far the best plan so far is above the best that any study of this model on this platform found, mean over "
-        "models and seeds. Baselines come first in every study.",
-        Table("Mean excess", columns, rows),
-    )
+    return plot.svg()
 
 
 def _studies(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:

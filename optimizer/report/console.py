@@ -297,20 +297,13 @@ def _stages(result: Result, plan: Plan, document: Mapping[str, Any]) -> Table:
     events = measured.timeline.events if measured and measured.timeline and overlaps else ()
     begins_s = {e.stage: e.start_s for e in sorted(events, key=lambda e: -e.start_s)}
     found = stages_table(document, title, lambda stage: model_of(stage, result.graph, joined), begins_s)
+    if joined is not None:  # numbers suffice beside the name of the model
+        rows = (tuple(str(c).partition(":")[0] if i == 6 else c for i, c in enumerate(row)) for row in found.rows)
+        found = replace(found, rows=tuple(rows))
     if (more := len(found.rows) - _MOST_STAGES_SHOWN) > 1:
         rest = ("…", None, None, "", None, "", plural(more, "more stage"), None)
         found = replace(found, rows=(*found.rows[:_MOST_STAGES_SHOWN], rest))
     return table_of(found)
-
-
-def _workload_head(result: WorkloadResult) -> Text:
-    """Return what was searched, and for what."""
-    count = len(result.workload.instances)
-    names = ", ".join(p.name for p in result.platform.processors if p.resources)
-    return Text(
-        f"{result.workload.name}: {count} models at once on {names}, for the {result.objective.title}; "
-        f"{tried_text(result)}"
-    )
 
 
 def _conclusions(result: Result, document: Mapping[str, Any]) -> list[_Line]:
@@ -320,8 +313,7 @@ def _conclusions(result: Result, document: Mapping[str, Any]) -> list[_Line]:
         good = verdict.challenger == verdict.best and verdict.speedup is not None and verdict.speedup.significant
         rest = "; --json has the whole front" if result.front and len(result.front.plans) > _MOST_FRONT else ""
         lines.append(_Line("answer", answer_text(document) + rest, "bold green" if good else "bold"))
-        if result.front is None:
-            lines.append(_Line("gain", gain_text(document)))
+        lines.append(_Line("gain", gain_text(document)))
     if bound := bound_text(document):
         lines.append(_Line("bound", bound))
     notes = [*_evidence(result, document), *_disturbances(result)]

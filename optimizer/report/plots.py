@@ -13,6 +13,7 @@ WIDTH, NARROW = 920.0, 340.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 44.0, 44.0
 _LANE, _GAP = 24.0, 6.0
 _FAMILIES = (("baseline", "baselines"), ("model", "best by the model"), ("search", "search"))
+_NAME = 14.0  # height of a line of text, px
 _LONGEST_NAME = 36
 _ABOVE = ("above", "above the scale")
 _FAR_PREDICTED = 4.0
@@ -38,7 +39,7 @@ def timelines(bars: Sequence[Bar], kinds: Sequence[str], width: float = WIDTH) -
     plot.axis_x(scale, height - _BOTTOM, 8.0, "ms since the start of the first inference")
     y = 10.0
     for bar in bars:
-        many = f" for {max(bar.inferences) + 1} inferences" if bar.inferences else ""
+        many = f" for {max(bar.inferences) + 1} inferences" if bar.inferences and width >= WIDTH else ""
         took = f", {bar.source}: {figure(bar.timeline.makespan_s * 1e3)} ms{many}"
         plot.text(8, y + 14, f"{_fitted(bar.name, width - text_width(took))}{took}", style="s")
         y += 24
@@ -219,13 +220,20 @@ def front(
     for index, (first, second) in enumerate(kept):
         label = f"{names[index]}: {figure(first)}, {figure(second)}" + (" (the knee)" if index == knee else "")
         plot.mark(x(first), y(second), "baseline" if index == knee else "model", label, 7.0 if index == knee else 4.0)
-        if index in named:
-            right = x(first) > width / 2
-            longest = min(_LONGEST_NAME, int(width / 16))
-            text = names[index] if len(names[index]) <= longest else f"{names[index][: longest - 1]}…"
-            text += " (knee)" if index == knee else ""
-            plot.text(x(first) + (-12 if right else 12), y(second) - 6, text, anchor="end" if right else "start")
-    legend = [("search", "plans tried"), ("baseline", "knee of the front")]
+    written: list[tuple[float, float, float]] = []  # left and right end, and baseline, of each name
+    for index in sorted(named, reverse=True):  # upwards: a name gives way to those below it
+        first, second = kept[index]
+        right = x(first) > width / 2
+        longest = min(_LONGEST_NAME, int(width / 16))
+        text = names[index] if len(names[index]) <= longest else f"{names[index][: longest - 1]}…"
+        text += " (knee)" if index == knee else ""
+        at, long = x(first) + (-12 if right else 12), text_width(text)
+        ends, base = (at - long, at) if right else (at, at + long), y(second) - 6
+        while any(ends[0] < b and a < ends[1] and abs(base - other) < _NAME for a, b, other in written):
+            base -= _NAME
+        written.append((*ends, base))
+        plot.text(at, base, text, anchor="end" if right else "start", style="n")
+    legend = [("search", "plans tried")] * (outside < len(every)) + [("baseline", "knee of the front")]
     if len(kept) > 1:
         legend += [("model", "other plans of the front"), ("best", "the front")]
     if outside:

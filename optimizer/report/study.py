@@ -104,7 +104,7 @@ def _answer(study: Study) -> Iterator[Block]:
         verb = "takes" if study.objective.is_time else "needs"
         took = f" It {verb} {figure_text(known['median'] / 1e3, (low, high), unit)}."
     yield Text(f"Recommended: {answer_text(result)}.{took}", "answer")
-    if result["complete"] and "front" not in result:
+    if result["complete"]:
         yield Text(f"Gain: {gain_text(result)}.")
     held, tried = sum(trial.number >= 0 for trial in study.trials), result["unique_plans"]
     if held < tried:
@@ -317,7 +317,7 @@ def _timeline(study: Study, drawn: tuple[Bar, ...]) -> Iterator[Block]:
         f"{what}; {source}; on one scale. viewers/trace.json holds the same for ui.perfetto.dev.{unseen}"
         + (
             ""
-            if study.predicted
+            if "measured" not in sources
             else " Measured is a single run of each plan, which may be slower or faster than the median "
             "of all runs that the answer gives."
         ),
@@ -423,6 +423,7 @@ def _graph(study: Study) -> Iterator[Block]:
         f"{','.join(f'#op-{o} rect.f' for o in stage.operators)}{{fill:{part_colour(index)}}}"
         for index, stage in enumerate(study.best.stages)
     )
+    rules += ".graph .n .m{fill:var(--ink)}"  # muted words are hard to read on the colours of stages
     rules += ".graph{background:none}.graph>.s{fill:none}"  # the page's own background shows that it scrolls
     svg = render_svg(inspect_graph(graph)).replace("</style>", f"{rules}</style>", 1)
     legend = "; ".join(f"stage {i} on {s.processor}" for i, s in enumerate(study.best.stages[:12]))

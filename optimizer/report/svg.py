@@ -170,6 +170,7 @@ class Plot:
 
 PLOT_STYLE = (
     f".plot{{font:12px {FONT}}}.plot text{{fill:var(--ink)}}.plot .m{{fill:var(--muted)}}.plot .s{{font-weight:600}}"
+    ".plot .n{paint-order:stroke;stroke:var(--surface);stroke-width:4px}"
     ".plot .grid{stroke:var(--line);fill:none}.plot .axis{stroke:var(--muted);fill:none}"
     ".plot .best{stroke:var(--good);stroke-width:2;fill:none}.plot .bound{stroke:var(--a2);stroke-width:1.5;"
     "stroke-dasharray:6 4;fill:none}.plot .equal{stroke:var(--muted);stroke-dasharray:2 4;fill:none}"

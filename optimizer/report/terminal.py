@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
@@ -16,11 +18,50 @@ from search_spaces.core.wording import many, plural, seconds
 if TYPE_CHECKING:
     from optimizer.study.result import Result
 
+_ANY_WIDTH = 10_000
+_LEAST_TEXT, _ENOUGH_TEXT = 20, 32  # characters that are left to the widest columns of a table
+_HEADINGS = (1000, 14, 10, 6)  # characters of a line of a heading: as many as there is room for
+
+
+class _Table(RichTable):
+    """A table that, where it is too wide, breaks its headings and long texts rather than its figures.
+
+    Attributes:
+        heading: a line above the table, which may be wider than it.
+    """
+
+    heading = RichText()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table."""
+        if self.heading:
+            yield self.heading
+        if Measurement.get(console, options.update(width=_ANY_WIDTH), self).maximum > options.max_width:
+            self._keep_short(options.max_width)
+        yield from super().__rich_console__(console, options)
+
+    def _keep_short(self, width: int) -> None:
+        """Break headings to the width of their columns, and keep as many columns as possible from being broken."""
+        room, heads = width - 2 * (len(self.columns) - 1), [str(column.header) for column in self.columns]
+        cells = [max((len(str(text)) for text in column.cells), default=0) for column in self.columns]
+        for least in _HEADINGS:
+            parts = [max(map(len, (*head.split(), head[:least])), default=0) for head in heads]
+            widths = [max(pair) for pair in zip(cells, parts, strict=True)]
+            if sum(widths) <= room or sum(widths) - max(widths) <= room - _ENOUGH_TEXT:
+                break
+        for column, head, widest in zip(self.columns, heads, widths, strict=True):
+            column.header = "\n".join(wrap(head, max(1, widest)))
+        for i in sorted(range(len(widths)), key=widths.__getitem__)[:-1]:
+            room -= widths[i]
+            if room < _LEAST_TEXT:
+                break
+            self.columns[i].no_wrap = True
+
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str | RichText]] = (), title: str = "") -> RichTable:
     """Return a table without lines; names of columns with numbers begin with ``>``, and no text is markup or cut."""
-    heading = RichText(title, style="bold") if title else None
-    made = RichTable(title=heading, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    made = _Table(box=None, pad_edge=False, header_style="bold")
+    made.heading = RichText(title, style="bold")
     for name in columns:
         made.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
     for row in rows:

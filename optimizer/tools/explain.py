@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -36,7 +37,7 @@ from optimizer.exact.least import chain_costs, least_chain
 from optimizer.exact.segment_model import SegmentModel
 from optimizer.files import damage_of
 from optimizer.model.bounds import ObjectiveModel, known_weights, price_of
-from optimizer.report.answer import UNDECIDED, describe_operators, slower_text
+from optimizer.report.answer import ORDERS, UNDECIDED, describe_operators, slower_text, slower_than
 from optimizer.report.data import Study
 from optimizer.report.document import Block, Column, Table, Text, headed, shown
 from optimizer.study.config import StudyConfig, parse_config
@@ -44,7 +45,7 @@ from optimizer.study.folder import LOG, RESULT
 from optimizer.study.log import read_log
 from optimizer.study.several_models import SeveralModels
 from optimizer.tools.execute import reloaded, reread
-from search_spaces.core.errors import InfeasibleError, OptimizeError, RunFolderError
+from search_spaces.core.errors import InfeasibleError, OptimizeError, RunFolderError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Dispatch, Plan, Stage, canonical
 from search_spaces.core.platform import Platform
@@ -58,6 +59,7 @@ from search_spaces.spaces.segment_space import SegmentSpace
 SCHEMA_VERSION = 1
 _MOST_PARTS = 8
 _LOOKS = 10_000  # choices of processors to try for each number of stages: an explanation takes seconds
+_PATIENCE_S = 2.0  # for each best chain: many equal chains of a period would take hours
 _HAIR = 1e-9
 _LITTLE = 1e-3  # relative to the latency: a limit that costs less is shown as “hardly any”
 _TIME = ".4g"
@@ -154,6 +156,7 @@ def explain(study: Study) -> Document:
             if least is not None
             else None,
             "final_comparison": opened.result.get("speedup") if same and opened.objective.scales else None,
+            "states": list(opened.config.get("state") or ()),
             "note": "the stages are not consecutive operators, so moving a cut has no price"
             if model.costs is not None and not work.is_chain
             else None,
@@ -265,10 +268,11 @@ def _predicted_s(study: Study, plan: Plan) -> float:
 def _best_by_costs(
     graph: Graph, costs: ChainCosts, fewest: int, most: int, chains: ChainObjective = "latency"
 ) -> tuple[Plan, float] | None:
-    """Return the best chain of an additive model and its price, or None where none fits."""
+    """Return the best chain of an additive model and its price, or None where none fits or is proven in time."""
+    stop_s = time.monotonic() + _PATIENCE_S
     try:
-        found = best_chains(costs, most, objective=chains, min_stages=fewest)[0]
-    except (InfeasibleError, ValueError):
+        found = best_chains(costs, most, objective=chains, min_stages=fewest, stop_s=stop_s)[0]
+    except (InfeasibleError, UnavailableError, ValueError):
         return None
     return chain_plan(graph, found.cuts, found.processors), found.cost_s
 
@@ -394,7 +398,7 @@ class _Work:
 
     def parts(self) -> Iterator[Document]:
         """Yield the stages, each with the plan's figures if it ran on another processor."""
-        same = self._model.objective == self._study.objective
+        same = self._model.objective == self._study.objective and not self._study.config.get("state")
         stage_ms = self._study.result["best"].get("stage_ms") if same else None
         for index, stage in enumerate(self._plan.stages):
             elsewhere: dict[str, Document] = {}
@@ -422,8 +426,8 @@ class _Work:
             }
 
     def limits(self) -> Iterator[Document]:
-        """Yield the limits and their costs; none for memory and several models, which have no additive model."""
-        if (costs := self._costs) is not None:
+        """Yield the limits and their costs; none without an additive model of the objective and its best plan."""
+        if (costs := self._costs) is not None and self._least_s is not None:
             yield from (*self._constraints(costs), *self._prices(costs), *self._processors(costs))
 
     def _constraints(self, costs: ChainCosts) -> Iterator[Document]:
@@ -536,6 +540,8 @@ def blocks(found: Document) -> Iterator[Block]:
         f"This plan: {shown(best['predicted_ms'], _TIME)} {unit} predicted by {found['predicted_by']}, {measured}. "
         f"All predictions below are by the same model.{_error(found)}"
     )
+    if states := found["states"]:
+        yield Text(f"Predictions below are of the device as its profile has it, without {', '.join(states)}.", "note")
     if found["note"]:
         yield Text(f"Note: {found['note']}.", "note")
     if found["cuts"]:
@@ -544,9 +550,12 @@ def blocks(found: Document) -> Iterator[Block]:
         busiest = next(iter(busy))
         yield Text(f"The busiest processor is {busiest}: it works for {percent(busy[busiest])} of the makespan.")
         yield Table("How busy processors are", headed("processor; busy|.0%"), tuple(busy.items()))
-    yield _parts(found)
+    if any(part["elsewhere"] for part in found["parts"]):
+        yield _parts(found)
+    else:
+        yield Text("There is no other processor to which a stage might move.")
     if orders := found["orders"]:
-        rows = tuple((name, *_known(entry)) for name, entry in orders.items())
+        rows = tuple((ORDERS[name], *_known(entry)) for name, entry in orders.items())
         yield Table("Other orders of the queue", headed("order", *_columns(found)), rows)
     if found["limits"]:
         yield _limits(found)
@@ -592,7 +601,10 @@ def _final(found: Document) -> str:
         return ""
     ratio, (low, high) = final["ratio"], final["ci95"]
     objective = find_workload_objective(found["objective"])
-    if final["plan"] == found["plan"] and objective.is_time:
+    if final["plan"] == found["plan"] and objective.is_time and ratio < 1.0:  # the knee of a front
+        slower = slower_than(Ratio(ratio, low, high).inverse, objective, f"“{final['baseline']}”")
+        sentence = f"In the final comparison, this plan {'took' if 'times as' in slower else 'was'} {slower}."
+    elif final["plan"] == found["plan"] and objective.is_time:
         how = f"{ratio:.3f} times as fast as “{final['baseline']}” (95 %: {low:.3f} to {high:.3f})"
         sentence = f"In the final comparison, this plan was {how}."
     elif final["plan"] == found["plan"]:
@@ -645,7 +657,7 @@ def _limits(found: Document) -> Table:
     rows, same = [], found["best_predicted"] in (None, found["plan"])
     for limit in found["limits"]:
         saves, without = limit["saves_ms"], limit["without_ms"]
-        word = f"costs {found['amount']}" if limit["binds"] else "no plan left" if without is None else ""
+        word = f"costs {found['amount']}" if limit["binds"] else "no plan found" if without is None else ""
         if limit["binds"] and saves < _LITTLE * without:
             word = "hardly any"
         elif saves is not None and saves < 0:
@@ -666,7 +678,7 @@ def _by_stages(found: Document) -> Table:
         (
             k["stages"],
             k["predicted_ms"],
-            str(Plan.from_json(k["predicted"])) if k["predicted"] else "no plan",
+            str(Plan.from_json(k["predicted"])) if k["predicted"] else "no plan found",
             k["measured_ms"],
             str(Plan.from_json(k["measured"])) if k["measured"] else "",
         )

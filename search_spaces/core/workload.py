@@ -27,7 +27,7 @@ RANKED_ERROR = 0.1
 GIVEN = ("input", "signature", "custom_ops")
 """Settings of each model: options of the command line, and keys of a workload file."""
 _COUNT = re.compile(r"(?P<model>.+?)(?:[×*:]|x)(?P<count>[0-9]+)")
-_SIZE = re.compile(r".*/[0-9]+x[0-9]+")
+_SIZE = re.compile(r".*/[0-9]+x[0-9]{2,}")
 _FILES = (".yaml", ".yml")
 
 
@@ -237,7 +237,7 @@ def names_several(text: str) -> bool:
 def counted(text: str) -> tuple[str, int | None]:
     """Return model and count of ``NAME*4``, also written with ``:``, ``x`` or ``×``; the count may be None.
 
-    ``posenet/240x320`` has a size: a count behind a size is written with ``*``.
+    ``posenet/240x320`` has a size, and ``posenet/240x4`` is four of one: no image is less than 10 pixels wide.
     """
     match = _COUNT.fullmatch(text)
     if match is None or _SIZE.fullmatch(text):

@@ -191,8 +191,8 @@ def _size(text: str, given: str | None, entry: Entry) -> tuple[int, ...]:
     if not sides or any(side % entry.step or not entry.smallest <= side <= LARGEST for side in sides):
         what = "a side, or HEIGHTxWIDTH, in pixels" if images else "a number of tokens"
         multiples = f", multiples of {entry.step}" if entry.step > 1 else ""
-        name, _, count = text.rpartition("x")
-        several = f"; {count} of one are {name}*{count}" if re.fullmatch(r"\d+x\d+", given) and images else ""
+        side, _, count = given.partition("x")
+        several = f"; {count} of one are {text.replace(given, side)}*{count}" if re.fullmatch(r"\d+x\d+", given) else ""
         raise ModelError(
             f"{text}: the size {given!r} cannot be used",
             f"give {what}: {entry.smallest} to {LARGEST}{multiples}{several}",

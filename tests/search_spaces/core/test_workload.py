@@ -162,7 +162,9 @@ def test_a_pool_is_made_of_alike_processors_that_can_run_at_once() -> None:
         ("squeezenet1_1x4", ("squeezenet1_1", 4)),
         ("posenet/240x320", ("posenet/240x320", None)),
         ("posenet/240x320×2", ("posenet/240x320", 2)),
-        ("mobilenet_v1@0.5/192x3", ("mobilenet_v1@0.5/192x3", None)),
+        ("mobilenet_v1@0.5/192x3", ("mobilenet_v1@0.5/192", 3)),
+        ("mobilebert/384x2", ("mobilebert/384", 2)),
+        ("vgg16/224x32", ("vgg16/224x32", None)),
         ("model_x2.tflite", ("model_x2.tflite", None)),
     ],
 )

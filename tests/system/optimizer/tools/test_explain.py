@@ -220,3 +220,16 @@ networks:
     limits = {e["what"]: e for e in json.loads(capsys.readouterr().out)["limits"]}
     assert limits["no stage on npu"]["without_ms"] is None
     assert limits["no stage on cpu"]["without_ms"] > 0.0
+
+
+def test_chains_of_equal_periods_do_not_hold_up_an_explanation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (
+        "squeezenet1_1@0.25/64 --evaluator cost-model --platform pixel4 --objective throughput --allow cuts --budget 3"
+    )
+    assert main([*words.split(), "-q", "--json", "--out", str(tmp_path / "run")]) == 0
+    monkeypatch.setattr("optimizer.tools.explain._PATIENCE_S", 0.0)
+    capsys.readouterr()
+    assert main(["explain", str(tmp_path / "run")]) == 0
+    assert "no plan found" in capsys.readouterr().out
