@@ -17,6 +17,7 @@ from evaluators import machine
 from evaluators.litert import processors
 from evaluators.machine import Conditions, available_nbytes, core_quota, memory_left_nbytes, throttled_s
 from optimizer.tools import doctor
+from tests.support.sentences import says
 
 
 def write(path: Path, **files: str) -> None:
@@ -90,7 +91,7 @@ def test_a_quota_is_no_more_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         assert processors.fair_cores() == cores
     monkeypatch.setattr(doctor, "core_quota", lambda: 0.5)
     found = next(f for f in doctor._cpu() if f.name == "core time")
-    assert "0.5 cores" in found.value
+    says(found.value)
     assert found.problem
     assert found.advice
 

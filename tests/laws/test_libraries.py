@@ -66,7 +66,7 @@ def test_a_platform_file_loads_nothing(
             main(["--model", MODEL, "--platform", str(platform), "--budget", "2", "-q", "--out", str(mark) + "-o"]) == 2
         )
         (line,) = capfd.readouterr().err.splitlines()
-        assert "would run code, and no user here has allowed it" in line
+        says(line)
         assert not mark.exists()
 
 
@@ -126,7 +126,7 @@ def test_what_the_user_names_is_loaded_in_a_process_of_its_own_and_told(
     check_is_here(found)
     with caplog.at_level(logging.WARNING):
         assert worker_starts(found)["a"].dispatch_folder == str(folder)
-    assert f"a process of its own loads libLiteRtDispatch_Evil.so from {folder}" in caplog.text
+    says("\n".join(caplog.messages))
     with fails(UsageError):
         make_processor(f"npu:{tmp_path}")
     typed = f"npu+cpu:{folder}"

@@ -2,8 +2,9 @@
 
 A test names the error that it expects and leaves the wording to the golden file, which holds the sentences of each
 test in the order in which it meets them, without repeats. ``{*}`` there stands for any text: figures of this machine,
-words of a library.
-``pytest --golden`` writes the sentences of the tests that it runs; sentences with ``{*}`` stay where they still fit.
+words of a library. Of a long output it has the phrases that matter, in their order: ``{*}4 of 4 studies are done{*}``.
+``pytest --golden`` writes the sentences of the tests that it runs; sentences with ``{*}`` stay where they still fit,
+and of phrases those that are gone become the lines that are most like them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import re
 import zlib
 from collections import defaultdict
+from difflib import get_close_matches
 from pathlib import Path
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -22,6 +24,7 @@ import yaml
 GOLDEN = Path(__file__).parents[1] / "golden" / "sentences.yaml"
 ANY = "{*}"
 _LONGEST = 120
+_WHOLE = 1000  # characters: of a longer output the golden file has phrases
 _ROOT = Path(__file__).parents[2]
 # Each process of pytest-xdist has a folder of its own.
 _SPEND = re.compile(r"/[^\s'\"“”:;,]*?/pytest-\d+/(?:popen-gw\d+/)?[^\s/'\"“”:;,]+")
@@ -63,10 +66,14 @@ class Golden:
         file, _, name = test.partition("::")
         golden = self._golden.get(file, {}).get(name, [])
         expected = golden[place] if place < len(golden) else None
-        kept = expected is not None and fits(expected, text)
-        met.append(expected if kept and expected is not None else text)
-        if not kept and not self.write:
-            pytest.fail(f"the golden file has {expected!r}, not {text!r}; if that is meant: pytest --golden {file}")
+        if expected is None or not fits(expected, text):
+            if not self.write:
+                shown = expected and lacking(expected, text)
+                pytest.fail(f"the golden file has {shown!r}, not {text!r}; if that is meant: pytest --golden {file}")
+            expected = renewed(expected or "", text)
+            if len(expected) > _WHOLE:
+                pytest.fail(f"{GOLDEN}: write the phrases of this output that matter, as {{*}}a phrase{{*}}: {text}")
+        met.append(expected)
 
     def save(self) -> None:
         """Write what was met over what the golden file has of these tests; tests of files that are gone go, too."""
@@ -88,7 +95,30 @@ def plain(sentence: str) -> str:
 
 def fits(golden: str, text: str) -> bool:
     """Return whether a sentence is the golden one, in which ``{*}`` stands for any text."""
-    return re.fullmatch(".*".join(map(re.escape, golden.split(ANY))), text, re.DOTALL) is not None
+    return lacking(golden, text) is None
+
+
+def lacking(golden: str, text: str) -> str | None:
+    """Return what of the golden sentence a text lacks where it should be: a piece between two ``{*}``."""
+    first, *pieces = golden.split(ANY)
+    if not text.startswith(first) or (not pieces and text != first):
+        return first
+    place = len(first)
+    for i, piece in enumerate(pieces, 1):
+        found = text.find(piece, place) if i < len(pieces) else max(place, len(text) - len(piece))
+        if found < 0 or not text.startswith(piece, found):
+            return piece
+        place = found + len(piece)
+    return None
+
+
+def renewed(golden: str, text: str) -> str:
+    """Return what the golden file should have of a text that its sentence does not fit."""
+    if not (golden.startswith(ANY) and golden.endswith(ANY)):
+        return text
+    lines = [line.strip() for line in re.split(r"\n|<[^<>]*>", text)]
+    pieces = [p if p in text else get_close_matches(p, lines, 1, 0.0)[0] for p in golden.split(ANY)]
+    return ANY.join(pieces) if fits(ANY.join(pieces), text) else text
 
 
 _session: list[Golden] = []

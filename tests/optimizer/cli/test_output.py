@@ -64,10 +64,7 @@ def test_the_table_names_every_baseline_and_the_run_folder(capsys: pytest.Captur
     assert err == ""
     for name in ("whole on cpu", "whole on cpu0", "layer length K=2", "parameter count K=4", "every layer"):
         assert name in out
-    assert "recommended plan" in out
-    assert "run folder  run" in out
-    assert "optimize execute run" in out  # which asks the evaluator again: it leaves no files that run
-    assert "lower bound for any plan: " in out
+    says(out)
 
 
 def test_what_is_printed_breaks_no_line_that_a_person_may_copy(
@@ -125,7 +122,7 @@ def test_a_plan_is_not_compared_with_itself(capsys: pytest.CaptureFixture[str]) 
     capsys.readouterr()
     assert main(["compare", "run", "third"]) == 0
     out, err = capsys.readouterr()
-    assert "pairs of freshly loaded plans" in out
+    says(out)
     assert 1 <= err.count("\n") < 5
 
 

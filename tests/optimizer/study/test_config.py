@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from evaluators.objectives import OBJECTIVES
 from optimizer.study.config import StudyConfig, command_line, most_stages, option, parse_config
 from search_spaces.core.errors import UsageError
 from search_spaces.core.workload import GIVEN
-from tests.support.sentences import fails
+from tests.support.sentences import fails, says
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=12)
@@ -67,7 +66,7 @@ def test_defaults() -> None:
     cuts = config.model_copy(update={"allow": "cuts"})
     assert [most_stages(cuts, operators) for operators in (1, 3, 9)] == [1, 3, 4]
     assert most_stages(parse_config({"model": "m", "budget": 1, "max_stages": 4, "allow": "cuts"}), 1) == 4
-    assert command_line(config) == "optimize --model vgg16 --budget 200"
+    says(command_line(config))
     assert option("max_stages") == "--max-stages"
     with pytest.raises(ValidationError):
         config.budget = 3
@@ -75,52 +74,28 @@ def test_defaults() -> None:
 
 def test_the_command_line_is_quoted() -> None:
     config = parse_config({"model": "-my model.tflite", "budget": 3, "processors": "cpu0,cpu1", "out": "a'b"})
-    expected = """optimize '--model=-my model.tflite' --budget 3 --out 'a'"'"'b' --processors cpu0,cpu1"""
-    assert command_line(config) == expected
+    says(command_line(config))
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "expected"),
+    ("name", "value"),
     [
-        ("budget", "-1", "--budget -1: must be at least 1"),
-        ("budget", "0", "--budget 0: must be at least 1"),
-        ("budget", 0, "--budget 0: must be at least 1"),
-        ("budget", "abc", "--budget abc: must be a whole number"),
-        ("budget", "", "--budget '': must be a whole number"),
-        ("budget", "2.0", "--budget 2.0: must be a whole number"),
-        ("budget", 2.5, "--budget 2.5: must be a whole number"),
-        ("budget", True, "--budget True: must be a whole number"),
-        ("budget", "1_000", "--budget 1_000: must be a whole number"),
-        ("budget", "٣", "--budget ٣: must be a whole number"),
-        ("budget", [1], "--budget [1]: must be a whole number"),
-        ("budget", "9" * 5000, f"--budget {'9' * 59}…: is too large"),
-        ("max_stages", "0", "--max-stages 0: must be at least 1"),
-        ("seed", "-3", "--seed -3: must be at least 0"),
-        ("precision", "0", "--precision 0: must be greater than 0"),
-        ("precision", "1", "--precision 1: must be less than 1"),
-        ("precision", "nan", "--precision nan: must be a number"),
-        ("precision", "wide", "--precision wide: must be a number"),
-        (
-            "objective",
-            "speed",
-            f"--objective speed: must be one or more of {', '.join(OBJECTIVES)}",
-        ),
-        ("model", "", "--model '': must not be empty"),
-        ("model", 7, "--model 7: must be text"),
-        ("model", "a\0b", "--model a\ufffdb: a path cannot hold a NUL character"),
-        ("processors", "", "--processors '': must be different names separated by commas"),
-        ("processors", "cpu0,cpu0", "--processors cpu0,cpu0: must be different names separated by commas"),
-        ("input_shape", "x", "--input-shape x: must be a name and sizes of at least 1, as name=1,224,224,3"),
-        ("input_shape", ["x=1,0"], "--input-shape x=1,0: must be a name and sizes of at least 1, as name=1,224,224,3"),
-        ("input_shape", ["x=1", "x=2"], "--input-shape x=1 x=2: gives the input 'x' two shapes"),
-        ("max_stage", "3", "--max-stage: there is no such option; did you mean --max-stages?"),
-        ("zzz", "3", "--zzz: there is no such option"),
+        *(("budget", value) for value in ("-1", "0", 0, "abc", "", "2.0", 2.5, True, "1_000", "٣", [1])),
+        pytest.param("budget", "9" * 5000, id="budget-99999"),
+        ("max_stages", "0"),
+        ("seed", "-3"),
+        *(("precision", value) for value in ("0", "1", "nan", "wide")),
+        ("objective", "speed"),
+        *(("model", value) for value in ("", 7, "a\0b")),
+        *(("processors", value) for value in ("", "cpu0,cpu0")),
+        *(("input_shape", value) for value in ("x", ["x=1,0"], ["x=1", "x=2"])),
+        ("max_stage", "3"),
+        ("zzz", "3"),
     ],
 )
-def test_a_wrong_value_is_one_line_that_names_the_option(name: str, value: object, expected: str) -> None:
-    with pytest.raises(UsageError) as caught:
+def test_a_wrong_value_is_one_line_that_names_the_option(name: str, value: object) -> None:
+    with fails(UsageError):
         parse_config({"model": "vgg16", "budget": "200", name: value})
-    assert str(caught.value) == expected
 
 
 def test_what_is_missing_is_named() -> None:

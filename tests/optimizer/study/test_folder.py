@@ -21,7 +21,7 @@ from optimizer.study.config import StudyConfig
 from optimizer.study.folder import Identity, RunFolder, kept_budget, read_manifest
 from optimizer.study.log import header
 from search_spaces.core.errors import OptimizeError, RunFolderError
-from tests.support.sentences import fails
+from tests.support.sentences import fails, says
 
 DIGEST = "ab" * 32
 FINGERPRINT = {"runtime": "2.3.0", "cores": [0, 1]}
@@ -53,7 +53,7 @@ def test_a_new_folder_tells_who_what_and_how() -> None:
     with opened() as run:
         assert run.path == Path("runs/first")
         assert (run.study, run.resumed, run.changes) == ("first", False, ())
-        assert run.resume_command == "optimize --model vgg16 --budget 200 --study first"
+        says(run.resume_command)
     manifest = read_manifest(run.path)
     assert manifest is not None
     assert manifest["schema_version"] == 1
@@ -76,9 +76,9 @@ def test_it_goes_on_where_it_was() -> None:
     with opened(changed(budget=300, precision=0.02), runtime="2.3.1") as again:
         assert again.resumed
         assert [r.data for r in again.contents.records] == [{"latency_s": 0.1}]
-        assert again.changes == ('since the study began, runtime was "2.3.0" and is "2.3.1"',)
+        says("\n".join(again.changes))
         assert again.log.append("trial", {}).n == 2
-        assert again.resume_command == "optimize --model vgg16 --budget 300 --precision 0.02 --study first"
+        says(again.resume_command)
     manifest = read_manifest(run.path)
     assert manifest is not None
     assert manifest["budget"] == 200
@@ -87,20 +87,14 @@ def test_it_goes_on_where_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "line"),
-    [
-        ("seed", 7, "it was begun with --seed 0, not 7"),
-        ("sampler", "random", "it was begun with --sampler auto, not random"),
-        ("max_stages", 3, "it was begun with --max-stages 4, not 3"),
-        ("evaluator", "synthetic", "it was begun with --evaluator litert, not synthetic"),
-    ],
+    ("name", "value"),
+    [("seed", 7), ("sampler", "random"), ("max_stages", 3), ("evaluator", "synthetic")],
 )
-def test_another_study_is_refused_with_both_values(name: str, value: object, line: str) -> None:
+def test_another_study_is_refused_with_both_values(name: str, value: object) -> None:
     opened().close()
     before = {p: p.read_bytes() for p in Path("runs/first").iterdir()}
-    with pytest.raises(RunFolderError) as caught:
+    with fails(RunFolderError):
         opened(changed(**{name: value}))
-    assert str(caught.value) == f"runs/first holds another study: {line}; give another --study or --out"
     assert {p: p.read_bytes() for p in Path("runs/first").iterdir()} == before
     opened().close()  # the lock is free
 
@@ -290,9 +284,7 @@ def test_a_damaged_manifest_does_not_cost_a_whole_log(content: bytes) -> None:
     with opened() as again:
         assert len(again.contents.records) == 1
         assert again.study == "first"
-        assert again.changes == (
-            "manifest.json was damaged; it is kept as runs/first/manifest.json.damaged-1 and written again",
-        )
+        says("\n".join(again.changes))
     assert Path("runs/first/manifest.json.damaged-1").read_bytes() == content
     with opened() as third:
         assert not third.changes
@@ -358,7 +350,7 @@ except RunFolderError as error:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("runs/first/")
-    assert "File too large" in done.stdout
+    says(done.stdout)
     assert len(done.stdout.splitlines()) == 1
     opened().close()  # and the folder is usable once there is room
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from optimizer.study import log as storage
 from optimizer.study.log import LogContents, TrialLog, header, read_log
 from search_spaces.core.errors import OptimizeError, RunFolderError
-from tests.support.sentences import fails
+from tests.support.sentences import fails, says
 from tests.support.trial_logs import TRIALS, written
 
 values = st.recursive(
@@ -126,15 +126,15 @@ def test_lost_doubled_and_swapped_lines_are_noticed(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
     first, *lines = written(path).splitlines(keepends=True)
     path.write_bytes(b"".join([first, lines[0], lines[2]]))
-    assert [str(d) for d in read_log(path).damage] == ["record 2 is missing"]
+    says("\n".join(map(str, read_log(path).damage)))
     path.write_bytes(b"".join([first, lines[2]]))
-    assert [str(d) for d in read_log(path).damage] == ["records 1 to 2 are missing"]
+    says("\n".join(map(str, read_log(path).damage)))
     path.write_bytes(b"".join([first, lines[0], lines[2], lines[1], lines[1]]))
     contents = read_log(path)
     assert [r.n for r in contents.records] == [1, 2, 3]
-    assert [str(d) for d in contents.damage] == ["line 4: record 2 is out of order", "line 5: record 2 is there twice"]
+    says("\n".join(map(str, contents.damage)))
     path.write_bytes(b"".join(lines))
-    assert [str(d) for d in read_log(path).damage] == ["line 1: the line with the format version is missing"]
+    says("\n".join(map(str, read_log(path).damage)))
     path.write_bytes(b"".join([first, *lines]).replace(b"\n", b"\r\n"))
     contents = reopened(path, path.read_bytes())
     assert [r.data for r in contents.records] == TRIALS

@@ -10,6 +10,7 @@ from evaluators.machine import MachineState, machine_state
 from optimizer.cli import main
 from optimizer.tools import doctor
 from optimizer.tools.doctor import Diagnosis, Finding, diagnose, render
+from tests.support.sentences import says
 
 pytestmark = pytest.mark.litert
 
@@ -51,7 +52,7 @@ def test_a_machine_that_cannot_measure_ends_with_4(
     )
     monkeypatch.setattr(doctor, "diagnose", lambda _: broken)
     assert main(["doctor"]) == 4
-    assert "× LiteRT" in capsys.readouterr().out
+    says(capsys.readouterr().out)
 
 
 def test_a_model_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:

@@ -188,30 +188,23 @@ def text_of(graph: Graph, width: int = 110) -> str:
 
 
 def test_vgg16_in_words() -> None:
-    shown = " ".join(text_of(vgg16_graph()).split())
-    assert "vgg16: 22 operators, 15.5 G MACs, 138.4 M parameters" in shown
-    assert "CONV_2D 13 15.3 G 99.2 % 14.7 M" in shown
-    assert "bytes that cross at 21 cut points (▁ 4.0 KB to █ 12.8 MB, logarithmic)" in shown
-    assert "cheapest 21 4.0 KB 20 FULLY_CONNECTED and 21 SOFTMAX 1×1000 float32" in shown
-    assert "largest 1 12.8 MB 0 CONV_2D and 1 CONV_2D 1×224×224×64 float32" in shown
-    assert "no parallel branches" in shown
+    says(" ".join(text_of(vgg16_graph()).split()))
 
 
 def test_unknown_operators_and_groups_are_named() -> None:
     parts = (Operator("SVDF", (0,), (2,)), Operator("MyOwn", (2,), (3,)))
     operators = (Operator("GROUP", (0,), (3,), parts=parts), Operator("RELU", (3,), (1,)))
     graph = Graph("kept together", tuple(tensor(4) for _ in range(4)), operators, (0,), (1,))
-    assert "* counted as memory traffic alone, for what they compute is not known: 1 MyOwn" in text_of(graph)
+    says(text_of(graph))
     document = to_json(inspect_graph(graph))
     assert document["unknown_kinds"] == {"MyOwn": 1}
     assert document["operators"][0]["parts"] == ["SVDF", "MyOwn"]
-    assert "made of SVDF, MyOwn" in render_svg(inspect_graph(graph))
+    says(render_svg(inspect_graph(graph)))
 
 
 def test_long_models_have_a_few_lines_of_marks() -> None:
     shown = text_of(chain_graph(5000))
-    assert "5,000 operators" in shown
-    assert "each mark is the cheapest of 5" in shown
+    says(shown)
     assert len(shown.splitlines()) < 50
 
 
@@ -258,23 +251,21 @@ def test_the_command_prints_one_document(squeezenet: Graph, tmp_path: Path, caps
     assert document["file_nbytes"] == squeezenet.source.nbytes
     assert document["graph_digest"] == squeezenet.digest
     assert [len(g["branches"]) for g in document["branch_groups"]] == [2] * 8
-    assert printed.err == f"optimize: the picture is in {picture}\n"
+    says(printed.err)
     assert len(ET.parse(picture).findall(f".//{_SVG}g[@id]")) == 39 + 38
 
 
 def test_the_command_prints_tables(squeezenet: Graph, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["inspect", "squeezenet1_1"]) == 0
     printed = capsys.readouterr()
-    assert "8 groups of parallel branches (8 of 2 branches)" in printed.out
+    says(printed.out)
     assert not printed.err
 
 
 def test_the_command_refuses_a_picture_before_it_reads_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["inspect", "no such model", "--picture", "graph.gif"]) == 2
     printed = capsys.readouterr()
-    assert (
-        printed.err == "optimize: --picture 'graph.gif': a picture is .svg or .html; try graph.svg, or .html to zoom\n"
-    )
+    says(printed.err)
     assert not printed.out
 
 

@@ -44,8 +44,7 @@ def test_a_person_is_reported_the_same(tmp_path: Path, capsys: pytest.CaptureFix
     assert rewrite(tmp_path / "out.tflite", "--tucker", "energy:0.9", MODEL, "--platform", "pixel4") == 0
     text = capsys.readouterr().out
     assert "fewer" in text
-    assert "outputs differ by" in text
-    assert "predicted for" in text
+    says(text)
 
 
 def test_only_faster_triples_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.spaces.chain import chain_plan
 from tests.support.commands import SEARCHED
 from tests.support.remote_agents import ROOT
+from tests.support.sentences import says
 
 pytest.importorskip("grpc", reason="remote devices need the extra 'remote'")
 
@@ -170,7 +171,7 @@ def test_the_documented_commands_measure_on_a_board(board: Board, tmp_path: Path
     with subprocess.Popen(["bash", "-c", start], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as agent:
         try:
             assert agent.stdout is not None  # a terminal has no other stream
-            assert "until Ctrl-C" in agent.stdout.readline()
+            says(agent.stdout.readline())
             search = documented("search").replace("127.0.0.1:7450", f"127.0.0.1:{here}")
             words = shlex.split(search.replace("mobilenet_v1", "squeezenet1_1@0.25/64").replace("100", "3"))
             command = [

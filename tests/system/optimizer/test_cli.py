@@ -13,6 +13,7 @@ from search_spaces.models.cache import ENVIRONMENT
 from tests.optimizer.cli.test_errors import flip
 from tests.support.commands import SYNTHETIC, command, one_line
 from tests.support.disks import small_disk
+from tests.support.sentences import says
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -20,9 +21,7 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 def test_a_full_disk_ends_in_one_line_and_loses_nothing(tmp_path: Path) -> None:
     arguments = [*SYNTHETIC, "--budget", "60", "--out", "disk/run"]
     with small_disk(tmp_path / "disk", "100k") as disk:
-        statement = one_line(command([*arguments, "--json"]), 2)
-        assert "no space left" in statement
-        assert "records before are safe" in statement
+        says(one_line(command([*arguments, "--json"]), 2))
         kept = read_log(disk / "run" / "trials.jsonl")
         assert not kept.damage
         assert len(kept.records) > 5
@@ -46,7 +45,7 @@ def test_a_limit_on_file_size_is_a_full_disk_too(tmp_path: Path) -> None:
 def test_a_full_cache_folder_is_one_line(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "1m") as disk:
         statement = one_line(command([*SYNTHETIC, "--budget", "2"], env={ENVIRONMENT: str(disk)}), 2)
-        assert "No space left" in statement
+        says(statement)
         assert ENVIRONMENT in statement
 
 

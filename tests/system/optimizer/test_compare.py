@@ -51,7 +51,8 @@ def test_a_model_and_its_rewrite_are_one(
     code = main(["compare", str(runs["whole"]), str(runs["rewritten"])])
     out, err = capsys.readouterr()
     assert code in (0, 5), err  # 5: a busy machine
-    assert code == 5 or "model files differ" in out
+    if code == 0:
+        says(out)
 
 
 def test_two_runs_are_compared_with_an_interval(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,7 +41,7 @@ from search_spaces.spaces.registry import FREEDOMS
 from tests.support.commands import SEARCHED
 from tests.support.models.operator_corpus import corpus
 from tests.support.models.tflite_models import TYPES, Net
-from tests.support.sentences import fails
+from tests.support.sentences import fails, says
 from tests.system.optimizer.test_export_everything import drawn
 
 pytestmark = pytest.mark.litert
@@ -100,8 +100,7 @@ def test_it_imports_only_the_runtime_and_numpy(exported: Path) -> None:
     run = subprocess.run([sys.executable, "-I", "-c", code], cwd=exported, capture_output=True, text=True, check=True)
     assert run.stdout == "[]\n"
     command = [sys.executable, "-I", str(exported / "run_plan.py"), "--runs", "5"]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "ms an inference, expected were" in output
+    says(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def exported_with(run: Path, cuts: tuple[int, ...], processors: tuple[str, ...], *more: str) -> Path:
@@ -236,7 +235,7 @@ def test_a_folder_is_timed_on_what_it_was_measured_with(sized_at_run_time: Path)
     (shape,) = [np.frombuffer((sized_at_run_time / "inputs.bin").read_bytes()[:8], np.int32)]
     assert shape.tolist() == [2, 3]
     command = [sys.executable, "-I", str(sized_at_run_time / "run_plan.py"), "--runs", "2"]
-    assert "ms an inference" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    says(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert " engine=interpreter" in (sized_at_run_time / "plan.txt").read_text()
 
 
@@ -265,7 +264,7 @@ def test_drift_is_reported(exported: Path, tmp_path: Path, capsys: pytest.Captur
         for _ in range(2 * SURE_RUNS):
             plan.run(inputs)
         assert min(plan.drift()) > 1.2
-        assert "times as long as expected" in plan.advice()
+        says(plan.advice())
         assert not plan.fallen_back
     assert not capsys.readouterr().err
 
@@ -346,11 +345,11 @@ def test_a_fallback_that_computes_otherwise_is_refused(
         plan.run(random_inputs(plan))
     capsys.readouterr()
     assert main(["export", str(tmp_path / "run"), "--fallback"]) == 2
-    assert "the plan has no fallback; it takes several stages that use the same kernels" in capsys.readouterr().err
+    says(capsys.readouterr().err)
     command = [sys.executable, "-I", str(mixed / "run_plan.py"), "--fallback"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "has no fallback" in done.stderr
+    says(done.stderr)
 
 
 SECONDS = st.floats(1e-6, 1e3)
@@ -416,7 +415,7 @@ def test_the_runner_in_cpp_computes_what_the_one_in_python_computes(
     run = tmp_path / "run"
     exported_with(run, (20,), ("cpu0", second))
     if second.endswith("openvino"):
-        assert "set OPENVINO_C_LIBRARY" in in_cpp(runner_in_cpp, run / "export", bytes(64 * 64 * 12))[1]
+        says(in_cpp(runner_in_cpp, run / "export", bytes(64 * 64 * 12))[1])
         (library,) = Path(pytest.importorskip("openvino").__file__).parent.glob("libs/libopenvino_c.so*")
         monkeypatch.setenv("OPENVINO_C_LIBRARY", str(library))
     graph, evaluator = load(MODEL), LitertEvaluator()
@@ -426,7 +425,7 @@ def test_the_runner_in_cpp_computes_what_the_one_in_python_computes(
             session.deploy(run / "best", graph, drawn(graph, platform, freedom))
         assert main(["export", str(run)]) == 0
         agrees_in_cpp(runner_in_cpp, run / "export")
-    assert "does not hold as many bytes as the inputs" in in_cpp(runner_in_cpp, run / "export", b"too few")[1]
+    says(in_cpp(runner_in_cpp, run / "export", b"too few")[1])
     for runs in ("0", "-1", "5x", "", "99999999999"):
         assert (
             subprocess.run([runner_in_cpp, run / "export", runs], stderr=subprocess.DEVNULL, check=False).returncode
@@ -434,7 +433,7 @@ def test_the_runner_in_cpp_computes_what_the_one_in_python_computes(
         )
     text = (run / "export" / "plan.txt").read_text()
     (run / "export" / "plan.txt").write_text(text.replace(" threads=1 ", " runtime=tflite-runtime threads=1 ", 1))
-    assert "runtime=tflite-runtime, which only run_plan.py can do" in in_cpp(runner_in_cpp, run / "export", b"")[1]
+    says(in_cpp(runner_in_cpp, run / "export", b"")[1])
 
 
 @pytest.mark.timeout(900)
@@ -452,9 +451,9 @@ def test_the_runner_in_cpp_joins_stage_files(runner_in_cpp: Path, tmp_path: Path
     before = set(Path(tempfile.gettempdir()).glob("stage_*.tflite"))
     given = bytes(64 * 64 * 12)
     joined = in_cpp(runner_in_cpp, folder, given)
-    for part, problem in (("../elsewhere:6:2000", "has 1012 bytes"), ("gone:0:9", "cannot be read"), ("x", "lacks")):
+    for part in ("../elsewhere:6:2000", "gone:0:9", "x"):
         plan.write_text(text.replace("../elsewhere:6:1000", part))
-        assert problem in in_cpp(runner_in_cpp, folder, given)[1]
+        says(in_cpp(runner_in_cpp, folder, given)[1])
     assert set(Path(tempfile.gettempdir()).glob("stage_*.tflite")) == before
     plan.write_text(text)
     shutil.copy(tmp_path / "stage_1.tflite", folder)

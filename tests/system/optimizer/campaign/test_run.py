@@ -69,10 +69,8 @@ def test_a_campaign_ends_with_tables_and_a_report(tmp_path: Path, capsys: pytest
     path, out = written(tmp_path, BASIC), tmp_path / "out"
     assert main(["run", str(path), "--out", str(out), "-q"]) == 0
     shown = capsys.readouterr().out
-    assert "4 of 4 studies are done" in shown
-    assert "within 900 %" in shown
-    assert "not within 10 %" in shown
-    assert "not in the final" not in shown, "figures that are published rest on pairs"
+    says(shown)
+    assert "the final" not in shown, "figures that are published rest on pairs"
     results = rows_of(out / "results.csv")
     assert {r["source"] for r in results if r["plan"] in {"every layer", "whole on cpu"}} == {"final"}
     assert {r["study"] for r in results} == {
@@ -87,7 +85,7 @@ def test_a_campaign_ends_with_tables_and_a_report(tmp_path: Path, capsys: pytest
     assert len(curves) >= 4 * 12
     page = (out / "report.html").read_text()
     assert "<script" not in page
-    assert "cut everywhere" in page
+    says(page)
     assert main(["report", str(out), "--out", str(tmp_path / "again")]) == 0
     assert (tmp_path / "again" / "report.md").is_file()
     pyarrow = pytest.importorskip("pyarrow.parquet", reason="Parquet needs the extra 'parquet'")
@@ -107,7 +105,7 @@ def test_a_campaign_runs_in_a_terminal(tmp_path: Path) -> None:
                 while chunk := shown.read(1 << 16):
                     text += chunk.decode(errors="replace")
         assert process.returncode == 0, text
-    assert "2 of 2 studies are done" in text
+    says(text)
     assert "trials" in text  # the bar
 
 
@@ -130,11 +128,11 @@ def test_one_failing_study_does_not_end_the_others(tmp_path: Path, capsys: pytes
     path, out = written(tmp_path, text), tmp_path / "out"
     assert main(["run", str(path), "--out", str(out), "-q"]) == 2
     shown = capsys.readouterr()
-    assert "1 of 2 studies are done, 1 failed" in shown.out
-    assert "is not a .tflite model" in shown.err
+    says(shown.out)
+    says(shown.err)
     state = json.loads((out / "campaign.json").read_text())
     assert [s["status"] for s in state["studies"]] == ["failed", "done"]
-    assert "is not a .tflite model" in (out / "report.html").read_text()
+    says((out / "report.html").read_text())
 
 
 def test_measuring_studies_never_run_beside_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,23 +149,16 @@ def test_a_dry_run_measures_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert len(document["studies"]) == 4
     assert all(s["plans"] > 12 and s["expected_s"] > 0 for s in document["studies"])
     assert main(["run", str(path), "--out", str(out), "--dry-run"]) == 0
-    assert "4 studies, about" in capsys.readouterr().out
+    says(capsys.readouterr().out)
 
 
 def test_a_dry_run_names_baselines_that_no_study_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, BASIC + "\nbaselines: [whole on cpu, whole on npu]\n")
     assert main(["run", str(path), "--out", str(tmp_path / "out"), "--dry-run"]) == 0
-    found = capsys.readouterr().out
-    assert "no study has the baseline 'whole on npu'" in found
+    says(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(
-    "state",
-    [
-        '{"schema_version": 99, "name": "basic"}',
-        '{"schema_version": 1, "name": "other"}',
-    ],
-)
+@pytest.mark.parametrize("state", ['{"schema_version":99,"name":"basic"}', '{"schema_version":1,"name":"other"}'])
 def test_folders_of_others_are_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str], state: str) -> None:
     out = tmp_path / "out"
     out.mkdir()
@@ -199,12 +190,7 @@ matrix:
 """
     path, out = written(tmp_path, text), tmp_path / "out"
     assert main(["run", str(path), "--out", str(out), "-q"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert (
-        "highest rate at which a typical run keeps 95 % of its deadlines: 1 by our plan, 1 by the best baseline"
-        in shown
-    )
-    assert "requests missed" in shown
+    says(" ".join(capsys.readouterr().out.split()))
     (row,) = rows_of(out / "rates.csv")
     assert (float(row["lowest"]), float(row["highest"]), float(row["best"])) == (1, 20, 1)
     assert float(row["gain"]) == 1.0
@@ -212,9 +198,9 @@ matrix:
         True
     }
     page = (out / "report.md").read_text()
-    assert "highest rate at which a typical run" in page
+    says(page)
     heads, _, best, *_ = page.partition("## All plans")[2].strip().splitlines()
-    assert heads.endswith("| unit | requests missed |"), "ratios of such values say nothing"
+    says(heads)  # ratios of such values say nothing
     assert best.endswith("| ms | 0 |")
 
 
@@ -229,14 +215,13 @@ def test_rates_are_told_of_workloads_with_deadlines() -> None:
     ours = [row("best", 1.0, 0), row("best", 2.0, 1), row("best", 3.0, 2), row("best", 4.0, 0)]  # one in 20 may be late
     (found,) = _rates([*ours, row("whole", 1.0, 2), row("whole", 2.0, 0)])
     assert (found["best"], found["baseline"], found["gain"]) == (2.0, None, None)
-    assert rate_text(found, ["model", "rate"]).endswith("2 by our plan, below 1 by every baseline")
+    says(rate_text(found, ["model", "rate"]))
     (found,) = _rates([*ours[:2], row("whole", 1.0, 1), row("whole", 2.0, 2)])
     assert (found["baseline"], found["baseline_rate"], found["gain"]) == ("whole", 1.0, 2.0)
-    assert "at least 2 by our plan, 1 by the best baseline (whole)" in rate_text(found, ["model"])
+    says(rate_text(found, ["model"]))
     (found,) = _rates(ours[:2], [axes | {"rate": 5.0}, axes | {"rate": 6.0, "model": "other.yaml"}])
-    assert rate_text(found, ["model"]).endswith(": 2 by our plan, below 1 by every baseline")
-    text = makespan_text([*ours, row("whole", 1.0, 0), row("other", 1.0, 0)])
-    assert text == "predicted makespans are 5 % off in the median of 2 baselines, 2 of them within 10 %"
+    says(rate_text(found, ["model"]))
+    says(makespan_text([*ours, row("whole", 1.0, 0), row("other", 1.0, 0)]))
     assert not makespan_text(ours)
 
 
@@ -260,8 +245,7 @@ indicators: true
     alone, family = both  # there is no family that could predict the only one
     assert alone["flops_error_median"] == ""
     assert 0.0 <= float(family["flops_error_median"]) <= float(family["flops_error_p90"])
-    assert "| each of mobilenet\\_v1, cost-model" in (out / "report.md").read_text()
-    assert "What explains latency" in (out / "report.md").read_text()
+    says((out / "report.md").read_text())
     kept = json.loads((out / "summary.json").read_text())
     assert kept["explained"][0]["models"] == 4
     assert kept["measured_on"] == []  # all is predicted
@@ -288,7 +272,7 @@ def test_half_of_a_run_folder_is_gone_on_with_or_told(tmp_path: Path, capsys: py
     capsys.readouterr()
     assert main(["run", str(path), "--out", str(out), "-q"]) == 2
     shown = capsys.readouterr()
-    assert shown.err.count("schema_version is 99") == shown.err.count("no manifest.json: not a run folder") == 1
+    says("\n".join(sorted(line for line in shown.err.splitlines() if "warning" not in line)))
     assert all(line.startswith("optimize: ") for line in shown.err.splitlines())
     state = json.loads((out / "campaign.json").read_text())
     status = {s["folder"]: s["status"] for s in state["studies"]}
@@ -341,7 +325,7 @@ def test_a_dry_run_of_what_cannot_run_fails_as_the_run_would(
     text = f"name: x\nmatrix: {{model: {MODEL}, evaluator: cost-model, platform: [pixel4, null], budget: 3}}\n"
     path = written(tmp_path, text)
     assert main(["run", str(path), "--out", str(tmp_path / "out"), "--dry-run"]) == 2
-    assert "1 study will fail: " in " ".join(capsys.readouterr().out.split())
+    says(" ".join(capsys.readouterr().out.split()))
     assert main(["run", str(path), "--out", str(tmp_path / "out"), "-q"]) == 2
 
 

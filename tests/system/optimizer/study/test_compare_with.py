@@ -138,10 +138,9 @@ def test_a_plan_of_two_names_is_recommended_once(capsys: pytest.CaptureFixture[s
     assert main([*ONE, "--out", "again", "--compare-with", "mine.json", "--compare-with", "run"]) == 0
     told = capsys.readouterr().out.partition("recommended plan")[0]
     assert told.count("  recommended  ") == 1
-    assert "the same plan as “" in told
+    says(told)
     assert main(["report", "again"]) == 0
-    page = Path("again/report.html").read_text()
-    assert "the same plan as “" in page
+    says(Path("again/report.html").read_text())
 
 
 def test_it_takes_part_by_several_objectives(capsys: pytest.CaptureFixture[str]) -> None:

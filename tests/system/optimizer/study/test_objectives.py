@@ -127,9 +127,7 @@ def test_a_pipeline_beats_one_at_a_time(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_the_table_is_in_the_objectives_unit(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*STUDY, "--objective", "energy", *POWERS]) == 0
-    out = capsys.readouterr().out
-    assert "predicted energy of an inference" in out
-    assert " mJ [" in out
+    says(capsys.readouterr().out)
 
 
 def test_without_powers_that_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,11 +165,9 @@ def test_several_objectives_give_a_front(capsys: pytest.CaptureFixture[str], sam
         assert len(plans) >= 2
         run = Path(found["run_dir"])
         assert main(["report", str(run)]) == 0
-        page = (run / "report.html").read_text()
-        assert "The plans that no other beats" in page
-        assert "energy of an inference, mJ" in page
+        says((run / "report.html").read_text())
         assert main([*STUDY, *words, "--out", str(run)]) == 0
-        assert "the knee of the front" in capsys.readouterr().out
+        says(capsys.readouterr().out)
 
 
 def test_the_order_of_objectives_does_not_matter(capsys: pytest.CaptureFixture[str]) -> None:

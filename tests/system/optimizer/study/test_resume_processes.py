@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.commands import SEARCHED
+from tests.support.sentences import says
 from tests.support.short_studies import tried, verdict
 
 ROOT = Path(__file__).parents[4]
@@ -74,7 +75,7 @@ def interrupted_and_resumed(arguments: list[str], folder: Path, tmp_path: Path, 
     assert document["complete"] is False
     assert document["best"]["latency_ms"]["median"] > 0
     last = stderr.splitlines()[-1]
-    assert last.startswith("optimize: interrupted; resume with: optimize ")
+    says(last)
     return shlex.split(last.partition("resume with: ")[2])[1:]
 
 

@@ -96,9 +96,7 @@ def test_not_one_operator_is_timed_again(capsys: pytest.CaptureFixture[str], mon
     assert max(len(plan.stages) for plan in loaded) > 2  # the operators, each for itself
     before = {plan.digest for plan in loaded}
     loaded.clear()
-    assert "plans and the operator times taken over from first" in synthetic(
-        capsys, "second", "--seed", "1", "--warm-start", "first"
-    )
+    says(synthetic(capsys, "second", "--seed", "1", "--warm-start", "first"))
     assert loaded
     assert not before & {plan.digest for plan in loaded}
     assert {len(plan.stages) for plan in loaded} == {2}
@@ -126,12 +124,10 @@ def test_numbers_of_another_kind_are_not_taken_over(
     loaded = measured(monkeypatch)
     synthetic(capsys, "first")
     loaded.clear()
-    assert "it has another objective" in synthetic(
-        capsys, "second", "--objective", "occupancy", "--warm-start", "first"
-    )
+    says(synthetic(capsys, "second", "--objective", "occupancy", "--warm-start", "first"))
     assert sum(len(plan.stages) > 4 for plan in loaded) == 1  # a baseline; the operators are known all the same
     assert {r.data["origin"] for r in read_log(Path("second/trials.jsonl")).records if r.kind == "trial"} >= {WARM}
-    assert "taken over from first" in synthetic(capsys, "third", "--deadline", "50", "--warm-start", "first")
+    says(synthetic(capsys, "third", "--deadline", "50", "--warm-start", "first"))
     states = ("--state", "cool:", "--state", "hot:gpu=3")
     study(capsys, "squeezenet1_1", "cool", "--budget", "6")
     study(capsys, "squeezenet1_1", "hot", "--budget", "6", *states, "--warm-start", "cool")
@@ -176,7 +172,7 @@ def test_times_that_are_missing_or_of_another_model_are_reported(capsys: pytest.
         log.write_bytes(header() + b"".join(lines))
 
     damaged("whole_s", {})
-    assert "taken over from first" in synthetic(capsys, "without", "--warm-start", "first")
+    says(synthetic(capsys, "without", "--warm-start", "first"))
     operator_s = next(data["operator_s"] for kind, data in kept if kind == "profile")
     damaged("operator_s", {like: values[1:] for like, values in operator_s.items()})
     assert main(["--model", "squeezenet1_1@0.25/64", "--evaluator", "synthetic", "--warm-start", "first"]) == 2

@@ -178,20 +178,18 @@ def test_ranks_are_searched_with_processors_and_the_result_tells_them(capsys: py
     assert len(graph.operators) == len(whole.joined.components[0].graph.operators) + 2 * len(tucker[VGG]["ranks"])
     assert main(["report", "run"]) == 0
     capsys.readouterr()
-    assert "Convolutions decomposed (Tucker-2)" in Path("run/report.html").read_text()
+    says(Path("run/report.html").read_text())
     assert main(["execute", "run", "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert again["mean_ms"] == pytest.approx(outcomes["best"]["mean_ms"])
     assert set(again["instances_ms"]) == set(result["workload"]["instances"])
     assert main(["execute", "run/best/plan.json"]) == 0
-    assert "nothing was run" in capsys.readouterr().out
+    says(capsys.readouterr().out)
     assert main(["explain", "run"]) == 0
-    assert "What each stage would cost on another processor" in capsys.readouterr().out
+    says(capsys.readouterr().out)
     assert main(["export", "run"]) == 0
     assert "model_0/stage_0.tflite" in capsys.readouterr().out
-    table = run(capsys, "--model", MODELS, *ALLOWED, "--budget", "25", "--out", "run")
-    assert "convolutions run as Tucker-2 triples" in table
-    assert "optimize execute run" in table
+    says(run(capsys, "--model", MODELS, *ALLOWED, "--budget", "25", "--out", "run"))
     Path("run/config.yaml").unlink()
     assert main(["execute", "run"]) == 2
     says(capsys.readouterr().err)
@@ -209,7 +207,7 @@ def test_a_study_with_ranks_that_goes_on_tries_what_an_uninterrupted_one_tries(
     output = run(
         capsys, "--model", MODELS, "--allow", "ranks", "--max-error", "0.1", "--budget", "9", "--out", "parts", code=2
     )
-    assert "holds another study" in output
+    says(output)
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
@@ -239,11 +237,11 @@ def test_a_memory_limit_that_only_decomposed_models_keep(capsys: pytest.CaptureF
     whole_mb = Memory(problem.workload, problem.joined).nbytes() / 1e6
     Path("w.yaml").write_text(f"memory_limit_mb: {0.95 * whole_mb}\n{models}")
     words = ("--workload", "w.yaml", "--budget", "12")
-    assert "memory of the workload" in run(capsys, *words, code=3)
+    says(run(capsys, *words, code=3))
     result = study(capsys, *words, "--allow", "ranks", "--max-error", "0.4")
     assert result["best"]["plan"]["ranks"]
     Path("w.yaml").write_text(f"memory_limit_mb: 0.1\n{models}")
-    assert "memory of the workload" in run(capsys, *words, "--allow", "ranks", code=3)
+    says(run(capsys, *words, "--allow", "ranks", code=3))
 
 
 @pytest.mark.parametrize(
@@ -285,7 +283,8 @@ def test_an_error_that_nothing_keeps_is_reported_and_the_study_goes_on(capsys: p
     words = ["--model", "vgg11@0.25/32×2", "--allow", "ranks", "--max-error", "0.01", "--budget", "5", "--json"]
     assert main([*words, *ON]) == 0
     out, err = capsys.readouterr()
-    assert err.count("no convolution keeps an error of 0.01 as a triple") == 1
+    (line,) = [line for line in err.splitlines() if "triple" in line]
+    says(line)
     result = json.loads(out)
     assert not result["best"]["plan"].get("ranks")
     assert result["workload"]["tucker"]["vgg11@0.25/32"]["variants"] == 0

@@ -43,7 +43,7 @@ def test_what_is_predicted_is_not_called_measured(explained: dict[str, Any]) -> 
     assert all(m["measured_ms"] is None for m in both)
     both = [m for m in both if m["predicted_ms"] is not None]
     assert len(both) > 6
-    assert explained["predicted_by"] == "this cost model"
+    says(explained["predicted_by"])
     for one in both:
         assert one["predicted_more_ms"] >= -1e-9  # the plan is the best one
 
@@ -65,9 +65,9 @@ def test_limits_tell_what_binds(explained: dict[str, Any]) -> None:
     assert memory["binds"] == (memory["saves_ms"] > 0.0)
     assert limits["transfers take time"]["binds"]
     assert not limits["no stage on cpu"]["binds"]
-    assert any(what.startswith("1 operator not supported on npu") for what in limits)
+    says("\n".join(what for what in limits if "npu" in what))
     refused = [m["why_not"] for p in explained["parts"] for m in p["elsewhere"].values() if m["why_not"]]
-    assert all("not supported" in why or "does not fit" in why for why in refused)
+    assert all("not supported" in why or "not fit" in why for why in refused)
     assert explained["no_plan_below"]["predicted_ms"] <= explained["best"]["predicted_ms"] * (1 + 1e-9)
 
 
@@ -86,19 +86,10 @@ def test_no_plan_is_below_what_none_is_below(allow: str, tmp_path: Path, capsys:
 
 def test_people_and_reports_read_the_same(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(run)]) == 0
-    out = capsys.readouterr().out
-    for title in (
-        "What moving a cut",
-        "Which limits cost time",
-        "The best plan of each number of stages",
-        "In the final comparison, this plan was",
-        "Baselines",
-        "Lower bound for any plan",
-    ):
-        assert title in out
+    says(capsys.readouterr().out)
     assert main(["report", str(run)]) == 0
     capsys.readouterr()
-    assert "Why this plan" in (run / "report.html").read_text()
+    says((run / "report.html").read_text())
 
 
 def test_a_measured_study_is_explained_by_its_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +97,7 @@ def test_a_measured_study_is_explained_by_its_profile(tmp_path: Path, monkeypatc
     assert main([*words, "-q", "--json"]) == 0
     monkeypatch.setattr("optimizer.tools.explain.make_evaluator", None)  # its device may be away
     found = explain(read_study(tmp_path / "run"))
-    assert found["predicted_by"] == "the profiled operators"
+    says(found["predicted_by"])
     assert found["best"]["measured_ms"] is not None
     assert found["best"]["predicted_ms"] == pytest.approx(found["best"]["measured_ms"], rel=0.2)
     assert len(found["parts"]) == len(found["plan"]["stages"])
@@ -134,7 +125,7 @@ def test_a_deadline_stands_among_what_could_bind(tmp_path: Path, capsys: pytest.
     assert main([*words, "--deadline", "40", "--out", str(tmp_path / "run"), "--json"]) == 0
     best_ms = json.loads(capsys.readouterr().out)["best"]["latency_ms"]["median"]
     assert main(["explain", str(tmp_path / "run")]) == 0
-    assert f"--deadline 40 ms: {40 - best_ms:.4g} ms to spare" in " ".join(capsys.readouterr().out.split())
+    says(" ".join(capsys.readouterr().out.split()).replace(f" {40 - best_ms:.4g} ms", " N ms"))
 
 
 SEARCH = ["--model", "squeezenet1_1", "--evaluator", "cost-model", "--platform", "pixel4", "--budget", "8", "-q"]
@@ -174,7 +165,7 @@ def test_sides_of_a_split_are_reported_as_such(tmp_path: Path, capsys: pytest.Ca
     explained = json.loads(capsys.readouterr().out)
     assert len(explained["parts"]) == len(best["stages"])
     split = [p for p, s in zip(explained["parts"], best["stages"], strict=True) if "share" in s]
-    assert all("share of a split" in p["elsewhere"]["–"]["why_not"] for p in split)
+    says("\n".join(sorted({p["elsewhere"]["–"]["why_not"] for p in split})))
     assert not any("--max-stages" in limit["what"] for limit in explained["limits"])
 
 

@@ -34,6 +34,7 @@ from search_spaces.rewrites.lower import Lowered
 from search_spaces.rewrites.tucker_ranks import RankChoices
 from tests.search_spaces.core.test_workload import two_cores
 from tests.support.commands import printed, studied
+from tests.support.sentences import says
 from tests.support.strategies import chain_graph
 
 ON = ["--evaluator", "cost-model", "--platform", "pixel4", "--processors", "1large,3med,gpu", "--max-stages", "2", "-q"]
@@ -166,29 +167,28 @@ def test_a_limit_that_no_choice_keeps_is_reported_before_anything_is_tried(capsy
     bound, fewest = memory.bound_nbytes(sets), sparing_nbytes(memory, sets)
     assert bound < fewest
     words = ("--workload", two_clients((0.4, 0.15), (bound + fewest) / 2), "--budget", "8")
-    output = run(capsys, *words, code=3)
-    assert "memory of the workload" in output
-    assert "raise memory_limit_mb" in output
+    says(run(capsys, *words, code=3))
 
 
 @pytest.mark.parametrize(
-    ("client", "due"),
+    ("client", "code"),
     [
-        ("count: 6, deadline_ms: 20", "from 0 s on that are due by 0.02 s"),
-        ("count: 2, deadline_ms: 20, arrival: {kind: periodic, period_ms: 40, requests: 5}", "due by 0.02 s"),
-        ("count: 6, deadline_ms: 200", ""),
-        ("count: 6, deadline_ms: 20, arrival: {kind: poisson, rate_per_s: 2, requests: 3}", ""),
+        ("count: 6, deadline_ms: 20", 3),
+        ("count: 2, deadline_ms: 20, arrival: {kind: periodic, period_ms: 40, requests: 5}", 3),
+        ("count: 6, deadline_ms: 200", 0),
+        ("count: 6, deadline_ms: 20, arrival: {kind: poisson, rate_per_s: 2, requests: 3}", 0),
     ],
 )
 @pytest.mark.usefixtures("elsewhere")
 def test_requests_that_are_due_before_all_processors_could_have_answered(
-    tmp_path: Path, client: str, due: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, client: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "w.yaml"
     path.write_text(f"models:\n  - {{model: squeezenet1_1, {client}}}\n")
     words = ["--workload", str(path), "--evaluator", "cost-model", "--platform", "xavier", "--budget", "3", "-q"]
-    assert main([*words, "--out", str(tmp_path / "run")]) == (3 if due else 0)
-    assert due in capsys.readouterr().err
+    assert main([*words, "--out", str(tmp_path / "run")]) == code
+    if code:
+        says(capsys.readouterr().err)
 
 
 @pytest.mark.usefixtures("elsewhere")

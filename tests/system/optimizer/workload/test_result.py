@@ -74,7 +74,7 @@ def test_a_study_whose_workload_was_changed_is_not_run_again(capsys: pytest.Capt
     for damaged in ("{", "[]", '{"clients": [{}]}', json.dumps({**document, "seed": None, "clients": []})):
         path.write_text(damaged)
         output = printed([], capsys, "execute", "run", code=2)
-        assert "workload.json: cannot be read" in output
+        says(output)
         assert output.count("\n") == 1
 
 
@@ -86,7 +86,9 @@ def test_outputs_that_are_not_what_they_should_be_have_an_exit_code(
         agreement = Agreement(False, error, error, 0.1)
         monkeypatch.setattr(Prediction, "verify", lambda _, found=agreement: found)
         assert main(["execute", "run"]) == code
-        assert ("NOT what they should be" in capsys.readouterr().out) == (code == 4)
+        out = capsys.readouterr().out
+        assert ("NOT" in out) == (code == 4)
+        says(out)
         assert main(["execute", "run", "--json"]) == code
         assert json.loads(capsys.readouterr().out)["outputs"]["accepted"] == (code == 0)
 

@@ -114,7 +114,7 @@ def test_a_workload_is_a_file_and_tells_what_would_be_searched(capsys: pytest.Ca
     assert "squeezenet1_1 1" in run(capsys, *words)
     table = run(capsys, "--workload", "robot.yaml", "--allow", "cuts", "--budget", "3")
     assert "one process per model" in table
-    assert "best plan: requests are served" in table
+    says(table)
 
 
 BOTH = ("--objective", "latency", "--objective", "memory")
@@ -168,7 +168,7 @@ def test_the_report_tells_model_by_model(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["report", "told"]) == 0
     capsys.readouterr()
     page = Path("told/report.html").read_text()
-    assert "s mean latency, predicted, ms" in page or "s mean latency, measured, ms" in page
+    says(page)
     assert "squeezenet1_1 2" in page
     assert "timeline" in page
     events = json.loads(Path("told/viewers/trace.json").read_text())["traceEvents"]
