@@ -223,4 +223,4 @@ def test_chains_of_equal_periods_do_not_hold_up_an_explanation(
     monkeypatch.setattr("optimizer.tools.explain._PATIENCE_S", 0.0)
     capsys.readouterr()
     assert main(["explain", str(tmp_path / "run")]) == 0
-    assert "no plan found" in capsys.readouterr().out
+    says(capsys.readouterr().out)
