@@ -25,7 +25,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.wording import plural
 
-_MOST_FINALISTS = 12
+MOST_FINALISTS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +145,9 @@ def front_finalists(history: History, objectives: Sequence[Objective], fits: Cal
     table = np.array([values_of(t.measurement, objectives) for t in measured if t.measurement])
     rows = sorted(undominated(table), key=lambda i: tuple(table[i]))
     ends = {int(table[:, k].argmin()) for k in range(table.shape[1])}
-    if len(rows) > _MOST_FINALISTS:
-        step = (len(rows) - 1) / (_MOST_FINALISTS - 1)
-        rows = sorted({rows[round(i * step)] for i in range(_MOST_FINALISTS)})
+    if len(rows) > MOST_FINALISTS:
+        step = (len(rows) - 1) / (MOST_FINALISTS - 1)
+        rows = sorted({rows[round(i * step)] for i in range(MOST_FINALISTS)})
     whole = min(range(len(measured)), key=lambda i: len(measured[i].plan.stages))
     wanted = dict.fromkeys([*map(int, rows), *sorted(ends), whole])
     return [measured[i] for i in wanted]
