@@ -41,7 +41,7 @@ def choose_model_and_platform(evaluator: Evaluator, config: StudyConfig) -> tupl
         allow_fallback=config.allow_fallback,
         reduced=bool(config.max_error) and "ranks" not in freedoms_of(config.allow),  # with ranks the limit is for them
     )
-    platform = as_told(platform, config)
+    platform = as_told(platform, config, evaluator)
     return brought or model_of(evaluator, client, config), platform
 
 
@@ -92,7 +92,7 @@ def asks_for_several(evaluator: Evaluator, config: StudyConfig) -> bool:
     return names_several(config.model) if evaluator.capabilities.graphs else is_workload(config.model)
 
 
-def as_told(platform: Platform, config: StudyConfig) -> Platform:
+def as_told(platform: Platform, config: StudyConfig, evaluator: Evaluator) -> Platform:
     """Return a platform whose processors have the watts of ``--power``, which also apply to processors of that kind.
 
     Raises:
@@ -100,7 +100,8 @@ def as_told(platform: Platform, config: StudyConfig) -> Platform:
     """
     from optimizer.study.config import parse_powers
 
-    parse_states(config.state, platform)
+    if evaluator.capabilities.predicts:  # a session that measures has no states to be right or wrong about
+        parse_states(config.state, platform)
     powers = parse_powers(config.power)
     known = {name for p in platform.processors for name in (p.name, p.like)}
     for name in powers:

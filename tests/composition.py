@@ -144,8 +144,9 @@ class Cell:
         if self.extra == "storage":
             found += ["--storage", "sqlite:///shared.db", "--study", "shared"]
         if self.extra == "states":
-            one = POWERS[self.evaluator][0] if POWERS[self.evaluator] else "cpu=1"
-            found += ["--state", "usual:", "--state", f"hot:{one.split('=')[0]}=2"]
+            names = [power.split("=")[0] for power in POWERS[self.evaluator] or ("cpu=1",)]
+            alike = names if self.evaluator == "cuda" else names[:1]  # streams of one GPU take equally long
+            found += ["--state", "usual:", "--state", "hot:" + ",".join(f"{name}=2" for name in alike)]
         return found + (["--deadline", "100000"] if self.extra == "deadline" and not self.several else [])
 
     @property

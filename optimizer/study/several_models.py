@@ -146,7 +146,7 @@ class SeveralModels(Subject):
         found = platform or choose_platform(
             evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback
         )
-        found = as_told(found, config)
+        found = as_told(found, config, evaluator)
         config = with_freedoms(config, graphs, found)
         space = make_workload_space(config.allow, workload, joined, with_pools(found), config.max_stages)
         threads = config.evaluator == "litert"

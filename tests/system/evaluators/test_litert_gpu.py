@@ -202,10 +202,10 @@ def test_refused_operators_are_named_and_known_the_next_time(session: LitertSess
     assert session.unsupported_operators(odd, BUILTIN) == []
     count = len(odd.operators)
     for cuts, processors in (((), [GPU]), ((2,), [XNNPACK, GPU]), ((3,), [GPU, XNNPACK])):
-        begin_s = time.perf_counter()
+        begin_s = time.process_time()
         with fails(UnavailableError):
             session.load(odd, chain_plan(odd, cuts, processors))
-        assert time.perf_counter() - begin_s < 0.1
+        assert time.process_time() - begin_s < 0.1
     plan = chain_plan(odd, (2, 3), [GPU, XNNPACK, GPU])
     with closing(session.load(odd, plan)) as candidate:
         candidate.run(2)
