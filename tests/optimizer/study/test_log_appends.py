@@ -100,9 +100,8 @@ import os, sys, time
 from pathlib import Path
 from optimizer.study.log import TrialLog
 log, _ = TrialLog.open(Path(sys.argv[1]))
-if os.fork() == 0:
-    time.sleep(600)  # a worker that outlives its parent
-print("open", flush=True)
+if os.fork() == 0:  # a worker that outlives its parent
+    print("open", flush=True)
 time.sleep(600)
 """
     with subprocess.Popen(
