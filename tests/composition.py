@@ -81,6 +81,7 @@ RUN_S = 300.0
 EXTRAS = ("", "storage", "states", "warm start", "deadline", "max error", "commands", "campaign")
 _SETTINGS = ("objective", "power", "state", "device")  # of a campaign, not of its matrix
 _SLOW = {"litert": 2.0, "remote": 3.0, "cuda": 2.0, "able": 2.0}
+_SLOW_SEVERAL = 2.0  # models at once
 
 ON: Mapping[str, Sequence[str]] = {
     "litert": ("--processors", "cpu0,cpu1"),
@@ -216,7 +217,8 @@ def pairs(evaluators: Sequence[str], seed: int = 0) -> list[Cell]:
         fitting = [values for values in every if all(values[i] == value for i, value in wanted)]
 
         def worth(values: tuple[Any, ...], left: Any = left) -> float:
-            return sum(pair in left for pair in combinations(enumerate(values), 2)) / _SLOW.get(values[3], 1.0)
+            slow = _SLOW.get(values[3], 1.0) * (_SLOW_SEVERAL if values[1] else 1.0)
+            return sum(pair in left for pair in combinations(enumerate(values), 2)) / slow
 
         best = max(rng.sample(fitting, min(len(fitting), 60)), key=worth)
         left -= set(combinations(enumerate(best), 2))

@@ -107,9 +107,9 @@ def _decided() -> Iterator[None]:
 
 @pytest.fixture
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Studies of several models in this process anneal for a fifth of the steps: how good plans are is not the test."""
-    monkeypatch.setattr(several_models, "STEPS", STEPS // 5)
-    monkeypatch.setattr(several_models, "SHARED_STEPS", SHARED_STEPS // 5)
+    """Studies of several models in this process anneal for a twentieth of the steps: how good plans are is not the test."""
+    monkeypatch.setattr(several_models, "STEPS", STEPS // 20)
+    monkeypatch.setattr(several_models, "SHARED_STEPS", SHARED_STEPS // 20)
 
 
 @pytest.fixture

@@ -50,7 +50,6 @@ from optimizer.report.document import (
 from optimizer.report.graph import render_svg
 from optimizer.report.svg import part_colour
 from optimizer.report.viewers import node_data, trace
-from optimizer.study.front import MOST_FINALISTS
 from optimizer.tools.inspect import inspect_graph
 from search_spaces.core.errors import OptimizeError, plain_name
 from search_spaces.core.wording import many, percent, plural
@@ -181,10 +180,9 @@ def _front(study: Study) -> Iterator[Block]:
     knee = next(i for i, each in enumerate(front["plans"]) if each["knee"])
     titles, names = [column.name for column in table.columns[:2]], [str(row[-2]) for row in table.rows]
     on_it, between = undominated(np.array([each[:2] for each in every])) if every else (), ""
-    if len(front["objectives"]) == 2 and len(on_it) > MOST_FINALISTS:
-        between = (
-            f" By the trials, {len(on_it)} plans are on it; the final compared {MOST_FINALISTS} of them, evenly spread."
-        )
+    compared = (study.result["final"] or {"plans": len(on_it)})["plans"]
+    if len(front["objectives"]) == 2 and len(on_it) > compared:
+        between = f" By the trials, {len(on_it)} plans are on it; the final compared {compared}, evenly spread."
     yield at_two_widths(
         "front",
         partial(plots.front, values, every, titles, knee, names),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from optimizer.samplers.auto import Proposer
 
 MOST_REPEATS = 50
-_DRAWS, _CHOICES = 1000, 32
+_DRAWS, _CHOICES = 1000, 8
 _REFUSED = 50  # after so many plans in a row that break a limit, one is returned without a prediction
 
 

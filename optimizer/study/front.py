@@ -25,7 +25,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.wording import plural
 
-MOST_FINALISTS = 12
+_MOST_MEASURED, _MOST_COMPUTED = 12, 64  # finalists: each takes part in the final of every objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,9 @@ def criteria(graph: Graph, objectives: Sequence[Pricing], latency: ChainCosts) -
     return found
 
 
-def front_finalists(history: History, objectives: Sequence[Objective], fits: Callable[[Trial], bool]) -> list[Trial]:
+def front_finalists(
+    history: History, objectives: Sequence[Objective], fits: Callable[[Trial], bool], most: int
+) -> list[Trial]:
     """Return the plans that may be on the front: undominated ones, thinned out evenly, and the best of whole models."""
     measured = [t for t in history.ranking() if t.measurement is not None and fits(t)]
     measured = [t for t in measured if t.measurement and all(o.name in t.measurement.figures for o in objectives[1:])]
@@ -145,9 +147,8 @@ def front_finalists(history: History, objectives: Sequence[Objective], fits: Cal
     table = np.array([values_of(t.measurement, objectives) for t in measured if t.measurement])
     rows = sorted(undominated(table), key=lambda i: tuple(table[i]))
     ends = {int(table[:, k].argmin()) for k in range(table.shape[1])}
-    if len(rows) > MOST_FINALISTS:
-        step = (len(rows) - 1) / (MOST_FINALISTS - 1)
-        rows = sorted({rows[round(i * step)] for i in range(MOST_FINALISTS)})
+    if len(rows) > most:
+        rows = sorted({rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)})
     whole = min(range(len(measured)), key=lambda i: len(measured[i].plan.stages))
     wanted = dict.fromkeys([*map(int, rows), *sorted(ends), whole])
     return [measured[i] for i in wanted]
@@ -197,15 +198,16 @@ def decide_front(
     Raises:
         UnavailableError: no plan could be measured.
     """
+    most = _MOST_COMPUTED if session.only(0).capabilities.computed else _MOST_MEASURED
     trials = (
-        front_finalists(history, objectives, lambda t: how.fits(t) and how.allowed(t.plan))
-        or front_finalists(history, objectives, how.fits)
-        or front_finalists(history, objectives, lambda _: True)
+        front_finalists(history, objectives, lambda t: how.fits(t) and how.allowed(t.plan), most)
+        or front_finalists(history, objectives, how.fits, most)
+        or front_finalists(history, objectives, lambda _: True, most)
     )
     if not trials:
         raise UnavailableError("no plan could be measured", "see the failures in the trial log")
     for digest in sorted(how.asked - {t.plan.digest for t in trials}):  # each, even where another one dominates it
-        trials += front_finalists(history, objectives, partial(_is, digest))
+        trials += front_finalists(history, objectives, partial(_is, digest), most)
     count = len(objectives)
     policy = replace(
         how.policy,
