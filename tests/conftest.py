@@ -107,7 +107,7 @@ def _decided() -> Iterator[None]:
 
 @pytest.fixture
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Studies of several models in this process anneal for a twentieth of the steps: how good plans are is not the test."""
+    """Studies of several models in this process anneal for few steps: how good plans are is not the test."""
     monkeypatch.setattr(several_models, "STEPS", STEPS // 20)
     monkeypatch.setattr(several_models, "SHARED_STEPS", SHARED_STEPS // 20)
 
