@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Annotated
 
@@ -54,6 +54,15 @@ class Timeline:
     def makespan_s(self) -> float:
         """Seconds from the first start to the last end."""
         return max(e.end_s for e in self.events) - min(e.start_s for e in self.events)
+
+    def slower(self, factor: float) -> Timeline:
+        """Return the same events when all takes ``factor`` times as long."""
+        return Timeline(
+            tuple(
+                replace(e, start_s=e.start_s * factor, end_s=e.end_s * factor, copied_s=e.copied_s * factor)
+                for e in self.events
+            )
+        )
 
 
 Events = Annotated[

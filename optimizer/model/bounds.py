@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from evaluators.base import Session
@@ -46,6 +46,11 @@ class Bounds:
     proven: bool
     all_plans: Relaxation
     own: bool
+
+    def slower(self, factor: float) -> Bounds:
+        """Return the bounds on the same machine when it takes ``factor`` times as long."""
+        relaxed = Relaxation(self.all_plans.critical_path_s * factor, self.all_plans.work_s * factor)
+        return replace(self, space_s=self.space_s * factor, all_plans=relaxed)
 
     def error(self, latency_s: float) -> float:
         """Return how far a latency is below the bound, relative to it: the least error of the model."""

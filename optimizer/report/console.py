@@ -178,7 +178,7 @@ class ProgressWatcher:
         self._progress.update(self._task, completed=self._history.measured, best=best, description=trial.origin)
         if trial.broke and not self._failed:
             self._failed = True  # the answer counts the others
-            which = f"plan {trial.number}" if trial.number >= 0 else f"“{trial.origin}”"
+            which = f"plan {self._history.number(trial.plan)}" if trial.number >= 0 else f"“{trial.origin}”"
             self.warn(f"{which} failed: {trial.broke.splitlines()[0].rstrip('.')}")
         if self._verbose:
             samples = trial.measurement.latency_s if trial.measurement else None
@@ -224,7 +224,7 @@ def _baselines(result: Result) -> Table:
     names: dict[str, str] = {}
     for name, plan in result.rows():
         style = "bold" if result.verdict is not None and plan == result.verdict.best else ""
-        shown_name = f"{name}: {_borders(plan)}" if name == PROPOSED else name
+        shown_name = f"plan {result.history.number(plan)}: {_borders(plan)}" if name == PROPOSED else name
         first = names.setdefault(plan.digest, name)
         difference = _against(result, plan) if first == name else same_plan(first)
         cells = (shown_name, _figure(result, plan), difference, str(len(plan.stages)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -13,14 +14,14 @@ from evaluators.objectives import LATENCY, Objective
 from evaluators.registry import make_evaluator
 from evaluators.samples import Samples
 from evaluators.schedule import Event, Law, Task, Timeline, in_rounds, needs_of, rounds, run_tasks, timeline
-from optimizer.exact.chain_costs import ChainCosts
+from optimizer.exact.chain_costs import ChainCosts, weighed
 from optimizer.files import damage_of, disk_errors, read_document
 from optimizer.model.profile import Profile
 from optimizer.report.answer import as_latencies, model_of, objective_of
 from optimizer.study.folder import CONFIG, LOG, RESULT, read_manifest, resume_hint
 from optimizer.study.history import OPTIMUM, Trial
 from optimizer.study.log import read_log
-from optimizer.study.verdict import Verdict
+from optimizer.study.verdict import Verdict, shown_samples, shown_scale
 from search_spaces.core.errors import OptimizeError, RunFolderError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import JoinedGraph, merge
@@ -50,7 +51,7 @@ class Point:
 
     Attributes:
         number: distinct plans tried so far, itself included.
-        latency_s: the median.
+        latency_s: the median in the search, scaled to the machine's speed in the final.
         best_s: the least median up to here.
         predicted_s: by the model of single operators; None if that has no prediction.
         raced: whether it was stopped early, so that its latency is rough.
@@ -120,8 +121,11 @@ class Study:
 
     @cached_property
     def costs(self) -> ChainCosts | None:
-        """The model of single operators."""
-        return self.profile.costs(self.platform) if self.profile is not None else None
+        """The model of single operators, on the machine as it was in the final."""
+        if self.profile is None:
+            return None
+        costs, slowness = self.profile.costs(self.platform), self.verdict.slowness if self.verdict is not None else 1.0
+        return weighed(costs, {p.name: slowness for p in costs.platform.processors}, idle=True)
 
     @cached_property
     def plans(self) -> dict[str, Plan]:
@@ -163,6 +167,10 @@ class Study:
     def trial(self, plan: Plan) -> Trial | None:
         """Return the trial that measured a plan."""
         return next((t for t in self.trials if t.plan.digest == plan.digest and t.measurement), None)
+
+    def searched_s(self, trial: Trial) -> float:
+        """Return the median of a trial, on the machine as it was in the final; infinite where it has none."""
+        return trial.measurement.median_s * shown_scale(self.verdict, trial) if trial.measurement else math.inf
 
     def predict(self, plan: Plan) -> Timeline | None:
         """Return the plan's timeline by the model of single operators; None where that does not cover it."""
@@ -231,14 +239,15 @@ def points(study: Study) -> tuple[Point, ...]:
         if trial.measurement is None:
             continue
         predicted = study.predict(trial.plan) if study.objective == LATENCY else None
+        median_s = study.searched_s(trial)
         if not trial.raced:
-            best_s = min(best_s, trial.median_s)
+            best_s = min(best_s, median_s)
         family: Family = "model" if trial.origin == OPTIMUM else "search"
         if trial.plan.digest in names:
             family = "baseline"
         known_s, stages = predicted.makespan_s if predicted else None, len(trial.plan.stages)
-        least_s = min(best_s, trial.median_s)
-        found.append(Point(number, family, trial.origin, stages, trial.median_s, least_s, known_s, trial.raced))
+        least_s = min(best_s, median_s)
+        found.append(Point(number, family, trial.origin, stages, median_s, least_s, known_s, trial.raced))
     return tuple(found)
 
 
@@ -290,7 +299,12 @@ def bars(study: Study) -> tuple[Bar, ...]:
 def _both(study: Study, name: str, plan: Plan) -> Iterator[Bar]:
     trial = study.trial(plan)
     if trial is not None and trial.measurement is not None and trial.measurement.timeline is not None:
-        yield _bar(study, name, "predicted" if study.predicted else "measured", plan, trial.measurement.timeline)
+        seen = trial.measurement.timeline
+        factor = 1.0 if study.predicted else shown_scale(study.verdict, trial)
+        shown = shown_samples(study.verdict, trial, plan)
+        if not study.predicted and study.objective == LATENCY and shown is not None:
+            factor = shown.median / seen.makespan_s
+        yield _bar(study, name, "predicted" if study.predicted else "measured", plan, seen.slower(factor))
         if study.predicted:
             return
     predicted = study.predict(plan)

@@ -290,10 +290,10 @@ def _of_search(study: Study) -> str:
     if study.predicted:
         return ""
     text = " Figures are medians of the search, which measures each plan in few runs"
-    scale = study.verdict.scale if study.verdict else 1.0
-    if abs(scale - 1.0) >= _DRIFT:
-        faster = percent(max(scale, 1.0 / scale) - 1.0)
-        text += f", when the machine ran {faster} {'faster' if scale > 1.0 else 'slower'} than in the final comparison"
+    slowness = study.verdict.slowness if study.verdict else 1.0
+    if abs(slowness - 1.0) >= _DRIFT:
+        change = f"{percent(max(slowness, 1.0 / slowness) - 1.0)} {'slower' if slowness > 1.0 else 'faster'}"
+        text += f", scaled to the speed of the machine in the final comparison ({change})"
     return text + ("; the answer is the median of the final comparison." if study.verdict else ".")
 
 
@@ -323,8 +323,7 @@ def _timeline(study: Study, drawn: tuple[Bar, ...]) -> Iterator[Block]:
         + (
             ""
             if "measured" not in sources
-            else " Measured is a single run of each plan, which may be slower or faster than the median "
-            "of all runs that the answer gives."
+            else " Measured is a single run of each plan, scaled to its median or to the machine's speed in the final."
         ),
         Table("Timelines", columns, tuple(rows), group=2),
     )
@@ -361,7 +360,7 @@ def _history(study: Study, found: tuple[Point, ...]) -> Iterator[Block]:
     dashed = f" The dashed line is the {name} of this space, {shown(bound, '.4g')} {unit}." if bound else ""
     below = [p.latency_s * 1e3 for p in found if bound and p.latency_s * 1e3 < bound * (1.0 - 1e-6)]
     if below and not study.predicted:
-        wrong = percent((bound or 0.0) / min(below) - 1.0, 1)
+        wrong = percent(1.0 - min(below) / (bound or 1.0), 1)
         plans, was = plural(len(below), "plan"), "was" if len(below) == 1 else "were"
         dashed += f" It is no limit: predictions have an error, and {plans} {was} measured below it, by up to {wrong}."
     yield at_two_widths(

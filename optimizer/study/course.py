@@ -161,7 +161,7 @@ class Study:
             "history": self.history,
             "baselines": self.baselines,
             "verdict": verdict,
-            "bounds": self.bounds,
+            "bounds": self.bounds.slower(verdict.slowness) if self.bounds and verdict else self.bounds,
             "deployed": deployed,
             "cardinality": self.subject.space.cardinality(),
             "exhausted": self.exhausted,

@@ -378,6 +378,10 @@ class History:
         """How many trials proposed a known plan."""
         return len(self.trials) - self.measured
 
+    def number(self, plan: Plan) -> int:
+        """Return the number of a plan that was tried, from 1: the baselines outside of the space come first."""
+        return list(self.known).index(plan.digest) + 1
+
     def ranking(self) -> list[Trial]:
         """Return all measured plans, the fastest median first."""
         return sorted((t for t in self.known.values() if t.measurement), key=lambda trial: trial.median_s)

@@ -72,7 +72,7 @@ class Result:
     Attributes:
         baselines: name → plan, in the order of the table; ``history`` holds their measurements.
         verdict: None where the study was interrupted before the end.
-        bounds: lower bounds under the model; None before the profile.
+        bounds: lower bounds under the model, in the machine's state in the final; None before the profile.
         disturbance: interruptions of the measuring threads during the search.
         front: of several objectives; ``best`` is at its knee.
         objective: the first of several; figures of plans are in its unit.

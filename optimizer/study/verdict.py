@@ -23,7 +23,7 @@ from search_spaces.core.errors import RunFolderError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
-from search_spaces.core.wording import percent, plural
+from search_spaces.core.wording import percent
 
 REACH = 0.15
 """A plan is measured again when its interval reaches within this share of the best one."""
@@ -88,6 +88,11 @@ class Verdict:
             return None
         one, two = self._index(plan), self._index(other)
         return None if one is None or two is None else self.final.ratio(one, two)
+
+    @property
+    def slowness(self) -> float:
+        """The factor from figures at the start of the study to the machine's state in the final; counts have none."""
+        return 1.0 if self.final.exact or self.final.predicted else self.scale
 
     def instance_half(self, plan: Plan) -> float:
         """Return the relative half width of a plan's interval that comes from differences between its instances."""
@@ -331,7 +336,7 @@ def decide(
         scale,
         sigma,
         after,
-        _open(final, best, rival, titles[rival], stages[rival]) if undecided else "",
+        _open(final, best, rival, titles[rival], history.number(plans[rival])) if undecided else "",
         tuple(eligible),
         left_out,
         how.cores,
@@ -446,9 +451,9 @@ def _after_pause(
     return found
 
 
-def _open(final: Final, best: int, rival: int, name: str, stages: int) -> str:
+def _open(final: Final, best: int, rival: int, name: str, number: int) -> str:
     """Return a sentence that names the plan that may still be faster than the best known one."""
-    plan = f"“{name}”" if name else f"a plan of {plural(stages, 'stage')}"
+    plan = f"“{name}”" if name else f"plan {number}"
     ratio = final.ratio(best, rival)
     if ratio.high > _WIDEST:
         return f"{plan} may be faster than the best known plan: {final.rounds} rounds were too few to decide"
@@ -463,7 +468,7 @@ def shown_scale(verdict: Verdict | None, trial: Trial) -> float:
     if verdict is not None and verdict.final.exact:
         return 1.0
     cold = trial.measurement.cold if trial.measurement is not None else 1.0
-    return (verdict.scale / trial.speed if verdict is not None else 1.0) / cold
+    return (verdict.slowness / trial.speed if verdict is not None else 1.0) / cold
 
 
 def shown_samples(verdict: Verdict | None, trial: Trial | None, plan: Plan) -> Samples | None:

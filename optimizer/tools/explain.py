@@ -500,17 +500,20 @@ class _Work:
 
 
 def _measured(study: Study, model: Model) -> dict[str, float]:
-    """Return digest of a plan → its measured value of the model's objective, as the final comparison has it."""
+    """Return digest of a plan → its measured value of the model's objective: the final's, else the search's, scaled."""
     named = {"best": study.best, **study.plans}
     if model.objective != study.objective:  # which follows from runs; the result has their figures, too
         outcomes, key = study.result["workload"]["outcomes"], f"{model.objective.name}_ms"
         return {named[name].digest: outcome[key] / 1e3 for name, outcome in outcomes.items()}
     sure = (t for t in study.trials if t.measurement and (model.own or not t.raced))
     entries = {"best": study.result["best"], **study.result["baselines"]}
-    final = {named[name].digest: entry["latency_ms"] for name, entry in entries.items()}
-    return {t.plan.digest: t.median_s for t in sure} | {
-        digest: found["median"] / 1e3 for digest, found in final.items() if found is not None
-    }
+    shown_ms = {named[name].digest: entry["latency_ms"] for name, entry in entries.items()}
+    final = ((p.digest, study.verdict.standing(p)) for p in study.verdict.plans) if study.verdict is not None else ()
+    return (
+        {t.plan.digest: study.searched_s(t) for t in sure}
+        | {digest: standing.samples.median for digest, standing in final if standing and standing.samples}
+        | {digest: found["median"] / 1e3 for digest, found in shown_ms.items() if found is not None}
+    )
 
 
 def _limit(what: str, without_s: float | None, saves_s: float | None) -> Document:
@@ -591,7 +594,8 @@ def _error(found: Document) -> str:
     if len(known) < 3 or find_workload_objective(found["objective"]).of_plan is not None:
         return ""
     wrong = statistics.median(abs(predicted / measured - 1.0) for predicted, measured in known)
-    return f" The model was {percent(wrong)} off in the median of {len(known)} plans: smaller differences say little."
+    of = f"{len(known)} plans (this one and baselines)"
+    return f" The model was {percent(wrong)} off in the median of {of}: smaller differences say little."
 
 
 def _final(found: Document) -> str:
@@ -616,7 +620,9 @@ def _final(found: Document) -> str:
         how = "was not decided against it" if slower == UNDECIDED else f"{took} {slower}"
         sentence = f"In the final comparison, the next best plan {how}."
     lucky = best_ms and any((k["measured_ms"] or math.inf) < best_ms for k in found["by_stages"])
-    return f"Plans that look faster above were measured in few runs only. {sentence}" if lucky else sentence
+    if not lucky:
+        return sentence
+    return f"Plans that look faster above are not significantly so, or were measured in few runs only. {sentence}"
 
 
 def _columns(found: Document) -> tuple[Column, ...]:
