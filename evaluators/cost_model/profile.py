@@ -272,8 +272,8 @@ def extrapolation_warning(name: str, concerns: Mapping[str, Iterable[Concern]]) 
         if not unseen
     ]
     never = [f"{kernel}{_where(found, concerns)}" for (kernel, unseen), found in processors.items() if unseen]
-    parts = [f"outside the range of its fit: {', '.join(far)}"] if far else []
-    parts += [f"missing in its fit: {', '.join(never)}"] if never else []
+    parts = [f"amounts of work outside of its fit: {', '.join(far)}"] if far else []
+    parts += [f"not in its fit: {', '.join(never)}"] if never else []
     return f"profile {name!r} extrapolates {plural(len(operators), 'operator')}; {'; '.join(parts)}"
 
 

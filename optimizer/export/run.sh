@@ -1,6 +1,6 @@
 #!/system/bin/sh
 # Runs the plan of this folder on the phone: sh run.sh [RUNS [INPUTS OUTPUTS]]
-cd "${0%/*}" || exit 1
+case $0 in */*) cd "${0%/*}" || exit 1 ;; esac
 for file in run_plan libLiteRt.so; do
   if [ ! -f "$file" ]; then
     echo "run.sh: $file is missing: build it as the head of CMakeLists.txt says, and push the folder again" >&2

@@ -6,7 +6,7 @@
 //
 // plan.txt in the folder is plan.json as text: a line for each processor, model, tensor, stage and client. Stages of
 // one model run in the order of the plan, on one thread. With several models, each processor is a thread; jobs are
-// scheduled as by scheduler.py beside the plan. A stage that takes more than 1.2 times as long as expected has drifted.
+// scheduled as by scheduler.py beside the plan. Stages that take more than 1.2 times as long as expected are marked.
 // The plan always runs: only the runner in Python can fall back to the whole model. Kernels of custom operators are in
 // custom_ops.so beside the stage files, each a LiteRtCustomOpKernel litert_custom_op_NAME. OpenVINO is the library that
 // the environment variable OPENVINO_C_LIBRARY names, else libopenvino_c.so beside this program or of the system.
@@ -1073,7 +1073,7 @@ void RunOne(litert::Environment& environment, const PlanText& plan, Tensors& ten
     const double ms = Median(took[i]), expected = stages[i]->line().expected_ms;
     std::cout << "stage " << i << " " << stages[i]->processor().kind << ": " << ms << " ms";
     if (expected > 0.0) std::cout << ", " << ms / expected << " times as long as expected";
-    if (expected > 0.0 && ms > kSlower * expected) std::cout << ": drifted (without priority)";
+    if (expected > 0.0 && ms > kSlower * expected) std::cout << ": more than " << kSlower << " times (without priority)";
     std::cout << "\n";
   }
 }

@@ -166,6 +166,8 @@ class Stage:
                 make(path, kind, options)
         except Exception as error:
             why = (str(error).splitlines() or [type(error).__name__])[-1]
+            if make == self._make_compiled:
+                why = f"LiteRT finds no {kind} that compiles it (its messages are above); run it on a device with one"
             raise StartError(f"{processor['name']} does not take {entry['file']}: {why}") from error
 
     def _make_openvino(self, path: str, kind: str, options: Mapping[str, Any]) -> None:
@@ -623,15 +625,17 @@ class Plan(_Threads):
         if self._whole is not None:
             name = self.document["fallback"]["processor"]["name"]
             return f"the whole model on {name} runs instead of the plan: it is {self.comparison}"
-        slow = [f"stage {i} takes {d:.2f} times as long" for i, d in enumerate(self.drift()) if d > SLOWER]
+        drift = self.drift()
+        slow = [f"stage {i} takes {d:.2f} times as long as expected" for i, d in enumerate(drift) if d > SLOWER]
         if not self.runs:
             return "nothing was run yet"
         took_ms = statistics.median(total for total, _ in self.runs[-SURE_RUNS:]) * 1e3
         text = f"{took_ms:.2f} ms an inference"
         if "latency_ms" in self.expected:
             text += f", expected were {self.expected['latency_ms']:.2f} ms"
-        text += f"; {', '.join(slow)} as expected{UNPREFERRED}" if slow else "; no stage has drifted"
-        return text
+        if slow:
+            return f"{text}; {', '.join(slow)}{UNPREFERRED}"
+        return f"{text}; no stage takes more than {SLOWER:g} times as long as expected" if drift else text
 
     def close(self) -> None:
         """End the threads."""

@@ -202,14 +202,7 @@ def read_study(path: Path) -> Study:
     Raises:
         RunFolderError: it is no run folder, not finished, damaged, or written by a newer version.
     """
-    manifest = read_manifest(path)
-    if not path.exists():
-        raise RunFolderError(f"{path}: there is no such folder", "give the folder of a study")
-    if manifest is None and (path / "campaign.json").exists():
-        raise RunFolderError(f"{path} holds a campaign", "give the folder of one of its studies")
-    if manifest is None:
-        raise RunFolderError(f"{path}: is not a run folder: it has no manifest.json", "give the folder of a study")
-    result = read_result(path)
+    manifest, result = finished_study(path)
     records = read_log(path / LOG).records
     with damage_of(path / LOG, _ANOTHER):
         trials = [Trial.from_json(record.data) for record in records if record.kind in {"trial", "baseline"}]
@@ -228,6 +221,22 @@ def read_study(path: Path) -> Study:
     device = next((r.data for r in records if r.kind == "device"), {})
     first = tuple(t for t in trials if t.repeat_of is None)
     return Study(path, manifest, config, result, first, verdict, profile, platform, graph, missing, device, joined)
+
+
+def finished_study(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the manifest and the result of a finished study.
+
+    Raises:
+        RunFolderError: it is no run folder, not finished, damaged, or written by a newer version.
+    """
+    manifest = read_manifest(path)
+    if not path.exists():
+        raise RunFolderError(f"{path}: there is no such folder", "give the folder of a study")
+    if manifest is None and (path / "campaign.json").exists():
+        raise RunFolderError(f"{path} holds a campaign", "give the folder of one of its studies")
+    if manifest is None:
+        raise RunFolderError(f"{path}: is not a run folder: it has no manifest.json", "give the folder of a study")
+    return manifest, read_result(path)
 
 
 def points(study: Study) -> tuple[Point, ...]:

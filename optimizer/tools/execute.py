@@ -21,7 +21,7 @@ from evaluators.sampling import SamplingPolicy, measure
 from evaluators.workload.host import came_of
 from evaluators.workload.outcome import Outcome, typical_figures
 from optimizer.report.answer import interval_ms
-from optimizer.report.data import read_result
+from optimizer.report.data import finished_study, read_result
 from optimizer.study.config import StudyConfig, parse_config
 from optimizer.study.course import read_subject
 from optimizer.study.folder import CONFIG, read_manifest
@@ -73,9 +73,17 @@ class Reloaded:
 
 
 def plan_of(run: str) -> Path:
-    """Return the folder of a run folder's plan; any other path is returned as it is."""
+    """Return the folder of a run folder's plan; any other path is returned as it is.
+
+    Raises:
+        RunFolderError: it is a folder without a plan: of a study that is not finished, of a campaign, or any other.
+    """
     path = Path(run)
-    return path / "best" if (path / "best" / "plan.json").exists() else path
+    if (path / "best" / "plan.json").exists():
+        return path / "best"
+    if path.is_dir() and not (path / "plan.json").exists():
+        finished_study(path)
+    return path
 
 
 def study_of(path: Path) -> Path | None:
