@@ -244,7 +244,7 @@ def stages_table(
 
 
 def outcomes_table(result: Mapping[str, Any]) -> Table:
-    """Return the figures of the best plan of several models and of each baseline, or why it has none."""
+    """Return the figures of each baseline of several models, and of the recommended plan where it is none of them."""
     outcomes, objective = result["workload"]["outcomes"], objective_of(result)
     keys = {
         name: key
@@ -259,11 +259,21 @@ def outcomes_table(result: Mapping[str, Any]) -> Table:
         "remark",
     )
     rows: list[tuple[Cell, ...]] = []
-    for name, known in {"best": result["best"], **result["baselines"]}.items():
+    own_plan = result["best"]["plan"] not in [known["plan"] for known in result["baselines"].values()]
+    best = {"best": result["best"]} if own_plan else {}
+    for name, known in (best | result["baselines"]).items():
         entry, value = outcomes.get(name), known["latency_ms"]
         figures = [entry[key] if entry else None for key in keys.values()]
         predicted = (entry.get("predicted") or {}).get("objective") if entry and not result.get("predicted") else None
-        rows.append((name, *figures, value["median"] if own and value else None, predicted, known["failure"]))
+        rows.append(
+            (
+                "recommended plan" if name == "best" else name,
+                *figures,
+                value["median"] if own and value else None,
+                predicted,
+                known["failure"],
+            )
+        )
     return Table(f"Plans of the models, {'predicted' if result.get('predicted') else 'measured'}", columns, tuple(rows))
 
 

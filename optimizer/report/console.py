@@ -191,7 +191,8 @@ def render(result: Result) -> Group:
     document = as_latencies(result.to_json())
     several = isinstance(result, WorkloadResult)
     parts: list[Text | Table | _Line] = [_head(result), Text()]
-    parts.append(table_of(outcomes_table(document)) if several else _baselines(result))
+    parts.append(_baselines(result))
+    parts += [Text(), table_of(outcomes_table(document))] if several else []
     parts += [Text(), _front(document)] if result.front is not None else []
     if result.best is not None:
         parts += [Text(), _stages(result, result.best, document)]

@@ -15,12 +15,12 @@ from typing import Any, cast
 from evaluators.base import Agreement, Candidate, Session
 from evaluators.litert.deployment import is_workload_plan, read_deployment, read_workload_plan, runs_here
 from evaluators.litert.runner import PlanRunner, WorkloadRunner
-from evaluators.objectives import OBJECTIVES, Objective, PricedCandidate, Pricing
+from evaluators.objectives import LATENCY, OBJECTIVES, Objective, PricedCandidate, Pricing
 from evaluators.samples import Measurement
 from evaluators.sampling import SamplingPolicy, measure
 from evaluators.workload.host import came_of
 from evaluators.workload.outcome import Outcome, typical_figures
-from optimizer.report.answer import interval_ms
+from optimizer.report.answer import figure_text, interval_ms, objective_of
 from optimizer.report.data import finished_study, read_result
 from optimizer.study.config import StudyConfig, parse_config
 from optimizer.study.course import read_subject
@@ -129,9 +129,8 @@ def execute(plan: str, *, stream: bool = False, inputs: Sequence[str] = (), cust
     if files or (study is not None and has_several(study)):
         if stream:
             raise UsageError("--stream: a plan of several models has its own arrivals", "leave it out")
-        if study is not None:
-            return _workload_by_evaluator(study)
-        return _workload_files(path, inputs, custom_ops)
+        found = _workload_by_evaluator(study) if study is not None else _workload_files(path, inputs, custom_ops)
+        return replace(found, text=found.text + _in_study(path))
     objective = OBJECTIVES["throughput" if stream else "latency"]
     policy = _STREAM_POLICY if stream else _POLICY
     if study is not None:
@@ -139,9 +138,9 @@ def execute(plan: str, *, stream: bool = False, inputs: Sequence[str] = (), cust
             if stream and not again.session.capabilities.stream:
                 raise UsageError("--stream: the evaluator of this study runs one inference at a time", "leave it out")
             how = (Pricing(objective, again.subject.platform, {}),)
-            found = measure(PricedCandidate(candidate, again.plan, how), policy)
+            measured = measure(PricedCandidate(candidate, again.plan, how), policy)
             agreement = candidate.verify()
-        document = _figures(again.subject.graph.name, objective, found, again.plan, _outputs(study, agreement))
+        document = _figures(again.subject.graph.name, objective, measured, again.plan, _outputs(study, agreement))
     else:
         name = read_deployment(path).graph.name
         with PlanRunner(path, custom_ops=libraries_of(custom_ops, [name]).get(name)) as runner:
@@ -149,10 +148,29 @@ def execute(plan: str, *, stream: bool = False, inputs: Sequence[str] = (), cust
             runner.run(*read) if read else runner.run_seeded()
             deployed = runner.deployment
             how = (Pricing(objective, deployed.platform, {}),)
-            found = measure(PricedCandidate(runner.candidate, deployed.plan, how), policy)
+            measured = measure(PricedCandidate(runner.candidate, deployed.plan, how), policy)
             flying = {"in_flight": runner.in_flight} if stream else {}
-        document = _figures(deployed.graph.name, objective, found, deployed.plan, flying)
-    return Executed(document, "\n".join(_lines(document, objective, found)))
+        document = _figures(deployed.graph.name, objective, measured, deployed.plan, flying)
+    known = "" if stream else _in_study(path)
+    return Executed(document, "\n".join(_lines(document, objective, measured)) + known)
+
+
+def _in_study(plan: Path) -> str:
+    """Return a line about a plan's latency in its study; "" where there is none, or the study had another objective."""
+    if (run := study_of(plan)) is None:
+        return ""
+    try:
+        result = read_result(run)
+    except RunFolderError:  # the plan runs all the same
+        return ""
+    if result.get("predicted"):
+        return ""
+    if workload := result.get("workload"):
+        return f"\nits study measured: mean {workload['outcomes']['best']['mean_ms']:.4g} ms"
+    known = result["best"]["latency_ms"] if objective_of(result) == LATENCY else None
+    if not known:
+        return ""
+    return f"\nits study measured: {figure_text(known['median'] / 1e3, tuple(x / 1e3 for x in known['ci95']), 'ms')}"
 
 
 def _figures(

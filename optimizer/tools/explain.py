@@ -591,11 +591,11 @@ def _error(found: Document) -> str:
     """Return how far the predictions below were from what was measured."""
     pairs = ((k["predicted_ms"], k["measured_ms"]) for k in (found["best"], *found["baselines"].values()))
     known = list(dict.fromkeys(pair for pair in pairs if all(pair)))  # one of a plan that has two names
-    if len(known) < 3 or find_workload_objective(found["objective"]).of_plan is not None:
+    if not known or find_workload_objective(found["objective"]).of_plan is not None:
         return ""
     wrong = statistics.median(abs(predicted / measured - 1.0) for predicted, measured in known)
-    of = f"{len(known)} plans (this one and baselines)"
-    return f" The model was {percent(wrong)} off in the median of {of}: smaller differences say little."
+    of = f"in the median of {len(known)} plans (this one and baselines)" if len(known) > 1 else "for this plan"
+    return f" The model was {percent(wrong)} off {of}: smaller differences say little."
 
 
 def _final(found: Document) -> str:
