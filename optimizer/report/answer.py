@@ -233,7 +233,7 @@ def stages_table(
         model, graph, operators = of(stage)
         what = describe_operators(graph, operators) if graph is not None else f"{operators[0]} to {operators[-1]}"
         transferred = crossing(graph, operators) if graph is not None else None
-        begin_ms = begins_s[index] * 1e3 if index in begins_s else None
+        begin_ms = round(begins_s[index] * 1e3, 3) if index in begins_s else None
         where = stage.processor if stage.share is None else f"{stage.processor} ({stage.share})"
         rows.append((index, took_ms, begin_ms, model, means_ms.get(model), where, what, transferred))
     took = f"{'predicted' if result.get('predicted') else 'measured'}, {objective_of(result).stage_unit}|.4g"
