@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Group
@@ -18,9 +18,10 @@ from optimizer.report.console import make_console, progress_bar
 from optimizer.report.terminal import render, table
 from optimizer.study.course import foreseen
 from search_spaces.core.errors import OptimizeError
-from search_spaces.core.wording import many, seconds
+from search_spaces.core.wording import did_you_mean, many, seconds
 
 if TYPE_CHECKING:
+    from optimizer.campaign.file import CampaignFile, Loc
     from optimizer.campaign.run import CampaignRun
     from optimizer.campaign.studies import Planned, State
     from optimizer.study.config import StudyConfig
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 _REST_S, _TRIAL_S, _MOST_TRIALS_S = 15.0, 0.4, 60.0
 _FINAL_OF_TRIAL_S, _LEAST_FINAL_S, _MOST_FINAL_S = 0.5, 5.0, 20.0
 _PREDICTED_REST_S, _PREDICTED_TRIAL_S = 2.0, 0.005
-_PAIR_S, _PAIR_OF_TRIAL_S = 1e-4, 5e-6  # of two operators on a processor, where there is more to choose than cuts
+# Where there is more to choose than cuts: of a trial, and of two operators on a processor, once and in each trial.
+_CHOSEN_TRIAL_S, _PAIR_S, _PAIR_OF_TRIAL_S = 0.06, 5e-5, 3e-6
 _LONG_S = 120.0
 _FORESEEN = ("whole on ", "layer ", "parameter count ", "one ")
 """How names of baselines begin that are known before anything is timed."""
@@ -111,7 +113,7 @@ class _StudyWatcher:
 def dry_run(run: CampaignRun) -> dict[str, Any]:
     """Return a campaign's studies, their sizes and their expected seconds, without measuring."""
     studies: list[dict[str, Any]] = []
-    names: dict[str, None] = {}
+    has: list[tuple[Mapping[str, Any], Sequence[str]]] = []
     for planned, status in ((state.planned, state.status) for state in run.states):
         config = run.config(planned)
         found: dict[str, Any] = {}
@@ -121,7 +123,7 @@ def dry_run(run: CampaignRun) -> dict[str, Any]:
         except OptimizeError as error:
             problem, exit_code = str(error), error.exit_code
         else:
-            names |= dict.fromkeys(found["baselines"])
+            has.append((planned.axes, found["baselines"]))
             seconds = _expected_s(config, found)
         studies.append(
             {
@@ -135,22 +137,45 @@ def dry_run(run: CampaignRun) -> dict[str, Any]:
                 "exit_code": exit_code,
             }
         )
-    document = {"schema_version": 1, "name": run.file.campaign.name, "folder": str(run.folder), "studies": studies}
-    unknown = [name for name in run.file.campaign.baselines if name.startswith(_FORESEEN) and name not in names]
-    return document | {
+    return {
+        "schema_version": 1,
+        "name": run.file.campaign.name,
+        "folder": str(run.folder),
+        "studies": studies,
         "expected_s": sum(s["expected_s"] for s in studies),
-        "unknown_baselines": unknown if names else [],
-        "baselines": list(names),
+        "unknown_baselines": list(_unknown_baselines(run.file, has)),
+        "baselines": list(dict.fromkeys(name for _, names in has for name in names)),
     }
+
+
+def _unknown_baselines(file: CampaignFile, has: Sequence[tuple[Mapping[str, Any], Sequence[str]]]) -> Iterator[str]:
+    """Yield a line for each baseline of a campaign's file that no study of those that it is about has.
+
+    Args:
+        has: axes of each study, and its baselines that are known before anything is timed.
+    """
+    campaign = file.campaign
+    named: list[tuple[Loc, str, Mapping[str, Any]]] = [
+        (("baselines", i), name, {}) for i, name in enumerate(campaign.baselines)
+    ]
+    for i, expected in enumerate(campaign.expect):
+        plans = {"plan": expected.plan, "over": expected.over or ""}
+        named += [(("expect", i, key), name, expected.where.values) for key, name in plans.items()]
+    for loc, name, where in named:
+        there = dict.fromkeys(n for axes, names in has if where.items() <= axes.items() for n in names)
+        if there and name.startswith(_FORESEEN) and name not in there:
+            hint = did_you_mean(name, there, f"there are: {', '.join(there)}", quoted=True)
+            yield str(file.error(loc, f"no study has the baseline {name!r}", hint))
 
 
 def _expected_s(config: StudyConfig, found: Mapping[str, Any]) -> float:
     """Return about how long a study takes, from what :func:`foreseen` returned."""
     trials = min(config.budget, int(found["plans"]))
     if not make_evaluator(config.evaluator).capabilities.measures_here:
-        cuts_alone = str(found["allow"]) == "cuts"
-        size = 0 if cuts_alone else int(found["operators"]) ** 2 * len(found["processors"])
-        return _PREDICTED_REST_S + size * _PAIR_S + trials * (_PREDICTED_TRIAL_S + size * _PAIR_OF_TRIAL_S)
+        if str(found["allow"]) == "cuts":
+            return _PREDICTED_REST_S + trials * _PREDICTED_TRIAL_S
+        size = int(found["operators"]) ** 2 * len(found["processors"])
+        return _PREDICTED_REST_S + size * _PAIR_S + trials * (_CHOSEN_TRIAL_S + size * _PAIR_OF_TRIAL_S)
     final_s = min(_MOST_FINAL_S, max(_LEAST_FINAL_S, _FINAL_OF_TRIAL_S * config.budget))
     return _REST_S + min(trials * _TRIAL_S, _MOST_TRIALS_S) + final_s
 
@@ -169,10 +194,7 @@ def render_dry_run(document: Mapping[str, Any]) -> Group:
     parts: list[Table | Text] = [listed, Text(), Text(ends)]
     problems = Counter(study["problem"] for study in document["studies"] if study["problem"])
     parts += [Text(f"{_studies(n)} will fail: {problem}") for problem, n in problems.items()]
-    if unknown := document["unknown_baselines"]:
-        there = ", ".join(document["baselines"])
-        parts.append(Text(f"no study has the baseline {', '.join(map(repr, unknown))}; there are: {there}"))
-    return Group(*parts)
+    return Group(*parts, *map(Text, document["unknown_baselines"]))
 
 
 def _studies(count: int) -> str:

@@ -151,11 +151,13 @@ class Expectation(_Strict):
     Attributes:
         name: as the table shows it.
         where: the studies that it is about.
-        metric: ``latency_ms`` of ``plan``; ``ratio`` of its value to that of ``over``; ``speedup`` of the best plan.
+        metric: ``latency_ms`` of ``plan``, in studies of latency; ``ratio`` of its value to that of ``over``, for every
+            objective; ``speedup`` of the best plan.
         plan: ``best``, or the name of a baseline.
         over: the plan whose value divides a ratio: ``best``, or the name of a baseline.
         paper: the published value.
         tolerance: relative difference up to which ours counts as equal.
+        fitted: whether the profile that predicts ours was fitted to this figure, so that agreement says nothing.
         source: where it was published.
     """
 
@@ -166,6 +168,7 @@ class Expectation(_Strict):
     over: str | None = None
     paper: float = Field(gt=0, allow_inf_nan=False)
     tolerance: float = Field(default=0.1, ge=0, allow_inf_nan=False)
+    fitted: bool = False
     source: str = Field(min_length=1)
 
 
@@ -180,7 +183,7 @@ class Campaign(_Strict):
         include: studies beside those of the matrix; axes that are left out have the first value of the matrix.
         exclude: studies of the matrix that are left out.
         repetitions: independent runs of each study.
-        baselines: baselines that the tables show beside the best plan; all if empty.
+        baselines: baselines that the tables show beside the best plan and those of ``expect``; all if empty.
         indicators: whether to report how well work, weights and memory traffic of the models explain the latency of
             their best plans.
         settings: what all studies have in common.

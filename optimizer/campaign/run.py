@@ -51,7 +51,7 @@ from optimizer.report.console import make_console
 from optimizer.report.write import report
 from optimizer.study.config import StudyConfig, command_line
 from optimizer.study.course import Interrupted, run_study
-from optimizer.study.folder import RESULT
+from optimizer.study.folder import MANIFEST, RESULT
 from search_spaces.core.allowed_code import allow
 from search_spaces.core.bounded import parsed_json, read_bounded
 from search_spaces.core.errors import EXIT_INTERRUPTED, OptimizeError, RunFolderError, UsageError
@@ -124,8 +124,7 @@ def opened(
     """
     with disk_errors(folder, "give --out a folder that you can write to"):
         folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()) and not (folder / STATE).exists() and not (folder / ".lock").exists():
-            raise RunFolderError(f"{folder}: is not empty, and is not a campaign", "give another --out")
+        check_folder(folder, file.campaign.name)
         lock = (folder / ".lock").open("w")
     with lock:
         try:
@@ -190,7 +189,7 @@ def is_finished(folder: Path) -> bool:
     """Return whether a run folder holds a completed study."""
     try:
         result = parsed_json(read_bounded(folder / RESULT, _MOST_NBYTES))
-        return bool(result["complete"]) and (folder / "manifest.json").is_file()
+        return bool(result["complete"]) and (folder / MANIFEST).is_file()
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 
@@ -263,6 +262,19 @@ def _check_jobs(run: CampaignRun) -> None:
             )
 
 
+def check_folder(folder: Path, name: str) -> None:
+    """Raise unless a folder may hold the campaign of this name: it is missing, empty, or holds that campaign.
+
+    Raises:
+        RunFolderError: the folder is of something else, or a newer version wrote it.
+    """
+    with disk_errors(folder, "give --out another folder"):
+        if folder.exists() and any(folder.iterdir()) and not any((folder / file).exists() for file in (STATE, ".lock")):
+            what = "holds a study" if (folder / MANIFEST).exists() else "is not empty, and is not a campaign"
+            raise RunFolderError(f"{folder}: {what}", "give another --out")
+    _earlier(folder, name)
+
+
 def _earlier(folder: Path, name: str) -> Mapping[str, Any]:
     """Return the state that a folder has, where it has one; a damaged one is replaced.
 
@@ -326,6 +338,7 @@ def run_file(options: argparse.Namespace, command: Sequence[str]) -> int:
     studies = plan_studies(file)
     folder = options.out or Path("runs", file.campaign.name)
     if options.dry_run:
+        check_folder(folder, file.campaign.name)
         planned = CampaignRun(file, folder, [State(p) for p in studies], command)
         for state in planned.states:
             state.status = status_of(planned.path(state.planned))
@@ -343,6 +356,11 @@ def run_file(options: argparse.Namespace, command: Sequence[str]) -> int:
         write_tables(tables, folder)
         notes = [
             f"baseline {name!r} is in no study; optimize report of one lists what it has" for name in tables.missing
+        ]
+        notes += [
+            str(file.error(("expect", i), f"{row['name']!r} has no figure of ours: {row['missing']}"))
+            for i, row in enumerate(tables.expected)
+            if row["missing"]
         ]
         write_json(folder / "summary.json", _summary_json(saved, tables, options.file))
         written = report(folder)

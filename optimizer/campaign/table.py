@@ -25,7 +25,7 @@ from optimizer.report.data import Study, points, read_study
 from optimizer.study.folder import RESULT
 from optimizer.study.front import Front
 from search_spaces.core.errors import InfeasibleError, OptimizeError, RunFolderError, printable
-from search_spaces.core.wording import percent, plural
+from search_spaces.core.wording import did_you_mean, percent, plural
 from search_spaces.core.workload import names_file
 
 SCHEMA_VERSION = 1
@@ -35,6 +35,34 @@ GROUP = ("evaluator", "platform", "processors")
 
 SUMMARIES = ("summary", "fronts", "gains", "rates", "expected", "indicators", "explained")
 """The tables, fields of :class:`Tables`, that follow from ``results`` and the models."""
+
+COLUMNS: Mapping[str, str] = {
+    "plan": "`best` is the plan that the study recommends; the others are its baselines.",
+    "stages": "number of stages.",
+    "value, value_low, value_high": "of the objective, in `unit`, with its 95 % interval; of several objectives, of "
+    "the first. `latency_ms`, `ci_low_ms` and `ci_high_ms` are the same where that is the latency, else empty.",
+    "unit": "of `value` and `bound`.",
+    "samples": "how many times the plan was measured; empty for predictions.",
+    "predicted": "whether the study predicts its figures.",
+    "source": "of the figure: `final`, `search` (few samples, not compared with the others), or `predicted`.",
+    "over_best, over_best_low, over_best_high": "how many times the recommended plan's value this one's is, with its "
+    "95 % interval, where the final compared both.",
+    "ratio, ratio_low, ratio_high": "row `best`: how many times as fast the recommended plan is as the baseline in "
+    "`compared_with`, with its 95 % interval. Where that baseline is itself recommended, of the next best plan: below "
+    "1, or about 1 where the two tie.",
+    "compared_with": "row `best`: the best plan of one stage, or of several models the best baseline of all.",
+    "significant": "row `best`: whether the interval of `ratio` leaves out 1, on either side: where `ratio` is below "
+    "1, the other plan is significantly slower than the recommended baseline.",
+    "gain": "row `best`: how many times as fast the recommended plan is: `ratio`, or 1 where it is the baseline.",
+    "bound": "the model's lower bound of `value`, in `unit`; `model_bound_ms` is the same where that is the latency.",
+    "gap": "row `best`: how far `value` is above `bound`, relative to it; below 0 where the model's bound is too high.",
+    "unique_plans, space_plans": "distinct plans that the study tried, and that its space has.",
+    "wall_s": "seconds that the study took.",
+    "failure": "why the plan has no figure.",
+    "misses, requests, makespan_ms, predicted_makespan_ms": "of several models: late requests of a typical run, all of "
+    "its requests, and its makespan, measured and simulated.",
+}
+"""Columns of ``results.csv`` beside the campaign, the study and its axes, and what they hold."""
 
 Row = dict[str, Any]
 _POOLED = ("seed",)
@@ -107,7 +135,9 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
     measured: list[Row] = []
     processors: set[str] = set()
     campaign = Campaign.model_validate(state["campaign"])
-    shown = set(campaign.baselines)
+    baselines: set[str | None] = set(campaign.baselines)
+    expected_plans = {plan for e in campaign.expect for plan in (e.plan, e.over)}
+    shown = baselines and {"best", *baselines, *expected_plans}
     for study in state["studies"]:
         if study["status"] != "done":
             continue
@@ -129,7 +159,7 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
         processors |= set(map(str, on if isinstance(on, list) else []))
         if campaign.indicators and (row := _indicator_row(head, read)):
             measured.append(row)
-        results += [row for row in plans if not shown or row["plan"] in {"best", *shown}]
+        results += [row for row in plans if not shown or row["plan"] in shown]
         fronts += front
         curves += [
             {
@@ -144,7 +174,7 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
         ]
     expected = [_expected(e, results) for e in campaign.expect]
     explained = list(_explained_rows(measured))
-    missing = sorted(shown - {row["plan"] for row in results}) if results else []
+    missing = sorted(set(campaign.baselines) - {row["plan"] for row in results}) if results else []
     summary, gains, ran_on = _summary(results), mean_gains(results), sorted(processors)
     never = [study["axes"] for study in state["studies"] if study["exit_code"] == InfeasibleError.exit_code]
     rates = _rates(results, never)
@@ -161,7 +191,10 @@ def against_baseline(row: Row) -> str:
     """Return how the best other plan of a row of the summary compares with the best baseline; "" where none did."""
     if row["ratio"] is None:
         return ""
-    return slower_text(Ratio(row["ratio"], row["ratio_low"], row["ratio_high"]).inverse, first_objective(row))
+    ratio = Ratio(row["ratio"], row["ratio_low"], row["ratio_high"])
+    if len({f"{figure:.3f}" for figure in (ratio.low, ratio.value, ratio.high)}) == 1:  # one figure, but for rounding
+        ratio = Ratio(*(round(ratio.value, 3),) * 3)
+    return slower_text(ratio.inverse, first_objective(row))
 
 
 def ratio_heading(rows: Iterable[Row]) -> str:
@@ -239,6 +272,13 @@ def group_text(row: Row) -> str:
 def shown_axes(rows: Sequence[Row]) -> list[str]:
     """Return the axes that a table of the summary shows: the model, and those of several values."""
     return [a for a in AXES if a == "model" or (a not in _POOLED and len({json.dumps(r[a]) for r in rows}) > 1)]
+
+
+def columns_reference() -> str:
+    """Return a table of the columns of ``results.csv``."""
+    rows = (f"| {', '.join(f'`{n}`' for n in names.split(', '))} | {meaning} |" for names, meaning in COLUMNS.items())
+    head = "Beside the campaign, the study, its repetition and the axes of the matrix:"
+    return "\n".join(("### `results.csv`", "", head, "", "| column | meaning |", "|---|---|", *rows))
 
 
 def write_tables(tables: Tables, folder: Path) -> None:
@@ -529,36 +569,53 @@ def _expected(expected: Expectation, results: Sequence[Row]) -> Row:
     by_study: dict[str, dict[str, Row]] = {}
     for row in rows:
         by_study.setdefault(row["study"], {})[row["plan"]] = row
-    values, in_final = [], True
+    values, known, in_final, missing = [], set(), True, "no finished study has these axes"
     for plans in by_study.values():
         plan, over = plans.get(expected.plan), plans.get(expected.over or "")
-        if plan is None or not plan["value"]:
+        if absent := next((n for n in (expected.plan, expected.over) if n and n not in plans), None):
+            missing = f"no plan {absent!r}"
+            if near := did_you_mean(absent, plans, "", quoted=True):
+                missing += f": {near}"
             continue
-        in_final = in_final and plan["source"] != "search" and (over is None or over["source"] != "search")
-        if expected.metric == "latency_ms" and plan["latency_ms"]:
-            values.append(plan["latency_ms"])
-        elif expected.metric == "speedup" and plans["best"]["ratio"]:
-            values.append(plans["best"]["ratio"])
-        elif expected.metric == "ratio" and over is not None and over["value"]:
-            values.append(_over(plan, over))
+        found = None
+        if expected.metric == "latency_ms" and plan:
+            found, missing = plan["latency_ms"], "not measured"
+            if first_objective(plan) != LATENCY:
+                missing = f"latency_ms is of the objective latency, not of {plan['objective']}"
+        elif expected.metric == "speedup":
+            found, missing = plans["best"]["ratio"], "not compared with a baseline"
+        elif plan and over:
+            found, missing = _over(plan, over), "not measured"
+        if plan and found:
+            values.append(found)
+            known.add(("fitted" if expected.fitted else "predicted") if plan["predicted"] else "measured")
+            in_final = in_final and plan["source"] != "search" and (over is None or over["source"] != "search")
     ours = statistics.median(values) if values else None
     ratio = ours / expected.paper if ours is not None else None
+    judged = ratio is not None and "fitted" not in known
     return {
         **{name: getattr(expected, name) for name in ("name", "metric", "plan", "over", "paper")},
         "ours": ours,
         "ours_low": min(values, default=None),
         "ours_high": max(values, default=None),
         "studies": len(values),
+        "known": ", ".join(sorted(known)),
+        "missing": "" if values else missing,
         "in_final": in_final,
         "ratio": ratio,
         "tolerance": expected.tolerance,
-        "within": abs(ratio - 1.0) <= expected.tolerance if ratio is not None else None,
+        "within": abs(ratio - 1.0) <= expected.tolerance if ratio is not None and judged else None,
         "source": expected.source,
     }
 
 
-def _over(plan: Row, over: Row) -> float:
-    """Return how many times another plan's value a plan's is: as the final found it, or else of the two medians."""
+def _over(plan: Row, over: Row) -> float | None:
+    """Return how many times another plan's value a plan's is: as the final found it, or else of the two medians.
+
+    None where one of them has no value.
+    """
+    if not plan["value"] or not over["value"]:
+        return None
     shares = [1.0 if row["plan"] == "best" else row["over_best"] for row in (plan, over)]
     if all(shares):
         return float(shares[0] / shares[1])

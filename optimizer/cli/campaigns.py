@@ -29,8 +29,10 @@ def schema(parser: Parser, arguments: list[str]) -> None:
     parser.add_argument("--markdown", action="store_true", help="print a reference page instead of the JSON Schema")
     options = parser.read(arguments, as_json=False)
     from optimizer.campaign.file import json_schema, reference
+    from optimizer.campaign.table import columns_reference
 
-    print(reference() if options.markdown else json.dumps(json_schema(), indent=2, ensure_ascii=False))
+    text = f"{reference()}\n{columns_reference()}"
+    print(text if options.markdown else json.dumps(json_schema(), indent=2, ensure_ascii=False))
 
 
 def solve(parser: Parser, arguments: list[str]) -> None:

@@ -68,10 +68,7 @@ def report(parser: Parser, arguments: list[str]) -> None:
     options = parser.read(arguments, as_json=False)
     from optimizer.report.write import report
 
-    written = report(options.run, options.out)
-    if written.without_png:
-        note(f"optimize: {written.without_png}")
-    print(written.page)
+    print(report(options.run, options.out).page)
 
 
 def dashboard(parser: Parser, arguments: list[str]) -> None:

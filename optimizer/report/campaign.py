@@ -47,11 +47,12 @@ from optimizer.report.document import (
     listed,
     machine_facts,
 )
-from optimizer.report.plots import forest
+from optimizer.report.plots import forest, steps
 from optimizer.report.study import at_two_widths
 from optimizer.report.svg import Plot, Scale, around, text_width
 from search_spaces.core.wording import percent, plural
 
+PUBLISHED = "Published figures beside ours"
 _WIDTH = 920.0
 _AT = (10, 25, 50, 100, 200, 400)
 _INDICATORS = {
@@ -77,7 +78,7 @@ def campaign_document(folder: Path) -> Document:
     sections = [
         Section("explained", "What explains latency", (*explained(tables), *indicators)),
         Section("summary", "Summary", tuple(summary(state, tables))),
-        Section("paper", "Published and measured", tuple(published(tables))),
+        Section("paper", PUBLISHED, tuple(published(tables))),
         Section("curves", "Best latency against plans tried", tuple(_curves(tables))),
         Section("studies", "Studies", tuple(_studies(state, tables))),
         Section("plans", "All plans", tuple(_plans(tables))),
@@ -101,12 +102,8 @@ def summary(state: Mapping[str, Any], tables: Tables, *, times: bool = True) -> 
     done = sum(s["status"] == "done" for s in state["studies"])
     failed = [s for s in state["studies"] if s["status"] == "failed"]
     compared = [r for r in tables.summary if r["ratio"] is not None]
-    faster = sum(bool(r["significant"]) and r["ratio"] > 1.0 for r in compared)
-    count = f"{faster or 'none'} of {plural(len(compared), 'row')}"
-    better = better_word(tables.summary)
-    text = f"A plan is significantly {better} than the best baseline in {count}."
     if compared or not tables.summary:
-        yield Text(text if tables.summary else "No study is finished yet.", "answer")
+        yield Text(_answer(compared) if compared else "No study is finished yet.", "answer")
     evaluators = list(dict.fromkeys(named(r["evaluator"]) for r in tables.summary))
     by = f"; evaluator{'s' * (len(evaluators) > 1)} {', '.join(evaluators)}" if evaluators else ""
     begun = sum(s["status"] == "begun" for s in state["studies"])
@@ -130,11 +127,12 @@ def summary(state: Mapping[str, Any], tables: Tables, *, times: bool = True) -> 
     names = [cell_text(row, axes) for row in tables.summary]
     units, several = {r["unit"] for r in tables.summary}, any(r["studies"] > 1 for r in tables.summary)
     unit = f", {units.pop()}" if len(units) == 1 else ""  # columns that have the same in each row are left out
-    head = headed(f"study; studies|d; {how_known(tables)}best{unit}|.4g; unit; predicted; {AGAINST}; times as good")
+    best = f"{'median ' * several}{how_known(tables)}best{unit}"
+    head = headed(f"study; studies|d; {best}|.4g; unit; predicted; {AGAINST}; times as good")
     rows = tuple(
         (
             *(cell_text(r, axes), r["studies"] if several else None, r["best"], "" if unit else r["unit"]),
-            *("yes" if r["predicted"] and not how_known(tables) else "", against_baseline(r)),
+            *(_predicted(r, tables), against_baseline(r)),
             _times(r) if times else "",
         )
         for r in tables.summary
@@ -163,26 +161,47 @@ def summary(state: Mapping[str, Any], tables: Tables, *, times: bool = True) -> 
         )
 
 
+def _answer(rows: Sequence[Row]) -> str:
+    """Return in how many rows a plan is better than the best baseline; predictions apart from measurements."""
+    better = better_word(rows)
+    found: list[str] = []
+    for predicted, how in ((False, "Measured"), (True, "Predicted")):
+        if each := [row for row in rows if bool(row["predicted"]) == predicted]:
+            faster = sum(bool(row["significant"]) and row["ratio"] > 1.0 for row in each)
+            what = "" if found else f"a plan is significantly {better} than the best baseline "
+            found.append(f"{how}: {what}in {faster or 'none'} of {plural(len(each), 'row')}.")
+    return " ".join(found)
+
+
+def _predicted(row: Row, tables: Tables) -> str:
+    """Return ``yes`` for a prediction among measurements."""
+    return "yes" if row["predicted"] and not how_known(tables) else ""
+
+
 def _times(row: Row) -> str:
     """Return how many times as good as the best baseline the best other plan is, with its interval."""
     if row["ratio"] is None:
         return ""
-    return f"{row['ratio']:.3f} [{row['ratio_low']:.3f}, {row['ratio_high']:.3f}] times"
+    value, low, high = (f"{row[name]:.3f}" for name in ("ratio", "ratio_low", "ratio_high"))
+    return f"{value} times" if value == low == high else f"{value} [{low}, {high}] times"
 
 
 def published(tables: Tables) -> Iterator[Block]:
     """Yield published figures beside ours."""
     if not tables.expected:
         return
-    yield Text("Published figures beside ours; other machines give other times, so compare ratios, not milliseconds.")
-    columns = headed("what; paper|.4g; ours|.4g; least|.4g; most|.4g; ours / paper|.3f; remark; source")
-    values = itemgetter("name", "paper", "ours", "ours_low", "ours_high", "ratio")
+    yield Text("Other machines give other times, so compare ratios, not milliseconds.")
+    columns = headed("what; paper|.4g; ours|.4g; least|.4g; most|.4g; ours / paper|.3f; ours is; remark; source")
+    values = itemgetter("name", "paper", "ours", "ours_low", "ours_high", "ratio", "known")
     rows = []
     for row in tables.expected:
         near = f"{'' if row['within'] else 'not '}within {percent(row['tolerance'])}"
-        remark = "not measured" if row["within"] is None else near
-        rows.append((*values(row), remark + ("" if row["in_final"] else "; not in the final"), row["source"]))
-    yield Table("Published and measured", columns, tuple(rows))
+        remark = row["missing"] or ("" if row["within"] is None else near)
+        found = "; ".join(filter(None, (remark, "" if row["in_final"] else "not in the final")))
+        rows.append((*values(row), found, row["source"]))
+    yield Table(PUBLISHED, columns, tuple(rows))
+    if any(row["known"] == "fitted" for row in tables.expected):
+        yield Text("Fitted: the profile was fitted to the published figure, so that it does not predict it.", "note")
 
 
 def _curves(tables: Tables) -> Iterator[Block]:
@@ -195,11 +214,15 @@ def _curves(tables: Tables) -> Iterator[Block]:
     at = [n for n in _AT if n <= last] or [last]
     columns = headed("sampler", *(Column(f"after {n}", ".2%") for n in at))
     rows: tuple[tuple[Cell, ...], ...] = tuple((s, *(c[min(n, len(c)) - 1] for n in at)) for s, c in curves.items())
+    alike: dict[tuple[float, ...], list[str]] = {}
+    for sampler, curve in curves.items():
+        alike.setdefault(tuple(round(excess, 9) for excess in curve), []).append(sampler)
+    equal = "".join(f" Equal throughout: {', '.join(names)}." for names in alike.values() if len(names) > 1)
     yield at_two_widths(
         "curves",
-        partial(_curves_plot, curves, last),
+        partial(_curves_plot, {", ".join(names): curve for curve, names in alike.items()}, last),
         "How far the best plan so far is above the best that any study of this model on this platform found, mean over "
-        "models and seeds. Baselines come first in every study.",
+        f"models and seeds. Baselines come first in every study.{equal}",
         Table("Mean excess", columns, rows),
     )
 
@@ -215,27 +238,34 @@ def _curves_plot(curves: Mapping[str, Sequence[float]], last: int, width: float 
     plot.axis_x(x, height - 44, 40, "different plans tried, known ones included")
     ends: list[float] = []
     for i, (sampler, curve) in enumerate(curves.items()):
-        line = [(x(n), max(y(v * 100), y.end)) for n, v in enumerate(curve, 1)]
+        line = steps((x(n), max(y(v * 100), y.end)) for n, v in enumerate(curve, 1))
         plot.line(line, f"series c{i % 5}", sampler)
         below = line[-1][1]
         while any(abs(below - e) < 14 for e in ends):
             below -= 7
         ends.append(below)
-        plot.text(line[-1][0] + 10, below + 4, sampler)
+        names = sampler.split(", ")
+        short = len(names) == 1 or text_width(sampler) < right - 10
+        plot.text(line[-1][0] + 10, below + 4, sampler if short else f"{names[0]} +{len(names) - 1}")
     return plot.svg()
 
 
 def _studies(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
     best = {r["study"]: r for r in tables.results if r["plan"] == "best"}
     found = f"{how_known(tables)}best"
-    head = f"study; state; {found}|.4g; 95 % from|.4g; to|.4g; unit; stages|d; above the model's bound|+.1%; remark"
-    columns = headed(head)
+    head = (
+        f"study; state; {found}|.4g; 95 % from|.4g; to|.4g; unit; predicted; stages|d; above the model's bound|+.1%; "
+    )
+    columns = headed(f"{head}remark")
     rows: list[tuple[Cell, ...]] = []
     for study in state["studies"]:
         row = best.get(study["name"], {})
         remark = study["error"] or tables.unreadable.get(study["name"], "")
-        numbers = (row.get(key) for key in ("value", "value_low", "value_high", "unit", "stages", "gap"))
-        rows.append((study["name"], study["status"], *numbers, remark))
+        value, bound = (
+            map(row.get, keys) for keys in (("value", "value_low", "value_high", "unit"), ("stages", "gap"))
+        )
+        predicted = _predicted(row, tables) if row else ""
+        rows.append((study["name"], study["status"], *value, predicted, *bound, remark))
     yield Table("Studies", columns, tuple(rows))
 
 
@@ -243,16 +273,17 @@ def _plans(tables: Tables) -> Iterator[Block]:
     if not tables.results:
         return
     columns = headed(
-        f"study; plan; stages|d; {how_known(tables).strip() or 'median'}|.4g; 95 % from|.4g; to|.4g; unit; samples|d; "
-        "relative to the best plan|.3f; 95 % from|.3f; to|.3f"
+        f"study; plan; stages|d; {how_known(tables).strip() or 'median'}|.4g; 95 % from|.4g; to|.4g; unit; "
+        "predicted; samples|d; relative to the best plan|.3f; 95 % from|.3f; to|.3f"
     )
-    measured = ("value", "value_low", "value_high", "unit", "samples")
+    measured = ("value", "value_low", "value_high", "unit", "predicted", "samples")
     ratios = ("over_best", "over_best_low", "over_best_high")
     late = tuple("misses" for _ in range(any(r["misses"] is not None for r in tables.results)))
     columns += headed("requests missed|d") if late else ()
     values = itemgetter("study", "plan", "stages", *measured, *ratios, *late)
     none = dict.fromkeys(ratios)
-    rows = (values(r if first_objective(r).scales else {**r, **none}) for r in tables.results)
+    shown = ({**r, "predicted": _predicted(r, tables)} for r in tables.results)
+    rows = (values(r if first_objective(r).scales else {**r, **none}) for r in shown)
     yield Table("All plans", columns, tuple(rows), group=1)
     yield Text(
         "results.csv (and results.parquet) hold the same with every axis; curves.csv the course of each study.", "note"

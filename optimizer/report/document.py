@@ -55,7 +55,8 @@ class Table:
     """Rows under columns.
 
     Attributes:
-        group: how many of the first columns are left empty where they repeat the row above.
+        group: how many of the first columns are left empty where they repeat the row above; on a page a single one is a
+            heading above its rows.
     """
 
     caption: str

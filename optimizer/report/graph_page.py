@@ -13,10 +13,10 @@ from optimizer.report.graph import render_svg
 from optimizer.report.page import page
 from optimizer.tools.inspect import (
     Inspection,
+    counted,
     facts,
     group_texts,
     groups_text,
-    human_count,
     moved_bytes,
     operator_text,
     printable,
@@ -72,10 +72,10 @@ def render_page(found: Inspection) -> str:
 
 
 def _cost_cells(cost: Cost) -> Iterator[_Cell]:
-    yield cost.macs, human_count(cost.macs) if cost.known else "not known"
-    yield cost.parameters, human_count(cost.parameters)
+    yield cost.macs, counted(cost.macs) if cost.known else "not known"
+    yield cost.parameters, counted(cost.parameters)
     yield moved_bytes(cost), human_bytes(moved_bytes(cost))
-    yield cost.intensity, f"{cost.intensity:.1f}"
+    yield cost.intensity, f"{cost.intensity:.1f}" if cost.macs else "–"
 
 
 def _cut_rows(found: Inspection) -> Iterator[list[_Cell]]:

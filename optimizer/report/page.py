@@ -15,7 +15,9 @@ from optimizer.report.svg import COLOURS, PLOT_STYLE
 _UNIT = re.compile(r"(?<=[0-9]) (?=%|m?s\b)")  # a number and its unit stay on one line
 _POWER = re.compile(r"\b10\^([0-9]+)")
 _LONG = 48  # characters of a cell that may take several lines
-_MANY = 3  # columns of a table that scrolls on a narrow screen
+_MANY = 3  # columns of a table that scrolls where it is wider than the page
+_HEAD = 14  # characters of a heading that take one line; a longer one takes two
+_CHARACTER, _PADDING = 7.5, 24  # estimated width of a character of a table, and of the space beside its cells, px
 
 
 def _colours(index: int) -> str:
@@ -122,20 +124,36 @@ def _figure(figure: Figure) -> Iterator[str]:
 
 def _table(table: Table) -> Iterator[str]:
     label = escape(table.caption, quote=True)
-    many = len(table.used) >= _MANY
+    headed = table.group == 1  # each value of the first column is a row of its own, above those that it is about
+    columns = [(i, table.columns[i]) for i in table.used[headed:]]
+    rows = list(table.cells())
+    many = len(columns) >= _MANY
     if many:
-        yield '<p class="hint" aria-hidden="true">Scroll sideways for all columns →</p>'
+        widths = [max(_least(c.name), *(min(len(row[i]), _LONG) for row in rows)) for i, c in columns]
+        px = round(sum(widths) * _CHARACTER + len(widths) * _PADDING)
+        yield f'<p class="hint" style="--w:{px}px" aria-hidden="true">Scroll sideways for all columns →</p>'
     style = "table many" if many else "table"
     yield f'<div class="{style}" tabindex="0" role="group" aria-label="{label}"><table>'
     yield f"<caption>{escape(table.caption)}</caption><thead><tr>"
-    columns = [(i, table.columns[i]) for i in table.used]
-    yield "".join(f'<th scope="col"{_right(c.form)}>{escape(c.name)}</th>' for _, c in columns)
+    yield "".join(f'<th scope="col"{_right(c.form)}{_wide(c.name)}>{escape(c.name)}</th>' for _, c in columns)
     yield "</tr></thead><tbody>"
-    for row in table.cells():
+    for row in rows:
+        if headed and row[0]:
+            span = f'<th scope="colgroup" colspan="{len(columns)}"><span>{escape(row[0])}</span></th>'
+            yield f'<tr class="of">{span}</tr>'
         cells = [f"<td{_right(column.form, row[i])}>{escape(row[i])}</td>" for i, column in columns]
         cells[0] = f'<th scope="row"{cells[0][3:-5]}</th>'
         yield f"<tr>{''.join(cells)}</tr>"
     yield "</tbody></table></div>"
+
+
+def _least(head: str) -> int:
+    """Return the characters of a line of a heading: all of a short one, or about half of a longer one."""
+    return len(head) if len(head) <= _HEAD else max(len(head) // 2 + 3, *map(len, head.split()))
+
+
+def _wide(head: str) -> str:
+    return f' style="min-width:{_least(head)}ch"' if len(head) > _HEAD else ""
 
 
 def _right(form: str, cell: str = "") -> str:

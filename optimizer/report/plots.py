@@ -93,11 +93,11 @@ def optimisation(
         height_of = y(bound_s * 1e3)
         plot.line([(x.start, height_of), (x.end, height_of)], "bound", f"{bound}: {figure(bound_s * 1e3)} {unit}")
     # The line begins where it enters the scale.
-    steps = _steps((x(p.number), y(p.best_s * 1e3)) for p in points if p.best_s * 1e3 <= y.high)
+    line = steps((x(p.number), y(p.best_s * 1e3)) for p in points if p.best_s * 1e3 <= y.high)
     for point in points:
         _mark(plot, x(point.number), y, point, unit)
-    if steps:
-        plot.line(steps, "best", "best so far")
+    if line:
+        plot.line(line, "best", "best so far")
     lines = [("best", "best so far"), *([("bound", bound)] if bound_s else [])]
     plot.legend(_margin(width), 18, [*_legend(points, y), *lines])
     return plot.svg()
@@ -215,7 +215,7 @@ def front(
         outside += not inside
         tip = f"{origin}: {figure(first)}, {figure(second)}"
         plot.mark(x(min(first, x.high)), y(min(second, y.high)), "search" if inside else "above", tip)
-    plot.line(_steps((x(first), y(second)) for first, second in sorted(kept)), "best", "the front")
+    plot.line(steps((x(first), y(second)) for first, second in sorted(kept)), "best", "the front")
     named = {knee, *(min(range(len(kept)), key=lambda i: kept[i][side]) for side in (0, 1))}
     for index, (first, second) in enumerate(kept):
         label = f"{names[index]}: {figure(first)}, {figure(second)}" + (" (the knee)" if index == knee else "")
@@ -287,7 +287,7 @@ def _margin(width: float) -> float:
     return _LEFT if width >= WIDTH else 8.0
 
 
-def _steps(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+def steps(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return a line that keeps the height of each point until it is below or above the next."""
     found: list[tuple[float, float]] = []
     for x, y in points:

@@ -177,9 +177,9 @@ PLOT_STYLE = (
     ".plot .ci{stroke:var(--ink);stroke-width:1.5;fill:none}.plot .bar{stroke:var(--muted);stroke-width:.75}"
     ".plot .guess{fill-opacity:.45;stroke-dasharray:4 3}"
     ".plot .k1{fill:var(--a1)}.plot .k2{fill:var(--a2)}.plot .k3{fill:var(--a3);fill-opacity:.75}"
-    ".plot .series{fill:none;stroke-width:2}.plot .c0{stroke:var(--a1)}.plot .c1{stroke:var(--a2)}"
-    ".plot .c2{stroke:var(--a3)}.plot .c3{stroke:var(--good);stroke-dasharray:9 3}"
-    ".plot .c4{stroke:var(--ink);stroke-dasharray:3 2}.plot .k4{fill:none;stroke:var(--muted)}"
+    ".plot .series{fill:none;stroke-width:2}.plot .c0{stroke:var(--a1)}.plot .c1{stroke:var(--a2);stroke-dasharray:9 3}"
+    ".plot .c2{stroke:var(--a3);stroke-dasharray:2 3}.plot .c3{stroke:var(--good);stroke-dasharray:14 3 3 3}"
+    ".plot .c4{stroke:var(--ink);stroke-dasharray:5 4}.plot .k4{fill:none;stroke:var(--muted)}"
 )
 
 

@@ -35,12 +35,10 @@ class Written:
     Attributes:
         page: the HTML file.
         files: all files, the page first.
-        without_png: why there are no PNG files, or "".
     """
 
     page: Path
     files: tuple[Path, ...]
-    without_png: str
 
 
 def report(run: Path, out: Path | None = None) -> Written:
@@ -66,16 +64,15 @@ def write_report(document: Document, folder: Path) -> Written:
         "report.md": printable(markdown.render(document, PLOTS)).encode(),
         **{name: text.encode() for name, text in document.files.items()},
     }
-    without_png = ""
     try:
         import resvg_py
     except ImportError:
-        without_png = "plots are written as SVG, not as PNG: pip install 'partition-optimizer[report]'"
+        resvg_py = None
     for figure in document.figures:
         svg = printable(standalone(figure.svg))
         contents[f"{PLOTS}/{figure.name}.svg"] = svg.encode()
-        if not without_png and not figure.wide:
+        if resvg_py is not None and not figure.wide:
             contents[f"{PLOTS}/{figure.name}.png"] = bytes(resvg_py.svg_to_bytes(svg_string=svg, zoom=2))
     for name, content in contents.items():
         write_atomic(folder / name, content)
-    return Written(folder / "report.html", tuple(folder / name for name in contents), without_png)
+    return Written(folder / "report.html", tuple(folder / name for name in contents))

@@ -194,6 +194,11 @@ def human_count(number: int) -> str:
     return f"{size:.1f} {units[0]}"
 
 
+def counted(number: int) -> str:
+    """Return a count as of :func:`human_count`, or a dash for none."""
+    return human_count(number) if number else "–"
+
+
 def printable(text: str, limit: int = 60) -> str:
     """Return a name from a file without control characters, shortened in the middle, for a terminal or a picture."""
     if len(text) > limit:
@@ -262,8 +267,7 @@ def _kinds(found: Inspection) -> Table:
         cost, some = kind.cost, kind.cost.macs
         name = printable(kind.kind, 40) + ("" if cost.known else " *")
         share = percent(some / found.total.macs if found.total.macs else 0.0, 1) if some else ""
-        weights = human_count(cost.parameters) if cost.parameters else "–"
-        work = human_count(some) if some else "–"
+        weights, work = counted(cost.parameters), counted(some)
         moved = human_bytes(moved_bytes(cost))
         rows.append((name, f"{kind.count:,}", work, share, weights, moved, f"{cost.intensity:.1f}" if some else ""))
     return table(("operators", ">count", ">MACs", ">share", ">parameters", ">bytes moved", ">MACs a byte"), rows)

@@ -432,6 +432,10 @@ def test_figures_of_the_pages_are_those_of_the_results() -> None:
         assert f"| {squares} | {errors} |" in text, row["family"]
     board = next(r for r in kept["explained"] if r["family"] == "all" and r["platform"] == "odroid-xu4")
     assert f"({board['flops']:.3f} with work alone, {board['flops_and_memory']:.3f} with memory accesses too)" in text
+    excess = json.loads((results / "five_samplers.json").read_text())["mean_excess"]
+    for tried in ("10", "25", "50", "100"):
+        cells = (f"{curve[tried] * 100:.1f} %" for curve in excess.values())
+        assert f"| {tried} | {' | '.join(cells)} |" in (ROOT / "optimizer/samplers/README.md").read_text()
     kept = json.loads((results / "machine.json").read_text())
     faster = sum(bool(r["significant"]) and r["ratio"] > 1 for r in kept["summary"])
     assert faster == 0
@@ -440,8 +444,14 @@ def test_figures_of_the_pages_are_those_of_the_results() -> None:
     kept = json.loads((results / "seed_000_criteria.json").read_text())
     measured, profile = ([r for r in kept["expected"] if r["name"].endswith(w)] for w in ("measured", "profile"))
     assert f"| the Xeon | {min(r['ours'] for r in measured):.2f} to {max(r['ours'] for r in measured):.2f} |" in text
-    assert f"{min(r['ours'] for r in profile):.2f} to {max(r['ours'] for r in profile):.2f}; 7 of 8 within" in text
-    assert sum(r["within"] for r in profile) == 7
+    *single, once = sorted(r["ours_high"] for r in measured)
+    assert f"{min(r['ours_low'] for r in measured):.2f} to {single[-1]:.2f}, and once {once:.2f}" in text
+    ours = f"{min(r['ours'] for r in profile):.2f} to {max(r['ours'] for r in profile):.2f}"
+    left_out = json.loads((results / "published.json").read_text())["devices"]["exynos2200"]["left_out"]
+    off = [abs(f["error"]) for each in left_out.values() for f in each["figures_ms"].values()]
+    near, worst = f"{sum(e <= 0.1 for e in off)} of {len(off)}", f"{max(off) * 100:.0f} %"
+    assert f"| {ours} | fitted, not predicted: {sum(r['within'] for r in profile)} of {len(profile)} ratios" in text
+    assert f"{near} times within 10 %, at worst {worst}" in text
 
 
 def _percent(row: Mapping[str, float], name: str) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -14,9 +15,12 @@ from typing import Any
 
 import pytest
 
-from optimizer.campaign.file import AXES
+from optimizer.campaign.file import AXES, Expectation
 from optimizer.campaign.table import (
+    COLUMNS,
+    _expected,
     _rates,
+    against_baseline,
     gain_text,
     gather,
     makespan_text,
@@ -73,6 +77,9 @@ def test_a_campaign_ends_with_tables_and_a_report(tmp_path: Path, capsys: pytest
     assert "the final" not in shown, "figures that are published rest on pairs"
     results = rows_of(out / "results.csv")
     assert {r["source"] for r in results if r["plan"] in {"every layer", "whole on cpu"}} == {"final"}
+    told = {name for names in COLUMNS.values() for name in re.findall("`(.*?)`", names)}
+    told |= {*AXES, "campaign", "study", "repetition", *(name for names in COLUMNS for name in names.split(", "))}
+    assert set(results[0]) <= told
     assert {r["study"] for r in results} == {
         f"squeezenet1_1_0.25_64-{s}-s{n}" for s in ("random", "tpe") for n in (0, 1)
     }
@@ -153,9 +160,10 @@ def test_a_dry_run_measures_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_dry_run_names_baselines_that_no_study_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = written(tmp_path, BASIC + "\nbaselines: [whole on cpu, whole on npu]\n")
+    wrong = "  - {name: a typing error, metric: ratio, plan: every layer, over: whole on cqu, paper: 1, source: x}"
+    path = written(tmp_path, f"{BASIC}{wrong}\nbaselines: [whole on cpu, whole on npu]\n")
     assert main(["run", str(path), "--out", str(tmp_path / "out"), "--dry-run"]) == 0
-    says(capsys.readouterr().out)
+    says(" ".join(capsys.readouterr().out.split()))
 
 
 @pytest.mark.parametrize("state", ['{"schema_version":99,"name":"basic"}', '{"schema_version":1,"name":"other"}'])
@@ -166,10 +174,13 @@ def test_folders_of_others_are_left_alone(tmp_path: Path, capsys: pytest.Capture
     assert main(["run", str(written(tmp_path, BASIC)), "--out", str(out)]) == 2
     says(capsys.readouterr().err)
     assert (out / "campaign.json").read_text() == state
-    (out / "campaign.json").rename(out / "letters.txt")
-    (out / ".lock").unlink()
-    assert main(["run", str(written(tmp_path, BASIC)), "--out", str(out)]) == 2
-    says(capsys.readouterr().err)
+    for other in ("letters.txt", "manifest.json"):
+        shutil.rmtree(out)
+        out.mkdir()
+        (out / other).touch()
+        for dry in ([], ["--dry-run"]):
+            assert main(["run", str(written(tmp_path, BASIC)), "--out", str(out), *dry]) == 2
+            says(capsys.readouterr().err)
 
 
 def test_the_highest_rate_with_deadlines_kept_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -278,6 +289,42 @@ def test_half_of_a_run_folder_is_gone_on_with_or_told(tmp_path: Path, capsys: py
     status = {s["folder"]: s["status"] for s in state["studies"]}
     assert [status[p.name] for p in (no_result, half_a_log)] == ["done"] * 2
     assert [status[p.name] for p in (no_manifest, newer)] == ["failed"] * 2
+
+
+def test_a_published_figure_says_how_ours_is_known_or_why_there_is_none() -> None:
+    def row(plan: str, value: float | None, **more: Any) -> dict[str, Any]:
+        axes = dict.fromkeys(AXES) | {"objective": "latency", "model": "a", "study": "a", "predicted": True}
+        known = {"value": value, "latency_ms": value, "over_best": None, "ratio": None, "source": "predicted"}
+        return axes | known | {"plan": plan} | more
+
+    def found(**wanted: Any) -> dict[str, Any]:
+        rows = [row("best", 2.0), row("whole on cpu", 4.0), row("every layer", None)]
+        other = {"study": "b", "model": "b", "objective": "energy", "latency_ms": None, "predicted": False}
+        about = {"name": "x", "paper": 0.5, "source": "y"} | wanted
+        return _expected(Expectation.model_validate(about), [*rows, *(each | other for each in rows)])
+
+    both = {"metric": "ratio", "over": "whole on cpu"}
+    assert (found(**both)["known"], found(**both)["within"]) == ("measured, predicted", True)
+    fitted = found(**both, where={"model": "a"}, fitted=True)
+    assert (fitted["known"], fitted["within"], fitted["ours"]) == ("fitted", None, 0.5)
+    assert found(**both, where={"model": "b"}, fitted=True)["known"] == "measured"
+    for wanted in (
+        {"plan": "whole on cqu"},
+        {"metric": "ratio", "over": "every leyer"},
+        {"metric": "speedup"},
+        {"plan": "every layer", "where": {"model": "a"}},
+        {"where": {"model": "b"}},
+        {"where": {"model": "c"}},
+    ):
+        none = found(**wanted)
+        assert none["ours"] is None
+        says(none["missing"])
+
+
+def test_an_interval_within_rounding_is_none() -> None:
+    ratio = {"objective": "latency", "ratio": 1.0825, "ratio_low": 1.0825, "ratio_high": 1.0825}
+    assert against_baseline(ratio | {"ratio_high": 1.0825 + 1e-13}) == against_baseline(ratio)
+    assert against_baseline(ratio | {"ratio_high": 1.09}) != against_baseline(ratio)
 
 
 def test_curves_start_above_and_fall() -> None:
