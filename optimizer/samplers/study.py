@@ -20,6 +20,7 @@ from optuna.trial import TrialState
 from optimizer.study.history import OPTIMUM, UNSEEN, Trial, contains
 from search_spaces.core.errors import UsageError, shown
 from search_spaces.core.plan import Plan
+from search_spaces.spaces.registry import freedoms_in
 from search_spaces.spaces.space import EnumerableSpace, SearchSpace
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from optimizer.samplers.auto import Proposer
 
 MOST_REPEATS = 50
-_DRAWS, _CHOICES = 1000, 8
+_DRAWS = 1000
+_CHOICES, _COSTLY_CHOICES = 32, 8  # chains are predicted in microseconds, other plans in milliseconds
 _REFUSED = 50  # after so many plans in a row that break a limit, one is returned without a prediction
 
 
@@ -269,6 +271,7 @@ class StudySampler(BaseSampler):
         rng = np.random.default_rng([self._seed, self._number])
         cardinality = self._space.cardinality()
         drawn: dict[str, Plan] = {}
+        choices = _COSTLY_CHOICES if {*freedoms_in(self._space)} - {"cuts"} else _CHOICES
         refused = 0
         for _ in range(_DRAWS):
             plan = self._space.plan_at(below(cardinality, rng))
@@ -276,7 +279,7 @@ class StudySampler(BaseSampler):
                 continue
             if self._allowed(plan):
                 drawn[plan.digest] = plan
-                if len(drawn) == _CHOICES:
+                if len(drawn) == choices:
                     break
             elif not drawn and (refused := refused + 1) == _REFUSED:
                 return plan
