@@ -401,8 +401,15 @@ class Pricing:
                 return Batch(np.array(values), stages, found.timeline, found.errors)
 
     def _weights(self, plan: Plan) -> Numbers:
-        """Return the weight of a second of each stage."""
-        return np.array([self.counts[stage.processor] for stage in plan.stages])
+        """Return the weight of a second of each stage.
+
+        Raises:
+            UnavailableError: that of a processor is not known, as where the runtime itself places a network.
+        """
+        by = self.counts
+        if unknown := [stage.processor for stage in plan.stages if stage.processor not in by]:
+            raise UnavailableError(f"{self.objective.name} of a stage on {unknown[0]} is not known")
+        return np.array([by[stage.processor] for stage in plan.stages])
 
     @property
     def counts(self) -> dict[str, float]:

@@ -113,6 +113,12 @@ def test_a_defect_names_the_objective(objective: Objective) -> None:
     assert not isinstance(caught.value, UnavailableError)  # which would only drop the plan
 
 
+def test_a_processor_without_a_weight_is_reported() -> None:
+    how = Pricing(entry("sum"), Platform("less", PLATFORM.processors[:1]), {})
+    with fails(UnavailableError):
+        PricedCandidate(Prediction(Batch(np.array([3.0]), np.array([[1.0, 2.0]]))), PLAN, (how,)).run(1)
+
+
 def test_a_meter_that_does_not_count_is_reported() -> None:
     meter = Counter("RAPL", [(lambda: 7.0, None)])
     how = Pricing(entry("sum", per_second=watts, of_powers=True), PLATFORM, {}, meter)
