@@ -4,8 +4,7 @@ An objective is one number per run; smaller is better. :class:`PricedSession` wr
 return this number instead of the latency, and each stage's share of it. Sampling, racing, comparison and search work
 the same for all objectives.
 
-A new objective is one entry of :data:`OBJECTIVES` if it is a weighted sum of the processors' times, or follows from the
-plan alone. What must be measured in another way needs a branch in :meth:`Pricing._batch`, too.
+A new objective is one entry of :data:`OBJECTIVES`: its aggregation says how it is measured, predicted and bounded.
 """
 
 from __future__ import annotations
@@ -13,17 +12,20 @@ from __future__ import annotations
 import difflib
 import math
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+import traceback
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.base import Batch, Candidate, Session
+from evaluators.base import Batch, Candidate, Numbers, Session
 from evaluators.energy import Meter, powers_w
 from evaluators.forwarding import ForwardingCandidate, ForwardingSession
-from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.errors import OptimizeError, UnavailableError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
@@ -92,18 +94,28 @@ def least_memory_gb(graph: Graph) -> float:
     return (sum(graph.tensors[t].nbytes for t in constants) + most) / 1e9
 
 
-Aggregation = Literal["path", "busiest", "sum", "plan"]
-"""How a plan's value follows: the longest path of its stages, the busiest processor, a sum over stages, or no times."""
+Aggregation = Literal["path", "busiest", "sum", "plan", "run"]
+"""How a plan's value follows: the latency (longest path of stages), the period of a stream (busiest processor), a
+weighted sum of the stages' times, the plan alone, or any function of a run's times."""
 
-TAIL = 0.99
+_ONLY_WITH: Mapping[str, tuple[Aggregation, ...]] = {
+    "quantile": ("path",),
+    "per_second": ("sum", "run"),
+    "of_powers": ("sum", "run"),
+    "of_plan": ("plan",),
+    "least": ("plan",),
+    "of_run": ("run",),
+}
+_GUIDE = "see “An objective” in optimizer/CODE.md"
 _TAIL_RUNS, _TAIL_S = (20, 100), 1.0
 _METER_S = 0.2
 FIGURE_RUNS = 3
 
-
 Placed = Callable[[], Sequence[PlacedModel]]
 PerSecond = Callable[[Platform, Mapping[str, float]], Mapping[str, float]]
 """Returns the weight of a second of each processor, given the platform and, with ``of_powers``, their watts."""
+OfRun = Callable[[float, Numbers, Numbers], float]
+"""Returns a value, given the seconds of a run, those of each stage, and the weight of a second of each stage."""
 
 
 def _time(platform: Platform, _: Mapping[str, float]) -> Mapping[str, float]:
@@ -127,15 +139,20 @@ class Objective:
         title: for the header of a table.
         unit: of the values, which are positive.
         shown_unit: a thousandth of it, in which values are shown.
-        aggregation: how a plan's value follows from the times of its stages; ``plan``: from the plan alone.
+        aggregation: how a plan's value follows.
         key: in the documents of ``--json`` and in tables: the name and the unit shown, such as ``energy_mj``.
         many_runs: whether an observation takes many runs, so that few observations are made.
         amount: what plans need more or less of, as in "less memory"; "" for times, by which plans are slower or faster.
-        per_second: weight of a second of each processor, for a sum.
+        quantile: of the latencies of many runs, with ``path``; None for the median.
+        per_second: weight of a second of each processor, with ``sum`` and for ``of_run``.
         of_powers: whether these weights depend on the watts of the processors.
-        of_plan: its value for the models of a plan, where it follows from the plan alone.
-        least: of which no plan of a graph has less, for the same objectives; unknown where it is None.
+        of_plan: its value for the models of a plan, with ``plan``.
+        least: of which no plan of a graph has less, with ``plan``; unknown where it is None.
+        of_run: its value for a run, with ``run``.
         scales: whether ratios of it mean anything, as those of missed deadlines do not.
+
+    Raises:
+        OptimizeError: a field is missing for this aggregation, or belongs to another one.
     """
 
     name: str
@@ -146,16 +163,95 @@ class Objective:
     key: str
     many_runs: bool = False
     amount: str = ""
+    quantile: float | None = None
     per_second: PerSecond = _time
     of_powers: bool = False
     of_plan: Callable[[Sequence[PlacedModel]], float] | None = None
     least: Callable[[Graph], float] | None = None
+    of_run: OfRun | None = None
     scales: bool = True
+
+    def __post_init__(self) -> None:
+        kinds, problem = get_args(Aggregation), ""
+        given = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
+        unfit = [name for name in given if self.aggregation not in _ONLY_WITH.get(name, kinds)]
+        if self.aggregation not in kinds:
+            problem = f"is none of {', '.join(kinds)}"
+        elif (needed := {"plan": "of_plan", "run": "of_run"}.get(self.aggregation, "name")) not in given:
+            problem = f"requires {needed}"
+        elif unfit or not 0.0 < (self.quantile or 0.5) < 1.0:
+            problem = f"does not support {unfit[0] if unfit else f'the quantile {self.quantile}'}"
+        if problem:
+            raise OptimizeError(f"objective {self.name!r}: aggregation {self.aggregation!r} {problem}", _GUIDE)
+
+    @property
+    def is_additive(self) -> bool:
+        """Whether it follows from times of operators that add up, so that exact methods and bounds hold for it."""
+        return self.aggregation not in ("plan", "run")
 
     @property
     def stage_unit(self) -> str:
-        """The unit in which its stages are shown: they have times where the objective follows from the plan alone."""
-        return self.shown_unit if self.of_plan is None else "ms"
+        """The unit in which stages are shown: that of their shares of an additive objective, else of their times."""
+        return self.shown_unit if self.is_additive else "ms"
+
+    def value_of_plan(self, models: Sequence[PlacedModel]) -> float:
+        """Return the value of a plan's models, with ``of_plan``. Raises as :meth:`value_of_run`."""
+        with self.named("of_plan"):
+            value = float(self.of_plan(models))  # type: ignore[misc]
+        return self.positive(value)
+
+    def value_of_run(self, run_s: float, stage_s: Numbers, weights: Numbers) -> float:
+        """Return the value of a run, with ``of_run``.
+
+        Raises:
+            OptimizeError: the function fails, or its value is not positive.
+        """
+        with self.named("of_run"):
+            value = float(self.of_run(run_s, stage_s, weights))  # type: ignore[misc]
+        return self.positive(value)
+
+    def positive(self, value: float) -> float:
+        """Return a value.
+
+        Raises:
+            OptimizeError: it is not positive and finite.
+        """
+        if not 0.0 < value < math.inf:
+            what = f"objective {self.name!r}: a plan has {value:g} {self.unit}, and values must be positive and finite"
+            raise OptimizeError(what, f"add a constant where they may be 0; {_GUIDE}")
+        return value
+
+    def weights(self, platform: Platform, powers: Mapping[str, float]) -> dict[str, float]:
+        """Return the weight of a second of each processor: its watts, its share of the device, or 1.
+
+        Args:
+            powers: watts of processors, where known.
+
+        Raises:
+            OptimizeError: the function fails, or a weight is missing or wrong.
+        """
+        with self.named("per_second"):
+            found = dict(self.per_second(platform, powers))
+            names = [p.name for p in platform.processors if powers or not self.of_powers]
+            wrong = next((name for name in names if not 0.0 <= found.get(name, math.nan) < math.inf), None)
+        if wrong is not None:
+            what = f"objective {self.name!r}: per_second returned {found.get(wrong)} for {wrong}"
+            raise OptimizeError(what, f"return a weight of at least 0 for each processor; {_GUIDE}")
+        return found
+
+    @contextmanager
+    def named(self, function: str) -> Iterator[None]:
+        """Name the objective, its function and the line in errors."""
+        try:
+            yield
+        except OptimizeError:
+            raise
+        except Exception as error:
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            what = f"objective {self.name!r}: {function} failed: {type(error).__name__}: {error}"
+            raise OptimizeError(
+                f"{what} ({Path(at.filename).name}, line {at.lineno})", "see more with --debug"
+            ) from error
 
     @property
     def value_key(self) -> str:
@@ -188,7 +284,16 @@ OBJECTIVES = {
     o.name: o
     for o in (
         LATENCY,
-        Objective("latency-p99", "latency, 99th percentile", "s", "ms", "path", "latency_p99_ms", many_runs=True),
+        Objective(
+            "latency-p99",
+            "latency, 99th percentile",
+            "s",
+            "ms",
+            "path",
+            "latency_p99_ms",
+            many_runs=True,
+            quantile=0.99,
+        ),
         Objective("throughput", "period of a stream", "s", "ms", "busiest", "period_ms", many_runs=True),
         Objective(
             "energy",
@@ -240,15 +345,6 @@ def find_objective(name: str) -> Objective:
     return OBJECTIVES[name]
 
 
-def weights(objective: Objective, platform: Platform, powers: Mapping[str, float]) -> dict[str, float]:
-    """Return the weight of a second of each processor: its watts, its share of the device, or 1.
-
-    Args:
-        powers: watts of processors, where known.
-    """
-    return dict(objective.per_second(platform, powers))
-
-
 @dataclass(frozen=True, slots=True)
 class Pricing:
     """How an objective of plans is measured on a platform.
@@ -273,44 +369,64 @@ class Pricing:
         Raises:
             UnavailableError: the device failed, or does not report the objective.
         """
-        if self.objective.name == "latency":
+        if self.objective == LATENCY:
             return candidate.run(n, stop_above)
         begin_s = time.monotonic()
         found = self._batch(plan, candidate, n, stop_above, placed)
         return replace(found, run_s=(time.monotonic() - begin_s) / max(1, len(found.latency_s)))
 
     def _batch(self, plan: Plan, candidate: Candidate, n: int, stop_above: float, placed: Placed) -> Batch:
-        name = self.objective.name
-        if name == "latency-p99":
-            return _tails(candidate, n, stop_above)
-        if name == "throughput":
-            return candidate.stream(n)
-        if self.objective.of_plan is not None:
-            found, value = candidate.run(1), self.objective.of_plan(placed())
-            return Batch(np.full(n, value), np.tile(found.stage_s, (n, 1))[:n], found.timeline)
-        if name == "energy" and self.meter is not None:
-            return _metered(candidate, n, self.meter)
-        found = candidate.run(n)
-        share = np.array([self.counts[stage.processor] for stage in plan.stages])
-        stages = found.stage_s * share
-        return Batch(stages.sum(axis=1), stages, found.timeline, found.errors)
+        objective = self.objective
+        match objective.aggregation:
+            case "path" if objective.quantile is not None:
+                return _tails(candidate, objective.quantile, n, stop_above)
+            case "path":
+                return candidate.run(n, stop_above)
+            case "busiest":
+                return candidate.stream(n)
+            case "plan":
+                found, value = candidate.run(1), objective.value_of_plan(placed())
+                return Batch(np.full(n, value), np.tile(found.stage_s, (n, 1))[:n], found.timeline)
+            case "run":
+                found, weights = candidate.run(n), self._weights(plan)
+                runs = zip(found.latency_s, found.stage_s, strict=True)
+                values = [objective.value_of_run(float(run_s), stage_s, weights) for run_s, stage_s in runs]
+                return replace(found, latency_s=np.array(values))
+            case "sum" if self.meter is not None:
+                return _metered(candidate, n, self.meter)
+            case "sum":
+                found = candidate.run(n)
+                stages = found.stage_s * self._weights(plan)
+                values = [objective.positive(float(value)) for value in stages.sum(axis=1)]
+                return Batch(np.array(values), stages, found.timeline, found.errors)
+
+    def _weights(self, plan: Plan) -> Numbers:
+        """Return the weight of a second of each stage.
+
+        Raises:
+            UnavailableError: that of a processor is not known, as where the runtime itself places a network.
+        """
+        by = self.counts
+        if unknown := [stage.processor for stage in plan.stages if stage.processor not in by]:
+            raise UnavailableError(f"{self.objective.name} of a stage on {unknown[0]} is not known")
+        return np.array([by[stage.processor] for stage in plan.stages])
 
     @property
     def counts(self) -> dict[str, float]:
         """The weight of a second of each processor."""
-        return weights(self.objective, self.platform, self.powers)
+        return self.objective.weights(self.platform, self.powers)
 
 
 def pricing(objective: Objective, platform: Platform, session: Session) -> Pricing:
     """Return how an objective is measured in a session.
 
     Raises:
-        UnavailableError: the objective is throughput, and the session runs no streams.
+        UnavailableError: the objective is the period of a stream, and the session runs no streams.
         UsageError: the objective depends on powers, and there are neither these nor a meter of the energy.
     """
-    if objective.name == "throughput" and not session.capabilities.stream:
+    if objective.aggregation == "busiest" and not session.capabilities.stream:
         raise UnavailableError(
-            "throughput is not supported: this evaluator runs one inference at a time",
+            f"{objective.name} is not supported: this evaluator runs one inference at a time",
             "use --evaluator litert or cost-model",
         )
     return Pricing(objective, platform, *powers_or_meter(objective, platform, session))
@@ -416,31 +532,42 @@ class PricedCandidate(ForwardingCandidate):
         """Run a few more times, and return the medians of the further figures."""
         found = {}
         for how in self._how[1:]:
-            runs = 1 if how.objective.of_plan is not None or how.objective.name == "latency-p99" else FIGURE_RUNS
+            once = how.objective.aggregation == "plan" or how.objective.quantile is not None
+            runs = 1 if once else FIGURE_RUNS
             batch = how.batch(self._plan, self.inner, runs, math.inf, self._placed)
             found[how.objective.name] = float(np.median(batch.latency_s))
         return found
 
 
-def _tails(candidate: Candidate, n: int, stop_above_s: float) -> Batch:
-    """Return the 99th percentile of each of ``n`` blocks of runs.
+def _tails(candidate: Candidate, quantile: float, n: int, stop_above_s: float) -> Batch:
+    """Return a quantile of each of ``n`` blocks of runs.
 
     A block has at least 20 runs and, while they take less than a second together, at most 100; with fewer than 100
-    runs the percentile lies between the two slowest.
+    runs the 99th percentile lies between the two slowest.
     """
     found: list[float] = []
     stages: list[NDArray[np.float64]] = []
-    last: Batch | None = None
     for _ in range(n):
         runs: list[float] = []
         while len(runs) < _TAIL_RUNS[0] or (len(runs) < _TAIL_RUNS[1] and math.fsum(runs) < _TAIL_S):
             last = candidate.run(_TAIL_RUNS[0])
             runs += [float(s) for s in last.latency_s]
-        found.append(float(np.quantile(runs, TAIL)))
-        stages.append(last.stage_s.mean(axis=0) if last is not None else np.empty(0))
+        found.append(float(np.quantile(runs, quantile)))
+        stages.append(last.stage_s.mean(axis=0))
         if found[-1] > stop_above_s:
             break
-    return Batch(np.array(found), np.array(stages), last.timeline if last is not None else None)
+    return replace(last, latency_s=np.array(found), stage_s=np.array(stages))
+
+
+def metered_j(meter: Meter, before_j: float, runs: int) -> float:
+    """Return the joules of each of some runs, given those before them.
+
+    Raises:
+        UnavailableError: the meter cannot be read, or does not count.
+    """
+    if (each_j := (meter.joules() - before_j) / runs) > 0.0:
+        return each_j
+    raise UnavailableError(f"energy: the meter {meter.name} counted {each_j:g} J in an inference", "give --power")
 
 
 def _metered(candidate: Candidate, n: int, meter: Meter) -> Batch:
@@ -451,7 +578,7 @@ def _metered(candidate: Candidate, n: int, meter: Meter) -> Batch:
     for _ in range(n):
         before = meter.joules()
         took = candidate.run(count)
-        each_j = (meter.joules() - before) / len(took.latency_s)
+        each_j = metered_j(meter, before, len(took.latency_s))
         found.append(each_j)
         share = took.stage_s.mean(axis=0)
         stages.append(each_j * share / max(float(share.sum()), 1e-12))

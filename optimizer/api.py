@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from os import PathLike, fspath
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack
+
+from search_spaces.core.errors import UsageError, shown
 
 if TYPE_CHECKING:
     from optimizer.study.config import StudyConfig
@@ -101,10 +103,12 @@ def optimize(
     """
     from optimizer.study.course import Interrupted, run_study
 
-    if not isinstance(model, str | PathLike | Sequence):
+    if callable(getattr(model, "eval", None)):
         from search_spaces.models.convert import converted_module
 
         model = converted_module(model, example_inputs or ())
+    if on_trial is not None and not callable(on_trial):
+        raise UsageError(f"on_trial {shown(on_trial)}: must be a function")
     config = _config(model, budget, options)
     with _watching(config, on_trial, sys._getframe(1), progress=progress) as watcher:  # noqa: SLF001
         try:
@@ -113,30 +117,43 @@ def optimize(
             raise KeyboardInterrupt(f"resumed by: {interrupted.resume_command}") from interrupted
 
 
-def _config(model: Model | Sequence[Model], budget: int, options: Options) -> StudyConfig:
+def _texts(name: str, value: Any, *, several: bool) -> Any:
+    """Return a name or path as text, and several as a tuple.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    one = isinstance(value, str | PathLike) or not several
+    found: tuple[object, ...] = (None,)
+    with suppress(TypeError):
+        found = tuple(map(fspath, (value,) if one else value))
+    if not all(isinstance(each, str) for each in found):
+        raise UsageError(f"{name} {shown(value)}: must be {'one text or several' if several else 'text'}")
+    return found[0] if isinstance(value, str) or not several else found
+
+
+def _config(model: Any, budget: int, options: Options) -> StudyConfig:
     from optimizer.study.config import check_effects, parse_config
     from search_spaces.core.allowed_code import allow, allow_libraries
     from search_spaces.core.workload import GIVEN
 
-    models = [model] if isinstance(model, str | PathLike) else list(model)
-    given: dict[str, Any] = dict(options)
-    for name in ("out", "platform", "warm_start"):
-        if given.get(name) is not None:
-            given[name] = fspath(given[name])
+    given: dict[str, Any] = {**options, "model": model}
+    several = ("model", "allow", "compare_with", "objective", "power", "state", "input_shape", "processors", *GIVEN)
+    for name in ("out", "platform", "warm_start", "sampler", *several):
+        if name == "model" or given.get(name) is not None:
+            given[name] = _texts(name, given[name], several=name in several)
+    models = (given["model"],) if isinstance(given["model"], str) else given["model"]
     freedoms = given.get("allow")
-    if freedoms is not None and not isinstance(freedoms, str):
+    if isinstance(freedoms, tuple):
         given["allow"] = ",".join(freedoms)
-    for name in ("compare_with", "objective", "power", "state", "input_shape", "processors", *GIVEN):
-        if (value := given.get(name)) is not None and not isinstance(value, str):
-            given[name] = (fspath(value),) if isinstance(value, PathLike) else tuple(map(fspath, value))
     libraries = given.get("custom_ops") or ()
     allow_libraries((libraries,) if isinstance(libraries, str) else libraries)
     # A caller of this function can run any code anyway.
     processors = given.get("processors") or ()
     named = processors.split(",") if isinstance(processors, str) else processors
-    allow(*filter(None, [given.get("sampler"), *named, *(str(m) for m in models)]))
+    allow(*filter(None, [given.get("sampler"), *named, *models]))
     check_effects(given)
-    return parse_config({**given, "model": tuple(fspath(m) for m in models), "budget": budget}, keywords=True)
+    return parse_config({**given, "model": models, "budget": budget}, keywords=True)
 
 
 def _watching(

@@ -10,7 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.base import Batch, Candidate
-from evaluators.objectives import TAIL, Objective, Placed, PlacedModel, Pricing, find_objective, powers_or_meter
+from evaluators.objectives import (
+    Objective,
+    Placed,
+    PlacedModel,
+    Pricing,
+    find_objective,
+    metered_j,
+    powers_or_meter,
+)
 from evaluators.workload.host import WorkloadSession, came_of
 from evaluators.workload.outcome import OBJECTIVES as OF_OUTCOMES
 from evaluators.workload.outcome import Objective as OfOutcome
@@ -57,18 +65,28 @@ class WorkloadPricing(Pricing):
 
     def value(self, plan: Plan, outcome: Outcome) -> float:
         """Return the objective of a run of a plan, in its unit."""
-        name = self.objective.name
-        if name == self.of_run:
-            return outcome.value_s(self.of_run)
-        if name == "latency-p99":
-            return float(np.quantile(outcome.request_s, TAIL))
-        if self.objective.of_plan is not None:
-            return self.objective.of_plan(self.models(plan))
-        return float(self._shares(outcome, len(plan.stages)).sum())
+        objective = self.objective
+        match objective.aggregation:
+            case "path" if objective.quantile is not None:
+                return float(np.quantile(outcome.request_s, objective.quantile))
+            case "path" | "busiest":
+                return outcome.value_s(self.of_run)
+            case "plan":
+                return objective.value_of_plan(self.models(plan))
+            case "run":
+                stages, took_s = zip(*((e.stage, e.end_s - e.start_s) for e in outcome.timeline.events), strict=True)
+                runs = np.bincount(stages, minlength=len(plan.stages))
+                stage_s = np.bincount(stages, took_s, len(plan.stages)) / np.maximum(runs, 1)
+                weights = self._shares(outcome, len(plan.stages)) / np.where(runs, stage_s, 1.0)
+                return objective.value_of_run(outcome.value_s("mean"), stage_s, weights)
+            case "sum":
+                return objective.positive(float(self._shares(outcome, len(plan.stages)).sum()))
 
     @property
     def of_run(self) -> OfOutcome:
         """The objective of the session's runs: this one, or ``mean`` where this one is computed from outcomes."""
+        if self.objective.aggregation == "busiest":
+            return "throughput"
         return _OF_RUNS.get(self.objective.name, "mean")
 
     def _batch(
@@ -92,15 +110,15 @@ class WorkloadPricing(Pricing):
             outcome = came_of(last)
             value = self.value(plan, outcome)
             if self.meter is not None:
-                value = (self.meter.joules() - before_j) / max(1, outcome.answered)
-            elif self.objective.name == "latency-p99" and last.errors is None:
-                value = self._tail(candidate, outcome)
+                value = metered_j(self.meter, before_j, max(1, outcome.answered))
+            elif self.objective.quantile is not None and last.errors is None:
+                value = self._tail(candidate, outcome, self.objective.quantile)
             values.append(value)
             summed = self.objective.aggregation == "sum"
             stages.append(self._shares(outcome, len(plan.stages)) if summed else last.stage_s[0])
             if len(values) == n or value > stop_above:
                 break
-        errors = None if self.objective.of_plan is not None else last.errors
+        errors = None if self.objective.aggregation == "plan" else last.errors
         return Batch(np.array(values), np.array(stages), last.timeline, errors, outcome)
 
     def _shares(self, outcome: Outcome, stages: int) -> NDArray[np.float64]:
@@ -109,12 +127,12 @@ class WorkloadPricing(Pricing):
         each = [by.get(e.processor, 1.0) * (e.end_s - e.start_s) / max(1, outcome.answered) for e in events]
         return np.asarray(np.bincount([e.stage for e in events], each, stages), np.float64)
 
-    def _tail(self, candidate: Candidate, first: Outcome) -> float:
-        """Return the 99th percentile over the requests of a run, and of further runs if these are few."""
+    def _tail(self, candidate: Candidate, first: Outcome, quantile: float) -> float:
+        """Return a quantile over the requests of a run, and of further runs if these are few."""
         times, end_s = list(first.request_s), time.monotonic() + _TAIL_S
         while len(times) < _TAIL_REQUESTS[0] or (len(times) < _TAIL_REQUESTS[1] and time.monotonic() < end_s):
             times += came_of(candidate.run(1)).request_s
-        return float(np.quantile(times, TAIL))
+        return float(np.quantile(times, quantile))
 
 
 def workload_pricing(

@@ -115,7 +115,7 @@ class ObjectiveModel:
     def predict(self, plan: Plan) -> float:
         """Return the model's value of a plan, in the objective's unit."""
         if self.objective.of_plan is not None:
-            return self.objective.of_plan((PlacedModel(self.graph, plan),))
+            return self.objective.value_of_plan((PlacedModel(self.graph, plan),))
         return chain_cost(self.costs, plan, self.chains)
 
 
@@ -197,7 +197,8 @@ def _smallest(model: ObjectiveModel, *, own: bool) -> ModelEstimate:
     """Return the estimate of what follows from plans alone: the best whole model, and the objective's own bound."""
     wholes = [chain_plan(model.graph, (), [p.name]) for p in model.costs.platform.processors]
     best = min(wholes, key=model.predict)
-    bound = model.objective.least(model.graph) if model.objective.least is not None else 0.0
+    with model.objective.named("least"):
+        bound = model.objective.least(model.graph) if model.objective.least is not None else 0.0
     return ModelEstimate(
         model.costs, (best,), bounds_at(bound, proven=math.isclose(model.predict(best), bound), own=own)
     )

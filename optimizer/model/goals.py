@@ -118,7 +118,12 @@ def study_objective(
     """
     of = _Asked(config, graph, platform, space, session, profiled)
     if of.is_composed:
-        return of.composed(cast("NeighbourlySpace", space))
+        if not isinstance(space, NeighbourlySpace):
+            raise UsageError(
+                f"--objective {', '.join(config.objective)}: the space {config.allow!r} lacks the method neighbour",
+                "add it, or give --objective latency",
+            )
+        return of.composed(space)
     if of.ranks is not None:
         return of.ranked(of.ranks)
     if isinstance(space, SegmentSpace):
@@ -173,6 +178,8 @@ class _Asked:
     @property
     def is_composed(self) -> bool:
         """Whether no exact method covers these freedoms, objectives and states together."""
+        if any(how.objective.aggregation == "run" for how in self._how):
+            return True
         if isinstance(self._space, RankSpace):
             return not (isinstance(self._space.chains, ChainSpace) and self.is_latency and not self._config.state)
         if isinstance(self._space, SegmentSpace):
@@ -270,7 +277,7 @@ class _Asked:
 
     def _bound(self, how: Pricing) -> Relaxation:
         """Return the lower bound under the model, in an objective's unit; 0 where none is known."""
-        if how.objective.aggregation == "plan":
+        if not how.objective.is_additive:
             return Relaxation(0.0, 0.0)
         cheapest = replace(self._latency, beyond_s=None)
         if self.ranks is not None:

@@ -17,7 +17,7 @@ from evaluators.objectives import Priced
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts, chain_cost
 from optimizer.exact.segment_model import SegmentModel
-from search_spaces.core.errors import InfeasibleError, OptimizeError
+from search_spaces.core.errors import InfeasibleError, UnavailableError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.spaces.segment_space import SegmentSpace
@@ -58,7 +58,7 @@ class SearchModel:
             with closing(self._session.load(self._graph, plan)) as candidate:
                 first = float(candidate.run(1).latency_s[0])
                 others = candidate.figures()
-        except OptimizeError:
+        except (UsageError, UnavailableError):
             return never
         return (first, *(others[how.objective.name] for how in self._session.how[1:]))
 

@@ -246,12 +246,12 @@ def most_stages(config: StudyConfig, operators: int) -> int:
 def with_freedoms(config: StudyConfig, graphs: Iterable[Graph], platform: Platform) -> StudyConfig:
     """Return the settings with the freedoms that ``exact`` stands for on a platform.
 
-    Without ``allow``, a given ``max_stages`` means cuts alone. So do objectives of which none is a latency, as
-    throughput, energy and memory: sharing work between processors does not reduce it.
+    Without ``allow``, a given ``max_stages`` means cuts alone. So do objectives of which none depends on a latency,
+    as throughput, energy and memory: sharing work between processors does not reduce it.
     """
     unsaid = "allow" not in config.model_fields_set
     known = {OBJECTIVES[o].aggregation for o in config.objective if o in OBJECTIVES}
-    plain = unsaid and ("max_stages" in config.model_fields_set or (known and "path" not in known))
+    plain = unsaid and ("max_stages" in config.model_fields_set or (known and known.isdisjoint(("path", "run"))))
     allow = "cuts" if plain else offered(config.allow, graphs, platform)
     return config if allow == config.allow else config.model_copy(update={"allow": allow})
 
@@ -298,9 +298,10 @@ def parse_config(values: Mapping[str, Any], *, keywords: bool = False) -> StudyC
     for name in StudyConfig.model_fields if keywords else ():
         kind = StudyConfig.model_fields[name].annotation
         kinds = {int, float, bool}.intersection(get_args(kind) or (kind,))
-        if kinds and isinstance(value := values.get(name), str):
+        value = values.get(name)
+        if kinds and (isinstance(value, str) or (isinstance(value, bool) and bool not in kinds)):
             wanted = "True or False" if bool in kinds else "a number"
-            raise UsageError(f"{name} {value[:_SHOWN_CHARACTERS]!r}: must be {wanted}, not text")
+            raise UsageError(f"{name} {value!r:.{_SHOWN_CHARACTERS}}: must be {wanted}")
     try:
         return StudyConfig.model_validate({name: value for name, value in values.items() if value is not None})
     except ValidationError as error:
@@ -345,6 +346,9 @@ def _explain(error: ErrorDetails, named: Callable[[str], str]) -> UsageError:
         "less_than": f"must be less than {context.get('lt', 0):g}",
         "int_parsing_size": "is too large",
         "int_type": "must be a whole number",
+        "int_parsing": "must be a whole number",
+        "bool_type": "must be True or False",
+        "bool_parsing": "must be True or False",
         "float_parsing": "must be a number",
         "float_type": "must be a number",
         "finite_number": "must be a number",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -294,6 +295,12 @@ def _search(study: Study, session: Session) -> Result:
     finally:
         if disturbed := study.runs.total.to_json():
             run.log.append(_DISTURBED, disturbed)
+    bounds, objective = study.bounds, subject.objectives[0]
+    least = min((t.median_s for t in history.trials), default=math.inf)
+    exact = bounds and (bounds.own or not objective.is_additive)  # values have no error
+    if bounds and exact and least < bounds.space_s * (1.0 - 1e-6):
+        study.bounds = None
+        study.watcher.warn(f"the lower bound of {objective.name} is left out: it is wrong, since a plan is below it")
     verdict = kept_verdict(study)  # a finished study has nothing new to measure
     if verdict is None:
         study.undecided = any(record.kind == "verdict" for record in run.contents.records)

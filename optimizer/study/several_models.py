@@ -155,7 +155,7 @@ class SeveralModels(Subject):
         if any(o.name == "misses" for o in objectives) and not workload.deadlines:
             raise UsageError("--objective misses: no model has a deadline", "set deadline_ms in the workload's file")
         # The busy time of processes that share cores is not known, and no state names them.
-        if config.state or any(o.aggregation == "sum" for o in objectives):
+        if config.state or any(o.aggregation in ("sum", "run") for o in objectives):
             threads = processes = False
         named, processors = workload_baselines(space, threads=threads, processes=processes)
         choices = choices_of(workload, graphs)

@@ -232,7 +232,7 @@ def decide(
     names = {plan.digest: name for name, plan in reversed(list(baselines.items()))}
     beyond = 0
     if trials is None:
-        trials, beyond = finalists(history, names, ranking, how.fits, how.asked)
+        trials, beyond = finalists(history, names, ranking, how.fits, how.asked, how.allowed)
     if not trials:
         raise UnavailableError("no plan could be measured", "see the failures in the trial log")
     plans = tuple(t.plan for t in trials)
@@ -359,19 +359,21 @@ def finalists(
     ranking: Sequence[Plan],
     fits: Callable[[Trial], bool],
     asked: frozenset[str] = frozenset(),
+    allowed: Callable[[Plan], bool] = lambda _: True,
 ) -> tuple[list[Trial], int]:
     """Return the plans that may be the best, the most promising first, and how many more there are.
 
-    A plan may be the best if its interval, widened by the drift of the machine, reaches within :data:`REACH` of the
-    best one's. At least ten plans take part if there are as many that are not slower by more than :data:`FAR`; those
-    whose digests are ``asked`` for always do.
+    A plan may be the best if its interval, widened by the drift of the machine, reaches within :data:`REACH` of that of
+    the best one that is ``allowed``. At least ten plans take part if there are as many that are not slower by more than
+    :data:`FAR`; those whose digests are ``asked`` for always do.
     """
     own = history.ranking()
     if not own:
         return [], 0
     kept = [t for t in own if fits(t)] or own
     widest = {t.plan.digest: _interval_s(t, history) for t in kept}
-    limit_s = (1.0 + REACH) * min(high for _, high in widest.values())
+    recommendable = [t for t in kept if allowed(t.plan)] or kept
+    limit_s = (1.0 + REACH) * min(widest[t.plan.digest][1] for t in recommendable)
     # The verdict names the best plan that cuts no model, the best baseline and the best criterion, so they always take
     # part: the machine may have been slower when the search measured them. A plan that cuts no model has a stage for
     # each, the fewest there are.

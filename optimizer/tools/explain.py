@@ -22,8 +22,9 @@ import numpy as np
 
 from evaluators.energy import OPTION
 from evaluators.measurement.final import Ratio
-from evaluators.objectives import LATENCY, Objective, Pricing, powers_or_meter
+from evaluators.objectives import LATENCY, Objective, PricedCandidate, PricedSession, Pricing, powers_or_meter
 from evaluators.registry import make_evaluator
+from evaluators.simulated import SimulatedPlan
 from evaluators.workload.host import WorkloadSession
 from evaluators.workload.lowered import Lowerings
 from evaluators.workload.objectives import find_workload_objective
@@ -103,9 +104,9 @@ def _priced_by(model: Model, powers: Mapping[str, float]) -> Model:
         return model
     weighted = weighed(costs, known_weights(Pricing(objective, costs.platform, powers)))
     alone = ObjectiveModel(objective, model.graph, replace(weighted, beyond_s=None))  # stages need not be consecutive
-    if objective.of_plan is not None:
-        # What follows from the plan alone has no additive model, and so no best chain.
-        return replace(model, price=alone.predict, best=lambda *_: None)
+    if not objective.is_additive:  # so there is no best chain
+        own = alone.predict if objective.aggregation == "plan" else model.price
+        return replace(model, price=own, best=lambda *_: None)
 
     def price(plan: Plan) -> float:
         return alone.predict(plan) if math.isfinite(model.price(plan)) else math.inf
@@ -188,11 +189,10 @@ def _model_of(study: Study) -> Iterator[tuple[Study, Model]]:
     if study.profile is None or study.costs is None:
         raise RunFolderError(f"{study.path}: it holds no profile of the operators", "explain a finished study")
     platform, objective = study.costs.platform, study.objective
-    name, price, best = "the profiled operators", partial(_predicted_s, study), _best_by_costs
-    profiled = _priced_by(
-        Model(name, study.graph, platform, objective, price, study.costs, partial(best, study.graph, study.costs)),
-        {p.name: p.options[OPTION] for p in platform.processors if OPTION in p.options},
-    )
+    powers: Mapping[str, float] = {p.name: p.options[OPTION] for p in platform.processors if OPTION in p.options}
+    price = partial(_predicted, study, _pricing(objective, platform, powers))
+    name, best = "the profiled operators", partial(_best_by_costs, study.graph, study.costs)
+    profiled = _priced_by(Model(name, study.graph, platform, objective, price, study.costs, best), powers)
     if not study.predicted:  # its device may be away
         yield study, profiled
         return
@@ -206,7 +206,9 @@ def _model_of(study: Study) -> Iterator[tuple[Study, Model]]:
         if not session.capabilities.costs:
             yield study, profiled
             return
-        tables, own_price = session.part_costs(graph), price_of(graph, session)
+        powers, _ = powers_or_meter(objective, platform, session)
+        priced = PricedSession(session, [_pricing(objective, platform, powers)])
+        tables, own_price = session.part_costs(graph), price_of(graph, priced)
         least = chain_costs(platform, tables, least=True)
 
         def least_of(fewest: int, most: int) -> tuple[Plan, float] | None:
@@ -216,7 +218,6 @@ def _model_of(study: Study) -> Iterator[tuple[Study, Model]]:
                 return None
             return found.best, found.value
 
-        powers, _ = powers_or_meter(objective, platform, session)
         costs = chain_costs(platform, tables)
         own = Model("this cost model", graph, platform, objective, own_price, costs, least_of, own=True)
         yield study, _priced_by(own, powers)
@@ -257,12 +258,20 @@ def _busy(simulator: WorkloadSimulator, plan: Plan) -> dict[str, float]:
     return {name: spent_s[name] / found.makespan_s for name in sorted(spent_s, key=lambda name: -spent_s[name])}
 
 
-def _predicted_s(study: Study, plan: Plan) -> float:
+def _pricing(objective: Objective, platform: Platform, powers: Mapping[str, float]) -> Pricing:
+    """Return how a model prices plans: by the objective where that follows from runs alone, else by the latency."""
+    how = Pricing(objective if objective.aggregation == "run" else LATENCY, platform, powers)
+    return replace(how, powers=known_weights(how))
+
+
+def _predicted(study: Study, how: Pricing, plan: Plan) -> float:
     try:
         found = study.predict(plan)
     except OptimizeError:
         return math.inf
-    return found.makespan_s if found is not None else math.inf
+    if found is None:
+        return math.inf
+    return float(PricedCandidate(SimulatedPlan(found, None, lambda: math.inf), plan, (how,)).run(1).latency_s[0])
 
 
 def _best_by_costs(
@@ -286,6 +295,8 @@ def _least(study: Study, model: Model) -> Relaxation | None:
     if model.costs is None:
         return None
     bounds = study.result.get("bounds")
+    if not bounds and not model.objective.is_additive:
+        return None
     if not bounds:
         return relax(model.graph, model.costs)
     with damage_of(study.path / RESULT):
@@ -328,7 +339,7 @@ class _Work:
         self._most = min(_MOST_PARTS if self._any_stages else most, len(self._graph.operators))
         self._most = max(self._most, len(self._plan.stages) if self.is_chain else 1)
         self._space = _segments(study, model)
-        self._costs = model.costs if model.objective.of_plan is None else None
+        self._costs = model.costs if model.objective.is_additive else None
         best = self._best_under(self._costs, self._most) if self._costs is not None else None
         self._least_s = best[1] if best is not None else None
         self.best_predicted = best[0].to_json() if best is not None else None
@@ -567,13 +578,10 @@ def blocks(found: Document) -> Iterator[Block]:
     if text := _final(found):
         yield Text(text)
     yield _baselines(found)
-    if least is None:
+    if least is None or not least["predicted_ms"]:
         return
-    if objective.of_plan is not None:
-        if least["predicted_ms"]:
-            yield Text(
-                f"Lower bound for any plan: {least['predicted_ms']:.4g} {unit}, from the model's operators alone."
-            )
+    if objective.aggregation == "plan":
+        yield Text(f"Lower bound for any plan: {least['predicted_ms']:.4g} {unit}, from the model's operators alone.")
         return
     shared = least["work_ms"] > least["critical_path_ms"]
     why = "all work shared evenly" if shared else "the longest path of operators"
@@ -581,8 +589,9 @@ def blocks(found: Document) -> Iterator[Block]:
         why = "each operator where it needs least"
     wrong = model_error(best["measured_ms"], least["predicted_ms"]) if best["measured_ms"] is not None else 0.0
     below = f" This one was measured {percent(wrong, 1)} below that, so the model is wrong by at least as much."
+    of = "" if objective.quantile is None else "of the median latency "
     yield Text(
-        f"Lower bound for any plan: {least['predicted_ms']:.4g} {unit} (predicted), {why} "
+        f"Lower bound {of}for any plan: {least['predicted_ms']:.4g} {unit} (predicted), {why} "
         f"(work {least['work_ms']:.4g} {unit}, path {least['critical_path_ms']:.4g} {unit}).{below if wrong else ''}"
     )
 

@@ -88,11 +88,23 @@ def test_wrong_options_are_reported() -> None:
     with fails(UsageError):
         optimize(SMALL_MODEL, allow_fallback="yes")  # type: ignore[arg-type]
     with fails(UsageError):
+        optimize(SMALL_MODEL, deadline=True)
+    with fails(UsageError):
+        optimize(SMALL_MODEL, objective=3)  # type: ignore[arg-type]
+    with fails(UsageError):
         optimize(SMALL_MODEL, minutes=-1.0)
     with fails(UsageError):
         optimize(SMALL_MODEL, power="cpu=3")
     with pytest.raises(InfeasibleError):
         optimize(SMALL_MODEL, budget=2, evaluator="synthetic", deadline=1e-9)
+
+
+@pytest.mark.parametrize("name", ["model", "budget", "on_trial", *get_type_hints(Options)])
+def test_a_value_of_a_wrong_type_is_reported(name: str) -> None:
+    of_others = {"heartbeat": {"storage": "sqlite:///x"}, "robust": {"state": "hot:cpu=2"}}
+    values: dict[str, Any] = {"model": SMALL_MODEL, **of_others.get(name, {})}
+    with pytest.raises(UsageError):
+        optimize(**values | {name: [3.5]})
 
 
 def test_the_version_is_reported() -> None:

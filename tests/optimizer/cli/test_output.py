@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import optimizer
+from evaluators.objectives import OBJECTIVES
+from evaluators.workload.outcome import OBJECTIVES as OF_WORKLOADS
 from optimizer.cli import main
 from tests.support.commands import SYNTHETIC, answered
 from tests.support.models.tflite_models import Net
@@ -184,12 +187,18 @@ def test_a_dry_run_refuses_what_the_run_refuses(capsys: pytest.CaptureFixture[st
     says(f"{said[0]}\n")
 
 
-def test_help_names_every_option_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["--help"], ["execute", "--help"]):
+def test_help_names_every_objective_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["execute", "--help"], ["--help"]):
         with pytest.raises(SystemExit) as caught:
             main(arguments)
         assert caught.value.code == 0
-        assert "--json" in capsys.readouterr().out
+        printed = capsys.readouterr().out
+        assert "--json" in printed
+    told = printed[printed.rindex("--objective") : printed.rindex("--max-stages")]
+    assert [name for name in (*OBJECTIVES, *OF_WORKLOADS) if name not in told] == []
+    page = (Path(optimizer.__file__).parent / "README.md").read_text().splitlines()
+    row = next(line for line in page if line.startswith("| `--objective "))
+    assert [name for name in OBJECTIVES if name not in row] == []
 
 
 def test_debug_gives_the_traceback_and_the_same_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

@@ -146,6 +146,15 @@ def test_plans_with_too_many_stages_are_compared_and_not_recommended() -> None:
     assert found.standing(every) is not None
 
 
+def test_the_best_plan_that_is_allowed_takes_part_however_fast_others_are() -> None:
+    plans = list(dict.fromkeys(SPACE.plan_at(i) for i in range(400)))
+    many = [plan for plan in plans if len(plan.stages) == 4][:LEAST_FINALISTS]
+    best = next(plan for plan in plans if len(plan.stages) == 2)
+    measured = history_of(dict.fromkeys(many, 0.5) | {best: 2.0, NAMED["whole on cpu"]: 5.0})
+    found, _ = finalists(measured, {}, [], lambda _: True, allowed=lambda plan: len(plan.stages) <= 2)
+    assert best in [t.plan for t in found]
+
+
 def test_limits_are_kept_where_a_plan_keeps_them() -> None:
     whole = NAMED["whole on cpu"]
     how = replace(HOW, fits=lambda trial: trial.plan != SPLIT)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from evaluators.objectives import LATENCY, OBJECTIVES, Objective, PlacedModel, PricedSession, find_objective, pricing
 from evaluators.testing import Noise, SyntheticEvaluator
@@ -101,6 +102,61 @@ def test_a_new_objective_that_follows_from_the_plan_is_one_entry(
     assert len(front["front"]["plans"]) > 1
     two = ["--model", "mobilenet_v1@0.25/128", "--allow", "cuts", "--objective", new.name]
     assert study(capsys, *two)["best"]["largest_stage_mb"]["median"] < whole
+
+
+def longest_stage_s(_: float, stage_s: NDArray[np.float64], __: NDArray[np.float64]) -> float:
+    return float(stage_s.max())
+
+
+def latency_times_energy(run_s: float, stage_s: NDArray[np.float64], watts: NDArray[np.float64]) -> float:
+    return run_s * float(stage_s @ watts)
+
+
+def test_a_new_objective_that_follows_from_runs_is_one_entry(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is searched by predictions, and has no bound: neither the latency's nor any other."""
+    longest = Objective("longest", "longest stage", "s", "ms", "run", "longest_ms", of_run=longest_stage_s)
+    energy = OBJECTIVES["energy"]
+    edp = Objective(
+        "edp",
+        "latency times energy",
+        "Js",
+        "mJs",
+        "run",
+        "edp_mjs",
+        amount="latency times energy",
+        per_second=energy.per_second,
+        of_powers=True,
+        of_run=latency_times_energy,
+    )
+    monkeypatch.setitem(OBJECTIVES, "longest", longest)
+    monkeypatch.setitem(OBJECTIVES, "edp", edp)
+    found = study(capsys, "--objective", "longest", "--out", "run")
+    best = found["best"]["longest_ms"]["median"]
+    named = [b["longest_ms"]["median"] for b in found["baselines"].values() if len(b["plan"]["stages"]) <= 3]
+    assert found["model_bound_ms"] == 0.0
+    assert best == pytest.approx(max(found["best"]["stage_ms"]))
+    assert best < min(named)
+    assert main(["explain", "run"]) == main(["report", "run"]) == 0
+    assert "bound" not in capsys.readouterr().out.lower()
+    assert main([*STUDY, "--objective", "longest"]) == 0
+    assert "bound" not in capsys.readouterr().out
+    one = study(capsys, "--objective", "edp", *POWERS, "--out", "edp")["best"]
+    s_of_stages = np.array(one["stage_ms"]) / 1e3
+    watts = np.array([{"1large": 2.0, "1small": 0.5, "gpu": 12.0}[s["processor"]] for s in one["plan"]["stages"]])
+    assert one["edp_mjs"]["median"] >= 1e3 * s_of_stages.max() * float(s_of_stages @ watts) * (1 - 1e-9)
+    two = ["--model", "mobilenet_v1@0.25/128,squeezenet1_1@0.25/64", "--allow", "cuts", "--objective", "edp", *POWERS]
+    assert study(capsys, *two)["best"]["edp_mjs"]["median"] > 0
+
+
+def test_a_bound_above_a_plan_is_left_out(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = replace(OBJECTIVES["memory"], name="space", least=lambda _: 1.0)
+    monkeypatch.setitem(OBJECTIVES, "space", wrong)
+    assert main([*STUDY, "--objective", "space"]) == 0
+    told = capsys.readouterr()
+    says(told.err)
+    assert "bound" not in told.out
 
 
 def test_a_new_objective_of_watts_gets_them(
