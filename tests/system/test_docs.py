@@ -55,12 +55,13 @@ GUIDES = [
     "tests/README.md",
 ]
 SMALL = "squeezenet1_1@0.25/64"
+FEW = "--processors cpu0,cpu1 --allow cuts"  # timing operators for splits, and by OpenVINO, takes longer than the rest
 
 # What is typed → what is run here: the same on a small model or budget, or without measuring.
 CHEAPER = {
-    "optimize path/to/model.tflite --budget 100 --study mine": f"optimize {SMALL} --budget 3 --study mine",
+    "optimize path/to/model.tflite --budget 100 --study mine": f"optimize {SMALL} --budget 3 --study mine {FEW}",
     "optimize MODEL": f"optimize {SMALL} --dry-run",
-    "optimize --model squeezenet1_1 --budget 40": f"optimize --model {SMALL} --budget 10",
+    "optimize --model squeezenet1_1 --budget 40": f"optimize --model {SMALL} --budget 10 {FEW}",
     "optimize --model vgg16 --budget 200": "optimize --model vgg16@0.125 --budget 200 --dry-run",
     "optimize --model vgg16 --platform exynos2200 --evaluator cost-model --budget 50": f"optimize --model {SMALL} "
     "--platform exynos2200 --evaluator cost-model --budget 50",

@@ -138,8 +138,15 @@ WITH_FILES: dict[str, tuple[Callable[[Path], AbstractContextManager[Opened]], Ma
 }
 
 
-@pytest.mark.parametrize("freedom", FREEDOMS)
-@pytest.mark.parametrize("name", WITH_FILES)
+@pytest.mark.parametrize(
+    ("name", "freedom"),
+    [
+        *(("litert", freedom) for freedom in FREEDOMS),
+        *(("openvino", "branches"), ("openvino", "splits")),
+        *(("remote", "branches"), ("remote", "ranks")),
+        *(("example", freedom) for freedom in FREEDOMS),
+    ],
+)
 def test_plans_that_evaluators_deploy_compute_what_execute_computes(
     name: str, freedom: str, run: Path, tmp_path: Path
 ) -> None:
@@ -183,7 +190,7 @@ WITHOUT_FILES: dict[str, tuple[Sequence[str], Mapping[str, str]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=WITHOUT_FILES)
+@pytest.fixture(scope="module")
 def elsewhere_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A study of each device that is not here."""
     if request.param == "cuda":
@@ -197,7 +204,16 @@ def elsewhere_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     return request.param, folder / "run"
 
 
-@pytest.mark.parametrize("freedom", FREEDOMS)
+@pytest.mark.parametrize(
+    ("elsewhere_run", "freedom"),
+    [
+        *(("cost-model", freedom) for freedom in FREEDOMS),
+        *(("synthetic", "branches"), ("synthetic", "splits")),
+        *(("adb", "cuts"), ("adb", "ranks")),
+        *(("cuda", "splits"), ("cuda", "ranks")),
+    ],
+    indirect=["elsewhere_run"],
+)
 def test_files_for_another_device_compute_what_files_for_this_one_do(
     elsewhere_run: tuple[str, Path], freedom: str, tmp_path: Path
 ) -> None:
