@@ -105,12 +105,17 @@ class Steps:
     """Chooses the steps that are written as lines: new ones, and every few seconds one that differs in numbers only."""
 
     def __init__(self) -> None:
-        self._step, self._written_s = "", -math.inf
+        self._step, self._written_s = "", time.monotonic()
+
+    @property
+    def silent(self) -> bool:
+        """Whether no step has been written for some seconds."""
+        return time.monotonic() >= self._written_s + _EVERY_S
 
     def is_due(self, text: str) -> bool:
         """Return whether a step is to be written now."""
         step, now_s = _NUMBER.sub("", text), time.monotonic()
-        due = step != self._step or now_s >= self._written_s + _EVERY_S
+        due = step != self._step or self.silent
         if due:
             self._step, self._written_s = step, now_s
         return due
@@ -184,6 +189,8 @@ class ProgressWatcher:
             samples = trial.measurement.latency_s if trial.measurement else None
             found = trial.failure or (interval_ms(samples, self._unit) if samples else "known")
             self._console.print(f"#{trial.number} {trial.origin}: {found}", style="dim", markup=False)
+        elif self._steps.silent and not self._console.is_terminal and not self._quiet:
+            self.message(", ".join(filter(None, [f"{self._history.measured} of {self._budget} plans", best])))
 
 
 def render(result: Result) -> Group:

@@ -123,7 +123,7 @@ def foreign(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def time_limit(seconds: float, what: str) -> Iterator[None]:
+def time_limit(seconds: float, what: str, hint: str = "see whether it hangs") -> Iterator[None]:
     """Interrupt what takes longer; there is no limit outside the main thread, which alone receives signals.
 
     A nested limit is no longer than what is left of the outer one, which continues afterwards.
@@ -150,7 +150,7 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
         yield
     except _TimeUp:
         limit_s = min(seconds, outer_s or seconds)
-        raise UnavailableError(f"{what} took longer than {limit_s:g} s", "see whether it hangs") from None
+        raise UnavailableError(f"{what} took longer than {limit_s:g} s", hint) from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
