@@ -30,7 +30,7 @@ def test_a_study_from_python_gives_a_typed_result(tmp_path: Path) -> None:
     assert len(seen) >= 4
     rows = result.table()
     assert [row.plan for row in rows if row.recommended] == [result.plan]
-    assert {"whole on cpu", "proposed"} & {row.name for row in rows}
+    assert len({row.name for row in rows}) == len(rows)
     best = next(row for row in rows if row.recommended)
     assert best.value is not None
     assert best.low is not None
@@ -38,7 +38,7 @@ def test_a_study_from_python_gives_a_typed_result(tmp_path: Path) -> None:
     assert best.low <= best.value <= best.high
     assert best.unit == "ms"
     assert "recommended" in str(result)
-    assert re.search("<pre>.*<span style=.*recommended", result._repr_html_(), re.DOTALL)
+    assert re.search("<pre.*<span style=.*recommended", result._repr_html_(), re.DOTALL)
     assert str(result.plan).endswith(result.plan.stages[-1].processor)
     page = result.report(tmp_path / "report")
     assert page.read_text().startswith("<!doctype html>")
