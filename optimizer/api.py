@@ -11,11 +11,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from os import PathLike, fspath
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack
+
+from search_spaces.core.errors import UsageError
 
 if TYPE_CHECKING:
     from optimizer.study.config import StudyConfig
@@ -101,8 +103,13 @@ def optimize(
     """
     from optimizer.study.course import Interrupted, run_study
 
+    if on_trial is not None and not callable(on_trial):
+        raise UsageError(f"on_trial {on_trial!r}: must be a function of a trial")
     if not isinstance(model, str | PathLike | Sequence):
         from search_spaces.models.convert import converted_module
+
+        if not callable(getattr(model, "eval", None)):
+            raise UsageError(f"model {model!r}: must be a name, a file, several of these, or a torch.nn.Module")
 
         model = converted_module(model, example_inputs or ())
     config = _config(model, budget, options)
@@ -116,27 +123,24 @@ def optimize(
 def _config(model: Model | Sequence[Model], budget: int, options: Options) -> StudyConfig:
     from optimizer.study.config import check_effects, parse_config
     from search_spaces.core.allowed_code import allow, allow_libraries
-    from search_spaces.core.workload import GIVEN
 
     models = [model] if isinstance(model, str | PathLike) else list(model)
-    given: dict[str, Any] = dict(options)
-    for name in ("out", "platform", "warm_start"):
-        if given.get(name) is not None:
-            given[name] = fspath(given[name])
-    freedoms = given.get("allow")
-    if freedoms is not None and not isinstance(freedoms, str):
-        given["allow"] = ",".join(freedoms)
-    for name in ("compare_with", "objective", "power", "state", "input_shape", "processors", *GIVEN):
-        if (value := given.get(name)) is not None and not isinstance(value, str):
-            given[name] = (fspath(value),) if isinstance(value, PathLike) else tuple(map(fspath, value))
-    libraries = given.get("custom_ops") or ()
-    allow_libraries((libraries,) if isinstance(libraries, str) else libraries)
-    # A caller of this function can run any code anyway.
-    processors = given.get("processors") or ()
-    named = processors.split(",") if isinstance(processors, str) else processors
-    allow(*filter(None, [given.get("sampler"), *named, *(str(m) for m in models)]))
+    given = {name: _as_text(value) for name, value in options.items()}
+    if isinstance(freedoms := given.get("allow"), tuple):
+        given["allow"] = ",".join(map(str, freedoms))
     check_effects(given)
-    return parse_config({**given, "model": tuple(fspath(m) for m in models), "budget": budget}, keywords=True)
+    config = parse_config({**given, "model": tuple(map(_as_text, models)), "budget": budget}, keywords=True)
+    # A caller of this function can run any code anyway.
+    allow_libraries(config.custom_ops)
+    allow(config.sampler, *(config.processors or ()), *map(str, models))
+    return config
+
+
+def _as_text(value: Any) -> Any:
+    """Return paths as text and several values as a tuple; other values are checked as those of the command line."""
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        return tuple(map(_as_text, value))
+    return fspath(value) if isinstance(value, PathLike) else value
 
 
 def _watching(

@@ -89,6 +89,11 @@ def test_wrong_options_are_reported() -> None:
         optimize(SMALL_MODEL, allow_fallback="yes")  # type: ignore[arg-type]
     with fails(UsageError):
         optimize(SMALL_MODEL, minutes=-1.0)
+    for name in ("on_trial", "processors", "allow", "out", "compare_with", "custom_ops"):
+        with fails(UsageError):
+            optimize(SMALL_MODEL, **{name: 3})  # type: ignore[arg-type]
+    with fails(UsageError):
+        optimize(3)  # type: ignore[arg-type]
     with fails(UsageError):
         optimize(SMALL_MODEL, power="cpu=3")
     with pytest.raises(InfeasibleError):
