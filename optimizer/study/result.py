@@ -267,12 +267,13 @@ class Result:
         """Write the report for a browser, into the run folder or another one; return the page's path.
 
         Raises:
-            UsageError: a file is given and no folder.
+            UsageError: something else than a folder is given.
             RunFolderError: it cannot be written.
         """
         from optimizer.report.write import report
 
-        if folder is not None and Path(folder).suffix == ".html":
+        known = isinstance(folder, str | Path | None)
+        if not known or (folder and (Path(folder).suffix == ".html" or Path(folder).is_file())):
             raise UsageError(f"report {str(folder)!r}: a report is a folder with a page", "give a folder")
         return report(self.run_dir, Path(folder) if folder is not None else None).page
 

@@ -40,6 +40,9 @@ def test_a_study_from_python_gives_a_typed_result(tmp_path: Path) -> None:
     assert "recommended" in str(result)
     assert re.search("<pre.*<span style=.*recommended", result._repr_html_(), re.DOTALL)
     assert str(result.plan).endswith(result.plan.stages[-1].processor)
+    for wrong in (3, "report.html", __file__):
+        with fails(UsageError):
+            result.report(wrong)  # type: ignore[arg-type]
     page = result.report(tmp_path / "report")
     assert page.read_text().startswith("<!doctype html>")
 

@@ -63,7 +63,7 @@ class ToolPlan:
             return float(done.stdout.split()[0] if done.returncode == 0 else "") / 1e3
         except (IndexError, ValueError) as error:
             said = (done.stderr.strip() or done.stdout.strip())[-200:]
-            raise UnavailableError(f"the tool printed no time: {said}", shlex.join(command)) from error
+            raise UnavailableError(f"the tool printed no time but {said!r}", shlex.join(command)) from error
 
     def run(self, n, stop_above_s=math.inf):
         rows = []  # seconds of each stage, of each run
