@@ -98,7 +98,8 @@ class Batch:
             quantity of the model; the same quantities in the same order for all plans of a graph in one session. None
             where it was measured.
         outcome: of several models, the outcome of each request in the last run.
-        run_s: seconds that a run takes, where its figure is no latency of a run: of several models, of a percentile.
+        run_s: seconds that a run takes, where its figure is less: of several models, of a percentile, or where each run
+            starts a program. Time limits of measurements count these.
     """
 
     latency_s: Numbers

@@ -7,8 +7,10 @@ batches are checked: as many latencies as runs, finite, and greater than 0.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -43,6 +45,7 @@ _PREPARE_S = 600.0
 _CLOSE_S = 30.0
 _PRICE_S = 3600.0  # all jobs of a workload are measured
 _CLOCK = 1e-6
+_SLOW_CALL_S = 0.1  # a run that takes so much longer than its figure starts a program, or waits for a link
 _PLAIN: dict[str, Callable[[Any], Any]] = {"fingerprint": dict, "conditions": dict, "powers_w": dict, "figures": dict}
 _PLAIN |= {"after_pause": float, "unsupported_operators": list, "reduced": list}
 """Method → conversion of its result, which raises where the result has another type."""
@@ -68,6 +71,7 @@ class _Guarded(Forwarding):
     """Calls another object's methods within a time limit, and names it where they fail."""
 
     what: str
+    hint = "see whether it hangs"
 
     def limit_s(self, method: str, arguments: tuple[Any, ...]) -> float:  # noqa: ARG002
         return _PREPARE_S
@@ -77,7 +81,7 @@ class _Guarded(Forwarding):
         shown = ", ".join(repr(a) for a in arguments if isinstance(a, int | str))
         what = f"{self.what}: {method}({shown})"
         try:
-            with foreign(what), time_limit(self.limit_s(method, arguments), what):
+            with foreign(what), time_limit(self.limit_s(method, arguments), what, self.hint):
                 yield
         except UnavailableError as error:
             if type(error) is not UnavailableError or error.what.startswith(self.what):
@@ -149,6 +153,7 @@ class _Session(_Guarded, ForwardingSession):
 
     def __init__(self, inner: Any, what: str, limits: Limits) -> None:
         self.what, self._limits = what, limits
+        self.hint = _hint(limits)
         self._lowerings = LoweringCache()
         super().__init__(inner)
 
@@ -164,7 +169,8 @@ class _Session(_Guarded, ForwardingSession):
         if lowered.rewritten:
             comparable = lowered.keeps != "approximation"
             inner = LoweredCandidate(inner, len(plan.stages), lowered.stage_of, comparable=comparable)
-        return _Candidate(inner, self.what, len(plan.stages), self._limits.run_s)
+        timed = not self.capabilities.computed
+        return _Candidate(inner, self.what, len(plan.stages), self._limits, timed=timed)
 
     def deploy(self, folder: Path, graph: Graph, plan: Plan) -> Agreement:
         lowered = self._lowered(graph, plan)
@@ -194,9 +200,10 @@ class _Session(_Guarded, ForwardingSession):
 class _Candidate(_Guarded, ForwardingCandidate):
     inner: Any
 
-    def __init__(self, inner: Any, what: str, stages: int, run_s: float) -> None:
+    def __init__(self, inner: Any, what: str, stages: int, limits: Limits, *, timed: bool) -> None:
         super().__init__(inner)
-        self.what, self._stages, self._run_s = what, stages, run_s
+        self.what, self._stages, self._run_s, self._timed = what, stages, limits.run_s, timed
+        self.hint = _hint(limits)
 
     def limit_s(self, method: str, arguments: tuple[Any, ...]) -> float:
         if method == "close":
@@ -205,7 +212,11 @@ class _Candidate(_Guarded, ForwardingCandidate):
         return self._run_s * (1 + more * arguments[0] if more else 4)
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
-        return self._checked("run", super().run(n, stop_above_s), n, stop_above_s)
+        begin_s = time.monotonic()
+        found = self._checked("run", super().run(n, stop_above_s), n, stop_above_s)
+        run_s = (time.monotonic() - begin_s) / len(found.latency_s)
+        slow = self._timed and run_s > float(np.mean(found.latency_s)) + _SLOW_CALL_S
+        return replace(found, run_s=run_s) if slow and found.run_s is None else found
 
     def stream(self, n: int) -> Batch:
         return self._checked("stream", super().stream(n), n, math.inf)
@@ -218,8 +229,15 @@ class _Candidate(_Guarded, ForwardingCandidate):
         return batch
 
 
+def _hint(limits: Limits) -> str:
+    longer = f"limits=Limits(load_s=…, run_s=…), now {limits.load_s:g} and {limits.run_s:g} s"
+    return f"see whether it hangs; if it is only slow, give Platform longer {longer}"
+
+
 def wrong_batch(batch: Any, n: int, stages: int, stop_above_s: float) -> str:
     """Return what is wrong with a batch of ``n`` runs, or ""."""
+    if not isinstance(batch, Batch):
+        return f"{type(batch).__name__}, no Batch"
     latency_s, stage_s = np.asarray(batch.latency_s, dtype=float), np.asarray(batch.stage_s, dtype=float)
     if latency_s.ndim != 1 or not 1 <= len(latency_s) <= n:
         return f"latencies of shape {latency_s.shape} for {n} runs"
@@ -230,4 +248,4 @@ def wrong_batch(batch: Any, n: int, stages: int, stop_above_s: float) -> str:
             return f"a {what} of {bad[0]} s"
     if len(latency_s) < n and not latency_s[-1] >= stop_above_s * (1.0 - _CLOCK):
         return f"{len(latency_s)} latencies for {n} runs"
-    return batch.outcome.problem if getattr(batch, "outcome", None) is not None else ""
+    return batch.outcome.problem if batch.outcome is not None else ""

@@ -11,13 +11,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from os import PathLike, fspath
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack
 
-from search_spaces.core.errors import UsageError, shown
+from search_spaces.core.errors import UsageError
 
 if TYPE_CHECKING:
     from optimizer.study.config import StudyConfig
@@ -103,12 +103,15 @@ def optimize(
     """
     from optimizer.study.course import Interrupted, run_study
 
-    if callable(getattr(model, "eval", None)):
+    if on_trial is not None and not callable(on_trial):
+        raise UsageError(f"on_trial {on_trial!r}: must be a function of a trial")
+    if not isinstance(model, str | PathLike | Sequence):
         from search_spaces.models.convert import converted_module
 
+        if not callable(getattr(model, "eval", None)):
+            raise UsageError(f"model {model!r}: must be a name, a file, several of these, or a torch.nn.Module")
+
         model = converted_module(model, example_inputs or ())
-    if on_trial is not None and not callable(on_trial):
-        raise UsageError(f"on_trial {shown(on_trial)}: must be a function")
     config = _config(model, budget, options)
     with _watching(config, on_trial, sys._getframe(1), progress=progress) as watcher:  # noqa: SLF001
         try:
@@ -117,43 +120,27 @@ def optimize(
             raise KeyboardInterrupt(f"resumed by: {interrupted.resume_command}") from interrupted
 
 
-def _texts(name: str, value: Any, *, several: bool) -> Any:
-    """Return a name or path as text, and several as a tuple.
-
-    Raises:
-        UsageError: it is something else.
-    """
-    one = isinstance(value, str | PathLike) or not several
-    found: tuple[object, ...] = (None,)
-    with suppress(TypeError):
-        found = tuple(map(fspath, (value,) if one else value))
-    if not all(isinstance(each, str) for each in found):
-        raise UsageError(f"{name} {shown(value)}: must be {'one text or several' if several else 'text'}")
-    return found[0] if isinstance(value, str) or not several else found
-
-
-def _config(model: Any, budget: int, options: Options) -> StudyConfig:
+def _config(model: Model | Sequence[Model], budget: int, options: Options) -> StudyConfig:
     from optimizer.study.config import check_effects, parse_config
     from search_spaces.core.allowed_code import allow, allow_libraries
-    from search_spaces.core.workload import GIVEN
 
-    given: dict[str, Any] = {**options, "model": model}
-    several = ("model", "allow", "compare_with", "objective", "power", "state", "input_shape", "processors", *GIVEN)
-    for name in ("out", "platform", "warm_start", "sampler", *several):
-        if name == "model" or given.get(name) is not None:
-            given[name] = _texts(name, given[name], several=name in several)
-    models = (given["model"],) if isinstance(given["model"], str) else given["model"]
-    freedoms = given.get("allow")
-    if isinstance(freedoms, tuple):
-        given["allow"] = ",".join(freedoms)
-    libraries = given.get("custom_ops") or ()
-    allow_libraries((libraries,) if isinstance(libraries, str) else libraries)
-    # A caller of this function can run any code anyway.
-    processors = given.get("processors") or ()
-    named = processors.split(",") if isinstance(processors, str) else processors
-    allow(*filter(None, [given.get("sampler"), *named, *models]))
+    models = [model] if isinstance(model, str | PathLike) else list(model)
+    given = {name: _as_text(value) for name, value in options.items()}
+    if isinstance(freedoms := given.get("allow"), tuple):
+        given["allow"] = ",".join(map(str, freedoms))
     check_effects(given)
-    return parse_config({**given, "model": models, "budget": budget}, keywords=True)
+    config = parse_config({**given, "model": tuple(map(_as_text, models)), "budget": budget}, keywords=True)
+    # A caller of this function can run any code anyway.
+    allow_libraries(config.custom_ops)
+    allow(config.sampler, *(config.processors or ()), *map(str, models))
+    return config
+
+
+def _as_text(value: Any) -> Any:
+    """Return paths as text and several values as a tuple; other values are checked as those of the command line."""
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        return tuple(map(_as_text, value))
+    return fspath(value) if isinstance(value, PathLike) else value
 
 
 def _watching(

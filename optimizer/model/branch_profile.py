@@ -71,7 +71,7 @@ def _in_turns(of: Profiler, plans: Sequence[Plan]) -> list[_Shares]:
     latency_s: list[list[float]] = [[] for _ in plans]
     stage_s: list[list[NDArray[np.float64]]] = [[] for _ in plans]
     with ExitStack() as stack:
-        built = [stack.enter_context(closing(of.session.load(of.graph, plan))) for plan in plans]
+        built = [stack.enter_context(closing(of.load(plan))) for plan in plans]
         short = max(float(candidate.run(1).latency_s[0]) for candidate in built) < SETTLE_BELOW_S
         order, turns, spent_s = list(range(len(plans))), 0, 0.0
         while turns < _LEAST_TURNS or (turns < _MOST_TURNS and spent_s < _TURNS_S):

@@ -8,6 +8,7 @@ are scaled to add up to it.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,8 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BeforeValidator, PlainSerializer
 
-from evaluators.base import PartCosts, Session, unsupported_operators
+from evaluators.base import Batch, Candidate, PartCosts, Session, unsupported_operators
+from evaluators.forwarding import ForwardingCandidate
 from evaluators.samples import MOST_S, Measurement
 from evaluators.sampling import SamplingPolicy, measure
 from optimizer.exact.chain_costs import ChainCosts
@@ -31,6 +33,10 @@ from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.cuts import every_layer
 
 POLICY = SamplingPolicy(precision=0.02, max_s=0.3, min_runs=2, max_runs=30)
+LIMIT_S = 300.0
+"""Seconds of a profile where a study has no time limit."""
+
+_TELL_S = 5.0  # seconds of a plan's runs from which they are reported
 
 
 def _seconds(value: Any) -> Any:
@@ -125,31 +131,86 @@ class Profiler:
     """Times a network on the processors of a platform.
 
     Attributes:
-        progress: called with what is timed next.
+        progress: called with what is timed next, and with the runs of slow plans.
+        limit_s: seconds since ``begin_s``, by :func:`time.monotonic`, after which only what is needed is timed.
     """
 
     session: Session
     graph: Graph
     platform: Platform
     progress: Callable[[str], None] = lambda _: None
+    limit_s: float = math.inf
+    begin_s: float = field(default_factory=time.monotonic)
 
     @property
     def first(self) -> dict[str, str]:
         """The name of the first processor of each kind."""
         return {like: members[0].name for like, members in self.platform.classes().items()}
 
-    def time(self, plan: Plan) -> Measurement:
-        """Measure a plan as operators are timed."""
-        with closing(self.session.load(self.graph, plan)) as candidate:
+    @property
+    def spent_s(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self.begin_s
+
+    def check_time(self) -> None:
+        """Check that there is time for what is not needed.
+
+        Raises:
+            ProfileTimeError: there is none.
+        """
+        if self.spent_s > self.limit_s:
+            raise ProfileTimeError(
+                f"timing operators ends after {self.limit_s:g} s (a quarter of --minutes; without it {LIMIT_S:g} s)"
+            )
+
+    def load(self, plan: Plan, *, needed: bool = False) -> Candidate:
+        """Compile a plan; unless it is needed, it runs only as long as there is time.
+
+        Raises:
+            ProfileTimeError: there is none, now or at a run.
+        """
+        if not needed:
+            self.check_time()
+        return _Watched(self.session.load(self.graph, plan), len(plan.stages), self, needed=needed)
+
+    def time(self, plan: Plan, *, needed: bool = False) -> Measurement:
+        """Measure a plan as operators are timed. Raises as :meth:`load`."""
+        with closing(self.load(plan, needed=needed)) as candidate:
             return measure(candidate, POLICY)
 
-    def time_apart(self, names: Sequence[str]) -> Measurement:
-        """Measure a plan in which each operator is a stage, given the processor of each."""
-        return self.time(chain_plan(self.graph, every_layer(self.graph), names))
+    def time_apart(self, names: Sequence[str], *, needed: bool = False) -> Measurement:
+        """Measure a plan in which each operator is a stage, given the processor of each. Raises as :meth:`load`."""
+        return self.time(chain_plan(self.graph, every_layer(self.graph), names), needed=needed)
 
     def refused(self, name: str) -> frozenset[int]:
         """Return the operators that a processor does not support."""
         return frozenset(unsupported_operators(self.session, self.graph, name))
+
+
+class ProfileTimeError(UnavailableError):
+    """The time for what is not needed of a profile is over."""
+
+
+class _Watched(ForwardingCandidate):
+    """A candidate that keeps the profile's time limit unless it is needed, and reports runs that take long."""
+
+    def __init__(self, inner: Candidate, stages: int, of: Profiler, *, needed: bool) -> None:
+        super().__init__(inner)
+        self._stages, self._of, self._needed = stages, of, needed
+        self._runs, self._spent_s = 0, 0.0
+
+    def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+        """Run ``n`` inferences, fewer where one takes longer than ``stop_above_s``."""
+        if not self._needed:
+            self._of.check_time()
+        begin_s = time.monotonic()
+        found = super().run(n, stop_above_s)
+        self._runs += len(found.latency_s)
+        self._spent_s += time.monotonic() - begin_s
+        if self._spent_s >= _TELL_S:
+            runs, stages = plural(self._runs, "run"), plural(self._stages, "stage")
+            self._of.progress(f"{runs} of {stages} so far, {self._spent_s / self._runs:.2g} s each")
+        return found
 
 
 def known_profile(tables: PartCosts, platform: Platform) -> Profile:
@@ -206,7 +267,7 @@ def profile(of: Profiler, known: Profile | None = None) -> Profile:
             timings[like] = _timing(of, name)
     for like, timing in timings.items():
         # Kinds are compared by their times, so a busy spell during one of them must not count.
-        again = len(operator_s.keys() | timings.keys()) > 1
+        again = len(operator_s.keys() | timings.keys()) > 1 and of.spent_s <= of.limit_s / 2
         quiet = replace(of, progress=lambda _: None)
         sure = timing.lesser(_timing(quiet, of.first[like])) if again else timing
         operator_s[like], overhead_s[like], whole_s[like] = sure.scaled()
@@ -225,7 +286,7 @@ def profile(of: Profiler, known: Profile | None = None) -> Profile:
             transfer_s[pair] = max(transfer_s.values(), default=0.0)
             continue
         try:
-            found = of.time(plan)
+            found = of.time(plan, needed=True)
         except UnavailableError as error:
             if isinstance(error, DeviceLostError) or all(timing.one_by_one for timing in timings.values()):
                 raise
@@ -268,7 +329,7 @@ class _Timing:
 
 def _timing(of: Profiler, name: str) -> _Timing:
     """Time the operators in a plan of one stage each; where that fails, share the whole model's time out among them."""
-    whole_s = of.time(chain_plan(of.graph, (), [name])).latency_s.median
+    whole_s = of.time(chain_plan(of.graph, (), [name]), needed=True).latency_s.median
     try:
         apart = of.time_apart([name] * len(of.graph.operators))
     except DeviceLostError:
@@ -287,7 +348,8 @@ def _with_help(of: Profiler, name: str, refused: frozenset[int], stand_in: str |
     count = len(of.graph.operators)
     if len(refused) == count or stand_in is None:
         return (math.inf,) * count
-    found = of.time_apart([stand_in if o in refused else name for o in range(count)])
+    names = [stand_in if o in refused else name for o in range(count)]
+    found = of.time_apart(names, needed=True)
     copied = {e.stage: e.copied_s for e in found.timeline.events} if found.timeline else {}
     return tuple(math.inf if o in refused else max(0.0, found.stage_s[o] - copied.get(o, 0.0)) for o in range(count))
 

@@ -131,7 +131,7 @@ def waits_s(graph: Graph, plan: Plan, timeline: Timeline | None) -> list[float]:
 def _runs(of: Profiler, plan: Plan) -> Sequence[Batch]:
     """Return some runs of a plan, after one that warms it up."""
     found: list[Batch] = []
-    with closing(of.session.load(of.graph, plan)) as candidate:
+    with closing(of.load(plan)) as candidate:
         candidate.run(1)
         end_s = time.monotonic() + _MOST_S
         while len(found) < _LEAST_RUNS or (len(found) < _RUNS and time.monotonic() < end_s):

@@ -11,7 +11,6 @@ import shlex
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -50,7 +49,7 @@ from optimizer.report.answer import (
 )
 from optimizer.report.terminal import table, table_of, tried_text
 from optimizer.study.history import WARM
-from optimizer.study.result import PROPOSED, Result, WorkloadResult
+from optimizer.study.result import Result, WorkloadResult
 from optimizer.study.verdict import REACH
 from search_spaces.core.errors import printable
 from search_spaces.core.wording import many, percent, plural
@@ -105,12 +104,17 @@ class Steps:
     """Chooses the steps that are written as lines: new ones, and every few seconds one that differs in numbers only."""
 
     def __init__(self) -> None:
-        self._step, self._written_s = "", -math.inf
+        self._step, self._written_s = "", time.monotonic()
+
+    @property
+    def silent(self) -> bool:
+        """Whether no step has been written for some seconds."""
+        return time.monotonic() >= self._written_s + _EVERY_S
 
     def is_due(self, text: str) -> bool:
         """Return whether a step is to be written now."""
         step, now_s = _NUMBER.sub("", text), time.monotonic()
-        due = step != self._step or now_s >= self._written_s + _EVERY_S
+        due = step != self._step or self.silent
         if due:
             self._step, self._written_s = step, now_s
         return due
@@ -184,6 +188,8 @@ class ProgressWatcher:
             samples = trial.measurement.latency_s if trial.measurement else None
             found = trial.failure or (interval_ms(samples, self._unit) if samples else "known")
             self._console.print(f"#{trial.number} {trial.origin}: {found}", style="dim", markup=False)
+        elif self._steps.silent and not self._console.is_terminal and not self._quiet:
+            self.message(", ".join(filter(None, [f"{self._history.measured} of {self._budget} plans", best])))
 
 
 def render(result: Result) -> Group:
@@ -225,19 +231,11 @@ def _baselines(result: Result) -> Table:
     names: dict[str, str] = {}
     for name, plan in result.rows():
         style = "bold" if result.verdict is not None and plan == result.verdict.best else ""
-        shown_name = f"plan {result.history.number(plan)}: {_borders(plan)}" if name == PROPOSED else name
         first = names.setdefault(plan.digest, name)
         difference = _against(result, plan) if first == name else same_plan(first)
-        cells = (shown_name, _figure(result, plan), difference, str(len(plan.stages)))
+        cells = (name, _figure(result, plan), difference, str(len(plan.stages)))
         made.add_row(*map(Text, cells), style=style)
     return made
-
-
-def _borders(plan: Plan) -> str:
-    """Return the stages of a plan, shortened: ``0–12 gpu, 13–40|41–82 cpu0``."""
-    runs = groupby(plan.stages[:_MOST_NAMED], lambda stage: stage.processor)
-    found = [f"{'|'.join(f'{s.operators[0]}–{s.operators[-1]}' for s in run)} {name}" for name, run in runs]
-    return ", ".join(found) + (", …" if len(plan.stages) > _MOST_NAMED else "")
 
 
 def _figure(result: Result, plan: Plan) -> str:

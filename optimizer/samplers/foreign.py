@@ -9,6 +9,7 @@ from optuna.samplers import BaseSampler, RandomSampler
 from evaluators.forwarding import Forwarding, Found, Given, Method, forwarded
 from optimizer.samplers.study import ExhaustedError
 from search_spaces.core.errors import OptimizeError, UsageError
+from search_spaces.core.plugins import place_of
 
 
 class ForeignSampler(Forwarding, BaseSampler):
@@ -41,7 +42,9 @@ class ForeignSampler(Forwarding, BaseSampler):
             hint = f"pip install 'partition-optimizer[{extra}]'" if extra else "install what it needs"
             raise UsageError(f"sampler {self._path!r} needs the package {error.name!r}", hint) from error
         except Exception as error:  # user code: any exception
-            raise UsageError(f"sampler {self._path!r} failed: {type(error).__name__}: {error}") from error
+            raise UsageError(
+                f"sampler {self._path!r} failed: {type(error).__name__}: {error}{place_of(error)}"
+            ) from error
 
     reseed_rng = forwarded(RandomSampler.reseed_rng)
     infer_relative_search_space = forwarded(RandomSampler.infer_relative_search_space)

@@ -17,7 +17,7 @@ from optimizer.model.baselines import Baseline, baselines
 from optimizer.model.branch_profile import branch_profile
 from optimizer.model.errors import ErrorProfile, error_profile, tolerance_line
 from optimizer.model.goals import StudyObjective, asked, policies, study_objective
-from optimizer.model.profile import Profile, Profiler, known_profile, profile
+from optimizer.model.profile import LIMIT_S, Profile, Profiler, ProfileTimeError, known_profile, profile
 from optimizer.model.ranks import rank_profile
 from optimizer.model.segments import segment_baselines, split_profile
 from optimizer.report.data import Study as Earlier
@@ -52,6 +52,7 @@ from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.space import EnumerableSpace, in_space
 
 _MANY_PARAMETERS = 300
+_LEAST_PROFILE_S = 10.0
 _NO_OTHER = "the model's optimum"
 
 
@@ -255,7 +256,9 @@ class OneModel(Subject):
         return study.fact(ERRORS, find, ErrorProfile.from_json)
 
     def _profile(self, session: Session, warm: Warm | None, progress: Callable[[str], None]) -> Profile:
-        of, inner = Profiler(session, self.graph, self.platform, progress), self._inner
+        minutes, inner = self.config.minutes, self._inner
+        limit_s = LIMIT_S if minutes is None else max(_LEAST_PROFILE_S, 60.0 * minutes / 4)
+        of = Profiler(session, self.graph, self.platform, progress, limit_s)
         if session.capabilities.costs:
             found = known_profile(session.part_costs(self.graph), self.platform)
         else:
@@ -264,7 +267,10 @@ class OneModel(Subject):
                 return known.profile
             found = profile(of, known.profile if known is not None else None)
             if isinstance(inner, SegmentSpace):
-                found = split_profile(of, inner, found) if inner.axes else branch_profile(of, inner, found)
+                try:
+                    found = split_profile(of, inner, found) if inner.axes else branch_profile(of, inner, found)
+                except ProfileTimeError as error:
+                    progress(f"branches and splits are predicted from the times of operators alone: {error}")
         if isinstance(self.space, RankSpace):
             return rank_profile(of, self.space, found, allowed_error(self.config) or 0.0)
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +34,8 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 _MOST_PROPOSED = 5
+_MOST_NAMED = 4
 _OF_OUTPUTS = ("identical", "max_rel_error", "outputs", "tolerance")
-PROPOSED = "proposed"
-"""The name of plans that the search found, in a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Row:
     """A plan of the table.
 
     Attributes:
-        name: of a baseline, or :data:`PROPOSED`.
+        name: of a baseline, or number and stages of a plan that the search found: ``plan 17: 0–12|13–38 gpu``.
         value: the objective's median, in ``unit``; None where it is unknown.
         low, high: its 95 % interval.
         source: ``final``, ``search``, ``predicted`` or "".
@@ -63,6 +63,13 @@ class Row:
     recommended: bool
     failure: str
     plan: Plan = field(repr=False)
+
+
+def _borders(plan: Plan) -> str:
+    """Return the stages of a plan, shortened: ``0–12 gpu, 13–40|41–82 cpu0``."""
+    runs = groupby(plan.stages[:_MOST_NAMED], lambda stage: stage.processor)
+    found = [f"{'|'.join(f'{s.operators[0]}–{s.operators[-1]}' for s in run)} {name}" for name, run in runs]
+    return ", ".join(found) + (", …" if len(plan.stages) > _MOST_NAMED else "")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -223,7 +230,8 @@ class Result:
         proposed = [plan for i in order if (plan := self.verdict.plans[i]).digest not in known]
         if self.verdict.best in proposed:  # always shown
             proposed = [self.verdict.best, *(p for p in proposed if p != self.verdict.best)]
-        return rows + [(PROPOSED, plan) for plan in proposed[:_MOST_PROPOSED]]
+        number = self.history.number
+        return rows + [(f"plan {number(plan)}: {_borders(plan)}", plan) for plan in proposed[:_MOST_PROPOSED]]
 
     def table(self) -> list[Row]:
         """Return the terminal's table as typed rows."""
@@ -259,12 +267,13 @@ class Result:
         """Write the report for a browser, into the run folder or another one; return the page's path.
 
         Raises:
-            UsageError: a file is given and no folder.
+            UsageError: something else than a folder is given.
             RunFolderError: it cannot be written.
         """
         from optimizer.report.write import report
 
-        if folder is not None and Path(folder).suffix == ".html":
+        known = isinstance(folder, str | Path | None)
+        if not known or (folder and (Path(folder).suffix == ".html" or Path(folder).is_file())):
             raise UsageError(f"report {str(folder)!r}: a report is a folder with a page", "give a folder")
         return report(self.run_dir, Path(folder) if folder is not None else None).page
 
@@ -306,7 +315,7 @@ class Result:
 
         console = make_console(record=True)
         console.print(render(self), crop=False)
-        return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        return console.export_html(inline_styles=True, code_format='<pre style="white-space:pre-wrap">{code}</pre>')
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``--json``."""

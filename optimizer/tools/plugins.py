@@ -94,7 +94,7 @@ def render(found: list[Plugin]) -> Table:
         contract = "–" if plugin.contract is None else str(plugin.contract)
         note = Text(plugin.note, style="bold red" if plugin.problem else "")
         rows.append((plugin.kind, plugin.name, plugin.distribution, contract, note))
-    return table(("kind", "name", "distribution", ">contract", ""), rows)
+    return table(("kind", "name", "distribution", ">contract", "processors"), rows)
 
 
 def _rows(kind: str, entry: EntryPoint, limit_s: float) -> list[Plugin]:

@@ -1,4 +1,4 @@
-"""Plug-ins: what installed distributions add to the product by entry points; built-ins are registered likewise.
+"""Plug-ins: what installed distributions add to the product by entry points; built-ins other than spaces do so, too.
 
 ====================================  ==============================================================================
 group                                 what an entry names
@@ -18,10 +18,12 @@ from __future__ import annotations
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -34,6 +36,7 @@ CONTRACT_VERSION = 1
 OURS = "partition-optimizer"
 IMPORT_S = 30.0
 _SHOWN_CHARACTERS = 200
+_NOT_OF_PLUGINS = {"search_spaces", "evaluators", "optimizer", "contextlib", "importlib", "_frozen_importlib"}
 
 
 class _TimeUp(BaseException):
@@ -119,11 +122,21 @@ def foreign(what: str) -> Iterator[None]:
     except BaseException as error:
         text = " ".join(str(error).split())
         short = text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
-        raise UnavailableError(f"{what}: {type(error).__name__}{': ' if short else ''}{short}") from error
+        shown = f"{type(error).__name__}{': ' if short else ''}{short}{place_of(error)}"
+        raise UnavailableError(f"{what}: {shown}") from error
+
+
+def place_of(error: BaseException) -> str:
+    """Return where a plug-in's own code raised, as `` (file.py:12)``; "" where none of it ran."""
+    frames = [(frame.f_globals.get("__name__", "").partition(".")[0], frame, line)
+              for frame, line in traceback.walk_tb(error.__traceback__)]  # fmt: skip
+    others = [found for found in frames if found[0] not in _NOT_OF_PLUGINS]
+    own = [(frame, line) for package, frame, line in others if package == others[0][0]]
+    return f" ({Path(own[-1][0].f_code.co_filename).name}:{own[-1][1]})" if own else ""
 
 
 @contextmanager
-def time_limit(seconds: float, what: str) -> Iterator[None]:
+def time_limit(seconds: float, what: str, hint: str = "see whether it hangs") -> Iterator[None]:
     """Interrupt what takes longer; there is no limit outside the main thread, which alone receives signals.
 
     A nested limit is no longer than what is left of the outer one, which continues afterwards.
@@ -150,7 +163,7 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
         yield
     except _TimeUp:
         limit_s = min(seconds, outer_s or seconds)
-        raise UnavailableError(f"{what} took longer than {limit_s:g} s", "see whether it hangs") from None
+        raise UnavailableError(f"{what} took longer than {limit_s:g} s", hint) from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)

@@ -86,6 +86,10 @@ CHEAPER = {
 NOT_RUN = {
     "pip install ./experiments/example_evaluator": "needs a network; .ci/run does so",
     'export EXAMPLE_BOARD="sh $PWD/experiments/example_evaluator/example_evaluator/by_ssh.sh pi@board"': "needs one",
+    'export EXAMPLE_TOOL="sh $PWD/experiments/example_evaluator/example_evaluator/tool_by_ssh.sh pi@board ./bench"': (
+        "needs one"
+    ),
+    "optimize squeezenet1_1 --evaluator example-tool --budget 20 --minutes 20": "test_remote_ssh.py runs the example",
     "python -m pytest experiments/example_evaluator": ".ci/run does so",
     "optimize squeezenet1_1 --evaluator example --budget 20": "test_remote_ssh.py runs the example",
     "optimize dashboard RUN": "serves until it is interrupted; test_report.py opens the study that it shows",

@@ -1,4 +1,4 @@
-"""The example keeps the contract of evaluators; this is all that a plug-in's own tests need."""
+"""The examples keep the contract of evaluators; this is all that a plug-in's own tests need."""
 
 from __future__ import annotations
 
@@ -15,6 +15,16 @@ class TestExample(EvaluatorContract):
 
     def evaluator(self) -> Evaluator:
         return make_evaluator("example")
+
+    def graph(self) -> Graph:
+        return load("squeezenet1_1@0.25/64")
+
+
+class TestExampleTool(EvaluatorContract):
+    measures = False  # without EXAMPLE_TOOL; True with a tool that times, with call_s
+
+    def evaluator(self) -> Evaluator:
+        return make_evaluator("example-tool")
 
     def graph(self) -> Graph:
         return load("squeezenet1_1@0.25/64")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
-from evaluators.base import Candidate
-from evaluators.forwarding import ForwardingSession
+from evaluators.base import Batch, Candidate
+from evaluators.forwarding import ForwardingCandidate, ForwardingSession
 from evaluators.testing import Noise, SyntheticEvaluator
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import chain_cost
@@ -75,3 +77,25 @@ def test_where_operators_cannot_be_timed_one_by_one_their_shares_are_by_work() -
         assert sum(seconds) == pytest.approx(found.whole_s[like])
         assert max(seconds) == seconds[int(np.argmax([c.macs for c in operator_costs(graph)]))]
     assert sum("multiply-accumulates" in line for line in told) == len(found.operator_s)
+
+
+def test_a_profile_whose_time_is_over_is_shared_out_and_slow_runs_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, told = 0.0, list[str]()
+
+    class Slow(ForwardingCandidate):
+        def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+            nonlocal now_s
+            found = self.inner.run(n, stop_above_s)
+            now_s += 2.0 * found.stage_s.size
+            return found
+
+    class Board(ForwardingSession):
+        def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Candidate:
+            return Slow(self.inner.load(graph, plan, fresh=fresh))
+
+    monkeypatch.setattr("optimizer.model.profile.time.monotonic", lambda: now_s)
+    with EVALUATOR.prepare(PLATFORM) as session:
+        found = profile(Profiler(Board(session), GRAPH, PLATFORM, told.append, limit_s=30.0, begin_s=0.0))
+    assert sum("multiply-accumulates" in line for line in told) == len(found.operator_s)
+    assert any("9 stages" in line for line in told)
+    assert all(np.isfinite(seconds).all() for seconds in found.operator_s.values())

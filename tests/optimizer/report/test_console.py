@@ -67,7 +67,9 @@ def test_steps_that_differ_in_numbers_only_are_written_every_few_seconds(monkeyp
     assert due == [True, False, False, False]
     assert steps.is_due("timing 39 operators on cpu0")
     assert steps.is_due("timing 39 operators on cpu1")
+    assert not steps.silent
     now_s = _EVERY_S
+    assert steps.silent
     assert steps.is_due("timing 40 operators on cpu1")
     assert not steps.is_due("timing 41 operators on cpu1")
 

@@ -156,6 +156,24 @@ def test_the_example_of_an_evaluator_reaches_a_board_by_ssh(
             session.load(small, chain_plan(small, (), ["cpu"])).run(1)
 
 
+def test_the_example_of_a_tool_reaches_a_board_by_ssh(
+    board: Board, small: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = ROOT / "experiments" / "example_evaluator"
+    monkeypatch.syspath_prepend(str(package))
+    monkeypatch.setenv("PATH", f"{board.wrapper(tmp_path / 'bin')}:{os.environ['PATH']}")
+    monkeypatch.setenv("BOARD_FOLDER", str(tmp_path))
+    example = importlib.import_module("example_evaluator.tool")
+    evaluator = example.ToolEvaluator()
+    with evaluator.prepare(evaluator.platform()) as session:
+        monkeypatch.setattr(example, "TOOL", f"sh {package}/example_evaluator/tool_by_ssh.sh board 'echo 1.5'")
+        found = session.load(small, chain_plan(small, (9,), ["cpu", "dsp"])).run(2)
+        assert found.latency_s.tolist() == [0.003, 0.003]
+        monkeypatch.setattr(example, "TOOL", f"sh {package}/example_evaluator/tool_by_ssh.sh board 'test x ='")
+        with pytest.raises(UnavailableError):
+            session.load(small, chain_plan(small, (), ["cpu"])).run(1)
+
+
 def test_the_documented_commands_measure_on_a_board(board: Board, tmp_path: Path) -> None:
     install = board.command(documented("install"))
     done = subprocess.run(["bash", "-c", install], cwd=ROOT, capture_output=True, text=True, check=False)

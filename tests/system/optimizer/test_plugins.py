@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import textwrap
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from evaluators.base import Batch, Candidate, Capabilities, Session
+from evaluators.forwarding import ForwardingCandidate, ForwardingSession
 from evaluators.guard import guarded, wrong_batch
 from evaluators.registry import make_evaluator
+from evaluators.sampling import SamplingPolicy, measure
 from evaluators.testing import SyntheticEvaluator, example_graph
 from optimizer.cli import main
 from optimizer.samplers import SAMPLERS, make_sampler
@@ -19,6 +27,9 @@ from optimizer.samplers.foreign import ForeignSampler
 from optimizer.tools.doctor import known_devices, render_devices
 from optimizer.tools.plugins import list_plugins, other_evaluators
 from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.graph import Graph
+from search_spaces.core.plan import Plan
+from search_spaces.core.platform import Limits, Platform
 from search_spaces.core.plugins import OURS, load_entry, time_limit
 from search_spaces.core.plugins import entries as entries_of
 from search_spaces.models import load
@@ -318,6 +329,37 @@ def test_a_guard_keeps_what_a_session_can_do_and_checks_what_it_returns() -> Non
     assert "latencies" in wrong_batch(batch, 3, 1, float("inf"))
     says(wrong_batch(batch, 4, 2, float("inf")))
     assert wrong_batch(batch, 5, 1, 0.0) == ""
+    says(wrong_batch([0.1], 1, 1, 0.0))
+
+
+def test_what_starting_a_tool_takes_counts_against_the_time_of_a_plan_and_a_limit_says_how_to_get_more() -> None:
+    class Slow(ForwardingCandidate):
+        def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+            time.sleep(0.12)
+            return self.inner.run(n, stop_above_s)
+
+    class Board(ForwardingSession):
+        capabilities = Capabilities()
+
+        def __init__(self, inner: Session) -> None:
+            self.inner = inner
+
+        def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Candidate:
+            return Slow(self.inner.load(graph, plan, fresh=fresh))
+
+    class Evaluator(SyntheticEvaluator):
+        @contextmanager
+        def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[Any]:
+            with super().prepare(platform, scratch) as session:
+                yield Board(session)
+
+    evaluator, graph = guarded(Evaluator(), "evaluator 'x' of y 1"), example_graph()
+    plan, platform = chain_plan(graph, (), ["cpu"]), evaluator.platform()
+    with evaluator.prepare(platform) as session:
+        found = measure(session.load(graph, plan), SamplingPolicy(precision=1e-6, max_s=0.2, min_runs=2))
+    assert len(found.latency_s.values_s) == 2
+    with evaluator.prepare(replace(platform, limits=Limits(run_s=0.01))) as session, fails(UnavailableError):
+        session.load(graph, plan).run(1)
 
 
 def test_an_outer_limit_outlives_an_inner_one() -> None:
