@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.cli import main
-from tests.evaluators.litert.test_openvino import FIRST, MIXED, REDUCED, runs
+from tests.system.evaluators.litert.test_openvino import FIRST, MIXED, REDUCED, runs
 
 
 @runs
