@@ -549,9 +549,11 @@ def _tails(candidate: Candidate, quantile: float, n: int, stop_above_s: float) -
     stages: list[NDArray[np.float64]] = []
     for _ in range(n):
         runs: list[float] = []
-        while len(runs) < _TAIL_RUNS[0] or (len(runs) < _TAIL_RUNS[1] and math.fsum(runs) < _TAIL_S):
+        spent_s = 0.0
+        while len(runs) < _TAIL_RUNS[0] or (len(runs) < _TAIL_RUNS[1] and spent_s < _TAIL_S):
             last = candidate.run(_TAIL_RUNS[0])
             runs += [float(s) for s in last.latency_s]
+            spent_s += math.fsum(last.latency_s) if last.run_s is None else last.run_s * len(last.latency_s)
         found.append(float(np.quantile(runs, quantile)))
         stages.append(last.stage_s.mean(axis=0))
         if found[-1] > stop_above_s:

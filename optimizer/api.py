@@ -138,7 +138,7 @@ def _config(model: Model | Sequence[Model], budget: int, options: Options) -> St
 
 def _as_text(value: Any) -> Any:
     """Return paths as text and several values as a tuple; other values are checked as those of the command line."""
-    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes) and getattr(value, "ndim", 1) != 0:
         return tuple(map(_as_text, value))
     return fspath(value) if isinstance(value, PathLike) else value
 

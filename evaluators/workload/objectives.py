@@ -23,6 +23,7 @@ from evaluators.workload.host import WorkloadSession, came_of
 from evaluators.workload.outcome import OBJECTIVES as OF_OUTCOMES
 from evaluators.workload.outcome import Objective as OfOutcome
 from evaluators.workload.outcome import Outcome
+from search_spaces.core.errors import UnavailableError
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.core.pools import single_processors
@@ -66,6 +67,8 @@ class WorkloadPricing(Pricing):
     def value(self, plan: Plan, outcome: Outcome) -> float:
         """Return the objective of a run of a plan, in its unit."""
         objective = self.objective
+        if not outcome.timeline.events:
+            raise UnavailableError("no request was answered")
         match objective.aggregation:
             case "path" if objective.quantile is not None:
                 return float(np.quantile(outcome.request_s, objective.quantile))

@@ -159,9 +159,8 @@ class Profiler:
             ProfileTimeError: there is none.
         """
         if self.spent_s > self.limit_s:
-            raise ProfileTimeError(
-                f"timing operators ends after {self.limit_s:g} s (a quarter of --minutes; without it {LIMIT_S:g} s)"
-            )
+            why = f"a quarter of --minutes, at least 10 s; without it {LIMIT_S:g} s"
+            raise ProfileTimeError(f"timing operators ends after {self.limit_s:g} s ({why})")
 
     def load(self, plan: Plan, *, needed: bool = False) -> Candidate:
         """Compile a plan; unless it is needed, it runs only as long as there is time.

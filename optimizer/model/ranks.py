@@ -105,7 +105,7 @@ def _timed(
     """Return the operators' times of a decomposed model, scaled to add up to the whole one."""
     cuts = every_layer(of.graph)
     plans = chain_plan(of.graph, (), [name]), chain_plan(of.graph, cuts, [name] * (len(cuts) + 1))
-    whole, apart = (of.time(space.with_ranks(plan, ranks)) for plan in plans)
+    whole, apart = (of.time(space.with_ranks(plan, ranks), needed=True) for plan in plans)
     alone: NDArray[np.float64] = np.maximum(np.array(apart.stage_s) - overhead_s, 0.0)
     total = float(alone.sum())
     return alone * ((whole.latency_s.median - overhead_s) / total) if total > 0.0 else alone

@@ -187,7 +187,9 @@ class ProgressWatcher:
         if self._verbose:
             samples = trial.measurement.latency_s if trial.measurement else None
             found = trial.failure or (interval_ms(samples, self._unit) if samples else "known")
-            self._console.print(f"#{trial.number} {trial.origin}: {found}", style="dim", markup=False)
+            self._console.print(
+                f"plan {self._history.number(trial.plan)}, {trial.origin}: {found}", style="dim", markup=False
+            )
         elif self._steps.silent and not self._console.is_terminal and not self._quiet:
             self.message(", ".join(filter(None, [f"{self._history.measured} of {self._budget} plans", best])))
 
@@ -243,7 +245,7 @@ def _figure(result: Result, plan: Plan) -> str:
     samples, interval = result.samples(plan), result.interval(plan)
     if samples is None or interval is None:
         trial = result.history.known.get(plan.digest)
-        return trial.failure if trial else "not tried (budget)"
+        return trial.failure if trial else "not tried"
     unit = result.objective.shown_unit
     text = figure_text(samples.median, interval, unit)
     measured = result.measurement(plan)
@@ -372,7 +374,7 @@ def _evidence(result: Result, document: Mapping[str, Any]) -> list[str]:
             text += f" (“{verdict.reference.name}”: {other * 1e3:.3g} ms)"
         found.append(text)
     if not result.exhausted and result.history.known.keys() <= {p.digest for p in result.baselines.values()}:
-        found.append("the whole budget went into baselines: give a larger --budget for proposed plans")
+        found.append("only baselines were tried: give a larger --budget, or more --minutes, for proposed plans")
     if verdict.left_out and not result.predicted:
         plans, were = plural(verdict.left_out, "more plan"), "was" if verdict.left_out == 1 else "were"
         found.append(f"{plans} within {percent(REACH)} of the best {were} not measured again")

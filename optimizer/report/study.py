@@ -172,15 +172,17 @@ def _front(study: Study) -> Iterator[Block]:
     table, other = front_table(study.result), front["objectives"][1]
     keys = list(front["plans"][0]["values"])[:2]
     values = [(each["values"][keys[0]], each["values"][keys[1]]) for each in front["plans"]]
+    tried = [trial for trial in study.trials if trial.measurement and other in trial.measurement.figures]
     every = [
-        (trial.median_s * 1e3, trial.measurement.figures[other] * 1e3, trial.origin)
-        for trial in study.trials
-        if trial.measurement is not None and other in trial.measurement.figures
+        (study.searched_s(trial) * 1e3, trial.measurement.figures[other] * 1e3, trial.origin)
+        for trial in tried
+        if trial.measurement
     ]
     knee = next(i for i, each in enumerate(front["plans"]) if each["knee"])
     titles, names = [column.name for column in table.columns[:2]], [str(row[-2]) for row in table.rows]
     on_it, between = undominated(np.array([each[:2] for each in every])) if every else (), ""
-    compared = (study.result["final"] or {"plans": len(on_it)})["plans"]
+    final = {plan.digest for plan in study.verdict.plans} if study.verdict is not None else set()
+    compared = sum(tried[i].plan.digest in final for i in on_it)
     if len(front["objectives"]) == 2 and len(on_it) > compared:
         between = f" By the trials, {len(on_it)} plans are on it; the final compared {compared}, evenly spread."
     yield at_two_widths(

@@ -473,11 +473,11 @@ class WorkloadResult(Result):
             raise RunFolderError("the log is damaged: a run of several models has figures of another number of models")
         found["instances_ms"] = {names[k]: ms * scale for k, ms in zip(order, typical["instances_ms"], strict=True)}
         if plan.digest in self.predictions:
-            run, predicted = self.predictions[plan.digest]
+            (run, predicted), slowness = self.predictions[plan.digest], self.verdict.slowness if self.verdict else 1.0
             found["predicted"] = {
-                "objective": predicted * 1e3,
-                "mean_ms": run.value_s("mean") * 1e3,
-                "makespan_ms": run.makespan_s * 1e3,
+                "objective": predicted * slowness * 1e3,
+                "mean_ms": run.value_s("mean") * slowness * 1e3,
+                "makespan_ms": run.makespan_s * slowness * 1e3,
             }
         return found
 

@@ -385,7 +385,7 @@ def finalists(
     first = [t for t in kept[:LEAST_FINALISTS] if widest[t.plan.digest][0] <= far_s or len(t.plan.stages) == fewest]
     given = [t for t in own if t.plan.digest in asked]
     kept = [*kept, *(t for t in given if t not in kept)]  # even those that break a limit
-    always = {t.plan.digest for t in (*first, *wholes, *criteria, *given)}
+    always = {t.plan.digest for t in (*first, *recommendable[:1], *wholes, *criteria, *given)}
     near = [t for t in kept if t.plan.digest in always or widest[t.plan.digest][0] <= limit_s]
     place = {plan.digest: i for i, plan in enumerate(ranking)}
     last = len(own)

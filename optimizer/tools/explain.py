@@ -174,7 +174,8 @@ def _model_of(study: Study) -> Iterator[tuple[Study, Model]]:
     if "workload" in study.result:
         with _simulated(study) as (subject, simulator):
             objective = find_workload_objective(subject.objective)
-            price = partial(_simulated_s, simulator, subject)
+            slowness = study.verdict.slowness if study.verdict is not None else 1.0
+            price = partial(_simulated_s, simulator, subject, slowness)
             graph, platform = subject.joined.graph, subject.space.platform
             name = "the simulator"
             yield (
@@ -243,9 +244,9 @@ def _simulated(study: Study) -> Iterator[tuple[SeveralModels, WorkloadSimulator]
         yield subject, PriceTable.from_json(priced[-1]).simulator(lowerings)
 
 
-def _simulated_s(simulator: WorkloadSimulator, subject: SeveralModels, plan: Plan) -> float:
+def _simulated_s(simulator: WorkloadSimulator, subject: SeveralModels, slowness: float, plan: Plan) -> float:
     try:
-        return simulator.run(plan).value_s(subject.objective)
+        return simulator.run(plan).value_s(subject.objective) * slowness
     except OptimizeError:
         return math.inf
 

@@ -36,7 +36,8 @@ CONTRACT_VERSION = 1
 OURS = "partition-optimizer"
 IMPORT_S = 30.0
 _SHOWN_CHARACTERS = 200
-_NOT_OF_PLUGINS = {"search_spaces", "evaluators", "optimizer", "contextlib", "importlib", "_frozen_importlib"}
+_NOT_OF_PLUGINS = {"search_spaces", "evaluators", "optimizer", "contextlib"}
+_NOT_OF_PLUGINS |= {"importlib", "importlib_metadata", "_frozen_importlib"}
 
 
 class _TimeUp(BaseException):
@@ -128,8 +129,10 @@ def foreign(what: str) -> Iterator[None]:
 
 def place_of(error: BaseException) -> str:
     """Return where a plug-in's own code raised, as `` (file.py:12)``; "" where none of it ran."""
-    frames = [(frame.f_globals.get("__name__", "").partition(".")[0], frame, line)
-              for frame, line in traceback.walk_tb(error.__traceback__)]  # fmt: skip
+    frames = [
+        (str(frame.f_globals.get("__name__")).partition(".")[0], frame, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
     others = [found for found in frames if found[0] not in _NOT_OF_PLUGINS]
     own = [(frame, line) for package, frame, line in others if package == others[0][0]]
     return f" ({Path(own[-1][0].f_code.co_filename).name}:{own[-1][1]})" if own else ""

@@ -307,7 +307,7 @@ def test_a_fallback_is_used_only_on_request(many_stages: Path, capsys: pytest.Ca
 
 def test_a_plan_stays_where_the_fallback_is_not_faster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def crowd(fallback: dict[str, Any]) -> None:
-        fallback["processor"]["options"]["threads"] = 6  # on one core
+        fallback["processor"]["options"]["threads"] = 24  # on one core
 
     folder = exported_with(tmp_path / "run", (20,), ("cpu0", "cpu1"), "--fallback")
     slow = edited(folder, tmp_path / "slow", fallback=crowd)
