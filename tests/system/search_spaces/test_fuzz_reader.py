@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.fuzz_reader import fuzz
 
-CASES, PARTS = 6_000, 2
+CASES, PARTS = 3_000, 2
 
 
 @pytest.mark.parametrize("part", range(PARTS))
