@@ -61,9 +61,9 @@ XNNPACK_FLOAT16 = 0xF
 """XNNPACK's flags: compute in float16 whatever the model says, and the flags that are on by default."""
 
 SLOWER = 1.2
-"""A stage that takes this many times as long as expected has drifted."""
+"""Stages that take more than this many times as long as expected are named."""
 UNPREFERRED = " (the study may have measured with priority over other processes; this run has none)"
-"""What is said of stages that have drifted."""
+"""What is said of them."""
 
 SURE_RUNS = 20
 """Number of last runs whose medians decide about drift."""
