@@ -7,7 +7,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,17 +15,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from evaluators.litert.fork_server import ForkServer, fork_server, give_back
 from evaluators.litert.settings import worker_starts
 from evaluators.litert.worker import wire
 from evaluators.litert.worker.runtimes import PACKAGES
 from evaluators.litert.worker.shared_memory import Semaphores, SharedMemory
 from evaluators.machine import kernel_text
 from evaluators.measurement.foreground import Foreground
-from evaluators.own_process import connected_process
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.platform import Platform
 
-_START_LIMIT_S = 60.0
 SETUP_LIMIT_S = 60.0
 # A worker may make no progress for this long and some latencies (candidate.py).
 SLACK_S = 1.0
@@ -46,18 +44,6 @@ class _Process:
     pid: int
     channel: socket.socket
     runtime: str
-
-
-@dataclass(frozen=True, slots=True)
-class _ForkServer:
-    """A fork server and the parent's end of its channel."""
-
-    control: socket.socket
-    process: subprocess.Popen[bytes]
-
-    def ask(self, head: Mapping[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
-        wire.send(self.control, dict(head), fds=fds)
-        return wire.receive(self.control)[0]
 
 
 class WorkerError(UnavailableError):
@@ -108,7 +94,7 @@ class Workers:
         self._starts = worker_starts(platform)
         self._log = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._running: dict[str, _Process] = {}
-        self._fork_servers: dict[str, _ForkServer] = {}
+        self._fork_servers: dict[str, ForkServer] = {}
         self._resources = {p.name: tuple(p.resources) for p in platform.processors}
         servers = self._fork_servers
         self._foreground = Foreground(lambda: [s.process.pid for s in servers.values() if s.process.returncode is None])
@@ -119,13 +105,8 @@ class Workers:
             self.close()
             raise
 
-    def _start(self, runtime: str) -> _ForkServer:
-        """Start the fork server of a runtime."""
-        own_session = self._foreground.preferred  # so that its priority is the workers' alone
-        module = "evaluators.litert.worker.process"
-        process, control = connected_process(module, runtime, log=self._log, own_session=own_session)
-        control.settimeout(_START_LIMIT_S)
-        return _ForkServer(control, process)
+    def _start(self, runtime: str) -> ForkServer:
+        return fork_server(runtime, own_session=self._foreground.preferred, log=self._log)
 
     @property
     def preferred(self) -> bool:
@@ -296,15 +277,16 @@ class Workers:
             raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
         if name not in self._running:
             runtime = self._starts[name].runtime
-            fork_server = self._fork_servers[runtime]
-            if fork_server.process.poll() is not None:  # it was killed, and its workers died with it
-                fork_server.control.close()
-                fork_server = self._fork_servers[runtime] = self._start(runtime)
+            server = self._fork_servers[runtime]
+            if server.process.poll() is not None:  # it was killed, and its workers died with it
+                server.close()
+                server = self._fork_servers[runtime] = self._start(runtime)
             ours, theirs = socket.socketpair()
             try:
                 with theirs:
-                    head = {"op": "fork", "start": asdict(self._starts[name])}
-                    answer = fork_server.ask(head, [theirs.fileno(), self._log])
+                    start = asdict(self._starts[name])
+                    head = {"op": "fork", "start": start, "inherited": dict(os.environ)}
+                    answer = server.ask(head, [theirs.fileno(), self._log])
             except (EOFError, OSError) as error:
                 ours.close()
                 hint = f"python -c 'import {PACKAGES[runtime].module}' shows why"
@@ -336,14 +318,8 @@ class Workers:
         self._closed = True
         self._end_all(list(self._running))
         self._foreground.close()
-        for fork_server in self._fork_servers.values():
-            fork_server.control.close()
-        for fork_server in self._fork_servers.values():
-            try:
-                fork_server.process.wait(5)
-            except subprocess.TimeoutExpired:
-                fork_server.process.kill()
-                fork_server.process.wait()
+        for server in self._fork_servers.values():
+            give_back(server)
         os.close(self._log)
 
 

@@ -207,7 +207,7 @@ NOT_RUN = {
         )
     },
     "python -m tests.benchmarks.NAME": "measures for minutes",
-    "pip install -e '.[test]'": "the environment of these tests",
+    "pip install -e '.[dev]'": "the environment of these tests",
     "pytest --benchmark-only tests/benchmarks": "a benchmark",
 }
 _BLOCK = re.compile(r"(?:<!-- (?P<mark>[^\n]*) -->\n)?^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -9,7 +9,7 @@ leader may end the batch by lowering the limit in the log.
 The module's ``main`` is the fork server: it has loaded one runtime's library, so that a new worker starts in
 milliseconds. :mod:`evaluators.litert.workers` starts it with one end of a socket pair and the runtime's name. It serves
 two operations: ``fork`` (start a worker on the socket that is sent along, pinned to cores, with environment variables
-of its own) and ``reap`` (how a dead worker ended).
+of its own beside those of the parent) and ``reap`` (how a dead worker ended).
 """
 
 from __future__ import annotations
@@ -385,14 +385,16 @@ def _serve(channel: socket.socket, worker: Worker) -> None:
 
 
 def _become_worker(
-    channel_fd: int, log_fd: int, start: dict[str, Any], make: Callable[[dict[str, Any]], Worker]
+    channel_fd: int, log_fd: int, head: Mapping[str, Any], make: Callable[[dict[str, Any]], Worker]
 ) -> None:
+    start = head["start"]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.dup2(log_fd, 1)
     os.dup2(log_fd, 2)
     # Pin before anything is compiled: threads of a pool inherit the affinity of their creator.
     os.sched_setaffinity(0, start["cores"])
-    os.environ.update(start["environment"])
+    os.environ.clear()
+    os.environ.update(head["inherited"] | start["environment"])
     with socket.socket(fileno=channel_fd) as channel:
         if start["environment"]:
             # A driver with a Vulkan loader beside it needs that one, before the accelerator looks for a loader.
@@ -443,7 +445,7 @@ def main() -> None:
                 code = 1
                 try:
                     control.close()
-                    _become_worker(fds[0], fds[1], head["start"], make)
+                    _become_worker(fds[0], fds[1], head, make)
                     code = 0
                 except BaseException:  # noqa: BLE001 - a defect; its traceback goes to the worker's log
                     traceback.print_exc()
