@@ -49,15 +49,19 @@ def compare(parser: Parser, arguments: list[str]) -> None:
 def explain(parser: Parser, arguments: list[str]) -> None:
     """Explain a study's plan: the cost of every change, and which limits cost time."""
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a study")
-    options = parser.read(arguments)
+    options = parser.read(arguments, quiet=True)
     from optimizer.files import damage_of
+    from optimizer.report.console import make_console
     from optimizer.report.data import read_study
     from optimizer.report.terminal import render
     from optimizer.study.folder import RESULT
     from optimizer.tools.explain import blocks, explain, head
 
     with damage_of(options.run / RESULT, "explain another run"):
-        found = explain(read_study(options.run))
+        study, console = read_study(options.run), make_console(stderr=True)
+        console.quiet = options.quiet
+        with console.status("computing the best plans") as status:  # on a terminal
+            found = explain(study, status.update)
         show(options, lambda: found, lambda: render(head(found), blocks(found)))
 
 

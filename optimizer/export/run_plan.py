@@ -135,10 +135,8 @@ class Comparison:
 
     def __str__(self) -> str:
         verdict = "significant" if self.fallback_is_faster else "not significant"
-        much, how = (self.ratio, "as fast as") if self.ratio >= 1.0 else (1.0 / self.ratio, "slower than")
-        return (
-            f"{much:.3g} times {how} the plan ({len(self.plan_s)} pairs, sign test p = {self.p_value:.2g}, {verdict})"
-        )
+        test = f", sign test p = {self.p_value:.2g}, {verdict}" if self.ratio > 1.0 else ""
+        return f"{self.ratio:.3g} times as fast as the plan ({len(self.plan_s)} pairs{test})"
 
 
 class Stage:

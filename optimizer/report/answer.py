@@ -71,7 +71,7 @@ def objective_of(result: Mapping[str, Any]) -> Objective:
 
 def answer_text(result: Mapping[str, Any]) -> str:
     """Return in a few words which plan to use."""
-    speedup, name = result["speedup"], called(result, result["best"]["plan"])
+    speedup, name = result["speedup"], called(result, result["best"]["plan"], result["best"]["number"])
     predicted = ", predicted" if result.get("predicted") else ""
     if front := result.get("front"):
         each = [objective_of({**result, "objective": name}) for name in front["objectives"]]
@@ -86,13 +86,14 @@ def answer_text(result: Mapping[str, Any]) -> str:
     return f"“{speedup['baseline']}”: {better}{predicted}"
 
 
-def called(result: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
-    """Return the name of a plan, or what it is."""
+def called(result: Mapping[str, Any], plan: Mapping[str, Any], number: int | None = None) -> str:
+    """Return the name of a plan, or what it is; ``number`` is that of the table's rows."""
     named = (name for name, entry in result["baselines"].items() if entry["plan"] == plan)
     if name := next(named, ""):
         return f"“{name}”"
     processors = ", ".join(dict.fromkeys(stage["processor"] for stage in plan["stages"]))
-    return f"a plan of {plural(len(plan['stages']), 'stage')} on {processors}"
+    what = f"{plural(len(plan['stages']), 'stage')} on {processors}"
+    return f"a plan of {what}" if number is None else f"plan {number} ({what})"
 
 
 def gain_text(result: Mapping[str, Any]) -> str:
@@ -120,7 +121,7 @@ def gain_text(result: Mapping[str, Any]) -> str:
     elif (slower := slower_than(ratio.inverse, objective)) == UNDECIDED:
         text = "not decided against the next best plan"
     else:
-        other = f"the next best plan, {called(result, speedup['plan'])}"
+        other = f"the next best plan, {called(result, speedup['plan'], speedup['number'])}"
         text = f"none: {other}, is {slower}" if objective.is_time else f"none: {other}: {slower}"
         if not (ratio.significant or slower.startswith("equal")):
             simpler = ratio.value > 1.0 and len(best["stages"]) < stages

@@ -355,7 +355,8 @@ def _evidence(result: Result, document: Mapping[str, Any]) -> list[str]:
     for index in verdict.final.measured:
         beyond = verdict.ratio(verdict.plans[index], verdict.best)
         if index not in verdict.eligible and beyond is not None and beyond.high < 1.0:
-            name, how = called(document, verdict.plans[index].to_json()), slower_than(beyond, result.objective)
+            plan, how = verdict.plans[index], slower_than(beyond, result.objective)
+            name = called(document, plan.to_json(), result.history.number(plan))
             found.append(f"{name}: {how}, but it has too many stages or breaks a limit")
     if verdict.undecided:
         found.append(f"undecided: {verdict.undecided}")

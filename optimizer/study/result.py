@@ -364,6 +364,7 @@ class Result:
             "predicted": verdict.final.predicted,
             "baseline": verdict.reference.name,
             "plan": verdict.challenger.to_json(),
+            "number": self.history.number(verdict.challenger),
         }
 
     def _final_json(self) -> dict[str, Any] | None:
@@ -398,6 +399,7 @@ class Result:
         unit, pauses_s = self.objective.stage_unit.lower(), self.verdict.after_pause_s if self.verdict else {}
         return {
             "plan": plan.to_json(),
+            "number": self.history.number(plan) if plan.digest in self.history.known else None,
             self.objective.key: {
                 "median": samples.median * 1e3,
                 "ci95": [x * 1e3 for x in interval],

@@ -115,15 +115,23 @@ def _priced_by(model: Model, powers: Mapping[str, float]) -> Model:
     return replace(model, costs=weighted, price=price, best=best, chains=alone.chains)
 
 
-def explain(study: Study) -> Document:
+def explain(study: Study, progress: Callable[[str], None] = lambda _: None) -> Document:
     """Explain a study's plan by its first objective, or of several models by the figure of runs that this follows from.
 
     Numbers are in thousandths of the objective's unit, whatever the keys of the document say.
+
+    Args:
+        progress: called with what is computed next.
 
     Raises:
         RunFolderError: its model, profile or prices are not available any more.
         UnavailableError: its evaluator predicts, and cannot be opened here.
     """
+
+    def listed(name: str, rows: Iterator[Document]) -> list[Document]:
+        progress(f"computing the {name}")
+        return list(rows)
+
     with _model_of(study) as (opened, model):
         work, least, simulator = _Work(opened, model), _least(opened, model), model.simulator
         same = model.objective == opened.objective
@@ -140,13 +148,13 @@ def explain(study: Study) -> Document:
             "predicted_by": model.name,
             "plan": opened.best.to_json(),
             "best": work.known(opened.best),
-            "cuts": list(work.cuts()),
-            "parts": list(work.parts()),
+            "cuts": listed("prices of moved cuts", work.cuts()),
+            "parts": listed("prices of other processors", work.parts()),
             "orders": {name: work.known(replace(opened.best, dispatch=name)) for name in orders if name != "static"},
             "busy": _busy(simulator, opened.best) if simulator is not None else {},
-            "limits": list(work.limits()),
+            "limits": listed("prices of limits", work.limits()),
             "best_predicted": work.best_predicted,
-            "by_stages": list(work.by_stages()),
+            "by_stages": listed("best plan of each number of stages", work.by_stages()),
             "by_cuts_alone": work.by_cuts_alone,
             "baselines": {name: work.known(plan) for name, plan in opened.plans.items()},
             "no_plan_below": {
