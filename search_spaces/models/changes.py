@@ -26,7 +26,9 @@ def number_of(code: Any) -> int:
 
 def indices(vector: Any) -> tuple[int, ...]:
     """Return the numbers of a vector of the schema, which may be missing, an array or a list."""
-    return () if vector is None else tuple(int(number) for number in vector)
+    if vector is None:
+        return ()
+    return tuple(vector.tolist() if isinstance(vector, np.ndarray) else map(int, vector))
 
 
 def changed(thing: Any, **attributes: Any) -> Any:

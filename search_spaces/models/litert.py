@@ -337,8 +337,11 @@ def read_model(path: Path, name: str | None = None, signature: str | None = None
         raise ModelError(f"{path}: {error.what}", error.hint) from None
 
 
-def graph_of(source: ModelSource, name: str) -> Graph:
+def graph_of(source: ModelSource, name: str, before: Graph | None = None) -> Graph:
     """Return the graph of a model whose structure has been read.
+
+    Args:
+        before: the graph that was rewritten; what ``source`` shares with its source was checked before.
 
     Raises:
         ModelError, ValueError: the structure is damaged or not supported.
@@ -362,7 +365,7 @@ def graph_of(source: ModelSource, name: str) -> Graph:
                 digests[number] = _part(source, f"{name}/{number}", number, kinds, digests).digest
             except (ModelError, ValueError) as error:
                 raise type(error)(f"subgraph {number}: {error}") from None
-    raw = _part(source, name, 0, kinds, digests)
+    raw = _part(source, name, 0, kinds, digests, _Known(source, before))
     if not raw.operators:
         raise ModelError("the model has no operators", "there is nothing to partition")
     return arrange(raw, operator_states(model, order), BUILTIN, source)
@@ -402,7 +405,44 @@ def _reading(operator: Any, tensor: int, instead: int) -> Any:
     return changed(operator, inputs=np.array(read, np.int32)) if instead in read else operator
 
 
-def _part(source: ModelSource, name: str, number: int, kinds: list[str], digests: Mapping[int, str]) -> Graph:
+class _Known:
+    """What a rewritten main subgraph has in common with the one before."""
+
+    def __init__(self, source: ModelSource, before: Graph | None) -> None:
+        self._extents = source.extents
+        self._operators: dict[int, Operator] = {}
+        self._tensors: tuple[tuple[Any, Tensor], ...] = ()
+        if before is not None and before.source is not None:
+            main = before.source.schema.subgraphs[0]
+            self._tensors = tuple(zip(main.tensors, before.tensors, strict=True))
+            if not (before.source.operators or before.source.recipes):
+                pairs = zip(main.operators, before.operators, strict=True)
+                self._operators = {id(own): operator for own, operator in pairs}
+
+    def operator(self, own: Any) -> Operator | None:
+        """Return the operator of an object of the schema."""
+        return self._operators.get(id(own))
+
+    def tensor(self, own: Any, index: int, *, computed: bool) -> Tensor | None:
+        """Return a tensor that is computed, or a constant in the file, now as before."""
+        if index >= len(self._tensors) or self._tensors[index][0] is not own:
+            return None
+        tensor = self._tensors[index][1]
+        same = not (tensor.constant or tensor.variable) if computed else tensor.constant and own.buffer in self._extents
+        return tensor if same else None
+
+
+_NOTHING_KNOWN = _Known(ModelSource(Path(), 0, None, {}), None)
+
+
+def _part(
+    source: ModelSource,
+    name: str,
+    number: int,
+    kinds: list[str],
+    digests: Mapping[int, str],
+    known: _Known = _NOTHING_KNOWN,
+) -> Graph:
     """Return a subgraph of the file as a graph.
 
     Args:
@@ -411,14 +451,19 @@ def _part(source: ModelSource, name: str, number: int, kinds: list[str], digests
     """
     subgraph = source.schema.subgraphs[number]
     inputs, outputs = indices(subgraph.inputs), indices(subgraph.outputs)
-    operators = tuple(_operator(o, i, kinds, digests) for i, o in enumerate(subgraph.operators or ()))
+    operators = tuple(
+        known.operator(o) or _operator(o, i, kinds, digests) for i, o in enumerate(subgraph.operators or ())
+    )
     computed = {*inputs, *(i for operator in operators for i in operator.outputs)}
     count = len(subgraph.tensors or ())
     for index, entry in enumerate(subgraph.operators or ()):
         wrong = next((i for i in indices(entry.intermediates) if not -1 <= i < count), None)
         if wrong is not None:
             raise ValueError(f"operator {index} keeps a result in tensor {wrong} of {count}")
-    tensors = tuple(_tensor(t, i, i in computed, source) for i, t in enumerate(subgraph.tensors or ()))
+    tensors = tuple(
+        known.tensor(t, i, computed=i in computed) or _tensor(t, i, i in computed, source)
+        for i, t in enumerate(subgraph.tensors or ())
+    )
     sizes = {number: extent.nbytes for number, extent in source.extents.items()}
     for index in range(count):
         check_blocks(subgraph, index, sizes)

@@ -178,7 +178,7 @@ class Structure:
         model.buffers, model.operatorCodes = self._buffers, self._codes
         made: dict[str, Any] = {"schema": model, "extents": self._extents, "operators": (), "recipes": {}}
         try:
-            graph = graph_of(replace(self.source, **made, fixed=True, rewritten=how), self.graph.name)
+            graph = graph_of(replace(self.source, **made, fixed=True, rewritten=how), self.graph.name, self.graph)
         except ValueError as error:
             raise ModelError(f"{self.graph.name!r} cannot be {verb} like that: {error}") from None
         atoms = graph.source.operators if graph.source is not None else ()  # recipes are not among them
