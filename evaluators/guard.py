@@ -39,7 +39,7 @@ from search_spaces.core.platform import Limits, Platform
 from search_spaces.core.plugins import foreign, time_limit
 from search_spaces.core.states import State
 from search_spaces.core.workload import Workload
-from search_spaces.rewrites.lower import Lowered, LoweringCache, as_it_stands
+from search_spaces.rewrites.lower import Lowered, as_it_stands, lowering
 
 _PREPARE_S = 600.0
 _CLOSE_S = 30.0
@@ -154,7 +154,6 @@ class _Session(_Guarded, ForwardingSession):
     def __init__(self, inner: Any, what: str, limits: Limits) -> None:
         self.what, self._limits = what, limits
         self.hint = _hint(limits)
-        self._lowerings = LoweringCache()
         super().__init__(inner)
 
     def limit_s(self, method: str, arguments: tuple[Any, ...]) -> float:  # noqa: ARG002
@@ -180,7 +179,7 @@ class _Session(_Guarded, ForwardingSession):
         """Return a plan lowered, unless the inner session takes rewrites."""
         if self.capabilities.rewrites or plan.dispatch != "static":
             return as_it_stands(graph, plan)
-        return self._lowerings.of(graph).lower(plan)
+        return lowering(graph).lower(plan)
 
     def in_state(self, state: State) -> _Session:
         return _Session(self.call(Session.in_state, state), self.what, self._limits)

@@ -30,7 +30,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.core.states import State
-from search_spaces.rewrites.lower import LoweringCache
+from search_spaces.rewrites.lower import lowering
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,7 +479,6 @@ class PricedSession(ForwardingSession):
     def __init__(self, inner: Session, how: Sequence[Pricing]) -> None:
         super().__init__(inner)
         self.how = tuple(how)
-        self._lowerings = LoweringCache()
         # Its candidates do not return latencies.
         self.capabilities = replace(self.capabilities, pause=False, stream=False, figures=True)
 
@@ -497,10 +496,9 @@ class PricedSession(ForwardingSession):
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> PricedCandidate:
         """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance)."""
-        lowering = self._lowerings.of(graph)
 
         def placed() -> Sequence[PlacedModel]:
-            lowered = lowering.lower(plan)
+            lowered = lowering(graph).lower(plan)
             return (PlacedModel(lowered.graph, lowered.plan),)
 
         timed = not self.capabilities.computed

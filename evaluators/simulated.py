@@ -21,7 +21,7 @@ from search_spaces.core.intensity import Cost, operator_costs
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.core.recent import recent
-from search_spaces.rewrites.lower import Lowered, Lowering
+from search_spaces.rewrites.lower import Lowered, lowering
 from search_spaces.rewrites.tucker import Ranks, tucker_layers
 
 
@@ -61,7 +61,6 @@ class SimulatedSession(ClosableSession, ABC):
     def __init__(self, platform: Platform) -> None:
         self.platform = platform
         self._simulators: OrderedDict[str, PlanSimulator] = OrderedDict()
-        self._lowerings: dict[str, Lowering] = {}
 
     @abstractmethod
     def prices(self, lowered: Lowered) -> Prices:
@@ -73,12 +72,7 @@ class SimulatedSession(ClosableSession, ABC):
 
     def simulator(self, graph: Graph) -> PlanSimulator:
         """Return the simulator of a graph's plans without rewrites. Raises as :meth:`prices`."""
-        return self.simulator_of(self.lowering(graph).lower(Plan(graph.digest, ())))
-
-    def lowering(self, graph: Graph) -> Lowering:
-        """Return the lowering of a graph's plans."""
-        key = graph.digest if graph.source is None else f"{graph.digest} {graph.source.path}"
-        return self._lowerings.setdefault(key, Lowering(graph))
+        return self.simulator_of(lowering(graph).lower(Plan(graph.digest, ())))
 
     def errors(self, graph: Graph, plan: Plan) -> Errors:
         """Return the errors of a plan's costs, as :meth:`~evaluators.cost_model.plans.PlanSimulator.errors` does.
@@ -86,7 +80,7 @@ class SimulatedSession(ClosableSession, ABC):
         Raises:
             PlanError, RewriteError: the plan cannot be run.
         """
-        lowered = self.lowering(graph).lower(plan)
+        lowered = lowering(graph).lower(plan)
         return self._errors(graph, self._freed(lowered), lowered)
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> SimulatedPlan:  # noqa: ARG002
@@ -101,7 +95,7 @@ class SimulatedSession(ClosableSession, ABC):
         """
         self.check_open()
         plan.validate(graph, self.platform)
-        lowered = self.lowering(graph).lower(plan)
+        lowered = lowering(graph).lower(plan)
         simulator = self._freed(lowered)
         timeline = simulator.run(lowered.plan)
         if lowered.rewritten:

@@ -29,7 +29,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, needs
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.core.pools import single_processors
-from search_spaces.rewrites.lower import LoweringCache
+from search_spaces.rewrites.lower import lowering
 from search_spaces.spaces.chain import chain_plan
 
 if TYPE_CHECKING:
@@ -168,7 +168,6 @@ class CudaSession(Session):
     def __init__(self, platform: Platform, bench: Bench) -> None:
         self._platform, self._bench = platform, bench
         self._references = References()
-        self._lowerings = LoweringCache()
         self._numbers = count(1)
 
     def fingerprint(self) -> dict[str, Any]:
@@ -186,7 +185,7 @@ class CudaSession(Session):
         A rebuilt instance is captured again, with memory of its own.
         """
         plan.validate(graph, self._platform)
-        lowered = self._lowerings.of(graph).lower(plan)
+        lowered = lowering(graph).lower(plan)
         allowed = tolerance([self._platform[s.processor] for s in plan.stages])
         allowed = _RANKED_TOLERANCE if lowered.keeps == "approximation" else allowed
         jobs = [(s.operators, self._platform[s.processor]) for s in lowered.plan.stages]

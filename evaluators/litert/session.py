@@ -45,7 +45,7 @@ from search_spaces.core.platform import Platform, Processor, with_cpu
 from search_spaces.core.pools import single_processors
 from search_spaces.models.inputs import drawn_inputs
 from search_spaces.models.shapes import needs_interpreter
-from search_spaces.rewrites.lower import Keeps, Lowered, Lowering
+from search_spaces.rewrites.lower import Keeps, Lowered, lowering
 from search_spaces.rewrites.views import Viewed, as_it_is
 from search_spaces.spaces.chain import chain_plan
 
@@ -201,7 +201,6 @@ class _Model:
 
     Attributes:
         whole: of a rewritten graph, the model that it was rewritten from.
-        lowering: makes rewritten graphs of this one.
         tolerance: of a rewritten graph, the error that is accepted beside that of its processors.
         wide: the arena that graphs rewritten from this one share.
         users: candidates that hold it; it is not forgotten while there are any.
@@ -214,7 +213,6 @@ class _Model:
     inputs: list[NDArray[np.generic]]
     reference: list[NDArray[np.generic]] = field(default_factory=list)
     whole: _Model | None = None
-    lowering: Lowering | None = None
     tolerance: float = 0.0
     wide: Arena | None = None
     users: int = 0
@@ -300,8 +298,7 @@ class LitertSession(LocalSession):
 
     def _lowered(self, model: _Model, plan: Plan) -> tuple[_Model, Lowered]:
         """Return the model that a plan runs, rewritten where the plan says so, and the plan in terms of it."""
-        model.lowering = model.lowering or Lowering(model.graph)
-        lowered = model.lowering.lower(plan)
+        lowered = lowering(model.graph).lower(plan)
         if not lowered.rewritten:
             return model, lowered
         digest = self.digest(lowered.graph)

@@ -29,7 +29,7 @@ from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Dispatch, Plan
 from search_spaces.core.platform import Processor
-from search_spaces.rewrites.lower import Lowering
+from search_spaces.rewrites.lower import lowering
 from search_spaces.rewrites.views import as_it_is
 from search_spaces.spaces.chain import chain_plan
 
@@ -109,7 +109,7 @@ class LitertWorkload(LocalSession, MeasuredWorkload[InstanceBinding]):
     def _in_a_row(self, graph: Graph, cuts: Sequence[int]) -> LoweredModel:
         """Return a model of the workload, or a decomposed one, cut into jobs that wait for each other."""
         plan = chain_plan(graph, cuts, [self._reference_processor.name] * (len(cuts) + 1))
-        lowered = Lowering(graph).lower(plan)
+        lowered = lowering(graph).lower(plan)
         return LoweredModel(graph, lowered, as_it_is(graph, lowered.plan), tuple(range(len(plan.stages))), ())
 
     def _model(self, graph: Graph) -> _Model:

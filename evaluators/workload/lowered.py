@@ -14,7 +14,7 @@ from search_spaces.core.plan import Plan, needs
 from search_spaces.core.platform import Platform
 from search_spaces.core.recent import recent
 from search_spaces.core.workload import Workload
-from search_spaces.rewrites.lower import Lowered, Lowering
+from search_spaces.rewrites.lower import Lowered, lowering
 from search_spaces.rewrites.views import Viewed
 
 _KEPT = 512
@@ -86,7 +86,6 @@ class Lowerings:
 
     def __init__(self, workload: Workload, joined: JoinedGraph, platform: Platform) -> None:
         self.workload, self.joined, self.platform = workload, joined, platform
-        self._lowerings: dict[int, Lowering] = {}
         self._known: OrderedDict[Hashable, LoweredModel] = OrderedDict()
 
     def lower(self, plan: Plan, component: int, stages: Sequence[int], ranks: RankSet = ()) -> LoweredModel:
@@ -105,7 +104,7 @@ class Lowerings:
         key = (id(graph), ranks, tuple((tuple(o - first for o in s.operators), s.share, s.processor) for s in own))
 
         def lower() -> LoweredModel:
-            lowered = self.of(graph).lower(component_plan(plan, self.joined, component, stages))
+            lowered = lowering(graph).lower(component_plan(plan, self.joined, component, stages))
             viewed = lowered.viewed(self.platform)
             numbers = tuple(lowered.stage_of[i] for i in viewed.stage_of)
             return LoweredModel(graph, lowered, viewed, numbers, needs(viewed.plan, viewed.graph))
@@ -123,18 +122,12 @@ class Lowerings:
 
     def whole(self, graph: Graph, ranks: RankSet) -> tuple[Graph, tuple[int, ...]]:
         """Return a decomposed model, and for each operator its origin in ``graph``. Raises as :meth:`lower`."""
-        made = self.of(graph).decomposed(ranks)
+        made = lowering(graph).decomposed(ranks)
         return made.graph, made.origins
 
     def origin(self, graph: Graph) -> Graph:
         """Return the original model of a recently rewritten graph, or the graph itself if it is not one."""
         for component in self.joined.components:
-            lowering = self._lowerings.get(id(component.graph))
-            if lowering is not None and lowering.has_made(graph):
+            if lowering(component.graph).has_made(graph):
                 return component.graph
         return graph
-
-    def of(self, graph: Graph) -> Lowering:
-        """Return the lowering of a model's plans."""
-        # Graphs of one structure may have other weights.
-        return self._lowerings.setdefault(id(graph), Lowering(graph))

@@ -21,7 +21,7 @@ from search_spaces.core.decoded_plan import RankSet, component_plan, jobs_of
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.states import State
-from search_spaces.rewrites.lower import Lowered
+from search_spaces.rewrites.lower import Lowered, lowering
 
 _MOST_COSTS = 1 << 16
 
@@ -115,7 +115,7 @@ class WorkloadSimulator:
         Args:
             ranks: of all decomposed operators of the model, in this job and others.
         """
-        lowered, inside = self.lowerings.of(model).lower(Plan(model.digest, (), ranks=ranks)), set(operators)
+        lowered, inside = lowering(model).lower(Plan(model.digest, (), ranks=ranks)), set(operators)
         members = tuple(i for i, (origin, _) in enumerate(lowered.origins) if origin in inside)
         return self.cost(model, lowered, processor, members).work_s
 

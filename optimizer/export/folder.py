@@ -46,7 +46,7 @@ from search_spaces.core.platform import Platform, Processor
 from search_spaces.core.wording import plural
 from search_spaces.models.inputs import read_inputs
 from search_spaces.models.stages import cut_stage
-from search_spaces.rewrites.lower import Lowering
+from search_spaces.rewrites.lower import lowering
 
 WHOLE = "whole.tflite"
 _HERE = Path(__file__).parent
@@ -177,7 +177,7 @@ def _write_one(study: Study, out: Path) -> dict[str, Any]:
         for file in (*sorted(best.glob("stage_*.*")), *best.glob(INPUTS)):
             _link(file, out / file.name)
     elif graph is not None and graph.source is not None:
-        lowered = Lowering(graph).lower(study.best)
+        lowered = lowering(graph).lower(study.best)
         digest = lowered.graph.source.content_digest() if lowered.graph.source is not None else ""
         write_deployment(out, lowered.graph, lowered.plan, _usual(study.platform), digest)
     document: dict[str, Any] = parsed_json(read_bounded((best if has_files(best) else out) / "plan.json"))

@@ -23,7 +23,7 @@ from search_spaces.core.constraints import Violation
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.plan import LayerRanks, Plan
 from search_spaces.core.platform import Platform
-from search_spaces.rewrites.lower import Lowering
+from search_spaces.rewrites.lower import lowering
 from search_spaces.rewrites.tucker import Ranks
 from search_spaces.rewrites.tucker_ranks import RankChoices
 from search_spaces.spaces.chain import chain_plan
@@ -84,7 +84,7 @@ def warn_of_none(choices: RankChoices, name: str, most_error: float) -> None:
 def _level_s(of: Profiler, space: RankSpace, known: Profile, ranks: Mapping[int, Ranks]) -> dict[str, dict[int, float]]:
     """Return, for each kind of processor, the seconds of triples."""
     if of.session.capabilities.costs:
-        made = Lowering(of.graph).decomposed(tuple(LayerRanks(o, *both) for o, both in ranks.items()))
+        made = lowering(of.graph).decomposed(tuple(LayerRanks(o, *both) for o, both in ranks.items()))
         table, count = of.session.part_costs(made.graph).operator_s, len(of.graph.operators)
         each = np.stack([np.bincount(made.origins, processor, count) for processor in table])
         row = {p.name: i for i, p in enumerate(of.platform.processors)}

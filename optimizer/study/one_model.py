@@ -44,7 +44,7 @@ from search_spaces.core.constraints import Violation
 from search_spaces.core.errors import PlanError, UsageError
 from search_spaces.core.plan import Plan, canonical
 from search_spaces.core.platform import Platform, Processor
-from search_spaces.rewrites.lower import Lowering
+from search_spaces.rewrites.lower import lowering
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.rank_space import RankSpace
 from search_spaces.spaces.registry import freedoms_in
@@ -103,7 +103,7 @@ class OneModel(Subject):
         found = canonical(plan, self.graph, self.measured_on)
         if plan.ranks and not in_space(self.space, found):
             raise PlanError("the plan has ranks that this study does not search", "give --allow with ranks")
-        Lowering(self.graph).lower(found)
+        lowering(self.graph).lower(found)
         return found
 
     def session(self, folder: Path | None = None) -> AbstractContextManager[Session]:

@@ -99,6 +99,7 @@ class Graph:
         digest: SHA-256 (hex) of the structure: operators, options, tensors, inputs and outputs, not the weights.
         producer: tensor index → operator that writes it (inputs and constants are absent).
         consumers: tensor index → operators that read it, ascending.
+        derived: what others keep as long as this graph, by a name of theirs.
 
     Raises:
         ModelError: an index out of range, a tensor written twice, or operators out of topological order.
@@ -114,6 +115,7 @@ class Graph:
     digest: str = field(init=False, repr=False)
     producer: Mapping[int, int] = field(init=False, repr=False, compare=False)
     consumers: Mapping[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)
+    derived: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         producer, consumers = self._validate()

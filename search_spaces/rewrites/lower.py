@@ -11,6 +11,7 @@ Only the structure is rewritten: weights are factored and sliced when a stage th
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -72,18 +73,10 @@ def as_it_stands(graph: Graph, plan: Plan) -> Lowered:
     return Lowered(graph, plan, tuple(range(len(plan.stages))), tuple((o, 0) for o in range(len(graph.operators))))
 
 
-class LoweringCache:
-    """Keeps the :class:`Lowering` of each structure: that of the graph which was asked for last, with its weights."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, Lowering] = {}
-
-    def of(self, graph: Graph) -> Lowering:
-        """Return what lowers the plans of a graph."""
-        known = self._known.get(graph.digest)
-        if known is None or known.graph is not graph:
-            known = self._known[graph.digest] = Lowering(graph)
-        return known
+def lowering(graph: Graph) -> Lowering:
+    """Return what lowers the plans of a graph; all who ask for that of one graph share its results."""
+    found: Lowering = graph.derived.setdefault("lowering", Lowering(graph))
+    return found
 
 
 class Lowering:
@@ -95,6 +88,7 @@ class Lowering:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self._one_thread = threading.RLock()
         self._triples: dict[tuple[int, Ranks], Triple] = {}
         self._models: OrderedDict[Hashable, TuckerGraph] = OrderedDict()
         self._splits: OrderedDict[Hashable, SplitGraph] = OrderedDict()
@@ -117,7 +111,9 @@ class Lowering:
             placed = Plan(made.graph.digest, stages, plan.dispatch)
             return Lowered(made.graph, placed, numbers, _places(made.origins), "approximation", ranks=ranks_of(plan))
         splits = _Splits(self.graph, plan, made.origins)
-        whole = recent(self._splits, (plan.ranks, splits.made), lambda: split_operators(made.graph, splits.made), _KEPT)
+        with self._one_thread:
+            key = plan.ranks, splits.made
+            whole = recent(self._splits, key, lambda: split_operators(made.graph, splits.made), _KEPT)
         places = _places(made.origins)
         origins = tuple(places[role.operator] for role in whole.roles)
         found = splits.lowered(whole, origins, "approximation" if plan.ranks else "rounding")
@@ -132,7 +128,8 @@ class Lowering:
         if not ranks:
             return TuckerGraph(self.graph, tuple(range(len(self.graph.operators))), {})
         wanted = {operator: Ranks(*both) for operator, *both in ranks}
-        return recent(self._models, ranks, lambda: self._decomposed(wanted), _KEPT)
+        with self._one_thread:
+            return recent(self._models, ranks, lambda: self._decomposed(wanted), _KEPT)
 
     def has_made(self, graph: Graph) -> bool:
         """Return whether a graph is one of the cached rewritten models."""

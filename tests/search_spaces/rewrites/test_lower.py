@@ -21,7 +21,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.plan import LayerRanks, Plan
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import cut_stage
-from search_spaces.rewrites.lower import Lowering, LoweringCache
+from search_spaces.rewrites.lower import Lowering, lowering
 from search_spaces.rewrites.tucker import Layer, tucker_layers
 from search_spaces.spaces.segment_space import SegmentSpace
 from tests.search_spaces.rewrites.test_tucker import images, outputs
@@ -136,7 +136,6 @@ def test_each_of_two_models_of_one_structure_keeps_its_weights(tmp_path: Path) -
     graph = written(tmp_path)
     other = read_model(Path(shutil.copy(tmp_path / "model.tflite", tmp_path / "other.tflite")))
     assert graph.digest == other.digest
-    cache = LoweringCache()
-    assert cache.of(graph).graph is graph
-    assert cache.of(other).graph is other
-    assert cache.of(other) is cache.of(other)
+    assert lowering(graph).graph is graph
+    assert lowering(other).graph is other
+    assert lowering(other) is lowering(other)
