@@ -12,7 +12,7 @@ from tests.evaluators.test_sampling import POLICY, Scripted, shared_machine
 
 def test_the_best_of_forty_with_five_times_fewer_runs() -> None:
     rng = np.random.default_rng(3)
-    studies, wrong, runs = 200, 0, 0
+    studies, wrong, runs = 100, 0, 0
     for study in range(studies):
         gaps = rng.uniform(0.0, 0.6, 39) if study % 2 else 0.01 + rng.exponential(0.1, 39)
         latency_s = 0.01 * rng.permutation(np.concatenate([[1.0], 1.0 + gaps]))

@@ -98,7 +98,7 @@ def test_workers_and_the_server_are_killed_at_random(server: Postgres, tmp_path:
         time.sleep(1.0)
         server.start()
 
-    seen = shared_chaos.run(server.url, tmp_path, 3, 60, kills=2, outages=1, outage=outage)
-    assert (seen.finished, seen.twice, seen.unfinished) == (60, 0, 0)
+    seen = shared_chaos.run(server.url, tmp_path, 3, 40, kills=2, outages=1, outage=outage)
+    assert (seen.finished, seen.twice, seen.unfinished) == (40, 0, 0)
     assert seen.optimum
     assert (seen.killed, seen.outages) == (2, 1)
