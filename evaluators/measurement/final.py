@@ -60,6 +60,7 @@ _FOCUS, _KEPT_SHARE = 6, 0.5
 least six. With three quarters, 41 plans left time for three rounds, too few to decide a gain of 3 %."""
 _ADMITTED = 0.4  # share of the time in which plans are admitted to the first round
 _REBUILT = 0.7  # share of the time in which second instances of slowly loading plans are built; all of it for leaders
+_LONG_S = 1.0  # turns of plans that take this long are reported one by one
 _ROUND_S = 0.4  # a round lasts at least this long, or for max_blocks, so that no short disturbance fills it
 INSTANCE_NOISE = 0.004
 """Relative standard deviation between instances of a plan, assumed before there are pairs of kept instances."""
@@ -604,7 +605,7 @@ class FinalComparison:
         conditions: returns the conditions of the samples; called at the end.
         counters: reads the kernel's counters of the threads that measure; None where there are none.
         watched: returns plans whose ratio to the fastest must be precise although they have lost.
-        progress: called once per round.
+        progress: called once per round, and once per turn of plans that take seconds.
         computed: whether latencies that are equal to the last bit are computed. Otherwise they come from a coarse
             timer, and their error is its resolution.
         counted: whether figures are counts, as bytes are, and repeat although plans are run.
@@ -685,7 +686,7 @@ class FinalComparison:
 
     def _round(self) -> None:
         done = len(self._levels)
-        self.progress(f"final comparison of {plural(len(self._running), 'plan')}, round {done + 1}")
+        self.progress(self._where())
         order = [self._running[0], *map(int, self.rng.permutation(self._running[1:]))] if done else self._running
         hub = order[0]
         if done:
@@ -719,6 +720,9 @@ class FinalComparison:
             best = min(levels, key=lambda i: levels[i])
             # For a plan that is always disturbed, the fastest turn is the best estimate.
             self._racing -= {i for i in levels if float(turns[i].min()) - levels[best] > _PRUNE}
+
+    def _where(self) -> str:
+        return f"final comparison of {plural(len(self._running), 'plan')}, round {len(self._levels) + 1}"
 
     def _group(self, group: Sequence[int]) -> dict[int, list[tuple[float, float]]]:
         """Build some plans, run blocks of turns, and close them; return the turns, none of a plan that fails."""
@@ -877,6 +881,8 @@ class FinalComparison:
     def _turn(self, plan: int, candidate: Candidate) -> tuple[float, float]:
         """Return the least disturbed of a few tries at a turn; only tries that waited for a core are repeated."""
         queued_s = self._filter.total.queued_s
+        if self._typical_s[plan] >= _LONG_S and not self.computed:
+            self.progress(f"{self._where()}, turn {self._turns_made + 1}")
         try:
             (log_s, outcome), lost = self._filter.run(lambda: self._try(plan, candidate))
         finally:

@@ -32,7 +32,7 @@ from evaluators.testing import Noise, SyntheticCandidate
 from evaluators.workload.outcome import Outcome, Request
 from search_spaces.core.bounded import built, plain
 from search_spaces.core.errors import RunFolderError, UnavailableError, UsageError
-from tests.support.sentences import fails
+from tests.support.sentences import fails, says
 
 POLICY = FinalPolicy(max_s=10.0)
 QUIET = Noise(run=0.005, instance=0.0035, spike_share=0.05)
@@ -58,6 +58,14 @@ def test_runs_are_spent_on_the_best() -> None:
     assert counts[4] == min(counts)
     assert counts[4] < max(counts)
     assert found.fastest == 2
+
+
+def test_turns_that_take_seconds_are_reported() -> None:
+    rng, seen = np.random.default_rng(0), list[str]()
+    loads = [loader(2.0, QUIET, rng), loader(2.2, QUIET, rng)]
+    FinalComparison(loads, FinalPolicy(max_s=30.0), rng, computed=False, counted=True, progress=seen.append).run()
+    assert [each for each in seen if "turn" not in each]
+    says(next(each for each in seen if "turn" in each))
 
 
 def test_ties_go_to_the_fewest_stages_and_no_further_than_the_tie() -> None:

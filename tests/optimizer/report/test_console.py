@@ -9,7 +9,7 @@ import pytest
 
 from evaluators.measurement.final import Ratio
 from evaluators.objectives import LATENCY, OBJECTIVES
-from optimizer.report.answer import missed_text, slower_text, slower_than
+from optimizer.report.answer import called, missed_text, slower_text, slower_than
 from optimizer.report.console import _EVERY_S, Steps
 from optimizer.report.terminal import tried_text
 from optimizer.study.history import WARM
@@ -33,6 +33,14 @@ def test_ratios_in_words(ratio: Ratio) -> None:
 
 def test_equal_latencies_in_words() -> None:
     says(slower_than(Ratio(1.0, 1.0, 1.0), LATENCY, "it"))
+
+
+def test_a_plan_is_called_by_its_name_or_by_its_number_in_the_table() -> None:
+    baseline, proposed = ({"stages": [{"processor": name}] * 2} for name in ("cpu", "gpu"))
+    result = {"baselines": {"the cheapest cut": {"plan": baseline}}}
+    says(called(result, baseline, 3))
+    says(called(result, proposed, 17))
+    says(called(result, proposed))
 
 
 def study(tried: int, outside: int = 0, taken: int = 0, *, earlier: int = 0, exhausted: bool = False) -> Result:
