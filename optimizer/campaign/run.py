@@ -206,7 +206,7 @@ def _one(run: CampaignRun, state: State, watcher: ProgressCampaign) -> None:
     except OptimizeError as error:
         state.end(error.exit_code, str(error))
     except Exception as error:  # noqa: BLE001 - a defect in one study must not end the others
-        state.end(1, f"a defect of ours: {type(error).__name__}: {' '.join(str(error).split())}")
+        state.end(1, f"a defect of the program: {type(error).__name__}: {' '.join(str(error).split())}")
     state.wall_s = time.monotonic() - begin_s
 
 

@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = f"{error.filename or 'output'}: {(error.strerror or str(error)).lower()}"
         return _fail(text, UsageError.exit_code, traced=debug)
     except Exception as error:  # noqa: BLE001 - a defect ends with one line and its exit code, too
-        text = f"a defect of ours: {type(error).__name__}: {error}; run again with --debug and report it"
+        text = f"a defect of the program: {type(error).__name__}: {error}; run again with --debug and report it"
         return _fail(text, 1, traced=debug)
     return code
 

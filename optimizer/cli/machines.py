@@ -15,7 +15,12 @@ def calibrate(parser: Parser, arguments: list[str]) -> int:
     add("--out", metavar="FILE", type=Path, required=True, help="the profile, a .json file; its log lies beside it")
     add("--processors", metavar="A,B", help="processors to calibrate (default: all found)")
     add("--minutes", metavar="M", type=float, default=10.0, help="minutes to spend (default 10)")
-    add("--refine", metavar="RUN", type=Path, help="correct the profile FILE with what a study measured instead")
+    add(
+        "--refine",
+        metavar="RUN",
+        type=Path,
+        help="do not calibrate: correct the profile FILE with the measurements of the study RUN",
+    )
     add("--evaluator", metavar="NAME", default="litert", help="evaluator that measures (default litert: this machine)")
     options = parser.read(arguments, quiet=True)
     allow(*(options.processors or "").split(","))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from optimizer.study.config import StudyConfig
 
 EXIT_CODES = """exit codes:
-  0 a plan was found, 1 a defect of ours, 2 wrong use or input, 3 no feasible plan,
+  0 a plan was found, 1 a defect of the program (please report it), 2 wrong use or input, 3 no feasible plan,
   4 evaluator or device unavailable (execute: or wrong outputs),
   5 too disturbed to decide (the best known plan is written),
   130 interrupted (everything measured is saved)"""
@@ -81,8 +81,9 @@ def make_parser(summaries: str = "") -> Parser:
         "models",
         metavar="MODEL",
         nargs="*",
-        help="a built-in model, as vgg16 (see optimize models), a .tflite file, or a workload's YAML file; several run"
-        " at once, NAME*4 is four of one",
+        help="a built-in model, for example vgg16 (see optimize models), a .tflite file, one to convert (.onnx, .pt2, a"
+        " SavedModel's folder, torchvision:NAME, timm:NAME), or the YAML file of a workload or of a table of times;"
+        " several run at once: NAME*4 is four copies",
     )
     add("--model", metavar="MODEL", action="append", help="the same; may be given several times")
     add("--workload", metavar="FILE", action="append", dest="model", help="the same, for a workload's YAML file")
@@ -94,7 +95,7 @@ def make_parser(summaries: str = "") -> Parser:
     add("--processors", metavar="A,B", help="processors to use: cpu, cpu0-3:threads=2, gpu:f32, … (default: all)")
     add("--platform", metavar="NAME|FILE", help="a known device (see optimize devices), or a file that describes one")
     add("--evaluator", metavar="NAME", help="evaluator that measures or predicts (default litert: measures here)")
-    add("--device", metavar="NAME", help="device of --evaluator remote; several identical ones with commas")
+    add("--device", metavar="NAME", help="device of --evaluator remote or adb; several identical ones with commas")
     fallback = "let an accelerator run unsupported operators on the CPU"
     add("--allow-fallback", action="store_true", default=None, help=fallback)
     add("--power", metavar="NAME=WATTS", action="append", help="power of a busy processor; may be repeated")
@@ -109,16 +110,16 @@ def make_parser(summaries: str = "") -> Parser:
     )
     add("--minutes", metavar="M", help="end the search after M minutes; the final comparison follows")
     freedoms = (
-        "freedoms of a plan: some of cuts,branches,splits,ranks (default exact: all but ranks that model and processors"
-        " offer; cuts if --max-stages is given); ranks keep --max-error (then 0.1 by default)"
+        "what plans may do: cuts,branches,splits,ranks (default exact: all but ranks that the model and the processors"
+        " support; cuts alone if --max-stages is given); with ranks, --max-error is 0.1 by default"
     )
     add("--allow", metavar="A,B", help=freedoms)
     add(
         "--objective",
         metavar="A,B",
         action="append",
-        help="latency (default), latency-p99, throughput, energy, memory, occupancy; several give their front. Of"
-        " several models latency is the mean, and there are also worst, makespan and misses",
+        help="latency (default), latency-p99, throughput, energy, memory, occupancy; several give their Pareto"
+        " front. Of several models latency is the mean, and there are also worst, makespan and misses",
     )
     add("--max-stages", metavar="K", help="stages of a plan at most (default 4 for cuts alone)")
     add("--sampler", metavar="NAME", help="proposes plans: auto (default), reinforce, tpe, …, or module:Class")

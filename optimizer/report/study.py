@@ -161,7 +161,7 @@ def _outputs(best: dict[str, Any], deployed: dict[str, Any] | None = None) -> It
             f"largest of them ({each}); {best['tolerance']:.1e} is allowed."
         )
     if deployed and deployed["top1"]:
-        yield Text("The likeliest class changes for {} of {} drawn inputs.".format(*deployed["top1"]))
+        yield Text("The likeliest class changes for {} of {} random inputs.".format(*deployed["top1"]))
 
 
 def _front(study: Study) -> Iterator[Block]:

@@ -2,7 +2,7 @@
 
 ::
 
-    OptimizeError             1  a defect of ours, unless a subclass says otherwise
+    OptimizeError             1  a defect of the program, unless a subclass says otherwise
     ├── UsageError            2  wrong command line or configuration
     │   ├── ModelError        2  the model is unknown, missing, not a model, or damaged
     │   ├── PlanError         2  a plan does not fit its graph, or its file is damaged
