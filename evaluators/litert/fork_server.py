@@ -12,7 +12,8 @@ import socket
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from evaluators.litert.worker import wire
@@ -20,25 +21,49 @@ from evaluators.own_process import connected_process
 
 _START_LIMIT_S = 60.0
 _END_LIMIT_S = 5.0
+_UNREAD = "PYTEST_CURRENT_TEST"  # of the environment: it changes from test to test, and no runtime reads it
 
 
-@dataclass(frozen=True, slots=True)
 class ForkServer:
     """A fork server, and this end of its channel; one session at a time has it.
 
     Attributes:
-        how: runtime, whether it leads a session, and what the loader of libraries reads of the environment.
+        how: runtime, whether it leads a session of its own, and the environment that it was started with.
     """
 
-    how: tuple[str, bool, Mapping[str, str]]
-    control: socket.socket
-    process: subprocess.Popen[bytes]
+    def __init__(self, how: tuple[str, bool, Mapping[str, str]], log: int) -> None:
+        self.how = how
+        module = "evaluators.litert.worker.process"
+        self.process, self._control = connected_process(module, how[0], log=log, own_session=how[1])
+        self._control.settimeout(_START_LIMIT_S)
+        self._workers = 0
 
-    def ask(self, head: Mapping[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
-        """Send a request and return the answer (:mod:`evaluators.litert.worker.process`)."""
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs."""
+        return self.process.poll() is None
+
+    @property
+    def unused(self) -> bool:
+        """Whether its process runs and has no workers, so that another session may have it."""
+        return self.alive and not self._workers
+
+    def fork(self, start: Mapping[str, Any], channel: int, log: int) -> int:
+        """Start a worker, and return its process id; ``channel`` and ``log`` are file descriptors of its."""
+        self._workers += 1
+        pid: int = self._ask({"op": "fork", "start": start, "folder": _folder()}, [channel, log])["pid"]
+        return pid
+
+    def reap(self, pid: int) -> int:
+        """Return how a worker ended that was killed, or is ending: an exit code, or less a signal's number."""
+        status: int = self._ask({"op": "reap", "pid": pid})["status"]
+        self._workers -= 1
+        return status
+
+    def _ask(self, head: dict[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
         try:
-            wire.send(self.control, dict(head), fds=fds)
-            return wire.receive(self.control)[0]
+            wire.send(self._control, head, fds=fds)
+            return wire.receive(self._control)[0]
         except BaseException:  # an answer may still come, which is not that to the next request
             self.process.kill()
             self.process.wait()
@@ -46,7 +71,9 @@ class ForkServer:
 
     def close(self) -> None:
         """End it, and with it any workers that it has."""
-        self.control.close()
+        with suppress(OSError):  # processes that were forked meanwhile may hold the channel, too
+            self._control.shutdown(socket.SHUT_RDWR)
+        self._control.close()
         try:
             self.process.wait(_END_LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -64,20 +91,20 @@ def fork_server(runtime: str, *, own_session: bool, log: int) -> ForkServer:
     Args:
         own_session: whether it leads a session of its own, so that its priority is that of its workers alone.
     """
-    how = runtime, own_session, {name: value for name, value in os.environ.items() if name.startswith("LD_")}
+    how = runtime, own_session, {name: value for name, value in os.environ.items() if name != _UNREAD}
     with _idle_lock:
         for server in _idle:
-            if server.how == how and server.process.poll() is None:
+            if server.how == how and server.alive:
                 _idle.remove(server)
                 return server
-    module = "evaluators.litert.worker.process"
-    process, control = connected_process(module, runtime, log=log, own_session=own_session)
-    control.settimeout(_START_LIMIT_S)
-    return ForkServer(how, control, process)
+    return ForkServer(how, log)
 
 
 def give_back(server: ForkServer) -> None:
-    """Keep a fork server that has no workers, in place of an older one, for the next session."""
+    """Keep a fork server for the next session, in place of an older one; close one that still has workers."""
+    if not server.unused:
+        server.close()
+        return
     with _idle_lock:
         older = [other for other in _idle if other.how[:2] == server.how[:2]]
         _idle[:] = [*(other for other in _idle if other not in older), server]
@@ -85,7 +112,18 @@ def give_back(server: ForkServer) -> None:
         other.close()
 
 
+def _folder() -> str | None:
+    """Return the current folder; None where it was removed."""
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return None
+
+
 @atexit.register
 def _close_idle() -> None:
     while _idle:
         _idle.pop().close()
+
+
+os.register_at_fork(after_in_child=_idle.clear)  # they serve the parent

@@ -97,7 +97,7 @@ class Workers:
         self._fork_servers: dict[str, ForkServer] = {}
         self._resources = {p.name: tuple(p.resources) for p in platform.processors}
         servers = self._fork_servers
-        self._foreground = Foreground(lambda: [s.process.pid for s in servers.values() if s.process.returncode is None])
+        self._foreground = Foreground(lambda: [s.process.pid for s in servers.values() if s.alive])
         try:
             for runtime in sorted({start.runtime for start in self._starts.values()}):
                 self._fork_servers[runtime] = self._start(runtime)
@@ -278,20 +278,18 @@ class Workers:
         if name not in self._running:
             runtime = self._starts[name].runtime
             server = self._fork_servers[runtime]
-            if server.process.poll() is not None:  # it was killed, and its workers died with it
+            if not server.alive:  # it was killed, and its workers died with it
                 server.close()
                 server = self._fork_servers[runtime] = self._start(runtime)
             ours, theirs = socket.socketpair()
             try:
                 with theirs:
-                    start = asdict(self._starts[name])
-                    head = {"op": "fork", "start": start, "inherited": dict(os.environ)}
-                    answer = server.ask(head, [theirs.fileno(), self._log])
+                    pid = server.fork(asdict(self._starts[name]), theirs.fileno(), self._log)
             except (EOFError, OSError) as error:
                 ours.close()
                 hint = f"python -c 'import {PACKAGES[runtime].module}' shows why"
                 raise UnavailableError(f"the runtime {runtime} cannot be started", hint) from error
-            self._running[name] = _Process(answer["pid"], ours, runtime)
+            self._running[name] = _Process(pid, ours, runtime)
         return self._running[name]
 
     def end(self, name: str) -> str:
@@ -302,7 +300,7 @@ class Workers:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)  # no effect on one that is already ending
         with contextlib.suppress(EOFError, OSError):
-            status = self._fork_servers[process.runtime].ask({"op": "reap", "pid": process.pid})["status"]
+            status = self._fork_servers[process.runtime].reap(process.pid)
             how = f"died of {signal.Signals(-status).name}" if status < 0 else f"ended with code {status}"
         process.channel.close()
         return how
@@ -310,16 +308,18 @@ class Workers:
     def _end_all(self, names: Iterable[str]) -> dict[str, str]:
         """End some workers, and those whose fork server has died, since they died with it."""
         servers = self._fork_servers
-        orphans = [n for n, p in self._running.items() if servers[p.runtime].process.poll() is not None]
+        orphans = [n for n, p in self._running.items() if not servers[p.runtime].alive]
         return {name: self.end(name) for name in dict.fromkeys((*names, *orphans)) if name in self._running}
 
     def close(self) -> None:
-        """End all workers and the fork servers."""
+        """End all workers, and give the fork servers back."""
+        if self._closed:
+            return
         self._closed = True
         self._end_all(list(self._running))
         self._foreground.close()
-        for server in self._fork_servers.values():
-            give_back(server)
+        while self._fork_servers:
+            give_back(self._fork_servers.popitem()[1])
         os.close(self._log)
 
 

@@ -882,7 +882,7 @@ class FinalComparison:
         """Return the least disturbed of a few tries at a turn; only tries that waited for a core are repeated."""
         queued_s = self._filter.total.queued_s
         if self._typical_s[plan] >= _LONG_S and not self.computed:
-            self.progress(f"{self._where()}, turn {self._turns_made + 1}")
+            self.progress(f"{self._where()}; {plural(self._turns_made, 'turn')} so far")
         try:
             (log_s, outcome), lost = self._filter.run(lambda: self._try(plan, candidate))
         finally:

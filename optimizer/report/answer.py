@@ -71,7 +71,7 @@ def objective_of(result: Mapping[str, Any]) -> Objective:
 
 def answer_text(result: Mapping[str, Any]) -> str:
     """Return in a few words which plan to use."""
-    speedup, name = result["speedup"], called(result, result["best"]["plan"], result["best"]["number"])
+    speedup, name = result["speedup"], called(result, result["best"]["plan"], result["best"].get("number"))
     predicted = ", predicted" if result.get("predicted") else ""
     if front := result.get("front"):
         each = [objective_of({**result, "objective": name}) for name in front["objectives"]]
@@ -121,7 +121,7 @@ def gain_text(result: Mapping[str, Any]) -> str:
     elif (slower := slower_than(ratio.inverse, objective)) == UNDECIDED:
         text = "not decided against the next best plan"
     else:
-        other = f"the next best plan, {called(result, speedup['plan'], speedup['number'])}"
+        other = f"the next best plan, {called(result, speedup['plan'], speedup.get('number'))}"
         text = f"none: {other}, is {slower}" if objective.is_time else f"none: {other}: {slower}"
         if not (ratio.significant or slower.startswith("equal")):
             simpler = ratio.value > 1.0 and len(best["stages"]) < stages

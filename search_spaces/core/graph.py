@@ -83,6 +83,13 @@ class Boundary:
     constants: tuple[int, ...]
 
 
+class Derived(dict[str, Any]):
+    """What is made from a graph and kept with it; a copy of the graph begins without."""
+
+    def __reduce__(self) -> tuple[type[Derived], tuple[()]]:
+        return Derived, ()
+
+
 @dataclass(frozen=True, slots=True)
 class Graph:
     """A model: tensors, operators in topological order, and the tensors that enter and leave.
@@ -115,7 +122,7 @@ class Graph:
     digest: str = field(init=False, repr=False)
     producer: Mapping[int, int] = field(init=False, repr=False, compare=False)
     consumers: Mapping[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)
-    derived: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    derived: Derived = field(default_factory=Derived, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         producer, consumers = self._validate()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
@@ -28,6 +29,7 @@ from search_spaces.rewrites.tucker import Ranks, Triple, TuckerGraph, decompose,
 from search_spaces.rewrites.views import Viewed, as_it_is, without_copies
 
 _KEPT = 64
+_KEPT_TRIPLES = 1024
 _TRIPLE = 3
 
 Keeps = Literal["bits", "rounding", "approximation"]
@@ -75,19 +77,32 @@ def as_it_stands(graph: Graph, plan: Plan) -> Lowered:
 
 def lowering(graph: Graph) -> Lowering:
     """Return what lowers the plans of a graph; all who ask for that of one graph share its results."""
-    found: Lowering = graph.derived.setdefault("lowering", Lowering(graph))
+    found: Lowering | None = graph.derived.get("lowering")
+    if found is None or found.file != _file(graph):
+        found = graph.derived["lowering"] = Lowering(graph)
     return found
 
 
+def _file(graph: Graph) -> tuple[int, ...]:
+    """Return what changes when a graph's file is written again."""
+    with suppress(OSError):
+        if graph.source is not None:
+            found = graph.source.path.stat()
+            return found.st_ino, found.st_size, found.st_mtime_ns
+    return ()
+
+
 class Lowering:
-    """Lowers the plans of one model; caches all triples and the 64 latest rewritten models of either kind.
+    """Lowers the plans of one model; caches the latest triples, and the 64 latest rewritten models of either kind.
 
     Attributes:
         graph: the model.
+        file: tells whether its weights are still those of its file.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self.file = _file(graph)
         self._one_thread = threading.RLock()
         self._triples: dict[tuple[int, Ranks], Triple] = {}
         self._models: OrderedDict[Hashable, TuckerGraph] = OrderedDict()
@@ -133,12 +148,16 @@ class Lowering:
 
     def has_made(self, graph: Graph) -> bool:
         """Return whether a graph is one of the cached rewritten models."""
-        known = [made.graph for made in self._models.values()] + [made.graph for made in self._splits.values()]
+        with self._one_thread:
+            known = [made.graph for kept in (self._models, self._splits) for made in kept.values()]
         return any(made is graph for made in known)
 
     def _decomposed(self, ranks: dict[int, Ranks]) -> TuckerGraph:
         if self.graph.source is not None:
-            return decompose(self.graph, ranks, self._triples)
+            made = decompose(self.graph, ranks, self._triples)
+            while len(self._triples) > _KEPT_TRIPLES:
+                del self._triples[next(iter(self._triples))]
+            return made
         origins = (o for o in range(len(self.graph.operators)) for _ in range(_TRIPLE if o in ranks else 1))
         return TuckerGraph(outline(self.graph, ranks), tuple(origins), {})
 

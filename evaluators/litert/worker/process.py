@@ -8,8 +8,8 @@ leader may end the batch by lowering the limit in the log.
 
 The module's ``main`` is the fork server: it has loaded one runtime's library, so that a new worker starts in
 milliseconds. :mod:`evaluators.litert.workers` starts it with one end of a socket pair and the runtime's name. It serves
-two operations: ``fork`` (start a worker on the socket that is sent along, pinned to cores, with environment variables
-of its own beside those of the parent) and ``reap`` (how a dead worker ended).
+two operations: ``fork`` (start a worker on the socket that is sent along, pinned to cores, in a folder, with
+environment variables of its own) and ``reap`` (how a dead worker ended).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ctypes import c_void_p
 from dataclasses import dataclass
 from functools import partial
@@ -384,17 +384,15 @@ def _serve(channel: socket.socket, worker: Worker) -> None:
         wire.send(channel, answer)
 
 
-def _become_worker(
-    channel_fd: int, log_fd: int, head: Mapping[str, Any], make: Callable[[dict[str, Any]], Worker]
-) -> None:
+def _become_worker(channel_fd: int, head: Mapping[str, Any], make: Callable[[dict[str, Any]], Worker]) -> None:
     start = head["start"]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.dup2(log_fd, 1)
-    os.dup2(log_fd, 2)
     # Pin before anything is compiled: threads of a pool inherit the affinity of their creator.
     os.sched_setaffinity(0, start["cores"])
-    os.environ.clear()
-    os.environ.update(head["inherited"] | start["environment"])
+    os.environ.update(start["environment"])
+    if head["folder"] is not None:
+        with suppress(OSError):
+            os.chdir(head["folder"])
     with socket.socket(fileno=channel_fd) as channel:
         if start["environment"]:
             # A driver with a Vulkan loader beside it needs that one, before the accelerator looks for a loader.
@@ -421,6 +419,13 @@ def _loaded(runtime: str) -> Callable[[dict[str, Any]], Worker]:
     return lambda start: Worker({TFLITE: interpreters}, cores=start["cores"])
 
 
+def _write_to(log: int) -> None:
+    """Send the output of this process to a file descriptor, and close that."""
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
 def main() -> None:
     """Serve until the parent closes its end of the channel, or dies.
 
@@ -430,6 +435,7 @@ def main() -> None:
     # Ctrl-C is for the parent, which then ends the workers in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     make = _loaded(sys.argv[2])
+    workers = 0
     with socket.socket(fileno=int(sys.argv[1])) as control:
         while True:
             try:
@@ -438,19 +444,24 @@ def main() -> None:
                 return
             if head["op"] == "reap":
                 _, status = os.waitpid(head["pid"], 0)
+                workers -= 1
+                if not workers:  # the log's session may be over
+                    _write_to(os.open(os.devnull, os.O_WRONLY))
                 wire.send(control, {"status": os.waitstatus_to_exitcode(status)})
                 continue
+            channel, log = fds
+            _write_to(log)
+            workers += 1
             pid = os.fork()
             if pid == 0:
                 code = 1
                 try:
                     control.close()
-                    _become_worker(fds[0], fds[1], head, make)
+                    _become_worker(channel, head, make)
                     code = 0
                 except BaseException:  # noqa: BLE001 - a defect; its traceback goes to the worker's log
                     traceback.print_exc()
                 finally:
                     os._exit(code)
-            for fd in fds:
-                os.close(fd)
+            os.close(channel)
             wire.send(control, {"pid": pid})

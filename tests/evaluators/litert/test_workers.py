@@ -217,3 +217,17 @@ def test_sessions_one_after_another_have_one_fork_server(squeezenet: Graph, monk
     assert server() == first
     monkeypatch.setenv("LD_BIND_NOW", "1")  # which the loader of libraries reads when a process starts
     assert server() != first
+
+
+def test_a_fork_server_that_still_has_a_worker_is_not_kept(squeezenet: Graph) -> None:
+    with LitertEvaluator().prepare(PLATFORM) as opened:
+        assert isinstance(opened, LitertSession)
+        works(opened, squeezenet)
+        workers = opened._workers
+        lost = workers._running.pop(SINGLES[0])  # as where an interrupt comes while it is ended
+    end_s = time.monotonic() + 5.0
+    while alive(lost.pid) and time.monotonic() < end_s:
+        time.sleep(0.01)
+    assert not alive(lost.pid)
+    lost.channel.close()
+    workers.close()  # a second time

@@ -64,8 +64,8 @@ def test_turns_that_take_seconds_are_reported() -> None:
     rng, seen = np.random.default_rng(0), list[str]()
     loads = [loader(2.0, QUIET, rng), loader(2.2, QUIET, rng)]
     FinalComparison(loads, FinalPolicy(max_s=30.0), rng, computed=False, counted=True, progress=seen.append).run()
-    assert [each for each in seen if "turn" not in each]
-    says(next(each for each in seen if "turn" in each))
+    assert [each for each in seen if "far" not in each]
+    says(next(each for each in seen if "far" in each))
 
 
 def test_ties_go_to_the_fewest_stages_and_no_further_than_the_tie() -> None:

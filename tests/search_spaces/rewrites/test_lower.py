@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 import tempfile
 from contextlib import closing
@@ -139,3 +140,12 @@ def test_each_of_two_models_of_one_structure_keeps_its_weights(tmp_path: Path) -
     assert lowering(graph).graph is graph
     assert lowering(other).graph is other
     assert lowering(other) is lowering(other)
+    assert pickle.loads(pickle.dumps(graph)) == graph
+
+
+def test_weights_that_were_written_again_are_read_again(tmp_path: Path) -> None:
+    graph = written(tmp_path)
+    before = lowering(graph)
+    path = tmp_path / "model.tflite"
+    path.write_bytes(path.read_bytes()[::-1])
+    assert lowering(graph) is not before

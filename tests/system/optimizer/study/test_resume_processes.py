@@ -108,6 +108,6 @@ def test_an_interrupt_prints_the_command_that_goes_on(tmp_path: Path, number: in
 @pytest.mark.litert
 def test_an_interrupt_while_the_device_measures(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    arguments = ["--evaluator", "litert", "--processors", "cpu0,cpu1", "--budget", "500", "--out", "run"]
+    arguments = ["--evaluator", "litert", "--processors", "cpu", "--budget", "500", "--out", "run"]
     command = interrupted_and_resumed(arguments, folder, tmp_path, signal.SIGINT)
     assert command[:2] == ["--model", "squeezenet1_1"]
