@@ -125,7 +125,7 @@ def run_tasks(tasks: Sequence[Task], law: Law) -> list[Span]:
     """
     for index, task in enumerate(tasks):
         if not 0.0 <= task.work_s < math.inf:
-            raise UnavailableError(f"stage {index} takes {task.work_s} s in the model, which is not a time")
+            raise UnavailableError(f"stage {index} is predicted to take {task.work_s} s, which is not a time")
     spans = _in_order(tasks, law)
     # Tasks that never overlap do not slow each other.
     if not any(task.slowed for task in tasks) or not _overlap(spans):

@@ -256,11 +256,11 @@ def extrapolation_warning(name: str, concerns: Mapping[str, Iterable[Concern]]) 
     """
     processors: dict[tuple[str, bool], list[str]] = {}
     worst: dict[tuple[str, bool], Concern] = {}
-    operators: set[int] = set()
+    indices: set[int] = set()
     for processor, found in concerns.items():
         for concern in found:
             what = concern.kernel, math.isinf(concern.beyond)
-            operators.update(concern.operators)
+            indices.update(concern.operators)
             processors.setdefault(what, []).append(processor)
             if what not in worst or concern.beyond > worst[what].beyond:
                 worst[what] = concern
@@ -272,9 +272,9 @@ def extrapolation_warning(name: str, concerns: Mapping[str, Iterable[Concern]]) 
         if not unseen
     ]
     never = [f"{kernel}{_where(found, concerns)}" for (kernel, unseen), found in processors.items() if unseen]
-    parts = [f"amounts of work outside of its fit: {', '.join(far)}"] if far else []
+    parts = [f"larger or smaller than in its fit: {', '.join(far)}"] if far else []
     parts += [f"not in its fit: {', '.join(never)}"] if never else []
-    return f"profile {name!r} extrapolates {plural(len(operators), 'operator')}; {'; '.join(parts)}"
+    return f"profile {name!r} extrapolates {plural(len(indices), 'operator')}; {'; '.join(parts)}; errors may be large"
 
 
 def _times(value: float) -> str:

@@ -34,6 +34,7 @@ SHORT_S = 10.0
 SLACK_S = 30.0
 _POLL_S = 0.5
 _MOVES = 3
+_BUSY = "wait for it, or raise its wait_s in devices.yaml"
 
 Found = TypeVar("Found")
 _OPTIONS = (
@@ -135,7 +136,7 @@ class Connection:
         if answer.get("lapsed") is True:
             raise DeviceLostError(f"device {self.device.name}: it ended this study, or was restarted")
         if answer.get("busy") is True:
-            raise BusyElsewhereError(f"device {self.device.name} is {answer['error']['what']}")
+            raise BusyElsewhereError(f"device {self.device.name} is {answer['error']['what']}", _BUSY)
         wire.raise_reported(answer, f"device {self.device.name}")
         return answer
 
@@ -379,7 +380,7 @@ def waited(devices: Sequence[Device], ask: Callable[[Device], Found]) -> Found:
             except (DeviceLostError, BusyElsewhereError) as error:
                 problems.append(error)
         if time.monotonic() >= end_s:
-            hint = "start `optimize agent` there, and check that its port can be reached"
+            hint = problems[0].hint or "start `optimize agent` there, and check that its port can be reached"
             raise UnavailableError(f"{problems[0].what}; waited for {wait_s:g} s", hint)
         if not warned:
             _LOGGER.warning("%s; waiting for up to %g s", problems[0].what, wait_s)

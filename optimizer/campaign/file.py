@@ -129,7 +129,7 @@ class Settings(_Strict):
         deadline: milliseconds that one inference may take.
         max_energy: millijoules that one inference may take.
         minutes: the search of each study ends after so long.
-        stop_when_proven: whether to end once the best plan is within ``precision`` of the model's bound.
+        stop_when_proven: whether to end once the best plan is within ``precision`` of the predicted lower bound.
     """
 
     precision: float | None = Field(default=None, gt=0, lt=1)

@@ -54,8 +54,8 @@ COLUMNS: Mapping[str, str] = {
     "significant": "row `best`: whether the interval of `ratio` leaves out 1, on either side: where `ratio` is below "
     "1, the other plan is significantly slower than the recommended baseline.",
     "gain": "row `best`: how many times as fast the recommended plan is: `ratio`, or 1 where it is the baseline.",
-    "bound": "the model's lower bound of `value`, in `unit`; `model_bound_ms` is the same where that is the latency.",
-    "gap": "row `best`: how far `value` is above `bound`, relative to it; below 0 where the model's bound is too high.",
+    "bound": "the predicted lower bound of `value`, in `unit`; `model_bound_ms` is the same where that is the latency.",
+    "gap": "row `best`: how far `value` is above `bound`, relative to it; below 0 where that bound is too high.",
     "unique_plans, space_plans": "distinct plans that the study tried, and that its space has.",
     "wall_s": "seconds that the study took.",
     "failure": "why the plan has no figure.",

@@ -128,7 +128,7 @@ def make_parser(summaries: str = "") -> Parser:
         metavar="P",
         help="half width of the 95 %% interval that measurements reach, relative (default 0.01)",
     )
-    proven = "stop once a plan is within --precision of the model's bound"
+    proven = "stop once a plan is within --precision of the predicted lower bound"
     add("--stop-when-proven", action="store_true", default=None, help=proven)
     add("--warm-start", metavar="RUN", help="reuse the measurements of a finished study, or its best plans")
     own = "a plan for the final comparison: a plan.json, a run folder, or a baseline's name; may be repeated"

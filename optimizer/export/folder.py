@@ -264,7 +264,8 @@ def _write_whole(study: Study, document: dict[str, Any], out: Path) -> None:
     if found is None or study.graph is None:
         raise RunFolderError(
             f"{study.path}: the plan has no fallback",
-            "it takes several stages that use the same kernels, and a study of the latency that ran the model whole",
+            "export a plan of several stages that all use the same kernels, from a study that minimised latency and "
+            "measured the whole model with these kernels",
         )
     whole = cut_stage(study.graph, tuple(range(len(study.graph.operators))))
     whole.write(out / WHOLE)

@@ -805,8 +805,8 @@ def _exported_fallback(folder: Path, document: Mapping[str, Any]) -> dict[str, A
     found: dict[str, Any] | None = document.get("fallback")
     if found is None:
         raise FallbackError(
-            f"{folder}: the plan has no fallback. One is exported with a plan of several stages that all use "
-            "the same kernels, if its study minimised latency and measured the whole model with these kernels"
+            f"{folder}: the plan has no fallback. A fallback requires a plan of several stages that all use the "
+            "same kernels, and a study that minimised latency and measured the whole model with these kernels"
         )
     whole = found["processor"]
     processors = {p["name"]: p for p in document["platform"]["processors"]}

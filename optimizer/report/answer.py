@@ -181,7 +181,7 @@ def bound_text(result: Mapping[str, Any]) -> str:
 
 
 def bound_name(result: Mapping[str, Any]) -> str:
-    """Return the name of the model's bound: it is a plan's prediction if the model's optimum is proven."""
+    """Return the name of the predicted bound: it is a plan's prediction if the predicted optimum is proven."""
     if objective_of(result).quantile is not None:  # no smaller than the median
         return "predicted lower bound of the median latency"
     return "predicted lower bound" if (result.get("bounds") or {}).get("proven") is False else "predicted optimum"

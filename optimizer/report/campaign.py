@@ -254,7 +254,7 @@ def _studies(state: Mapping[str, Any], tables: Tables) -> Iterator[Block]:
     best = {r["study"]: r for r in tables.results if r["plan"] == "best"}
     found = f"{how_known(tables)}best"
     head = (
-        f"study; state; {found}|.4g; 95 % from|.4g; to|.4g; unit; predicted; stages|d; above the model's bound|+.1%; "
+        f"study; state; {found}|.4g; 95 % from|.4g; to|.4g; unit; predicted; stages|d; above the predicted bound|+.1%; "
     )
     columns = headed(f"{head}remark")
     rows: list[tuple[Cell, ...]] = []

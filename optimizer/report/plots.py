@@ -79,7 +79,7 @@ def _lanes(bar: Bar) -> list[str]:
 def optimisation(
     points: Sequence[Point], bound_s: float | None, unit: str = "ms", bound: str = "bound", width: float = WIDTH
 ) -> str:
-    """Return latency against the number of plans tried, with the best so far and the model's bound of that name."""
+    """Return latency against the number of plans tried, with the best so far and the predicted bound of that name."""
     top, height = _top(width), 340.0
     last = points[-1].number if points else 1
     best_ms = points[-1].best_s * 1e3 if points else 0.0

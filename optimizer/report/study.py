@@ -403,16 +403,16 @@ def _ranking(pairs: Sequence[tuple[float, float]]) -> str:
         float(np.subtract(*np.percentile(side, [75, 25])) / np.median(side)) for side in zip(*pairs, strict=True)
     ]
     if len({round(predicted, 9) for predicted, _ in pairs}) == 1:
-        return f"The model does not rank these plans: it predicts the same for all {len(pairs)} of them."
+        return f"The predictions do not rank these plans: they are the same for all {len(pairs)} of them."
     from scipy.stats import spearmanr  # a quarter of a second, which most reports do not need
 
     rho = float(spearmanr(*zip(*pairs, strict=True)).statistic)
     text = f"The rank correlation of predictions and measurements is {shown(rho, '.2f')} (1: the same order)"
     if rho < _WEAK:
-        text += ": the model does not tell which of these plans is faster"
+        text += ": the predictions do not tell which of these plans is faster"
     if spreads[0] < spreads[1] / 3.0:
         near, far = percent(spreads[0], 1), percent(spreads[1], 1)
-        text += f". It hardly tells these plans apart: the middle half of its predictions spans {near}, that of the "
+        text += f". The predictions hardly tell these plans apart: their middle half spans {near}, that of the "
         text += f"measurements {far}"
     return f"{text}."
 

@@ -171,7 +171,7 @@ class StudyConfig(BaseModel):
             its best plans are tried on another one.
         compare_with: plans that are always in the final: files as ``plan.json`` or run folders of studies, whose plans
             are measured first, and names of baselines, as ``whole on cpu``.
-        stop_when_proven: whether to end once the best plan is within ``precision`` of the model's bound.
+        stop_when_proven: whether to end once the best plan is within ``precision`` of the predicted lower bound.
         input_shape: ``name=1,224,224,3`` for inputs of the model that have open dimensions; as in the file by default.
         input: an ``.npy`` or ``.npz`` file with the inputs to measure and verify with; drawn ones by default. Of one
             of several models ``name=file``; so are the next two.

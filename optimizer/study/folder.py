@@ -341,7 +341,7 @@ def _write(
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(
-        f"since the study began, {name} was {_shown(before.get(name))} and is {_shown(now.get(name))}"
+        f"since the study began, {name} changed from {_shown(before.get(name))} to {_shown(now.get(name))}"
         for name in sorted({*before, *now})
         if before.get(name) != now.get(name)
     )
@@ -398,10 +398,12 @@ def _difference(name: str, there: Any, here: Any) -> str:
         if before == now:
             return f"its processors {', '.join(before)} differ from those of the same names here"
         again = f" (--processors {','.join(before)} resumes it)" if set(before) < set(now) else ""
-        return f"it was measured on {', '.join(before) or 'none'}, not on {', '.join(now)}{again}"
+        return f"its processors are {', '.join(before) or 'unknown'}; this one has {', '.join(now)}{again}"
     if name == "study":
         return f"it is called {_shown(there)}, not {_shown(here)}"
-    return f"it was begun with --{name.replace('_', '-')} {_value(there)}, not {_value(here)}"
+    option = f"--{name.replace('_', '-')}"
+    begun = f"without {option}" if there in (None, []) else f"with {option} {_value(there)}"
+    return f"it was begun {begun}; this one has {f'no {option}' if here in (None, []) else f'{option} {_value(here)}'}"
 
 
 def _shown(value: object) -> str:
@@ -411,8 +413,6 @@ def _shown(value: object) -> str:
 
 
 def _value(value: Any) -> str:
-    if value is None or value == []:
-        return "left out"
     text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     return _shown(text)[1:-1]
 

@@ -42,12 +42,12 @@ class Limit:
     unit: str
     lever: str
 
-    def violation(self, value: float, when: str) -> tuple[Violation, ...]:
-        """Return the violation of a value, or ()."""
+    def violation(self, value: float, what: str) -> tuple[Violation, ...]:
+        """Return the violation of a value, or (); ``what``: the figure in words, predicted or found."""
         if value <= self.most:
             return ()
-        sentence = f"--max-{self.name} {{bound}}: the {self.what} {when} is {{demand}}"
-        return (Violation(f"{self.what} {when}", value, self.most, self.unit, self.lever, sentence),)
+        sentence = f"--max-{self.name} {{bound}}: the {what} is {{demand}}"
+        return (Violation(what, value, self.most, self.unit, self.lever, sentence),)
 
 
 def allowed_error(config: StudyConfig) -> float | None:
@@ -85,7 +85,7 @@ def expected(limits: Sequence[Limit], predict: Mapping[str, Callable[[Plan], flo
     found: list[Violation] = []
     for limit in limits:
         if limit.name in predict and (value := predict[limit.name](plan)) > TRUST * limit.most:
-            found += limit.violation(value, "in the model")
+            found += limit.violation(value, f"predicted {limit.what}")
     return found
 
 
@@ -108,7 +108,7 @@ def none_keeps(limits: Sequence[Limit], history: History, objective: str) -> Inf
             v for t in trials if t.measurement and (v := figure(t.measurement, limit.name, objective)) is not None
         ]
         if values:
-            found += limit.violation(min(values), "of the best plan found")
+            found += limit.violation(min(values), f"{limit.what} of the best plan found")
     if not found:  # some plan keeps each limit, but none keeps all
         names = " and ".join(f"--max-{limit.name}" for limit in limits)
         return InfeasibleError(f"no plan found keeps {names} together", limits[0].lever)
@@ -124,7 +124,7 @@ def unreachable_limit(limits: Sequence[Limit], least: Mapping[str, float]) -> In
     found: list[Violation] = []
     for limit in limits:
         if limit.name in least and least[limit.name] > TRUST * limit.most:
-            found += limit.violation(least[limit.name], "of the best plan in the model")
+            found += limit.violation(least[limit.name], f"predicted {limit.what} of the best plan")
     return infeasible(found[0], *found[1:]) if found else None
 
 
@@ -141,8 +141,8 @@ def unreachable(deadline_s: float, bound_s: float) -> InfeasibleError | None:
     """Return the error for a deadline that the best plan under the model clearly misses."""
     if bound_s <= TRUST * deadline_s:
         return None
-    sentence = f"{_NONE}takes {{demand}} in the model"
-    return infeasible(Violation("latency of the best plan in the model", bound_s, deadline_s, "s", _LEVER, sentence))
+    sentence = f"{_NONE}is predicted to take {{demand}}"
+    return infeasible(Violation("predicted latency of the best plan", bound_s, deadline_s, "s", _LEVER, sentence))
 
 
 def missed(deadline_s: float, best_s: float) -> InfeasibleError | None:

@@ -197,7 +197,7 @@ class Result:
 
     @property
     def gap(self) -> float | None:
-        """The best plan's median above the model's bound, relative; below 0 the model is wrong."""
+        """The best plan's median above the predicted bound, relative; below 0 the predictions are wrong."""
         samples = self.samples(self.best) if self.best else None
         if samples is None or not self.model_bound_s:
             return None

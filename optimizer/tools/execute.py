@@ -274,10 +274,11 @@ def _output_lines(document: Mapping[str, Any]) -> list[str]:
     if (outputs := document["outputs"]) is None:
         predicted = document["predicted"]
         return ["everything is predicted; nothing was run" if predicted else "the evaluator returns no outputs"]
-    verdict = "as they should be" if outputs["accepted"] else "NOT what they should be"
     error = outputs["max_rel_error"]
-    how = "infinite or no numbers where" if error is None else f"within {error:.1e} of"
-    return [f"outputs are {verdict}: {how} the whole model's" + (" are not" if error is None else "")]
+    how = f"off by up to {error or 0:.2g} of the whole model's largest value; {outputs['allowed']:.2g} is allowed"
+    if not error:
+        how = "equal to the whole model's" if error == 0 else "infinite or no numbers where the whole model's are not"
+    return [f"outputs are {'correct' if outputs['accepted'] else 'wrong'}: {how}"]
 
 
 @contextmanager

@@ -377,7 +377,7 @@ class _Work:
         if not refused and math.isfinite(seconds := self._model.price(plan)):
             return seconds, ""
         split = self._model.costs is not None and any(stage.share is not None for stage in plan.stages)
-        return None, refused or ("the model does not cover splits" if split else "not supported there")
+        return None, refused or ("predictions do not cover splits" if split else "not supported there")
 
     def _refused(self, plan: Plan) -> str:
         costs = self._model.costs
@@ -396,7 +396,7 @@ class _Work:
                 kept[processor] += costs.operator_nbytes[operators].sum()
                 if kept[processor] > costs.memory_bytes[processor]:
                     return f"does not fit into the memory of {stage.processor}"
-        return "the model does not cover triples" if plan.ranks else ""
+        return "predictions do not cover triples" if plan.ranks else ""
 
     def cuts(self) -> Iterator[Document]:
         """Yield the cuts of a chain, each with the plans that have it one operator earlier and later."""
@@ -462,12 +462,12 @@ class _Work:
         # The prices of plans with branches or splits take neither memory nor slow large stages into account.
         if self._space is None and costs.operator_nbytes is not None and costs.memory_bytes is not None:
             yield self._limit("memory of the processors", replace(costs, memory_bytes=None, operator_nbytes=None))
-        lifted = np.where(np.isfinite(costs.operator_s), costs.operator_s, costs.operator_s.min(axis=0))
         for number, processor in enumerate(costs.platform.processors):
             if count := int((~np.isfinite(costs.operator_s[number])).sum()):
                 allowed = costs.operator_s.copy()
-                allowed[number] = lifted[number]
-                what = f"{plural(count, 'operator')} not supported on {processor.name} (else as fast as elsewhere)"
+                allowed[number] = np.where(np.isfinite(allowed[number]), allowed[number], allowed.min(axis=0))
+                what = f"{plural(count, 'operator')} not supported on {processor.name}"
+                what += " (if supported: as fast as on the fastest other processor)"
                 yield self._limit(what, replace(costs, operator_s=allowed))
 
     def _prices(self, costs: ChainCosts) -> Iterator[Document]:
@@ -561,7 +561,7 @@ def blocks(found: Document) -> Iterator[Block]:
     measured = "not measured" if best["measured_ms"] is None else f"{shown(best['measured_ms'], _TIME)} {unit} measured"
     yield Text(
         f"This plan: {shown(best['predicted_ms'], _TIME)} {unit} predicted by {found['predicted_by']}, {measured}. "
-        f"All predictions below are by the same model.{_error(found)}"
+        f"All predictions below are made in the same way.{_error(found)}"
     )
     if states := found["states"]:
         yield Text(f"Predictions below are of the device as its profile has it, without {', '.join(states)}.", "note")
@@ -597,7 +597,7 @@ def blocks(found: Document) -> Iterator[Block]:
     if objective.aggregation == "sum":
         why = "each operator where it needs least"
     wrong = model_error(best["measured_ms"], least["predicted_ms"]) if best["measured_ms"] is not None else 0.0
-    below = f" This one was measured {percent(wrong, 1)} below that, so the model is wrong by at least as much."
+    below = f" This one was measured {percent(wrong, 1)} below that, so predictions are wrong by at least as much."
     of = "" if objective.quantile is None else "of the median latency "
     yield Text(
         f"Lower bound {of}for any plan: {least['predicted_ms']:.4g} {unit} (predicted), {why} "
@@ -613,7 +613,7 @@ def _error(found: Document) -> str:
         return ""
     wrong = statistics.median(abs(predicted / measured - 1.0) for predicted, measured in known)
     of = f"in the median of {len(known)} plans (this one and baselines)" if len(known) > 1 else "for this plan"
-    return f" The model was {percent(wrong)} off {of}: smaller differences say little."
+    return f" The predictions were {percent(wrong)} off {of}: smaller differences say little."
 
 
 def _final(found: Document) -> str:

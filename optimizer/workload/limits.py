@@ -158,10 +158,10 @@ def largest_moment(graph: Graph) -> int:
     return found
 
 
-_LATE = "allow a longer deadline, or take a smaller model"
-_LATE_TOGETHER = "allow longer deadlines, let requests come apart, or take fewer instances or smaller models"
+_LATE = "allow a longer deadline, or use a smaller model"
+_LATE_TOGETHER = "allow longer deadlines, space the requests out, or run fewer instances or smaller models"
 _MOST_BEGINS, _MOST_DUE = 100, 2000
-_BUSY = "ask less often, or take fewer instances or smaller models"
+_BUSY = "send requests less often, or run fewer instances or smaller models"
 
 Seconds = NDArray[np.float64]
 JobPrice = Callable[[range], float]
@@ -318,14 +318,17 @@ def _broken(
         if demand > workload.memory_limit_nbytes:
             yield violation(demand, workload.memory_limit_nbytes)
     busy = 0.0
+    late: list[Violation] = []
     for client in workload.clients:
         bound = bounds[client.name]
         if client.deadline_s is not None and bound.latency_s > TRUST * client.deadline_s:
-            yield Violation(f"an inference of {client.name!r} alone", bound.latency_s, client.deadline_s, "s", _LATE)
+            what = f"one inference of {client.name!r}"
+            sentence = f"{what} takes at least {{demand}}; its deadline is {{bound}}"
+            late.append(Violation(what, bound.latency_s, client.deadline_s, "s", _LATE, sentence))
         if client.arrival.kind == "periodic" and client.deadline_s is not None:
             busy += client.count * bound.work_s / client.arrival.period_s
     processors = _at_once(simulator)
-    yield from _late_together(workload, bounds, processors)
+    yield from late or _late_together(workload, bounds, processors)
     if busy > TRUST * processors:
         sentence = "the periodic models need {demand}; the device has {bound}"
         what, busy = "processors for the periodic models", float(f"{busy:.3g}")
@@ -350,8 +353,8 @@ def _late_together(workload: Workload, bounds: Mapping[str, Least], processors: 
                 continue
             needed_s += work_s / processors
             if needed_s > TRUST * (end_s - begin_s):
-                what = f"requests from {begin_s:g} s on that are due by {end_s:g} s"
-                sentence = f"{what} take at least {{demand}}, and have {{bound}}"
+                what = f"requests that arrive from {1e3 * begin_s:g} ms on and are due by {1e3 * end_s:g} ms"
+                sentence = f"{what} need at least {{demand}} of all processors; they have {{bound}}"
                 yield Violation(what, needed_s, end_s - begin_s, "s", _LATE_TOGETHER, sentence)
                 return
 

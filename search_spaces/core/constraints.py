@@ -48,10 +48,9 @@ class Violation:
 
 
 def infeasible(first: Violation, *others: Violation) -> InfeasibleError:
-    """Return the error for constraints that contradict each other; it carries them as ``violations``."""
+    """Return the error for violated constraints, with the advice for the first; it carries all as ``violations``."""
     violations = (first, *others)
-    levers = dict.fromkeys(part for violation in violations for part in violation.lever.split(", or "))
-    return InfeasibleError("; ".join(map(str, violations)), ", or ".join(levers), violations)
+    return InfeasibleError("; ".join(map(str, violations)), first.lever, violations)
 
 
 def _amount(value: float, unit: str) -> str:

@@ -48,6 +48,12 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
 
 
+def absent(noun: str, index: int, count: int) -> str:
+    """Return ``tensor 7; there are tensors 0 to 2`` for an index that no tensor has."""
+    there = f"are {noun}s 0 to {count - 1}" if count > 1 else f"is only {noun} 0" if count else "is none"
+    return f"{noun} {index}; there {there}"
+
+
 def plain_name(name: str) -> str:
     """Return a name from a file as it is; one with control characters as :func:`shown` does."""
     return name if name.isprintable() else shown(name)

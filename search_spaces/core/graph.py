@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from search_spaces.core.errors import ModelError, shown
+from search_spaces.core.errors import ModelError, absent, shown
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -131,10 +131,10 @@ class Graph:
         object.__setattr__(self, "digest", self._structure_digest())
 
     def _validate(self) -> tuple[dict[int, int], dict[int, tuple[int, ...]]]:
-        count = len(self.tensors)
+        size = len(self.tensors)
         for index in (*self.inputs, *self.outputs):
-            if not 0 <= index < count:
-                raise ModelError(f"model {self.name!r}: input or output refers to tensor {index} of {count}")
+            if not 0 <= index < size:
+                raise ModelError(f"model {self.name!r}: input or output refers to {absent('tensor', index, size)}")
         given = set(self.inputs)
         ready = given | {i for i, t in enumerate(self.tensors) if t.constant or t.variable}
         producer: dict[int, int] = {}
@@ -143,8 +143,8 @@ class Graph:
             for index in operator.inputs:
                 if index == -1:
                     continue
-                if not 0 <= index < count:
-                    raise ModelError(f"model {self.name!r}: operator {position} reads tensor {index} of {count}")
+                if not 0 <= index < size:
+                    raise ModelError(f"model {self.name!r}: operator {position} reads {absent('tensor', index, size)}")
                 if index not in ready:
                     raise ModelError(
                         f"model {self.name!r}: operator {position} ({operator.kind}) reads tensor {index} "
@@ -154,8 +154,8 @@ class Graph:
                 if not readers or readers[-1] != position:
                     readers.append(position)
             for index in operator.outputs:
-                if not 0 <= index < count:
-                    raise ModelError(f"model {self.name!r}: operator {position} writes tensor {index} of {count}")
+                if not 0 <= index < size:
+                    raise ModelError(f"model {self.name!r}: operator {position} writes {absent('tensor', index, size)}")
                 if index in producer or index in given or self.tensors[index].constant:
                     raise ModelError(f"model {self.name!r}: operator {position} writes tensor {index} a second time")
                 producer[index] = position

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_args
 
-from search_spaces.core.errors import PlanError, UsageError, shown
+from search_spaces.core.errors import PlanError, UsageError, absent, shown
 from search_spaces.core.graph import Graph
 from search_spaces.core.platform import Platform
 
@@ -140,7 +140,7 @@ class Plan:
             members = sorted((share.first, i, share) for i in indices if (share := self.stages[i].share) is not None)
             for first, index, share in members:
                 if first != end or share.last <= first or share.axis != members[0][2].axis or len(members) < 2:
-                    raise PlanError(f"stage {index} of the plan has {share}, which do not go together with the others")
+                    raise PlanError(f"stage {index} has {share}; splits need consecutive shares of one axis from 0 on")
                 end = share.last
             order = tuple(i for _, i, _ in members)
             found |= dict.fromkeys(indices, tuple(sorted(order)))
@@ -203,7 +203,7 @@ class Plan:
                 raise PlanError(f"stage {index} of the plan is empty")
             for operator in stage.operators:
                 if not 0 <= operator < len(graph.operators):
-                    raise PlanError(f"stage {index} names operator {operator} of {len(graph.operators)}")
+                    raise PlanError(f"stage {index} names {absent('operator', operator, len(graph.operators))}")
                 if operator in place and (place[operator] == index or index not in sides[place[operator]]):
                     raise PlanError(f"operator {operator} is in stage {place[operator]} and in stage {index}")
                 place[operator] = index

@@ -202,7 +202,7 @@ def _digest(source: str, kind: str) -> str:
 def _convert(source: str, kind: str, python: str, path: Path) -> None:
     """Run a converter in its own process, confined to this package and its limits."""
     if kind in {"pt2", "savedmodel"} and not is_allowed(source):
-        raise ModelError(f"{source}: a file or a shared study names it", "name it on the command line")
+        raise ModelError(f"{source}: converting it can run code", "name it on the command line, not in a file or study")
     with TemporaryDirectory() as folder:
         work = Path(folder)
         words = [kind, source if kind in {"torchvision", "timm"} else str(Path(source).absolute()), str(path)]

@@ -348,7 +348,7 @@ def read_inputs(path: Path, ports: Sequence[Tensor], model: str = "the model") -
     except Exception as error:  # noqa: BLE001 - NumPy and zipfile raise anything for a damaged file
         text = " ".join(str(error).split())[:200]
         raise UsageError(
-            f"{OPTION} {path}: is not an array that can be read: {text}", "write it with numpy.save or savez"
+            f"{OPTION} {path}: cannot be used: {text}", "write the model's inputs with numpy.save or savez"
         ) from None
     if set(arrays) == {""} and len(names) == 1:
         arrays = {names[0]: arrays[""]}
@@ -386,6 +386,6 @@ def _unpacked(content: bytes, forms: Sequence[tuple[tuple[int, ...], np.dtype[An
                 data = file.read(room + 1)
             room -= len(data)
             if room < 0:
-                raise ValueError("its arrays are larger than what the model reads")
+                raise ValueError("its arrays are larger than the model's inputs")
             found[entry.filename.removesuffix(".npy")] = _plain(data)
     return found

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from search_spaces.core.errors import ModelError, shown
+from search_spaces.core.errors import ModelError, absent, shown
 from search_spaces.core.graph import Graph, Operator, Tensor
 from search_spaces.core.wording import plural
 from search_spaces.models.atoms import arrange
@@ -88,18 +88,18 @@ def check_references(source: ModelSource) -> None:
     buffers = len(model.buffers)
     for number in model.metadataBuffer if model.metadataBuffer is not None else ():
         if not 0 <= number < buffers:
-            raise ValueError(f"its metadata is in buffer {number} of {buffers}")
+            raise ValueError(f"its metadata is in {absent('buffer', number, buffers)}")
     for entry in model.metadata or ():
         if not 0 <= entry.buffer < buffers:
-            raise ValueError(f"metadata {shown(entry.name)} is in buffer {entry.buffer} of {buffers}")
+            raise ValueError(f"metadata {shown(entry.name)} is in {absent('buffer', entry.buffer, buffers)}")
     for signature in model.signatureDefs or ():
         if not 0 <= signature.subgraphIndex < len(model.subgraphs):
-            raise ValueError(f"a signature is for subgraph {signature.subgraphIndex} of {len(model.subgraphs)}")
+            raise ValueError(f"a signature is for {absent('subgraph', signature.subgraphIndex, len(model.subgraphs))}")
         tensors = len(model.subgraphs[signature.subgraphIndex].tensors or ())
         for entry in (*(signature.inputs or ()), *(signature.outputs or ())):
             if not 0 <= entry.tensorIndex < tensors:
                 key = shown(signature.signatureKey)
-                raise ValueError(f"signature {key} names tensor {entry.tensorIndex} of {tensors}")
+                raise ValueError(f"signature {key} names {absent('tensor', entry.tensorIndex, tensors)}")
 
 
 def block_scales(tensor: Any) -> tuple[int, ...]:
@@ -459,7 +459,7 @@ def _part(
     for index, entry in enumerate(subgraph.operators or ()):
         wrong = next((i for i in indices(entry.intermediates) if not -1 <= i < count), None)
         if wrong is not None:
-            raise ValueError(f"operator {index} keeps a result in tensor {wrong} of {count}")
+            raise ValueError(f"operator {index} keeps a result in {absent('tensor', wrong, count)}")
     tensors = tuple(
         known.tensor(t, i, computed=i in computed) or _tensor(t, i, i in computed, source)
         for i, t in enumerate(subgraph.tensors or ())
@@ -477,7 +477,7 @@ def _part(
     if number:  # the result of a branch may be a constant; the outputs of the model must be computed
         for i in outputs:
             if not 0 <= i < len(tensors):
-                raise ValueError(f"its output refers to tensor {i} of {len(tensors)}")
+                raise ValueError(f"its output refers to {absent('tensor', i, len(tensors))}")
             if i not in computed and not tensors[i].constant and not tensors[i].variable:
                 raise ValueError(f"no operator writes output tensor {i}")
         outputs = tuple(i for i in outputs if i in computed)
@@ -501,7 +501,7 @@ def _kind(code: Any) -> str:
 
 def _operator(operator: Any, index: int, kinds: list[str], digests: Mapping[int, str]) -> Operator:
     if not 0 <= operator.opcodeIndex < len(kinds):
-        raise ValueError(f"operator {index} has code {operator.opcodeIndex} of {len(kinds)}")
+        raise ValueError(f"operator {index} has {absent('code', operator.opcodeIndex, len(kinds))}")
     kind = kinds[operator.opcodeIndex]
     unknown = (operator.builtinOptionsType and operator.builtinOptions is None) or (
         operator.builtinOptions2Type and operator.builtinOptions2 is None
@@ -527,7 +527,7 @@ def _tensor(tensor: Any, index: int, computed: bool, source: ModelSource) -> Ten
     if dtype is None:
         raise ModelError(f"{what} has type {tensor.type}, unknown to the installed schema", _NEWER)
     if not 0 <= tensor.buffer < max(1, len(source.schema.buffers)):
-        raise ValueError(f"{what} has buffer {tensor.buffer} of {len(source.schema.buffers)}")
+        raise ValueError(f"{what} has {absent('buffer', tensor.buffer, len(source.schema.buffers))}")
     if len(shape) > MAX_RANK or min(shape, default=0) < -1 or min(signature, default=0) < -1:
         raise ValueError(f"{what} has an impossible shape")
     nbytes = tensor_nbytes(shape, dtype)

@@ -44,7 +44,7 @@ def check_custom_ops(library: Path) -> None:
         UsageError: it may not be loaded.
     """
     if not is_allowed(str(library.absolute())):
-        raise UsageError(f"--custom-ops {library}: a file or a shared study names it", "name it on the command line")
+        raise UsageError(f"--custom-ops {library}: it runs code", "name it on the command line, not in a file or study")
     if not library.is_file():
         raise UsageError(f"--custom-ops {library}: there is no such file", "give a shared library, as libops.so")
     _tell_of(library.absolute())

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from search_spaces.core.errors import ModelError, shown
+from search_spaces.core.errors import ModelError, absent, shown
 from search_spaces.core.graph import Boundary
 from search_spaces.models.changes import changed
 from search_spaces.models.source import ModelSource
@@ -65,7 +65,7 @@ def check_calls(model: Any) -> tuple[int, ...]:
     calls = {i: {n for o in s.operators or () for n in called(o)} for i, s in enumerate(model.subgraphs)}
     wrong = next((n for others in calls.values() for n in others if not 0 < n < count), None)
     if wrong is not None:
-        raise ValueError(f"an operator calls subgraph {wrong} of {count}")
+        raise ValueError(f"an operator calls subgraph {wrong}, which is the main one or does not exist")
     try:
         return tuple(TopologicalSorter(calls).static_order())
     except CycleError as error:
@@ -136,7 +136,7 @@ def select_signature(source: ModelSource, key: str) -> ModelSource:
     chosen = model.signatureDefs[keys.index(key)]
     number, count = int(chosen.subgraphIndex), len(model.subgraphs or ())
     if not 0 <= number < count:
-        raise ModelError(f"signature {key!r} is for subgraph {number} of {count}")
+        raise ModelError(f"signature {key!r} is for {absent('subgraph', number, count)}")
     places = {n: 0 if n == number else number if n == 0 else n for n in range(count)}
     codes = {n: n for n in range(len(model.operatorCodes or ()))}
     try:

@@ -384,8 +384,8 @@ class SegmentSpace(SharedParts):
                 raise PlanError(f"operators {first} to {last - 1} are more than the {LONGEST} that are split together")
             raise PlanError(f"{part.axis} {part.cut} of operator {last - 1} is not a step of the grid")
         raise PlanError(
-            f"operators {segment.first} to {segment.last - 1} are one segment: one cut is allowed among them, not "
-            f"stages from {' and '.join(str(part.first) for part in parts)} on"
+            f"operators {segment.first} to {segment.last - 1} form one segment, in which at most one cut is allowed; "
+            f"the plan begins stages at operators {', '.join(str(part.first) for part in parts)}"
         )
 
     def same(self, block: Block) -> Iterator[Block]:

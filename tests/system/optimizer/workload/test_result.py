@@ -87,7 +87,7 @@ def test_outputs_that_are_not_what_they_should_be_have_an_exit_code(
         monkeypatch.setattr(Prediction, "verify", lambda _, found=agreement: found)
         assert main(["execute", "run"]) == code
         out = capsys.readouterr().out
-        assert ("NOT" in out) == (code == 4)
+        assert ("wrong" in out) == (code == 4)
         says(out)
         assert main(["execute", "run", "--json"]) == code
         assert json.loads(capsys.readouterr().out)["outputs"]["accepted"] == (code == 0)
