@@ -81,8 +81,8 @@ def make_parser(summaries: str = "") -> Parser:
         "models",
         metavar="MODEL",
         nargs="*",
-        help="a built-in model, as vgg16 (see optimize models), a .tflite file, or a workload's YAML file; several run"
-        " at once, NAME*4 is four of one",
+        help="a built-in model, for example vgg16 (see optimize models), a .tflite file, or a workload's YAML file; "
+        "several run at once, NAME*4 is four of one",
     )
     add("--model", metavar="MODEL", action="append", help="the same; may be given several times")
     add("--workload", metavar="FILE", action="append", dest="model", help="the same, for a workload's YAML file")
@@ -98,7 +98,7 @@ def make_parser(summaries: str = "") -> Parser:
     fallback = "let an accelerator run unsupported operators on the CPU"
     add("--allow-fallback", action="store_true", default=None, help=fallback)
     add("--power", metavar="NAME=WATTS", action="append", help="power of a busy processor; may be repeated")
-    states = "a state of the device, as hot:gpu=1.5: the GPU takes 1.5 times as long; repeat for others"
+    states = "a state of the device, for example hot:gpu=1.5 (the GPU takes 1.5 times as long); may be repeated"
     add("--state", metavar="NAME:P=FACTOR,…", action="append", help=states)
     add("--robust", metavar="HOW", help="value over all --state: worst (default), or expected (their mean)")
     add = parser.add_argument_group("search").add_argument

@@ -46,7 +46,7 @@ def check_custom_ops(library: Path) -> None:
     if not is_allowed(str(library.absolute())):
         raise UsageError(f"--custom-ops {library}: a file or a shared study names it", "name it on the command line")
     if not library.is_file():
-        raise UsageError(f"--custom-ops {library}: there is no such file", "give a shared library, as libops.so")
+        raise UsageError(f"--custom-ops {library}: there is no such file", "give for example libops.so")
     _tell_of(library.absolute())
 
 
