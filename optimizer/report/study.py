@@ -412,8 +412,7 @@ def _ranking(pairs: Sequence[tuple[float, float]]) -> str:
         text += ": the model does not tell which of these plans is faster"
     if spreads[0] < spreads[1] / 3.0:
         near, far = percent(spreads[0], 1), percent(spreads[1], 1)
-        text += f". It hardly tells these plans apart: the middle half of its predictions spans {near}, that of the "
-        text += f"measurements {far}"
+        text += f". The predictions hardly differ: their middle half spans {near}, that of the measurements {far}"
     return f"{text}."
 
 
