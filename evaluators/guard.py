@@ -38,6 +38,7 @@ from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Limits, Platform
 from search_spaces.core.plugins import foreign, time_limit
 from search_spaces.core.states import State
+from search_spaces.core.wording import plural
 from search_spaces.core.workload import Workload
 from search_spaces.rewrites.lower import Lowered, as_it_stands, lowering
 
@@ -239,7 +240,7 @@ def wrong_batch(batch: Any, n: int, stages: int, stop_above_s: float) -> str:
         return f"{type(batch).__name__}, no Batch"
     latency_s, stage_s = np.asarray(batch.latency_s, dtype=float), np.asarray(batch.stage_s, dtype=float)
     if latency_s.ndim != 1 or not 1 <= len(latency_s) <= n:
-        return f"latencies of shape {latency_s.shape} for {n} runs"
+        return f"latencies of shape {latency_s.shape} for {plural(n, 'run')}"
     if stage_s.shape != (len(latency_s), stages):
         return f"stage times of shape {stage_s.shape} for {len(latency_s)} runs of {stages} stages"
     for what, values, fine in (("latency", latency_s, latency_s > 0.0), ("stage time", stage_s, stage_s >= 0.0)):

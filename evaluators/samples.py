@@ -20,7 +20,7 @@ from search_spaces.core.errors import RunFolderError, UnavailableError
 RUN_NOISE = 0.01
 """Relative standard deviation of a run, assumed before there are samples (a shared, otherwise idle CPU)."""
 
-Stopped = Literal["precision", "limit", "raced", "glimpsed"]
+Stopped = Literal["precision", "limit", "raced", "single-run"]
 _WHERE_THERE = ("figures", "load_s", "outcome")  # documents leave these out where they are empty
 
 MOST_S = 1e12
@@ -106,7 +106,7 @@ class Measurement:
         warmup_s: seconds of the runs before the samples; empty where the first run is the sample.
         stopped: why no more runs were made: the interval is narrow enough (``precision``), the limit of runs or seconds
             is reached (``limit``), the candidate lost against the incumbent (``raced``), or its single-run probe was
-            not promising, and there was no time for another run (``glimpsed``).
+            not promising, and there was no time for another run (``single-run``).
         timeline: the last run, where the evaluator reports it.
         agreement: how the outputs compare with the whole model's, where they were compared.
         cold: estimated ratio of the sample to a warm run, where it is a first run; else 1.

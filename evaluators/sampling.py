@@ -28,6 +28,7 @@ from evaluators.samples import RUN_NOISE, Measurement, Samples, Stopped
 from evaluators.schedule import Timeline
 from evaluators.workload.outcome import typical_figures
 from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.wording import plural
 
 MARGIN = 0.02
 """Relative difference that counts as no slower: on a shared machine, equal work differs by 1.4 % (sd) between blocks
@@ -230,7 +231,7 @@ def measure(
     if single_run and incumbent is not None and stopped is None and math.isfinite(cold.usual) and not record.disturbed:
         promised = promising(record.values_s[0] * (1.0 - record.first_lost), incumbent, cold)
         if not promised and 2.0 * record.took_s[0] > policy.max_s:
-            stopped = "glimpsed"
+            stopped = "single-run"
     if stopped is None:
         stopped = _warm_up(record, policy, incumbent)
     while stopped is None:
@@ -247,7 +248,7 @@ def measure(
         warmup_s=tuple(record.values_s[: record.warm]),
         stopped=stopped,
         timeline=record.timeline,
-        cold=cold.usual if stopped == "glimpsed" else 1.0,
+        cold=cold.usual if stopped == "single-run" else 1.0,
         promised=promised,
         outcome=typical_figures(record.outcomes),
     )
@@ -288,7 +289,8 @@ class _Record:
         stages = self.stage_s[0].shape[1:] if self.stage_s else batch.stage_s.shape[1:2]
         if not 1 <= done <= runs or batch.stage_s.shape != (done, *stages) or batch.stage_s.ndim != 2:
             raise UnavailableError(
-                f"evaluator returned {done} latencies and stage times of shape {batch.stage_s.shape} for {runs} runs"
+                f"evaluator returned {plural(done, 'latency')} and stage times of shape {batch.stage_s.shape} "
+                f"for {plural(runs, 'run')}"
             )
         values_s = Samples(tuple(float(v) for v in batch.latency_s)).values_s
         self.values_s += values_s

@@ -33,7 +33,7 @@ class TfliteRuntimeEvaluator(LitertEvaluator):
         """Return the CPU processor of a name, which always uses this runtime, whether its name says so or not."""
         head, *words = name.split(":")
         if not head.startswith("cpu"):
-            raise UsageError(f"processor {name!r}: {TFLITE} runs on the CPU alone", "as cpu, cpu0, cpu0:builtin")
+            raise UsageError(f"processor {name!r}: {TFLITE} runs on the CPU alone", "use for example cpu0")
         text = name if TFLITE in words else f"{name}:{TFLITE}"
         found = make_processor(text)
         return Processor(name, found.kind, found.resources, found.like, found.options)

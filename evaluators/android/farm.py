@@ -102,7 +102,7 @@ def _processor(entry: Value) -> Processor:
     if "mask" in fields:
         mask = fields["mask"].text("the mask")
         if not re.fullmatch("[0-9a-f]{1,16}", mask):
-            raise fields["mask"].error("the mask of cores must be hexadecimal", "as f0 for cores 4 to 7")
+            raise fields["mask"].error("the mask of cores must be hexadecimal", "write for example f0 for cores 4 to 7")
         options["mask"] = mask
     resources = {name: 1.0}
     if "resources" in fields:

@@ -91,7 +91,7 @@ class Client:
             answer, data, _ = wire.receive(channel)
         except TimeoutError as error:
             self._end()
-            raise UnavailableError(f"the GPU's process gave no answer within {limit_s:.0f} s") from error
+            raise UnavailableError(f"the GPU's process gave no answer within {limit_s:.3g} s") from error
         except (EOFError, OSError, json.JSONDecodeError) as error:
             raise UnavailableError(f"the GPU's process {self._end()}", "its messages are in runtime.log") from error
         except BaseException:

@@ -133,7 +133,7 @@ def check(graph: Graph, operators: Sequence[int]) -> None:
     named = [f"{i} ({graph.operators[i].kind}: {why})" for i, why in list(wrong.items())[:_SHOWN]]
     more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
     raise UnavailableError(
-        f"the evaluator cuda does not run operators {', '.join(named)}{more} of {graph.name!r}",
+        f"the evaluator cuda does not run operator{'s' * (len(wrong) > 1)} {', '.join(named)}{more} of {graph.name!r}",
         "measure this model with --evaluator litert",
     )
 

@@ -24,6 +24,7 @@ from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.wording import operator_range
 
 _NEVER = np.iinfo(np.int64).max
 # A worker may make no progress for SLACK_S and so many times the latency; before one is known, the platform's limit.
@@ -269,7 +270,7 @@ def blamed(error: WorkerError, times: NDArray[np.int64], plan: Plan, order: Sche
         if len(suspects) == 1 or (left and ready):
             last = stage if apart else stages[-1]
             where = f"stage {stage}" if last == stage else f"one of its stages {stage} to {last}"
-            where += f" (operators {plan.stages[stage].operators[0]} to {plan.stages[last].operators[-1]})"
+            where += f" ({operator_range(plan.stages[stage].operators[0], plan.stages[last].operators[-1])})"
             return f"processor {processor!r} {error.reason} in {where}"
     return error.what
 

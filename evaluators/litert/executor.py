@@ -299,7 +299,7 @@ class Executor:
                 if started_ns and (now_ns - started_ns) * 1e-9 > self._limits_s[client]:
                     working.discard(process)
                     self._workers.end(process)
-                    self._lost(state, process, f"gave no answer within {self._limits_s[client]:.0f} s", working)
+                    self._lost(state, process, f"gave no answer within {self._limits_s[client]:.3g} s", working)
                     break
 
     def _lost(self, state: SharedScheduler, process: str, reason: str, working: set[str]) -> None:

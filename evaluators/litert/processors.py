@@ -170,7 +170,7 @@ def find_adapter(word: str) -> Adapter:
         raise UnavailableError(f"there is no graphics adapter {word!r}", f"Vulkan finds: {names}")
     raise UnavailableError(
         "there is no hardware graphics adapter that Vulkan can use",
-        "install its driver and libvulkan1; a software adapter is used when it is named, as gpu:swiftshader; "
+        "install its driver and libvulkan1; a software adapter is used when it is named, for example gpu:swiftshader; "
         "see optimize doctor",
     )
 
@@ -263,7 +263,7 @@ def check_cores(text: str, cores: Sequence[int]) -> None:
     missing = [core for core in cores if core not in mine]
     if missing:
         raise UnavailableError(
-            f"processor {text!r} runs on cores {', '.join(map(str, missing))}, which this process may not use",
+            f"processor {text!r} runs on cores that this process may not use: {', '.join(map(str, missing))}",
             f"it may use: {', '.join(map(str, mine))}",
         )
 
@@ -300,7 +300,7 @@ def _check_precision(text: str, precision: str) -> None:
     if listed not in cpu.precisions or not computes_natively(precision):
         raise UnavailableError(
             f"processor {text!r}: this CPU has no instructions for {precision}; OpenVINO would emulate it, slowly",
-            "use the same processor in float32, as cpu:openvino",
+            "use the same processor in float32: cpu:openvino",
         )
 
 

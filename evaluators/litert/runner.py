@@ -42,7 +42,7 @@ from evaluators.litert.workers import Arena, Workers
 from evaluators.workload.outcome import Outcome
 from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.platform import Platform
-from search_spaces.models.inputs import by_full_name, read_inputs
+from search_spaces.models.inputs import by_full_name, form, named_form, read_inputs
 from search_spaces.rewrites.views import as_it_is
 
 Arrays = NDArray[Any] | Sequence[NDArray[Any]] | Mapping[str, NDArray[Any]]
@@ -328,10 +328,10 @@ class WorkloadRunner(_Runner):
         """
         instance = self._instance(name)
         graph = instance.jobs.source.graph
-        wanted = [tensors.shape_and_dtype(graph.tensors[t]) for t in graph.inputs]
-        given = [(a.shape, a.dtype) for a in arrays]
-        if given != wanted:
-            raise UsageError(f"inputs of {name!r} are {given}, the model reads {wanted}")
+        ports = [graph.tensors[t] for t in graph.inputs]
+        if [(a.shape, a.dtype) for a in arrays] != list(map(tensors.shape_and_dtype, ports)):
+            given = ", ".join(map(form, arrays)) or "no inputs"
+            raise UsageError(f"model {name!r} got {given}", f"it reads: {', '.join(map(named_form, ports))}")
         instance.set_inputs(arrays)
 
     def read(self, client: str, path: Path) -> None:

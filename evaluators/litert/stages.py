@@ -30,6 +30,7 @@ from search_spaces.core.graph import Graph, Tensor
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.core.recent import recent
+from search_spaces.core.wording import operator_range
 from search_spaces.models.litert import graph_of
 from search_spaces.models.shapes import needs_interpreter, why_it_fails
 from search_spaces.models.stages import (
@@ -297,7 +298,7 @@ class StageCache:
         """
         if graph.source is None:  # the stages come from files, without the whole model
             raise (failure_of_files(models, error) if processor.kind == "cpu" else error) from error
-        where = f"while it compiled operators {operators[0]} to {operators[-1]}"
+        where = f"while it compiled {operator_range(operators[0], operators[-1])}"
         if processor.kind == "cpu" and not reads_files(processor):
             raise failure(graph, operators, f"{error.what} {where}") from error
         if error.fatal or not may_refuse(processor) or _falls_back(processor):
@@ -606,7 +607,7 @@ class Refusals:
 
 def refusal(graph: Graph, processor: Processor, operators: Sequence[int], refused: Sequence[int]) -> UnavailableError:
     """Return the error that names the refused operators of a stage."""
-    where = f"the stage of operators {operators[0]} to {operators[-1]}"
+    where = f"the stage of {operator_range(operators[0], operators[-1])}"
     if not refused:
         return UnavailableError(
             f"{processor.name} does not support {where} together, although it supports each of them alone"
@@ -618,7 +619,7 @@ def refusal(graph: Graph, processor: Processor, operators: Sequence[int], refuse
         )
     unseen = "" if processor.kind == "cpu" else ", or let the CPU run them: --allow-fallback"
     return UnavailableError(
-        f"{processor.name} does not support operators {describe(graph, refused)} in {where}",
+        f"{processor.name} does not support operator{'s' * (len(refused) > 1)} {describe(graph, refused)} in {where}",
         f"place them on another processor{unseen}",
     )
 
@@ -638,7 +639,7 @@ def failure(graph: Graph, operators: Sequence[int], what: str) -> UnavailableErr
         of_half = why_it_fails(cut_stage(graph, half), graph)
         operators = half if of_half else operators[len(half) :]
         said = of_half or why_it_fails(cut_stage(graph, operators), graph)
-    where = f"operators {operators[0]} to {operators[-1]}" if len(operators) > 1 else f"operator {operators[0]}"
+    where = operator_range(operators[0], operators[-1])
     found = _NODE.search(said)
     if found is None:
         kinds = "" if len(operators) > 1 else f" ({graph.operators[operators[0]].kind})"

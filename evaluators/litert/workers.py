@@ -180,7 +180,7 @@ class Workers:
             if not found and progress() > reached:
                 reached, deadline = progress(), time.monotonic() + limit_s
             elif not found:
-                raise failed(waiting[0], f"gave no answer within {limit_s:.0f} s", silent=waiting)
+                raise failed(waiting[0], f"gave no answer within {limit_s:.3g} s", silent=waiting)
             for name, answer in found.items():
                 waiting.remove(name)
                 if answer is None:
@@ -214,7 +214,7 @@ class Workers:
                 answer = found.get(name)
                 if answer is None:
                     how = self.end(name)
-                    reason = how if found else f"gave no answer within {limit_s:.0f} s"
+                    reason = how if found else f"gave no answer within {limit_s:.3g} s"
                     errors[name] = WorkerError(name, reason, fatal=True)
                 elif "error" in answer:
                     errors[name] = WorkerError(name, str(answer["error"]), fatal=False, reported=True)

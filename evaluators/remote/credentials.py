@@ -143,7 +143,7 @@ def split_address(address: str, default_port: int) -> tuple[str, int]:
     if not colon or address.endswith("]"):
         host, port = address, str(default_port)
     if not host or not port.isdecimal() or not 0 <= int(port) <= 65535 or not host.isprintable() or "/" in host:
-        raise UsageError(f"address {address!r}: must be HOST:PORT", "as 127.0.0.1:7450")
+        raise UsageError(f"address {address!r}: must be HOST:PORT", "use for example 127.0.0.1:7450")
     return host, int(port)
 
 

@@ -236,13 +236,13 @@ class RemoteWorkload(RemoteSession, PricedWorkload):
         """Have the device measure the costs of jobs; predict by them, and return them as plain values."""
         found = known
         if known is None or grids:
-            progress("the device prices the models' jobs")
+            progress("the device determines the models' job times")
             sent = {self._there[m]: [list(map(list, each)) for each in rows] for m, rows in grids.items()}
             request = {"known": _renamed(known, self._there), "grids": sent}
             back = {there: here for here, there in self._there.items()}
             found = _renamed(self._asked("Price", request, _PRICE_S).get("prices"), back)
         if found is None:
-            raise wire.WireError("the device reports no prices")
+            raise wire.WireError("the device reports no job times")
         self.predict_by(PriceTable.from_json(found))
         return found
 

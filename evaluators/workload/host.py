@@ -172,7 +172,7 @@ class PricedWorkload(Session):
             UnavailableError: :meth:`price` was not called yet.
         """
         if self._simulator is None:
-            raise UnavailableError("the workload's jobs have no prices yet")
+            raise UnavailableError("the workload's job times are not known yet")
         return self._simulator
 
     def predict_by(self, table: PriceTable) -> None:

@@ -75,7 +75,7 @@ class PriceTable:
         Raises:
             RunFolderError: a field is missing or has the wrong structure, or a value is not a time.
         """
-        return built(cls, data, "the prices in the trial log are", RunFolderError)
+        return built(cls, data, "the job times in the trial log are", RunFolderError)
 
     def check(self, graphs: Iterable[Graph]) -> None:
         """Check that the costs of models and of all their operators are complete.
@@ -86,14 +86,13 @@ class PriceTable:
         for graph in graphs:
             name, count, found = graph.name, len(graph.operators), self.operator_s.get(graph.digest)
             if found is None or graph.digest not in self.whole_s or graph.digest not in self.slowed:
-                raise RunFolderError(f"the prices in the trial log are damaged: there are none of {name!r}")
+                raise _damaged(f"there are none of {name!r}")
             for kind, each in found.items():
                 if len(each) != count:
-                    what = f"{name!r} has {plural(count, 'operator')}, {len(each)} of which have prices on {kind}"
-                    raise RunFolderError(f"the prices in the trial log are damaged: {what}")
+                    what = f"{name!r} has {plural(count, 'operator')}, but there are times of {len(each)} on {kind}"
+                    raise _damaged(what)
                 if kind not in self.whole_s[graph.digest] or kind not in self.job_s:
-                    what = f"some of {kind} are missing for {name!r}"
-                    raise RunFolderError(f"the prices in the trial log are damaged: {what}")
+                    raise _damaged(f"some of processor kind {kind} are missing for {name!r}")
 
     def simulator(self, lowerings: Lowerings) -> WorkloadSimulator:
         """Return what predicts plans by these costs.
@@ -143,6 +142,10 @@ class PriceTable:
             return JobCost(work_s, slowed)
 
         return cost
+
+
+def _damaged(what: str) -> RunFolderError:
+    return RunFolderError(f"the job times in the trial log are damaged: {what}", "run the study again in a new folder")
 
 
 def kind_of(processor: Processor) -> str:
@@ -230,14 +233,16 @@ class JobTimer:
                 # All kinds that can run it were timed together.
                 if all(any(str(layer) in times for times in known.values()) for layer in ranks):
                     continue
-                self.progress(f"timing {len(ranks)} convolutions of {graph.name} as triples, choice {number}")
+                self.progress(
+                    f"timing {plural(len(ranks), 'decomposed convolution')} of {graph.name}, rank set {number}"
+                )
                 made, origins = lowerings.whole(graph, ranks)
                 for kind, processor in first_of_kinds(self.processors).items():
                     try:
                         each, _, _ = self._operators_s(made, processor)
                     except UnavailableError as error:
                         name = self.processors[processor].name
-                        self.progress(f"{name} does not run choice {number} of {graph.name}: {error.what}")
+                        self.progress(f"rank set {number} of {graph.name} does not run on {name}: {error.what}")
                         continue
                     times = found.setdefault(graph.digest, {}).setdefault(kind, {})
                     for layer, took_s in _by_layer(ranks, each, origins).items():

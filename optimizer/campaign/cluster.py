@@ -68,7 +68,7 @@ def run_on_cluster(run: CampaignRun, waiting: Sequence[State], watcher: Progress
 def _connect(address: str) -> Any:
     parts = urlsplit(address)
     if parts.scheme not in ("tcp", "tls") or not parts.hostname or not parts.port:
-        raise UsageError(f"--scheduler {address}: is not an address", "as tls://host:8786")
+        raise UsageError(f"--scheduler {address}: is not an address", "use for example tls://host:8786")
     with needs_extra("--scheduler", "cluster"):
         from distributed import Client
     if parts.scheme == "tcp" and parts.hostname not in ("127.0.0.1", "localhost", "::1"):

@@ -18,7 +18,7 @@ from optimizer.report.console import make_console, progress_bar
 from optimizer.report.terminal import render, table
 from optimizer.study.course import foreseen
 from search_spaces.core.errors import OptimizeError
-from search_spaces.core.wording import did_you_mean, many, seconds
+from search_spaces.core.wording import did_you_mean, many, plural, seconds
 
 if TYPE_CHECKING:
     from optimizer.campaign.file import CampaignFile, Loc
@@ -188,17 +188,13 @@ def render_dry_run(document: Mapping[str, Any]) -> Group:
         about = f"{study['expected_s']:.0f} s" if study["expected_s"] else "–"
         rows.append((study["study"], *sizes, about, study["state"]))
     listed = table(("study", ">operators", ">plans", ">budget", ">about", "state"), rows)
-    took, count = document["expected_s"], _studies(len(rows))
+    took, count = document["expected_s"], plural(len(rows), "study")
     about = seconds(took) if took < _LONG_S else f"{took / 60:.0f} minutes"
     ends = f"{count}{f', about {about} where nothing else runs' if took else ''}, into {document['folder']}"
     parts: list[Table | Text] = [listed, Text(), Text(ends)]
     problems = Counter(study["problem"] for study in document["studies"] if study["problem"])
-    parts += [Text(f"{_studies(n)} will fail: {problem}") for problem, n in problems.items()]
+    parts += [Text(f"{plural(n, 'study')} will fail: {problem}") for problem, n in problems.items()]
     return Group(*parts, *map(Text, document["unknown_baselines"]))
-
-
-def _studies(count: int) -> str:
-    return f"{many(count)} {'study' if count == 1 else 'studies'}"
 
 
 def render_summary(state: Mapping[str, Any], tables: Tables) -> Group:

@@ -52,11 +52,11 @@ class Matrix(_Strict):
     Attributes:
         model: names of built-in models, or paths of ``.tflite`` files, relative to the campaign file.
         platform: names of devices that ship with the program, or paths of files; null for what the evaluator finds.
-        processors: those to use, as ``cpu0,cpu1``; null for all.
+        processors: those to use, for example ``cpu0,cpu1``; null for all.
         evaluator: ``litert`` measures this machine; ``optimize plugins`` lists the others.
-        allow: freedoms of plans, as ``cuts,branches``; null for the default of ``--allow``.
+        allow: freedoms of plans, for example ``cuts,branches``; null for the default of ``--allow``.
         sampler: proposes plans; null for ``auto``.
-        objective: one, or several as ``latency,memory``; energy needs the powers of the processors, or a meter.
+        objective: one, or several, for example ``latency,memory``; energy needs the processors' powers, or a meter.
         max_stages: stages of a plan at most; null for 4, or the model's operators where it has fewer.
         max_error: by how much outputs may differ from the whole model's, relative to its largest one.
         rate: how many times as often requests of workloads come; null for as often as they say.
@@ -122,9 +122,9 @@ class Settings(_Strict):
         precision: target half width of the 95 % interval, relative to the median.
         device: the device of an evaluator that measures elsewhere; a name, or several of identical devices.
         allow_fallback: whether an accelerator may leave operators to the CPU.
-        input_shape: sizes of inputs that models leave open, as ``name=1,224,224,3``.
-        power: what processors draw while they run, as ``cpu0=2.5``, in watts; for energy.
-        state: states of the platform to optimise for, as ``hot:gpu=2``; cost models only.
+        input_shape: sizes of inputs that models leave open, for example ``name=1,224,224,3``.
+        power: what processors draw while they run, in watts, for example ``cpu0=2.5``; for energy.
+        state: states of the platform to consider, for example ``hot:gpu=2``; cost models only.
         robust: whether the worst of these states counts, or their mean.
         deadline: milliseconds that one inference may take.
         max_energy: millijoules that one inference may take.

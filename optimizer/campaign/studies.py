@@ -188,8 +188,8 @@ def _config(file: CampaignFile, axes: dict[str, Any], loc: Loc) -> StudyConfig:
         where = _place(file, loc, axis, axes[axis])
         raise file.error(where, as_keys(error.what), as_keys(error.hint)) from error
     if config.rate is not None and not names_file(config.model):
-        what = f"a rate has no effect on {config.model!r}, whose requests do not arrive"
-        raise file.error(_place(file, loc, "rate", axes["rate"]), what, "give a workload's file")
+        what = f"rate has no effect on {config.model!r}: it has no arrival times"
+        raise file.error(_place(file, loc, "rate", axes["rate"]), what, "give a workload file")
     for axis, check in _CHECKS.items():
         try:
             check(getattr(config, axis))

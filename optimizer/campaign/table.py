@@ -59,14 +59,14 @@ COLUMNS: Mapping[str, str] = {
     "unique_plans, space_plans": "distinct plans that the study tried, and that its space has.",
     "wall_s": "seconds that the study took.",
     "failure": "why the plan has no figure.",
-    "misses, requests, makespan_ms, predicted_makespan_ms": "of several models: late requests of a typical run, all of "
-    "its requests, and its makespan, measured and simulated.",
+    "misses, requests, makespan_ms, predicted_makespan_ms": "of several models: late and all requests of the median "
+    "run, and the makespan, measured and simulated.",
 }
 """Columns of ``results.csv`` beside the campaign, the study and its axes, and what they hold."""
 
 Row = dict[str, Any]
 _POOLED = ("seed",)
-MOST_LATE = 0.05  # of the requests of a typical run, where a rate counts as kept
+MOST_LATE = 0.05  # of the requests of the median run, where a rate counts as kept
 _VAGUE = 0.05  # relative half width of an interval from which on the end of a campaign says so
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -233,7 +233,7 @@ def vague_text(results: Sequence[Row]) -> str:
     widest = max(vague, key=lambda study: wide[study])
     return (
         f"The 95 % interval of {len(vague)} of {plural(len(wide), 'best plan')} that were measured is wider than "
-        f"± {percent(_VAGUE)}, as beside other work; the widest: ± {percent(wide[widest])} ({widest})"
+        f"± {percent(_VAGUE)}, for example because of other processes; the widest: ± {percent(wide[widest])} ({widest})"
     )
 
 
@@ -384,7 +384,7 @@ def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
 
 
 def _of_requests(outcome: Mapping[str, Any], *, due: bool) -> Row:
-    """Return figures of a typical run of several models; None of one model, and of misses where nothing was due."""
+    """Return the usual figures of several models; None of one model, and of misses where nothing was due."""
     return {
         "misses": outcome.get("misses") if due else None,
         "requests": outcome.get("requests") if due else None,
@@ -504,7 +504,7 @@ def gain_text(row: Row) -> str:
 def _rates(results: Sequence[Row], never: Sequence[Row] = ()) -> list[Row]:
     """Return the highest rate that each workload is run at and up to which a plan of a kind keeps its deadlines.
 
-    It keeps them where a typical run misses at most one in twenty: single requests are late through others' work.
+    It keeps them where the median run misses at most one in twenty: single requests are late through others' work.
 
     Args:
         never: axes of studies that ended since no plan can keep the deadlines.
@@ -540,8 +540,9 @@ def rate_text(row: Row, axes: Sequence[str]) -> str:
 
     which = ", ".join(named(row[axis]) for axis in axes if axis != "rate")
     by = f"the best baseline ({row['baseline']})" if row["baseline"] else "every baseline"
-    ends = f"{kept(row['best'])} by our plan, {kept(row['baseline_rate'])} by {by}"
-    return f"{which}: highest rate at which a typical run keeps {percent(1.0 - MOST_LATE)} of its deadlines: {ends}"
+    ends = f"{kept(row['best'])} for the recommended plan, {kept(row['baseline_rate'])} for {by}"
+    what = f"highest request rate at which the median run meets {percent(1.0 - MOST_LATE)} of its deadlines"
+    return f"{which}: {what}, as a multiple of the workload file's rate: {ends}"
 
 
 def _pooled(rows: Sequence[Row]) -> tuple[float | None, float | None, float | None]:

@@ -12,7 +12,7 @@ from search_spaces.core.errors import EXIT_INTERRUPTED, UnavailableError
 def calibrate(parser: Parser, arguments: list[str]) -> int:
     """Fit a cost model of this machine's processors, or refine one with what a study measured."""
     add = parser.add_argument
-    add("--out", metavar="FILE", type=Path, required=True, help="the profile, a .json file; its log lies beside it")
+    add("--out", metavar="FILE", type=Path, required=True, help="profile (.json or .yaml); its log lies beside it")
     add("--processors", metavar="A,B", help="processors to calibrate (default: all found)")
     add("--minutes", metavar="M", type=float, default=10.0, help="minutes to spend (default 10)")
     add(

@@ -10,7 +10,7 @@ from search_spaces.core.allowed_code import allow
 
 def models(parser: Parser, arguments: list[str]) -> None:
     """List the built-in models, with their size and work."""
-    parser.add_argument("names", metavar="NAME", nargs="*", help="as mobilenet_v1@0.5/192 (default: all)")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="for example mobilenet_v1@0.5/192 (default: all)")
     options = parser.read(arguments)
     from optimizer.tools.models import render, summaries, to_json
 
@@ -59,7 +59,7 @@ def rewrite(parser: Parser, arguments: list[str]) -> None:
         "--split",
         metavar="FIRST-LAST:AXIS:SHARE",
         action="append",
-        help="split operators between two processors, as 0-2:height:0.6 or 5:channels:0.5; may be given several times",
+        help="split operators between two processors, for example 0-2:height:0.6 or 5:channels:0.5; may be repeated",
     )
     kind.add_argument(
         "--tucker",
@@ -70,7 +70,7 @@ def rewrite(parser: Parser, arguments: list[str]) -> None:
     add("-o", "--out", metavar="FILE", type=Path, required=True, help="output .tflite file")
     add_shapes(add)
     add = parser.add_argument_group("with --tucker").add_argument
-    add("--rank", metavar="LAYER=INxOUT", action="append", help="ranks of one layer, as conv3_1=64x96")
+    add("--rank", metavar="LAYER=INxOUT", action="append", help="ranks of one layer, for example conv3_1=64x96")
     add("--multiple-of", metavar="N", help="round the rule's ranks to multiples of N (default 8)")
     add("--at-most", metavar="R", help="upper limit of the rule's ranks")
     add("--even-larger", action="store_true", help="decompose even where it saves no multiply-accumulates")

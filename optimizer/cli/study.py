@@ -99,7 +99,7 @@ def make_parser(summaries: str = "") -> Parser:
     fallback = "let an accelerator run unsupported operators on the CPU"
     add("--allow-fallback", action="store_true", default=None, help=fallback)
     add("--power", metavar="NAME=WATTS", action="append", help="power of a busy processor; may be repeated")
-    states = "a state of the device, as hot:gpu=1.5: the GPU takes 1.5 times as long; repeat for others"
+    states = "a state of the device, for example hot:gpu=1.5 (the GPU takes 1.5 times as long); may be repeated"
     add("--state", metavar="NAME:P=FACTOR,…", action="append", help=states)
     add("--robust", metavar="HOW", help="value over all --state: worst (default), or expected (their mean)")
     add = parser.add_argument_group("search").add_argument

@@ -628,9 +628,9 @@ class Plan(_Threads):
         if not self.runs:
             return "nothing was run yet"
         took_ms = statistics.median(total for total, _ in self.runs[-SURE_RUNS:]) * 1e3
-        text = f"{took_ms:.2f} ms an inference"
+        text = f"{took_ms:.2f} ms per inference"
         if "latency_ms" in self.expected:
-            text += f", expected were {self.expected['latency_ms']:.2f} ms"
+            text += f" (expected {self.expected['latency_ms']:.2f} ms)"
         if slow:
             return f"{text}; {', '.join(slow)}{UNPREFERRED}"
         return f"{text}; no stage takes more than {SLOWER:g} times as long as expected" if drift else text
@@ -969,7 +969,7 @@ def _time_models(folder: Path, runs: int) -> int:
         for name, known in took.items():
             latency = f"{statistics.mean(known) * 1e3:.2f} ms" if known else "no request was answered"
             expected_ms = models.expected.get("instances_ms", {}).get(name)
-            more = f", expected were {expected_ms:.2f} ms" if expected_ms else ""
+            more = f" (expected {expected_ms:.2f} ms)" if expected_ms else ""
             print(f"{name}: {models.failures.get(name) or latency + more}")
     return 1 if models.failures else 0
 

@@ -23,6 +23,7 @@ from search_spaces.core.constraints import Violation
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.plan import LayerRanks, Plan
 from search_spaces.core.platform import Platform
+from search_spaces.core.wording import plural
 from search_spaces.rewrites.lower import lowering
 from search_spaces.rewrites.tucker import Ranks
 from search_spaces.rewrites.tucker_ranks import RankChoices
@@ -57,7 +58,7 @@ def rank_profile(of: Profiler, space: RankSpace, known: Profile, most_error: flo
         ranks = {o: r for o, r in ranks.items() if space.loss(o, r) <= allowed}
         if not ranks:
             continue
-        of.progress(f"timing {len(ranks)} convolutions as triples, choice {level + 1}")
+        of.progress(f"timing {plural(len(ranks), 'decomposed convolution')}, rank set {level + 1}")
         for like, found in _level_s(of, space, known, ranks).items():
             for operator, seconds in found.items():
                 triple_s[like][space.places[operator, ranks[operator]]] = seconds
@@ -67,14 +68,13 @@ def rank_profile(of: Profiler, space: RankSpace, known: Profile, most_error: flo
 def warn_of_none(choices: RankChoices, name: str, most_error: float) -> None:
     """Warn if no convolution of a model can be decomposed within the allowed error."""
     if not choices.places:
-        _LOGGER.warning("%s: no triple takes fewer multiply-accumulates than its convolution: it stays as it is", name)
+        _LOGGER.warning("%s: no convolution is decomposed: the offered ranks save no multiply-accumulates", name)
         return
     least = min(choices.loss(*place) ** 0.5 for place in choices.places)
     if least > most_error:
         _LOGGER.warning(
-            "%s: no convolution keeps an error of %g as a triple (the nearest has %.2g), so it stays as it is: allow a "
-            "larger --max-error, or give weights that were trained; random ones have no low rank, but those of "
-            "NAME+spectrum do",
+            "%s: no convolution can be decomposed within an error of %g (the smallest estimate is %.2g): allow a "
+            "larger --max-error, or use trained weights; for a built-in model use NAME+spectrum",
             name,
             most_error,
             least,

@@ -312,7 +312,7 @@ def no_better(better: str, *, sure: bool, all_tried: bool) -> str:
 
 
 def missed_text(outcomes: Mapping[str, Any], baseline: str, *, sure: bool) -> str:
-    """Return how many requests of a typical run miss their deadlines with the recommended plan.
+    """Return how many requests of the median run miss their deadlines with the recommended plan.
 
     Args:
         outcomes: of the recommended plan ("best") and of baselines.
@@ -320,7 +320,7 @@ def missed_text(outcomes: Mapping[str, Any], baseline: str, *, sure: bool) -> st
         sure: whether plans differ significantly.
     """
     ours, theirs = outcomes["best"], outcomes.get(baseline)
-    text = f"{ours['misses']:.0f} of {ours['requests']:.0f} requests of a typical run miss their deadlines"
+    text = f"{ours['misses']:.0f} of {ours['requests']:.0f} requests of the median run miss their deadlines"
     if not baseline:
         return f"{text}; no plan with {'' if sure else 'significantly '}fewer was found"
     if theirs is not None:

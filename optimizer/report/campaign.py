@@ -163,13 +163,13 @@ def summary(state: Mapping[str, Any], tables: Tables, *, times: bool = True) -> 
 
 def _answer(rows: Sequence[Row]) -> str:
     """Return in how many rows a plan is better than the best baseline; predictions apart from measurements."""
-    better = better_word(rows)
+    better, noun = better_word(rows), "summary row" if any(row["studies"] > 1 for row in rows) else "study"
     found: list[str] = []
     for predicted, how in ((False, "Measured"), (True, "Predicted")):
         if each := [row for row in rows if bool(row["predicted"]) == predicted]:
             faster = sum(bool(row["significant"]) and row["ratio"] > 1.0 for row in each)
             what = "" if found else f"a plan is significantly {better} than the best baseline "
-            found.append(f"{how}: {what}in {faster or 'none'} of {plural(len(each), 'row')}.")
+            found.append(f"{how}: {what}in {faster} of {plural(len(each), noun)}.")
     return " ".join(found)
 
 

@@ -393,8 +393,8 @@ def _disturbances(result: Result) -> list[str]:
     samples = result.samples(result.best) if result.best is not None else None
     bad = problems(samples.conditions) if samples is not None else []
     if bad:
-        first = "measurements run first where the system allows it, and an application is slower beside such work"
-        found.append(f"measured while {', '.join(bad)}: {first}; optimize doctor says what to do")
+        first = "measurements have priority over other processes where the system allows it, applications may be slower"
+        found.append(f"measured while {', '.join(bad)}; {first}; optimize doctor says what to do")
     return found
 
 

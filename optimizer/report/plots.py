@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from optimizer.report.data import Bar, Point, Spread
 from optimizer.report.svg import Plot, Scale, around, figure, part_colour, text_width
-from search_spaces.core.wording import plural
+from search_spaces.core.wording import operator_range, plural
 
 WIDTH, NARROW = 920.0, 340.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 44.0, 44.0
@@ -57,7 +57,7 @@ def timelines(bars: Sequence[Bar], kinds: Sequence[str], width: float = WIDTH) -
                 first, last = (event.start_s - start_s) * 1e3, (event.end_s - start_s) * 1e3
                 tip = f"stage {event.stage} on {lane}: {first:.3f} to {last:.3f} ms ({last - first:.3f} ms)"
                 operators = bar.plan.stages[event.stage].operators
-                tip += f"\noperators {operators[0]} to {operators[-1]}"
+                tip += f"\n{operator_range(operators[0], operators[-1])}"
                 if kinds:
                     tip += f": {kinds[operators[0]]} … {kinds[operators[-1]]}"
                 style = "bar guess" if bar.source == "predicted" else "bar"

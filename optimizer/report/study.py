@@ -412,8 +412,7 @@ def _ranking(pairs: Sequence[tuple[float, float]]) -> str:
         text += ": the predictions do not tell which of these plans is faster"
     if spreads[0] < spreads[1] / 3.0:
         near, far = percent(spreads[0], 1), percent(spreads[1], 1)
-        text += f". The predictions hardly tell these plans apart: their middle half spans {near}, that of the "
-        text += f"measurements {far}"
+        text += f". The predictions hardly differ: their middle half spans {near}, that of the measurements {far}"
     return f"{text}."
 
 

@@ -95,5 +95,5 @@ def tried_text(result: Result) -> str:
         explored += f" and {plural(beyond, 'baseline')} outside of it"
     new, took = len(history.known) - taken - result.earlier, seconds(result.wall_s)
     when = f" in {took}" if not result.earlier else f", {many(new)} now in {took}" if new > 0 else " earlier"
-    over = f", {many(taken)} taken over" if taken else ""
+    over = f", {many(taken)} reused from --warm-start" if taken else ""
     return f"{plural(result.cardinality, 'plan')} in the space, {explored} tried{when}{over}"

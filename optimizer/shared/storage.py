@@ -46,14 +46,14 @@ def check_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in _SCHEMES or (parts.scheme != "sqlite" and not parts.hostname):
         raise UsageError(
-            f"--storage {url}: is not a storage URL", f"as {', '.join(f'{scheme}://…' for scheme in _SCHEMES)}"
+            f"--storage {url}: is not a storage URL", f"use {', '.join(f'{scheme}://…' for scheme in _SCHEMES)}"
         )
     if parts.password is not None or "password" in dict(parse_qsl(parts.query)):
         raise UsageError(
             "--storage: a password in the URL would be written to the run's files", "use PGPASSWORD or ~/.pgpass"
         )
     if parts.scheme == "sqlite" and (not url.startswith("sqlite:///") or len(url) <= len("sqlite:///")):
-        raise UsageError(f"--storage {url}: needs a file", "as sqlite:///study.db")
+        raise UsageError(f"--storage {url}: needs a file", "use for example sqlite:///study.db")
     return url
 
 

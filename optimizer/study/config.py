@@ -72,7 +72,7 @@ def parse_powers(words: Sequence[str]) -> dict[str, float]:
     for word in words:
         processor, _, watts = word.rpartition("=")
         if not processor or not re.fullmatch(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", watts) or not 0.0 < float(watts) < 1e5:
-            raise ValueError("must be a processor and its watts, as cpu0=2.5")
+            raise ValueError("must be a processor and its watts, for example cpu0=2.5")
         found[processor] = float(watts)
     return found
 
@@ -145,7 +145,7 @@ class StudyConfig(BaseModel):
         minutes: the search ends after so long; the final comparison follows. None for no limit.
         max_stages: most stages of a plan; None for the space's own limit.
         sampler, evaluator: names in their registries.
-        allow: freedoms of plans, as ``cuts,branches,splits,ranks``; ``exact`` for all but ranks that model and
+        allow: freedoms of plans, for example ``cuts,branches``; ``exact`` for all but ranks that model and
             processors offer (:func:`with_freedoms`); or a plug-in's space.
         objective: what is minimised; several give their front. Of several models ``latency`` is the mean of theirs.
         seed: the same seed proposes the same plans, given the same measurements.
@@ -170,7 +170,7 @@ class StudyConfig(BaseModel):
         warm_start: folder of a finished study; its measurements of this model on this device are reused, and
             its best plans are tried on another one.
         compare_with: plans that are always in the final: files as ``plan.json`` or run folders of studies, whose plans
-            are measured first, and names of baselines, as ``whole on cpu``.
+            are measured first, and names of baselines, for example ``whole on cpu``.
         stop_when_proven: whether to end once the best plan is within ``precision`` of the predicted lower bound.
         input_shape: ``name=1,224,224,3`` for inputs of the model that have open dimensions; as in the file by default.
         input: an ``.npy`` or ``.npz`` file with the inputs to measure and verify with; drawn ones by default. Of one
@@ -361,7 +361,7 @@ def _explain(error: ErrorDetails, named: Callable[[str], str]) -> UsageError:
         "value_error": str(context.get("error")),
     }.get(error["type"], error["msg"])
     given = error["input"]
-    several = isinstance(given, tuple) or (name in _REPEATED and isinstance(given, list))
+    several = isinstance(given, tuple) or (name in {*_REPEATED, "model"} and isinstance(given, list))
     text = " ".join(map(str, given)) if several else str(given)
     shown = " ".join(text.split()) or "''"
     if len(shown) > _SHOWN_CHARACTERS:

@@ -307,10 +307,10 @@ class History:
         if dropped and not self._warned:
             self._warned = True
             _LOGGER.warning(
-                "trial %d carries the attribute %s, which is not read: only constraints are; others like it are "
-                "dropped too",
-                trial.number,
+                "the attribute %s of %s is ignored: only constraints are read. Further such attributes are ignored "
+                "without a message",
                 shown(dropped[0]),
+                f"trial {trial.number}" if trial.number >= 0 else "a trial outside the search",
             )
         return trial
 

@@ -143,16 +143,17 @@ def warm_start(run: Path, fingerprint: Mapping[str, Any], of: Subject) -> Warm:
     before = {p.name: _plain(p) for p in study.platform.processors}
     same = [p.name for p in of.processors if before.get(p.name) == _plain(p)]
     known, plans = None if other else of.known(study, same), of.carried(study)
-    moved = f"{plural(len(plans), 'plan')} carried over"
+    best = plural(len(plans), "best plan")
     if known is None:
-        return Warm((), plans, f"{moved} from {run}, which is of {other or 'other processors'}")
+        return Warm((), plans, f"{run} is of {other or 'other processors'}: its {best} will be measured here")
     if numbers := _other_numbers(study, config):
-        return Warm((), plans, f"{known.what} taken over from {run}, {moved}: it has {numbers}", known)
+        why = f"because it has {numbers}"
+        return Warm((), plans, f"{known.what} reused from {run}; its {best} will be measured again, {why}", known)
     trials = _known_trials(study, of, same)
     digests = {t.plan.digest for t in trials}
     changed = len(same) < len(of.processors) or len(same) < len(before)
     left = tuple(p for p in plans if p.digest not in digests) if changed else ()
-    summary = f"{plural(len(trials), 'plan')} and the {known.what} taken over from {run}"
+    summary = f"{plural(len(trials), 'plan')} and the {known.what} reused from {run}"
     return Warm(trials, left, summary, known)
 
 
@@ -211,7 +212,7 @@ def earlier_prices(study: Study) -> Known:
     """Return the prices of jobs of several models."""
     records = read_log(study.path / LOG).records
     prices = next((r.data for r in reversed(records) if r.kind == PRICES), None)
-    return Known("prices of jobs", prices=prices)
+    return Known("job times", prices=prices)
 
 
 def measured_trials(study: Study) -> Sequence[Trial]:

@@ -238,7 +238,7 @@ def _simulated(study: Study) -> Iterator[tuple[SeveralModels, WorkloadSimulator]
     run = study.path
     priced = [record.data for record in read_log(run / LOG).records if record.kind == "prices"]
     if not priced:
-        raise RunFolderError(f"{run}: its log holds no prices of jobs", "explain a finished study")
+        raise RunFolderError(f"{run}: its log has no job times", "explain a finished study")
     if study.predicted:
         with reloaded(run) as found:
             session = cast("WorkloadSession", found.session)

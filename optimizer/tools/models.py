@@ -103,7 +103,7 @@ def render(found: Sequence[ModelSummary]) -> Group:
 def _notes(found: Sequence[ModelSummary]) -> list[str]:
     low, high = WIDTHS
     lines = [
-        f"{GRAMMAR}, as in mobilenet_v1@0.5/192:int8.",
+        f"{GRAMMAR}, for example mobilenet_v1@0.5/192:int8.",
         f"WIDTH is {low:g} to {high:g} and multiplies channels, rounded {WHOLE} except:",
     ]
     others: dict[str, list[str]] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -214,7 +213,7 @@ def rewrite_tucker(request: Request) -> Rewritten:
     prices = _price(graph, choices, request.platform) if request.platform is not None else None
     if prices is not None and not request.even_slower:
         choices = _only_faster(choices, prices)
-        _check_some(choices, name, random=False, hint="take smaller ranks, or use them all the same with --even-slower")
+        _check_some(choices, name, random=False, hint="use smaller ranks, or force them with --even-slower")
     made = decompose(graph, {c.layer.operator: c.ranks for c in choices if c.ranks is not None})
     error = relative_error(graph, made.graph, request.seed)
     if int8:
@@ -246,7 +245,7 @@ def _given_ranks(graph: Graph, words: Sequence[str]) -> dict[int, Ranks]:
         name, _, text = word.rpartition("=")
         numbers = text.split("x")
         if not name or len(numbers) != 2 or not all(n.isascii() and n.isdecimal() for n in numbers):
-            raise UsageError(f"--rank {word}: is not of the form LAYER=INxOUT", "as in --rank conv3_1=64x96")
+            raise UsageError(f"--rank {word}: is not of the form LAYER=INxOUT", "give for example conv3_1=64x96")
         layer = find_layer(tucker_layers(graph), name)
         if layer.operator in found:
             raise UsageError(f"--rank {word}: this layer has ranks already", "give each layer once")
@@ -270,10 +269,11 @@ def _check_some(choices: Sequence[Choice], name: str, *, random: bool, hint: str
     """
     if any(choice.ranks is not None for choice in choices):
         return
-    most = Counter(choice.why for choice in choices).most_common(1)[0][0]
+    usual = max(choices, key=lambda choice: sum(other.why == choice.why for other in choices))
     if random and "+spectrum" not in name:
-        hint = "its weights are random numbers, which have no low rank; +spectrum behind its name gives it some that do"
-    raise RewriteError(f"nothing of {name!r} would be decomposed: {most}", hint)
+        hint = "append +spectrum to the name: the built-in model has random weights, which have no low rank"
+    what = f"for example {printable(usual.layer.name, 40)}: {usual.why}"
+    raise RewriteError(f"nothing of {name!r} would be decomposed; {what}", hint)
 
 
 def _price(graph: Graph, choices: Sequence[Choice], platform: Path) -> Prices:
@@ -307,7 +307,7 @@ def _only_faster(choices: Sequence[Choice], prices: Prices) -> tuple[Choice, ...
     for choice in choices:
         layer, triple = (times.get(choice.layer.operator, 0.0) for times in (prices.layer_s, prices.triple_s))
         if choice.ranks is not None and triple >= layer:
-            why = f"{choice.ranks} would take {triple * 1e3:.3f} ms instead of {layer * 1e3:.3f}"
+            why = f"ranks {choice.ranks} would take {triple * 1e3:.3f} ms instead of {layer * 1e3:.3f}"
             found.append(Choice(choice.layer, None, why))
         else:
             found.append(choice)

@@ -161,7 +161,7 @@ def largest_moment(graph: Graph) -> int:
 _LATE = "allow a longer deadline, or use a smaller model"
 _LATE_TOGETHER = "allow longer deadlines, space the requests out, or run fewer instances or smaller models"
 _MOST_BEGINS, _MOST_DUE = 100, 2000
-_BUSY = "send requests less often, or run fewer instances or smaller models"
+_BUSY = "lower the request rate, or run fewer instances or smaller models"
 
 Seconds = NDArray[np.float64]
 JobPrice = Callable[[range], float]

@@ -59,7 +59,7 @@ def built(kind: type[Built], data: object, what: str, error: type[OptimizeError]
     """Return a value of a type from plain values; unknown fields are ignored.
 
     Args:
-        what: the subject of the error's sentence, as ``the prices in the log are``.
+        what: the subject of the error's sentence, as ``the job times in the log are``.
 
     Raises:
         OptimizeError: ``error``, where a field is missing, has the wrong type, or an invalid value.

@@ -12,9 +12,7 @@ from search_spaces.core.platform import Platform
 
 Robust = Literal["worst", "expected"]
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+")
-_HINT = (
-    "write NAME:PROCESSOR=FACTOR,…, as hot:cpu=1.6,gpu=1.2; NAME@WEIGHT: for how likely it is, 1 where it is left out"
-)
+_HINT = "write NAME:PROCESSOR=FACTOR,…, for example hot:cpu=1.6,gpu=1.2, or NAME@WEIGHT:… (default weight 1)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -17,8 +18,14 @@ def did_you_mean(
 
 
 def plural(count: int, noun: str) -> str:
-    """Return ``1 plan``, ``2 plans``, ``1,234 plans``, ``249 million plans``."""
-    return f"{many(count)} {noun}{'' if count == 1 else 's'}"
+    """Return ``1 plan``, ``2 plans``, ``1,234 plans``, ``249 million plans``, ``2 studies``."""
+    several = re.sub("([^aeiou])y$", r"\1ie", noun) + "s"
+    return f"{many(count)} {noun if count == 1 else several}"
+
+
+def operator_range(first: int, last: int) -> str:
+    """Return ``operator 3``, or ``operators 3 to 7``; the last one is included."""
+    return f"operator {first}" if first == last else f"operators {first} to {last}"
 
 
 def many(count: int) -> str:

@@ -165,7 +165,7 @@ class Workload:
             UsageError: no requests come at a rate.
         """
         if all(client.arrival.kind in {"burst", "closed"} for client in self.clients):
-            raise UsageError("--rate has no effect: no requests come at a rate", "give a workload with arrivals")
+            raise UsageError("--rate has no effect: no requests are periodic or random", "give another workload")
         clients = []
         for client in self.clients:
             arrival, rated = client.arrival, client.arrival.kind not in {"burst", "closed"}

@@ -324,6 +324,16 @@ def by_full_name(arrays: Mapping[str, Value], names: Sequence[str]) -> dict[str,
     return {name if name in names else full.get(name, name): array for name, array in arrays.items()}
 
 
+def form(of: Tensor | Array) -> str:
+    """Return the shape and type of a tensor or an array, as ``1×224×224×3 float32``."""
+    return f"{'×'.join(map(str, of.shape)) or 'scalar'} {of.dtype}"
+
+
+def named_form(tensor: Tensor) -> str:
+    """Return the name of an input before its :func:`form`."""
+    return f"{shown(tensor.name)} {form(tensor)}"
+
+
 def read_inputs(path: Path, ports: Sequence[Tensor], model: str = "the model") -> list[Array]:
     """Return the inputs that a file holds: an array of a model with one input, or an ``.npz`` with one for each name.
 
@@ -334,8 +344,7 @@ def read_inputs(path: Path, ports: Sequence[Tensor], model: str = "the model") -
         UsageError: the file is missing, damaged, too large, or does not fit the model.
     """
     names = [tensor.name for tensor in ports]
-    forms = (f"{shown(t.name)} {'×'.join(map(str, t.shape)) or 'scalar'} {t.dtype}" for t in ports)
-    hint = f"{model} reads: {', '.join(forms)}"
+    hint = f"{model} reads: {', '.join(map(named_form, ports))}"
     try:
         content = read_bounded(path, MAX_NBYTES)
         with warnings.catch_warnings(action="error"):  # about headers from old versions

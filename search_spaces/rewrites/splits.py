@@ -21,6 +21,7 @@ from typing import Literal
 
 from search_spaces.core.errors import RewriteError, UsageError, shown
 from search_spaces.core.graph import Graph, Operator
+from search_spaces.core.wording import operator_range
 from search_spaces.models.dtypes import integers
 from search_spaces.rewrites import locality
 from search_spaces.rewrites.locality import MEETS_IN_A_SUM, Axis, Need, Part, Range, axis_of, needs, padding, what
@@ -29,7 +30,7 @@ from search_spaces.rewrites.structure import Structure
 __all__ = ["Axis", "GrowingSplit", "Piece", "Sides", "Split", "divide", "is_flat", "parse_split"]
 
 _SPLIT = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?:(height|channels):(\d*\.?\d+(?:,\d*\.?\d+)*)")
-_HINT = "give FIRST-LAST:height:SHARE or FIRST-LAST:channels:SHARE, as 0-2:height:0.6"
+_HINT = "give FIRST-LAST:height:SHARE or FIRST-LAST:channels:SHARE, for example 0-2:height:0.6"
 _TILE = 8  # channels that kernels compute together
 
 
@@ -50,7 +51,7 @@ class Split:
     cuts: tuple[int, ...]
 
     def __str__(self) -> str:
-        return f"operators {self.first} to {self.last - 1} along {self.axis} at {', '.join(map(str, self.cuts))}"
+        return f"{operator_range(self.first, self.last - 1)} along {self.axis} at {', '.join(map(str, self.cuts))}"
 
 
 def parse_split(graph: Graph, text: str) -> Split:
@@ -113,7 +114,7 @@ def extent(graph: Graph, first: int, last: int, axis: Axis) -> int:
     """
     if not 0 <= first < last <= len(graph.operators):
         raise RewriteError(
-            f"there are no operators {first} to {last - 1} in {graph.name!r}",
+            f"{graph.name!r} has no {operator_range(first, last - 1)}",
             f"it has the operators 0 to {len(graph.operators) - 1}",
         )
     return _length(graph, _measured(graph, last - 1, axis), axis, last - 1)

@@ -232,7 +232,7 @@ def parse_rule(text: str) -> Rule:
     except ValueError:
         shares = []
     if not all(0 < share <= 1 for share in shares) or len(shares) not in ((1, 2) if name == "ratio" else (1,)):
-        raise UsageError(f"--tucker {text}: the share must be above 0 and at most 1", f"as in {name}:0.5")
+        raise UsageError(f"--tucker {text}: the share must be above 0 and at most 1", f"write for example {name}:0.5")
     return ratio(shares[0], shares[-1]) if name == "ratio" else energy(shares[0])
 
 
@@ -266,7 +266,7 @@ def _choice(graph: Graph, layer: Layer, how: Choosing) -> Choice:
         return Choice(layer, None, how.rule.why_not)
     ranks = Ranks(*(_rounded(rank, channels, how) for rank, channels in zip(found, layer.full, strict=True)))
     if layer.macs(ranks) >= layer.macs() and not how.even_larger:
-        return Choice(layer, None, f"{ranks} would take no fewer multiply-accumulates")
+        return Choice(layer, None, f"ranks {ranks} save no multiply-accumulates")
     return Choice(layer, ranks)
 
 

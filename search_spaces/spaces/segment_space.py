@@ -123,7 +123,7 @@ class SegmentSpace(SharedParts):
             raise UsageError(
                 f"{what} require two processors that run at once; {', '.join(names)} "
                 f"{'exclude each other' if len(names) > 1 else 'is the only one'}",
-                "give --processors with two of them, as cpu0,cpu1",
+                "give --processors with two of them, for example cpu0,cpu1",
             )
         super().__init__(graph)
         self.platform = platform

@@ -19,6 +19,7 @@ from evaluators.cost_model.fit import OPERATOR_TERMS, TimedModel, nonnegative_pr
 from evaluators.cost_model.kernels import KernelModel, Tile, term
 from evaluators.cost_model.profile import ProcessorProfile
 from search_spaces.core.errors import ProfileError
+from search_spaces.core.wording import plural
 
 # Whole models cannot separate kernels that always occur together: kernels of one group share one price for each term.
 MODEL_GROUPS: Mapping[str, str] = {
@@ -267,7 +268,7 @@ def _times(models: Sequence[TimedModel]) -> Array:
 
 def _check_times(times: Array, count: int) -> None:
     if times.shape != (count,):
-        raise ProfileError(f"{count} rows to fit have {times.size} times")
+        raise ProfileError(f"{plural(count, 'row')} to fit have {plural(times.size, 'time')}")
     bad = np.flatnonzero(~(np.isfinite(times) & (times > 0)))
     if bad.size:
         raise ProfileError(f"row {int(bad[0])} to fit has the time {times[bad[0]]}", "times are positive seconds")

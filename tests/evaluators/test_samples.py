@@ -31,7 +31,7 @@ MEASUREMENTS = st.builds(
     SAMPLES,
     LATENCIES,
     LATENCIES,
-    st.sampled_from(("precision", "limit", "raced", "glimpsed")),
+    st.sampled_from(("precision", "limit", "raced", "single-run")),
     st.none() | TIMELINES,
     st.none() | AGREEMENTS,
     st.floats(0.5, 3.0),

@@ -117,7 +117,7 @@ def test_a_known_cold_start_lets_the_first_run_decide() -> None:
 def test_a_first_run_that_does_not_promise_a_new_best_is_enough_where_there_is_no_time_for_another() -> None:
     incumbent, cold, short = Samples((0.1,) * 9), ColdStart(1.05, 1.1), SamplingPolicy(max_s=0.15, min_runs=1)
     tie = measure(Scripted([0.106, 0.1]), short, incumbent, cold=cold, single_run=True)
-    assert (tie.stopped, tie.latency_s.values_s, tie.warmup_s) == ("glimpsed", (0.106,), ())
+    assert (tie.stopped, tie.latency_s.values_s, tie.warmup_s) == ("single-run", (0.106,), ())
     assert tie.median_s == pytest.approx(0.106 / 1.05)
     assert not tie.promised
     fast = measure(Scripted([0.1, 0.1]), short, incumbent, cold=cold, single_run=True)
@@ -130,7 +130,7 @@ def test_a_first_run_that_does_not_promise_a_new_best_is_enough_where_there_is_n
         measure(Scripted([0.106, 0.1]), short, single_run=True, cold=cold),
         measure(Scripted([0.106, 0.1]), replace(short, max_s=0.3), incumbent, cold=cold, single_run=True),
     ):
-        assert least.stopped != "glimpsed"
+        assert least.stopped != "single-run"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_first_run_that_lost_a_little_time_is_enough_unless_it_may_be_the_best
     runs_of = RunFilter(counters)
     found = measure(Scripted([first_s, 0.105]), short, incumbent, cold=cold, single_run=True, runs=runs_of)
     assert len((*found.warmup_s, *found.latency_s.values_s)) == runs
-    assert (found.stopped == "glimpsed") == (runs == 1)
+    assert (found.stopped == "single-run") == (runs == 1)
 
 
 def test_a_run_that_was_broken_off_tells_nothing_of_its_stages() -> None:

@@ -51,7 +51,7 @@ def test_a_hostile_log_runs_nothing(sampler: str, tmp_path: Path, capfd: pytest.
     capfd.readouterr()
     assert main([*words, "--budget", "20"]) == 0
     assert not mark.exists()
-    (reported,) = [line for line in capfd.readouterr().err.splitlines() if "not read" in line]
+    (reported,) = [line for line in capfd.readouterr().err.splitlines() if "is ignored" in line]
     says(reported)
     later = [r.data["attributes"] for r in records(run)[len(lines) - 1 :] if r.kind == "trial"]
     assert later
@@ -76,7 +76,7 @@ def test_a_hostile_storage_runs_nothing(sampler: str, tmp_path: Path, capfd: pyt
     out, err = capfd.readouterr()
     assert json.loads(out)["unique_plans"] == 14
     assert not mark.exists()
-    (reported,) = [line for line in err.splitlines() if "not read" in line]
+    (reported,) = [line for line in err.splitlines() if "is ignored" in line]
     says(reported)
 
 

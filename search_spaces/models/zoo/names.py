@@ -192,10 +192,10 @@ def _size(text: str, given: str | None, entry: Entry) -> tuple[int, ...]:
         what = "a side, or HEIGHTxWIDTH, in pixels" if images else "a number of tokens"
         multiples = f", multiples of {entry.step}" if entry.step > 1 else ""
         side, _, count = given.partition("x")
-        several = f"; {count} of one are {text.replace(given, side)}*{count}" if re.fullmatch(r"\d+x\d+", given) else ""
+        more = f"; {count} copies are {text.replace(given, side)}*{count}" if re.fullmatch(r"\d+x\d+", given) else ""
         raise ModelError(
             f"{text}: the size {given!r} cannot be used",
-            f"give {what}: {entry.smallest} to {LARGEST}{multiples}{several}",
+            f"give {what}: {entry.smallest} to {LARGEST}{multiples}{more}",
         )
     return sides * 2 if images and len(sides) == 1 else sides
 

@@ -87,7 +87,7 @@ def synthetic(capsys: pytest.CaptureFixture[str], out: str, *words: str) -> str:
     capsys.readouterr()
     assert main([*options, "--out", out, *words]) == 0
     output = capsys.readouterr().err
-    return next((line for line in output.splitlines() if "taken over from" in line or "carried over" in line), "")
+    return next((line for line in output.splitlines() if " reused from " in line or " will be measured " in line), "")
 
 
 def test_not_one_operator_is_timed_again(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -283,7 +283,7 @@ def test_an_error_that_nothing_keeps_is_reported_and_the_study_goes_on(capsys: p
     words = ["--model", "vgg11@0.25/32×2", "--allow", "ranks", "--max-error", "0.01", "--budget", "5", "--json"]
     assert main([*words, *ON]) == 0
     out, err = capsys.readouterr()
-    (line,) = [line for line in err.splitlines() if "triple" in line]
+    (line,) = [line for line in err.splitlines() if "decomposed within" in line]
     says(line)
     result = json.loads(out)
     assert not result["best"]["plan"].get("ranks")
