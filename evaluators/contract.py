@@ -29,6 +29,7 @@ from search_spaces.core.graph import Graph, Operator, Tensor
 from search_spaces.core.plan import Plan, Stage, canonical
 from search_spaces.core.platform import Limits, Platform
 from search_spaces.core.plugins import contract_version
+from search_spaces.core.wording import plural
 from search_spaces.spaces.chain import chain_plan
 
 _TRIES = 20  # a call may wait until another study has measured on these cores
@@ -318,7 +319,7 @@ def _interrupt_after(seconds: float) -> Iterator[None]:
 
 def _check_batch(batch: Batch, runs: int, plan: Plan, *, whole: bool = True) -> None:
     """Check figures of a batch; a run that was interrupted, not ``whole``, has 0 s for stages that it did not reach."""
-    _require(batch.latency_s.shape == (runs,), f"latencies of shape {batch.latency_s.shape} for {runs} runs")
+    _require(batch.latency_s.shape == (runs,), f"latencies of shape {batch.latency_s.shape} for {plural(runs, 'run')}")
     shape = (runs, len(plan.stages))
     _require(batch.stage_s.shape == shape, f"stage times of shape {batch.stage_s.shape}, not {shape}")
     for seconds in (batch.latency_s, batch.stage_s if whole else np.maximum(batch.stage_s, _CLOCK_S)):

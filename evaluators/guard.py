@@ -247,5 +247,5 @@ def wrong_batch(batch: Any, n: int, stages: int, stop_above_s: float) -> str:
         if len(bad := values[~(np.isfinite(values) & fine)]):
             return f"a {what} of {bad[0]} s"
     if len(latency_s) < n and not latency_s[-1] >= stop_above_s * (1.0 - _CLOCK):
-        return f"{len(latency_s)} latencies for {n} runs"
+        return f"{plural(len(latency_s), 'latency')} for {plural(n, 'run')}"
     return batch.outcome.problem if batch.outcome is not None else ""

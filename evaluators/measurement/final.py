@@ -1131,7 +1131,9 @@ def _without_outliers(values: Array) -> Array:
 def _checked(batch: Batch, runs: int) -> Array:
     """Return the latencies of a batch, checked."""
     if len(batch.latency_s) != runs:
-        raise UnavailableError(f"evaluator returned {len(batch.latency_s)} latencies for {runs} runs")
+        raise UnavailableError(
+            f"evaluator returned {plural(len(batch.latency_s), 'latency')} for {plural(runs, 'run')}"
+        )
     return np.asarray(Samples(tuple(map(float, batch.latency_s))).values_s)
 
 
