@@ -46,7 +46,7 @@ def check_custom_ops(library: Path) -> None:
     if not is_allowed(str(library.absolute())):
         raise UsageError(f"--custom-ops {library}: it runs code", "name it on the command line, not in a file or study")
     if not library.is_file():
-        raise UsageError(f"--custom-ops {library}: there is no such file", "give for example libops.so")
+        raise UsageError(f"--custom-ops {library}: there is no such file", "give a library, for example libops.so")
     _tell_of(library.absolute())
 
 

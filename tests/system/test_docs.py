@@ -74,6 +74,7 @@ CHEAPER = {
         "optimize --workload experiments/workloads/robot.yaml --evaluator cost-model --platform xavier --budget 5"
     ),
     "optimize rewrite --help": "optimize models",
+    "optimize pretrain --help": "optimize models",
     "optimize run FILE.yaml": "optimize run small.yaml",
     "optimize run FILE --allow-code": "optimize run small.yaml --dry-run --allow-code",
     "optimize run FILE.yaml --dry-run": "optimize run small.yaml --dry-run",
