@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from evaluators.objectives import OBJECTIVES
@@ -146,7 +146,7 @@ class Settings(_Strict):
 
 
 class Expectation(_Strict):
-    """A published figure, to be shown beside ours; it never decides whether a campaign succeeds.
+    """A figure to be shown, beside a published one where there is one; it never decides whether a campaign succeeds.
 
     Attributes:
         name: as the table shows it.
@@ -155,10 +155,10 @@ class Expectation(_Strict):
             objective; ``speedup`` of the best plan.
         plan: ``best``, or the name of a baseline.
         over: the plan whose value divides a ratio: ``best``, or the name of a baseline.
-        paper: the published value.
+        paper: the published value; null where none was published.
         tolerance: relative difference up to which ours counts as equal.
         fitted: whether the profile that predicts ours was fitted to this figure, so that agreement says nothing.
-        source: where it was published.
+        source: where ``paper`` was published.
     """
 
     name: str = Field(min_length=1)
@@ -166,10 +166,16 @@ class Expectation(_Strict):
     metric: Literal["latency_ms", "ratio", "speedup"] = "latency_ms"
     plan: str = "best"
     over: str | None = None
-    paper: float = Field(gt=0, allow_inf_nan=False)
+    paper: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     tolerance: float = Field(default=0.1, ge=0, allow_inf_nan=False)
     fitted: bool = False
-    source: str = Field(min_length=1)
+    source: str = ""
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        if self.paper and not self.source.strip():
+            raise ValueError("a published figure needs its source")
+        return self
 
 
 class Campaign(_Strict):

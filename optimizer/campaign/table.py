@@ -82,7 +82,7 @@ class Tables:
         fronts: of each study with several objectives, the values of each plan of its front.
         gains: the mean gain over the models of the matrix, for each cell of its other axes.
         rates: the highest rate of each workload at which deadlines are kept, by our plans and by the best baseline.
-        expected: published figures beside ours.
+        expected: our figures that the campaign asks for, beside published ones.
         indicators: work, weights and memory traffic of each model, with the latency of its best plan.
         explained: R² of each indicator, and relative errors of models that were left out.
         missing: baselines that the campaign names and no study has.
@@ -564,13 +564,17 @@ def _pooled(rows: Sequence[Row]) -> tuple[float | None, float | None, float | No
 
 
 def _expected(expected: Expectation, results: Sequence[Row]) -> Row:
-    """Return a published figure beside ours: the median over the studies that it is about."""
+    """Return our figure beside a published one: the median over the studies that it is about.
+
+    Its range is the 95 % interval of one study where that has one, otherwise from the least to the most of the studies.
+    """
     wanted = expected.where.values
     rows = [r for r in results if all(r[axis] == value for axis, value in wanted.items())]
     by_study: dict[str, dict[str, Row]] = {}
     for row in rows:
         by_study.setdefault(row["study"], {})[row["plan"]] = row
-    values, known, in_final, missing = [], set(), True, "no finished study has these axes"
+    values: list[tuple[float, float, float]] = []
+    known, in_final, missing = set(), True, "no finished study has these axes"
     for plans in by_study.values():
         plan, over = plans.get(expected.plan), plans.get(expected.over or "")
         if absent := next((n for n in (expected.plan, expected.over) if n and n not in plans), None):
@@ -580,25 +584,28 @@ def _expected(expected: Expectation, results: Sequence[Row]) -> Row:
             continue
         found = None
         if expected.metric == "latency_ms" and plan:
-            found, missing = plan["latency_ms"], "not measured"
+            found, missing = _range(plan, "latency_ms", "ci_low_ms", "ci_high_ms"), "not measured"
             if first_objective(plan) != LATENCY:
                 missing = f"latency_ms is of the objective latency, not of {plan['objective']}"
         elif expected.metric == "speedup":
-            found, missing = plans["best"]["ratio"], "not compared with a baseline"
+            found, missing = _range(plans["best"], "ratio", "ratio_low", "ratio_high"), "not compared with a baseline"
         elif plan and over:
             found, missing = _over(plan, over), "not measured"
         if plan and found:
             values.append(found)
             known.add(("fitted" if expected.fitted else "predicted") if plan["predicted"] else "measured")
             in_final = in_final and plan["source"] != "search" and (over is None or over["source"] != "search")
-    ours = statistics.median(values) if values else None
-    ratio = ours / expected.paper if ours is not None else None
+    ours, low, high = values[0] if len(values) == 1 else (None, None, None)
+    if len(values) > 1:
+        every = [value for value, _, _ in values]
+        ours, low, high = statistics.median(every), min(every), max(every)
+    ratio = ours / expected.paper if ours is not None and expected.paper else None
     judged = ratio is not None and "fitted" not in known
     return {
         **{name: getattr(expected, name) for name in ("name", "metric", "plan", "over", "paper")},
         "ours": ours,
-        "ours_low": min(values, default=None),
-        "ours_high": max(values, default=None),
+        "ours_low": low,
+        "ours_high": high,
         "studies": len(values),
         "known": ", ".join(sorted(known)),
         "missing": "" if values else missing,
@@ -610,17 +617,26 @@ def _expected(expected: Expectation, results: Sequence[Row]) -> Row:
     }
 
 
-def _over(plan: Row, over: Row) -> float | None:
+def _range(row: Row, *names: str) -> tuple[float, float, float] | None:
+    """Return a figure of a row with its interval, or without width where it has none; None where it has no figure."""
+    value, low, high = (row[name] for name in names)
+    return (value, low or value, high or value) if value else None
+
+
+def _over(plan: Row, over: Row) -> tuple[float, float, float] | None:
     """Return how many times another plan's value a plan's is: as the final found it, or else of the two medians.
 
-    None where one of them has no value.
+    None where one of them has no value. The final's interval is known where one of the two is the recommended plan.
     """
     if not plan["value"] or not over["value"]:
         return None
-    shares = [1.0 if row["plan"] == "best" else row["over_best"] for row in (plan, over)]
-    if all(shares):
-        return float(shares[0] / shares[1])
-    return float(plan["value"] / over["value"])
+    one, other = (_range(row, "over_best", "over_best_low", "over_best_high") for row in (plan, over))
+    if plan["plan"] == "best" and other:
+        return 1.0 / other[0], 1.0 / other[2], 1.0 / other[1]
+    if over["plan"] == "best" and one:
+        return one
+    ratio = float(one[0] / other[0] if one and other else plan["value"] / over["value"])
+    return ratio, ratio, ratio
 
 
 def mean_excess(rows: Sequence[Row]) -> dict[str, list[float]]:

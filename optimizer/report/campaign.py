@@ -52,7 +52,7 @@ from optimizer.report.study import at_two_widths
 from optimizer.report.svg import Plot, Scale, around, text_width
 from search_spaces.core.wording import percent, plural
 
-PUBLISHED = "Published figures beside ours"
+PUBLISHED = "Our figures beside published ones"
 _WIDTH = 920.0
 _AT = (10, 25, 50, 100, 200, 400)
 _INDICATORS = {
@@ -187,11 +187,13 @@ def _times(row: Row) -> str:
 
 
 def published(tables: Tables) -> Iterator[Block]:
-    """Yield published figures beside ours."""
+    """Yield our figures, beside published ones where there are any."""
     if not tables.expected:
         return
-    yield Text("Other machines give other times, so compare ratios, not milliseconds.")
-    columns = headed("what; paper|.4g; ours|.4g; least|.4g; most|.4g; ours / paper|.3f; ours is; remark; source")
+    if any(row["paper"] for row in tables.expected):
+        yield Text("Other machines give other times, so compare ratios, not milliseconds.")
+    yield Text("From, to: the 95 % interval of one study, or the least and the most of several.", "note")
+    columns = headed("what; paper|.4g; ours|.4g; from|.4g; to|.4g; ours / paper|.3f; ours is; remark; source")
     values = itemgetter("name", "paper", "ours", "ours_low", "ours_high", "ratio", "known")
     rows = []
     for row in tables.expected:

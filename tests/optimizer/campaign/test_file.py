@@ -116,6 +116,7 @@ BOMB = "a: &a [x, x]\n" + "".join(
         "name: x\nmatrix: {model: vgg16}\nexpect:\n- {name: a, paper: -1, source: b}\n",
         "name: x\nmatrix: {model: vgg16}\nexpect:\n- {name: a, papr: 1}\n",
         "name: x\nmatrix: {model: vgg16}\nexpect:\n- {name: a, paper: 1, source: b, metric: ratio}\n",
+        "name: x\nmatrix: {model: vgg16}\nexpect:\n- {name: a, paper: 1}\n",
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_a_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:

@@ -19,6 +19,7 @@ from optimizer.campaign.file import AXES, Expectation
 from optimizer.campaign.table import (
     COLUMNS,
     _expected,
+    _over,
     _rates,
     against_baseline,
     gain_text,
@@ -294,7 +295,8 @@ def test_half_of_a_run_folder_is_gone_on_with_or_told(tmp_path: Path, capsys: py
 def test_a_published_figure_says_how_ours_is_known_or_why_there_is_none() -> None:
     def row(plan: str, value: float | None, **more: Any) -> dict[str, Any]:
         axes = dict.fromkeys(AXES) | {"objective": "latency", "model": "a", "study": "a", "predicted": True}
-        known = {"value": value, "latency_ms": value, "over_best": None, "ratio": None, "source": "predicted"}
+        known = {"value": value, "latency_ms": value, "ci_low_ms": None, "ci_high_ms": None, "source": "predicted"}
+        known |= dict.fromkeys(("over_best", "over_best_low", "over_best_high", "ratio", "ratio_low", "ratio_high"))
         return axes | known | {"plan": plan} | more
 
     def found(**wanted: Any) -> dict[str, Any]:
@@ -308,6 +310,8 @@ def test_a_published_figure_says_how_ours_is_known_or_why_there_is_none() -> Non
     fitted = found(**both, where={"model": "a"}, fitted=True)
     assert (fitted["known"], fitted["within"], fitted["ours"]) == ("fitted", None, 0.5)
     assert found(**both, where={"model": "b"}, fitted=True)["known"] == "measured"
+    asked = found(**both, paper=None, source="")
+    assert (asked["ours"], asked["ratio"], asked["within"]) == (0.5, None, None)
     for wanted in (
         {"plan": "whole on cqu"},
         {"metric": "ratio", "over": "every leyer"},
@@ -319,6 +323,18 @@ def test_a_published_figure_says_how_ours_is_known_or_why_there_is_none() -> Non
         none = found(**wanted)
         assert none["ours"] is None
         says(none["missing"])
+
+
+def test_a_ratio_to_the_recommended_plan_has_the_interval_of_the_final() -> None:
+    def row(plan: str, value: float, *over_best: float) -> dict[str, Any]:
+        over = dict(zip(("over_best", "over_best_low", "over_best_high"), over_best or (None,) * 3, strict=True))
+        return {"plan": plan, "value": value} | over
+
+    best, slower, other = row("best", 2.0), row("a", 4.5, 2.0, 1.6, 2.5), row("b", 3.0, 1.5, 1.4, 1.6)
+    assert _over(best, slower) == (0.5, 0.4, 0.625)
+    assert _over(slower, best) == (2.0, 1.6, 2.5)
+    assert _over(slower, other) == (2.0 / 1.5,) * 3  # the final keeps no interval of these two
+    assert _over(slower, row("c", 9.0)) == (0.5,) * 3  # the search alone measured one of them
 
 
 def test_an_interval_within_rounding_is_none() -> None:
