@@ -20,12 +20,16 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command line has it
 os.environ.pop("COLUMNS", None)  # of the terminal that the tests run in
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # compiling takes longer than importing, for each process of a test
 
+from evaluators.litert import session as litert
+from evaluators.litert.processors import local_platform
+from evaluators.litert.worker.runtimes import LITERT, runtime_of
 from evaluators.measurement import final
 from evaluators.measurement.final import FinalPolicy
 from optimizer.study import course, several_models, verdict
 from optimizer.tools import compare, execute
 from optimizer.workload.search import SHARED_STEPS, STEPS
 from search_spaces.core.graph import Graph
+from search_spaces.core.platform import Platform
 from search_spaces.models import load
 from search_spaces.models.cache import ENVIRONMENT
 from tests.support import sentences
@@ -102,6 +106,19 @@ def _decided() -> Iterator[None]:
         for name in ("_POLICY", "_STREAM_POLICY"):
             patch.setattr(execute, name, replace(getattr(execute, name), max_s=0.5))
         patch.setattr(execute, "_LIMIT_S", 0.5)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _litert_alone() -> Iterator[None]:
+    """Studies of this process that name no processors use LiteRT's: timing OpenVINO's, too, doubles their time."""
+
+    def found() -> Platform:
+        here = local_platform()
+        return replace(here, processors=tuple(p for p in here.processors if runtime_of(p) == LITERT))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(litert, "local_platform", found)
         yield
 
 

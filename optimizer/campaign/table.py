@@ -573,7 +573,7 @@ def _expected(expected: Expectation, results: Sequence[Row]) -> Row:
     by_study: dict[str, dict[str, Row]] = {}
     for row in rows:
         by_study.setdefault(row["study"], {})[row["plan"]] = row
-    values: list[tuple[float, float, float]] = []
+    values: list[_Range] = []
     known, in_final, missing = set(), True, "no finished study has these axes"
     for plans in by_study.values():
         plan, over = plans.get(expected.plan), plans.get(expected.over or "")
@@ -617,26 +617,31 @@ def _expected(expected: Expectation, results: Sequence[Row]) -> Row:
     }
 
 
-def _range(row: Row, *names: str) -> tuple[float, float, float] | None:
-    """Return a figure of a row with its interval, or without width where it has none; None where it has no figure."""
+_Range = tuple[float, float | None, float | None]  # a figure, and its interval where it has one
+_SAME: _Range = (1.0, 1.0, 1.0)
+
+
+def _range(row: Row, *names: str) -> _Range | None:
+    """Return a figure of a row with its interval; None where it has no figure."""
     value, low, high = (row[name] for name in names)
-    return (value, low or value, high or value) if value else None
+    return (value, low, high) if value else None
 
 
-def _over(plan: Row, over: Row) -> tuple[float, float, float] | None:
+def _over(plan: Row, over: Row) -> _Range | None:
     """Return how many times another plan's value a plan's is: as the final found it, or else of the two medians.
 
-    None where one of them has no value. The final's interval is known where one of the two is the recommended plan.
+    None where one of them has no value. The interval is known where one of the two is the recommended plan.
     """
     if not plan["value"] or not over["value"]:
         return None
-    one, other = (_range(row, "over_best", "over_best_low", "over_best_high") for row in (plan, over))
-    if plan["plan"] == "best" and other:
-        return 1.0 / other[0], 1.0 / other[2], 1.0 / other[1]
-    if over["plan"] == "best" and one:
+    names = ("over_best", "over_best_low", "over_best_high")
+    one, other = (_SAME if row["plan"] == "best" else _range(row, *names) for row in (plan, over))
+    if one is None or other is None:
+        return float(plan["value"] / over["value"]), None, None
+    if other == _SAME:
         return one
-    ratio = float(one[0] / other[0] if one and other else plan["value"] / over["value"])
-    return ratio, ratio, ratio
+    low, high = (other[2], other[1]) if one == _SAME else (None, None)
+    return one[0] / other[0], low and 1.0 / low, high and 1.0 / high
 
 
 def mean_excess(rows: Sequence[Row]) -> dict[str, list[float]]:

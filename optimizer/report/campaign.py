@@ -198,12 +198,21 @@ def published(tables: Tables) -> Iterator[Block]:
     rows = []
     for row in tables.expected:
         near = f"{'' if row['within'] else 'not '}within {percent(row['tolerance'])}"
+        if row["within"] is False and _may_be_within(row):
+            near += ", which the interval does not exclude"
         remark = row["missing"] or ("" if row["within"] is None else near)
         found = "; ".join(filter(None, (remark, "" if row["in_final"] else "not in the final")))
         rows.append((*values(row), found, row["source"]))
     yield Table(PUBLISHED, columns, tuple(rows))
     if any(row["known"] == "fitted" for row in tables.expected):
         yield Text("Fitted: the profile was fitted to the published figure, so that it does not predict it.", "note")
+
+
+def _may_be_within(row: Row) -> bool:
+    """Return whether the interval of our figure reaches those that count as equal to the published one."""
+    low, high = (row[name] or row["ours"] for name in ("ours_low", "ours_high"))
+    allowed = row["paper"] * row["tolerance"]
+    return bool(low <= row["paper"] + allowed and high >= row["paper"] - allowed)
 
 
 def _curves(tables: Tables) -> Iterator[Block]:

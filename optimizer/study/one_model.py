@@ -81,7 +81,9 @@ class OneModel(Subject):
         if other := [name for name in config.objective if name not in OBJECTIVES]:
             raise UsageError(f"--objective {other[0]}: requires several models", "give --workload, or leave it out")
         if config.rate is not None:
-            raise UsageError("--rate has no effect on a single model", "give a --workload of periodic requests")
+            raise UsageError(
+                "--rate has no effect on a single model", "give a --workload with periodic or random requests"
+            )
         graph, platform = choose_model_and_platform(evaluator, config)
         config = with_freedoms(config, [graph], platform)
         space = space_of(config, graph, platform)

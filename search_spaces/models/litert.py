@@ -362,7 +362,7 @@ def graph_of(source: ModelSource, name: str, before: Graph | None = None) -> Gra
     for number in order:
         if number:
             try:
-                digests[number] = _part(source, f"{name}/{number}", number, kinds, digests).digest
+                digests[number] = _part(source, f"{name}/{number}", number, kinds, digests, _Known(source, None)).digest
             except (ModelError, ValueError) as error:
                 raise type(error)(f"subgraph {number}: {error}") from None
     raw = _part(source, name, 0, kinds, digests, _Known(source, before))
@@ -432,22 +432,20 @@ class _Known:
         return tensor if same else None
 
 
-_NOTHING_KNOWN = _Known(ModelSource(Path(), 0, None, {}), None)
-
-
 def _part(
     source: ModelSource,
     name: str,
     number: int,
     kinds: list[str],
     digests: Mapping[int, str],
-    known: _Known = _NOTHING_KNOWN,
+    known: _Known,
 ) -> Graph:
     """Return a subgraph of the file as a graph.
 
     Args:
         kinds: names of the operator codes.
         digests: of the subgraphs that it calls; a graph's digest covers its whole structure.
+        known: of the graph before it was rewritten.
     """
     subgraph = source.schema.subgraphs[number]
     inputs, outputs = indices(subgraph.inputs), indices(subgraph.outputs)

@@ -172,7 +172,6 @@ NOT_RUN = {
             "verdicts OUT.json",
             "verdicts OUT.json --part traces live studies --condition NAME",
             "cost_model_plans evaluate DATA CPU_DATA OUT.json",
-            "coexecution_pairs runs/seed_002_coexecution OUT.json --rounds 10",
             "runtimes OUT.json --runs FOLDER --only squeezenet1_1",
             "runtimes experiments/results/runtimes.json --runs runs/runtimes",
             "samplers run OUT.json",

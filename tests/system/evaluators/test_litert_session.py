@@ -21,7 +21,7 @@ def test_the_runtime_is_never_loaded_by_the_parent(tmp_path: Path, cache_folder:
         "import json, sys\n"
         "from pathlib import Path\n"
         "from optimizer.cli import main\n"
-        f"code = main(['--model', 'squeezenet1_1', '--budget', '3', '--max-stages', '2', '-q', '--json',"
+        f"code = main(['--model', 'squeezenet1_1@0.25/64', '--budget', '3', '--max-stages', '2', '-q', '--json',"
         f" '--processors', '{SINGLES[0]}', '--out', sys.argv[1]])\n"
         "maps = Path('/proc/self/maps').read_text()\n"
         "loaded = sorted(m for m in sys.modules if m.startswith('ai_edge_litert.'))\n"

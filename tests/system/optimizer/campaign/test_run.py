@@ -333,8 +333,9 @@ def test_a_ratio_to_the_recommended_plan_has_the_interval_of_the_final() -> None
     best, slower, other = row("best", 2.0), row("a", 4.5, 2.0, 1.6, 2.5), row("b", 3.0, 1.5, 1.4, 1.6)
     assert _over(best, slower) == (0.5, 0.4, 0.625)
     assert _over(slower, best) == (2.0, 1.6, 2.5)
-    assert _over(slower, other) == (2.0 / 1.5,) * 3  # the final keeps no interval of these two
-    assert _over(slower, row("c", 9.0)) == (0.5,) * 3  # the search alone measured one of them
+    assert _over(row("the best one", 2.0, 1.0, 1.0, 1.0), slower) == _over(best, slower)
+    assert _over(slower, other) == (2.0 / 1.5, None, None)  # the final keeps no interval of these two
+    assert _over(slower, row("c", 9.0)) == (0.5, None, None)  # the search alone measured one of them
 
 
 def test_an_interval_within_rounding_is_none() -> None:
