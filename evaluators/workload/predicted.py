@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
@@ -27,6 +28,9 @@ _MOST_COSTS = 1 << 16
 
 Price = Callable[[Graph, Lowered, int, tuple[int, ...]], JobCost]
 """Returns the cost of a job: model, lowered model, number of the processor (pools not counted), operators."""
+
+PartPrice = Callable[[int, Sequence[int]], float]
+"""Returns the seconds of one job: number of the processor (pools not counted), operators of the model."""
 
 Grids = Mapping[str, Sequence[RankSet]]
 """Digest of a model → rank sets whose triples are measured; a triple in several sets is measured once."""
@@ -109,15 +113,22 @@ class WorkloadSimulator:
             self._costs[key] = self._price(model, lowered, processor, operators)
         return self._costs[key]
 
-    def part_s(self, model: Graph, processor: int, operators: Sequence[int], ranks: RankSet = ()) -> float:
-        """Return the seconds of operators of a model as one job on a processor.
+    def prices(self, model: Graph, ranks: RankSet = ()) -> PartPrice:
+        """Return the function that prices operators of a model as one job on a processor.
 
         Args:
             ranks: of all decomposed operators of the model, in this job and others.
         """
-        lowered, inside = lowering(model).lower(Plan(model.digest, (), ranks=ranks)), set(operators)
-        members = tuple(i for i, (origin, _) in enumerate(lowered.origins) if origin in inside)
-        return self.cost(model, lowered, processor, members).work_s
+        lowered = lowering(model).lower(Plan(model.digest, (), ranks=ranks))
+        become: dict[int, list[int]] = defaultdict(list)  # operator → those that it is when lowered
+        for index, (origin, _) in enumerate(lowered.origins):
+            become[origin].append(index)
+
+        def part_s(processor: int, operators: Sequence[int]) -> float:
+            members = tuple(sorted(index for operator in operators for index in become.get(operator, ())))
+            return self.cost(model, lowered, processor, members).work_s
+
+        return part_s
 
 
 Predicting = TypeVar("Predicting", bound=Session)

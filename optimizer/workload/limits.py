@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -199,13 +200,11 @@ def least(
     """
     count = len(graph.operators)
     whole_s, processors = math.inf, dict[str, tuple[Seconds, Seconds]]()
+    price = simulator.prices(graph, ranks)
     for number, processor in enumerate(single_processors(simulator.platform)):
         if not processor.resources or processor.like in processors:  # only baselines use it, or it is known already
             continue
-
-        def job_s(operators: range, index: int = number) -> float:
-            return simulator.part_s(graph, index, operators, ranks)
-
+        job_s = partial(price, number)
         processors[processor.like] = operator_costs(job_s, count)
         whole_s = min(whole_s, job_s(range(count)))
     if not processors:

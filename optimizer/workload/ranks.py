@@ -199,17 +199,18 @@ class _Finder:
         """Return the costs of layers and triples on a processor; None if it does not support the whole model."""
         simulator, graph = self.session.simulator, choices.graph
         processor = [p.name for p in single_processors(simulator.platform)].index(name)
-        count, part_s = len(graph.operators), simulator.part_s
-        operator_s = np.array([[part_s(graph, processor, (o,)) for o in range(count)]])
+        count, price = len(graph.operators), simulator.prices(graph)
+        operator_s = np.array([[price(processor, (o,)) for o in range(count)]])
         if not np.isfinite(operator_s).all():
             return None
         alone = Platform(name, (self.platform[name],))
         costs = ChainCosts(alone, operator_s, np.zeros(1), np.zeros((count, 1, 1)))
         triple_s = np.full((1, len(choices.places)), np.inf)
         for ranks in self.grids[graph.digest]:
+            price = simulator.prices(graph, ranks)
             for layer in ranks:
                 place = choices.places[layer.operator, Ranks(layer.inputs, layer.outputs)]
-                triple_s[0, place] = part_s(graph, processor, (layer.operator,), ranks)
+                triple_s[0, place] = price(processor, (layer.operator,))
         return RankCosts(choices, costs, triple_s)
 
     def _within(

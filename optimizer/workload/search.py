@@ -106,8 +106,9 @@ class _Jobs:
     @classmethod
     def of(cls, graph: Graph, simulator: WorkloadSimulator, platform: Platform) -> _Jobs:
         numbers = {p.name: i for i, p in enumerate(single_processors(simulator.platform))}
-        prices = (partial(simulator.part_s, graph, numbers[members(p)[0]]) for p in platform.processors)
-        each = [operator_costs(price, len(graph.operators)) for price in prices]
+        price = simulator.prices(graph)
+        firsts = (numbers[members(p)[0]] for p in platform.processors)
+        each = [operator_costs(partial(price, number), len(graph.operators)) for number in firsts]
         begun_s, added_s = (np.array(found) for found in zip(*each, strict=True))
         return cls(begun_s, added_s, np.array([call_s(*both) for both in each]))
 

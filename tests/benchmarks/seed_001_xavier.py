@@ -47,7 +47,7 @@ def main(reference: Path, out: Path) -> None:
         processes = named[0].plan
         with evaluator.host(workload, joined, processors, "mean") as session:
             fitted = session.simulator.run(processes).value_s("mean") * 1e3
-            fitted_alone = session.simulator.part_s(graph, 0, range(len(graph.operators))) * 1e3
+            fitted_alone = session.simulator.prices(graph)(0, range(len(graph.operators))) * 1e3
 
         def price(*_: object, took_s: float = alone_ms * 1e-3) -> JobCost:
             return JobCost(took_s)

@@ -134,8 +134,8 @@ def test_variants_keep_their_error_and_each_triple_is_quicker_where_it_is_for(
             number = next((i for i, p in enumerate(processors) if p.like == variant.made_for), None)
             for layer in variant.ranks if number is not None else ():
                 grid = next(g for g in grids if layer in g)
-                triple = simulator.part_s(choices.graph, number, (layer.operator,), grid)
-                assert triple < simulator.part_s(choices.graph, number, (layer.operator,))
+                triple = simulator.prices(choices.graph, grid)(number, (layer.operator,))
+                assert triple < simulator.prices(choices.graph)(number, (layer.operator,))
     again = json.loads(json.dumps(variants.to_json()))
     assert Variants.from_json(again, len(variants.of)) == variants
     with fails(RunFolderError):
