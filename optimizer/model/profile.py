@@ -66,6 +66,7 @@ class Profile:
         whole_s: like → seconds of the whole model.
         triple_s: like → seconds of each triple that a convolution may be decomposed into, in the order of the space's
             ``places`` (:class:`search_spaces.spaces.rank_space.RankSpace`); empty where none was measured.
+        cut_short: why branches and splits were not timed, a sentence; "" where they were, or none are searched.
     """
 
     operator_s: Mapping[str, tuple[Seconds, ...]]
@@ -73,6 +74,7 @@ class Profile:
     transfer_s: Mapping[str, float]
     whole_s: Mapping[str, Seconds]
     triple_s: Mapping[str, tuple[Seconds, ...]] = field(default_factory=dict)
+    cut_short: str = ""
 
     def costs(self, platform: Platform) -> ChainCosts:
         """Return the additive model for the processors of a platform that were timed."""
@@ -107,6 +109,7 @@ class Profile:
             {new: self.transfer_s[old] for new, old in pairs.items() if old in self.transfer_s},
             {new: self.whole_s[old] for new, old in here.items()},
             {new: self.triple_s[old] for new, old in here.items() if old in self.triple_s},
+            self.cut_short,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -153,6 +153,8 @@ class OneModel(Subject):
         if (count := len(self.space.distributions())) > _MANY_PARAMETERS:
             progress(f"the space has {count} parameters: samplers other than auto learn little from few trials there")
         profiled = study.fact(PROFILE, lambda: self._profile(priced, warm, progress).to_json(), Profile.from_json)
+        if profiled.cut_short:
+            progress(f"branches and splits are predicted from the times of operators alone: {profiled.cut_short}")
         if isinstance(self.space, SegmentSpace):
             progress("solving for the model's optimum")
         objective = study_objective(config, self.graph, self.platform, self.space, session, profiled)
@@ -265,14 +267,14 @@ class OneModel(Subject):
             found = known_profile(session.part_costs(self.graph), self.platform)
         else:
             known = warm.known if warm is not None else None
-            if known is not None and known.complete and known.profile is not None:
+            if known is not None and known.complete and known.profile is not None and not known.profile.cut_short:
                 return known.profile
             found = profile(of, known.profile if known is not None else None)
             if isinstance(inner, SegmentSpace):
                 try:
                     found = split_profile(of, inner, found) if inner.axes else branch_profile(of, inner, found)
                 except ProfileTimeError as error:
-                    progress(f"branches and splits are predicted from the times of operators alone: {error}")
+                    found = replace(found, cut_short=str(error))
         if isinstance(self.space, RankSpace):
             return rank_profile(of, self.space, found, allowed_error(self.config) or 0.0)
         return found
