@@ -147,7 +147,7 @@ def test_under_fifo_a_job_waits_for_no_more_than_what_was_before_it(
 def test_values_of_all_objectives_are_times(drawn: tuple[Setting, Dispatch, list[list[dict[int, JobCost]]]]) -> None:
     found = run(drawn)
     assert all(found.value_s(objective) > 0.0 for objective in OBJECTIVES)
-    assert found.value_s("worst") >= found.value_s("mean")
+    assert found.value_s("worst") >= found.value_s("mean") * (1 - 1e-12)  # three equal latencies add up with rounding
     stages = sum(map(len, drawn[0].stages))
     assert len(stage_means_s(found, drawn[0], stages)) == stages
 
