@@ -23,6 +23,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from evaluators.litert.adapters import Adapter, find_adapters
 from evaluators.litert.processor_names import ProcessorName, parse_processor, processor_options
 from evaluators.litert.worker.openvino import computes_natively, find_devices
@@ -32,7 +34,7 @@ from evaluators.own_process import output_of
 from search_spaces.core.allowed_code import allow, is_allowed
 from search_spaces.core.errors import UnavailableError, UsageError, damage, shown
 from search_spaces.core.platform import Platform, Processor, with_cpu
-from search_spaces.core.yaml_file import parsed
+from search_spaces.core.yaml_file import Part, Word, read_document
 
 LIBRARIES = "PARTITION_OPTIMIZER_LIBRARIES"
 _CPU = Path("/sys/devices/system/cpu")
@@ -347,6 +349,10 @@ def libraries_file() -> Path:
     return user_config_path("partition-optimizer") / "libraries.yaml"
 
 
+class _Libraries(Part):
+    libraries: dict[Word, Word] = Field(default_factory=dict)
+
+
 def bound_folders() -> Mapping[str, Path]:
     """Return the folders that the user has bound, by name.
 
@@ -356,11 +362,8 @@ def bound_folders() -> Mapping[str, Path]:
     path = libraries_file()
     if not path.exists():
         return {}
-    fields = parsed(path, "libraries").fields("a file of libraries", ("libraries",))
-    if "libraries" not in fields:
-        return {}
-    entries = fields["libraries"].items("libraries")
-    return {k.text("a name"): path.parent / Path(v.text("a folder")).expanduser() for k, v in entries}
+    found = read_document(path, _Libraries, "a file of libraries").content.libraries
+    return {name: path.parent / Path(folder).expanduser() for name, folder in found.items()}
 
 
 def library_folder(word: str, text: str = "") -> Path:

@@ -26,17 +26,18 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from evaluators.remote.credentials import ClientCredentials, is_loopback, read_pem, read_token, split_address
 from evaluators.remote.wire import DEFAULT_PORT
 from search_spaces.core.errors import UsageError
-from search_spaces.core.yaml_file import Value, parsed
+from search_spaces.core.yaml_file import Document, Part, Word, read_document
 
 ENVIRONMENT = "PARTITION_OPTIMIZER_DEVICES"
 WAIT_S = 60.0
-_KEYS = ("authority", "certificate", "key", "token_file", "server_name", "wait_s")
 STORAGE_PORT = 13000
-SECTIONS = ("devices", "android", "storages")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ def find_storage(place: str) -> Device:
         UsageError: it is on another machine and not in the file, or the file is not valid.
     """
     path = devices_file()
-    known = _servers(path, "storages", "server", STORAGE_PORT) if path.exists() else {}
+    known = _servers(path, "storages") if path.exists() else {}
     if place in known:
         return known[place]
     host, port = split_address(place, STORAGE_PORT)
@@ -123,43 +124,73 @@ def agents(path: Path) -> Mapping[str, Device]:
     Raises:
         UsageError: the file is not valid; the text begins with ``file:line``.
     """
-    return _servers(path, "devices", "agent", DEFAULT_PORT)
+    return _servers(path, "devices")
 
 
-def _servers(path: Path, section: str, address: str, port: int) -> Mapping[str, Device]:
-    root = parsed(path, "devices")
-    fields = root.fields("a file of devices", SECTIONS)
-    if section not in fields:
-        return {}
-    entries = [(key.text("a name"), value) for key, value in fields[section].items(section)]
-    what = section.removesuffix("s")
-    return {name: _server(f"{what} {name!r}", name, value, path.parent, address, port) for name, value in entries}
+def _servers(path: Path, section: str) -> Mapping[str, Device]:
+    file = read_devices(path)
+    return {name: _server(file, section, name) for name in getattr(file.content, section)}
 
 
-def _server(what: str, name: str, entry: Value, folder: Path, address: str, default_port: int) -> Device:
-    fields = entry.fields(f"a {what.partition(' ')[0]}", (address, *_KEYS))
-    if address not in fields:
-        raise entry.error(f"{what} must say where its {address} is", f"{address}: HOST:PORT")
+class DevicesFile(Part):
+    """The sections of ``devices.yaml``, whose entries are read by those who need them."""
 
-    def at(key: str) -> Path | None:
-        return folder / Path(fields[key].text(key)).expanduser() if key in fields else None
+    devices: dict[Word, Any] = Field(default_factory=dict)
+    android: dict[Word, Any] = Field(default_factory=dict)
+    storages: dict[Word, Any] = Field(default_factory=dict)
+
+
+class _Server(Part):
+    authority: Word | None = None
+    certificate: Word | None = None
+    key: Word | None = None
+    token_file: Word | None = None
+    server_name: Word | None = None
+    wait_s: Annotated[float, Field(ge=0, le=86_400)] = WAIT_S
+
+
+class _Agent(_Server):
+    address: Word = Field(alias="agent")
+
+
+class _Storage(_Server):
+    address: Word = Field(alias="server")
+
+
+def read_devices(path: Path) -> Document[DevicesFile]:
+    """Read a file of devices.
+
+    Raises:
+        UsageError: the file is not valid; the text begins with ``file:line``.
+    """
+    return read_document(path, DevicesFile, "a file of devices")
+
+
+def _server(file: Document[DevicesFile], section: str, name: str) -> Device:
+    kind: type[_Agent | _Storage] = _Agent if section == "devices" else _Storage
+    usual = DEFAULT_PORT if section == "devices" else STORAGE_PORT
+    what = f"{section.removesuffix('s')} {name!r}"
+    document = file.part((section, name), kind, what, getattr(file.content, section)[name])
+    found = document.content
+
+    def at(text: str | None) -> Path | None:
+        return None if text is None else file.path.parent / Path(text).expanduser()
 
     try:
-        host, port = split_address(fields[address].text(address), default_port)
+        host, port = split_address(found.address, usual)
         credentials = ClientCredentials(
-            read_pem(at("authority"), "certificates"),
-            read_pem(at("certificate"), "a certificate"),
-            read_pem(at("key"), "a key"),
-            read_token(at("token_file")),
-            fields["server_name"].text("server_name") if "server_name" in fields else "",
+            read_pem(at(found.authority), "certificates"),
+            read_pem(at(found.certificate), "a certificate"),
+            read_pem(at(found.key), "a key"),
+            read_token(at(found.token_file)),
+            found.server_name or "",
         )
     except UsageError as error:
-        raise entry.error(f"{what}: {error.what}", error.hint) from error
+        raise document.error((), f"{what}: {error.what}", error.hint) from error
     if bool(credentials.certificate) != bool(credentials.key):
-        raise entry.error(f"{what}: a certificate and its key go together")
+        raise document.error((), f"{what}: a certificate and its key go together")
     if not credentials.authority and not is_loopback(host):
-        raise entry.error(f"{what}: another machine requires TLS", "give its authority")
+        raise document.error((), f"{what}: another machine requires TLS", "give its authority")
     if not credentials.authority and credentials.certificate:
-        raise entry.error(f"{what}: a certificate is shown over TLS alone", "give its authority")
-    wait_s = fields["wait_s"].number("wait_s", most=86_400.0) if "wait_s" in fields else WAIT_S
-    return Device(name, f"{host}:{port}", credentials, wait_s)
+        raise document.error((), f"{what}: a certificate is shown over TLS alone", "give its authority")
+    return Device(name, f"{host}:{port}", credentials, found.wait_s)

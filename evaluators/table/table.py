@@ -39,20 +39,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field
 
 from search_spaces.core.bounded import read_bounded
 from search_spaces.core.errors import UsageError, shown
 from search_spaces.core.graph import Graph, Operator, Tensor
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.core.wording import did_you_mean
-from search_spaces.core.yaml_file import Value, parsed
+from search_spaces.core.yaml_file import Document, Loc, Part, Word, checked, read_document
 
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-_MOST_DEVICES = 64
 _MAX_CSV_NBYTES = 4 << 20
 _NEVER = "never"
 Objective = Literal["latency", "period"]
@@ -181,199 +181,188 @@ class Table:
         return np.array([memory[p.like] for p in platform.processors])
 
 
+Amount = Annotated[float, Field(ge=0)]
+Time = Annotated[Amount | None, BeforeValidator(lambda value: None if value == _NEVER else value)]
+
+
+class _Device(Part):
+    kind: Word
+    count: Annotated[int, Field(ge=1, le=64)] = 1
+    memory_bytes: Amount | None = None
+    overhead: Amount = 0.0
+
+
+class _Transfer(Part):
+    source: Word = Field(alias="from")
+    to: Word
+    takes: Amount = 0.0
+    bandwidth_bytes_per_s: Annotated[float, Field(ge=1e-9)] | None = None
+
+
+class _Operator(Part):
+    name: Word
+    times: dict[Word, Time]
+    reads: tuple[Word, ...] | None = None
+    memory_bytes: Amount = 0.0
+    output_bytes: Amount = 0.0
+    transfers: tuple[_Transfer, ...] = ()
+
+
+class _Operators(Part):
+    operators: Annotated[tuple[_Operator, ...], Field(min_length=1)]
+
+
+class _Network(Part):
+    name: Word
+    operators: Any
+
+
+class _Table(Part):
+    name: Word | None = None
+    unit: Literal["s", "ms", "us"] = "s"
+    objective: Objective = "latency"
+    max_stages: Annotated[int, Field(ge=1)] | None = None
+    one_part_per_device: bool = False
+    devices: Annotated[tuple[_Device, ...], Field(min_length=1)]
+    transfers: tuple[_Transfer, ...] = ()
+    networks: Annotated[tuple[_Network, ...], Field(min_length=1)]
+
+
 def read_table(path: Path) -> Table:
     """Read a table.
 
     Raises:
         UsageError: the file is missing or not a table; the text begins with ``file:line``.
     """
-    root = parsed(path, "a table of times")
-    known = ("name", "unit", "objective", "max_stages", "one_part_per_device", "devices", "transfers", "networks")
-    fields = _fields(root, "a table", known, ("devices", "networks"))
-    scale = _choice(fields["unit"], "the unit", tuple(_UNITS)) if "unit" in fields else "s"
-    devices = tuple(_device(e, _UNITS[scale]) for e in fields["devices"].each("devices"))
-    reader = _Reader(_UNITS[scale], devices)
-    reader.check_devices(fields["devices"])
-    usual = reader.transfers(fields["transfers"]) if "transfers" in fields else {}
-    networks = tuple(reader.network(entry, usual) for entry in fields["networks"].each("networks"))
-    names = [name for name, _ in networks]
+    file = read_document(path, _Table, "a table of times")
+    found, scale = file.content, _UNITS[file.content.unit]
+    devices = tuple(
+        Device(d.kind, d.count, math.inf if d.memory_bytes is None else d.memory_bytes, d.overhead * scale)
+        for d in found.devices
+    )
+    _check_devices(file, devices)
+    kinds = [device.kind for device in devices]
+    usual = _prices(file, found.transfers, (), scale, kinds)
+    networks = []
+    for number, network in enumerate(found.networks):
+        where = "networks", number
+        if isinstance(network.operators, str):
+            rows = _rows(file, (*where, "operators"), network.operators, kinds)
+        else:
+            rows = file.part(where, _Operators, "a network", {"operators": network.operators})
+        networks.append((network.name, _operators(rows, usual, scale, kinds)))
+    if len({name for name, _ in networks}) < len(networks):
+        raise file.error(("networks",), "two networks have one name")
+    name, once = found.name or path.stem, found.one_part_per_device
+    return Table(name, found.objective, found.max_stages, once, devices, tuple(networks))
+
+
+def _check_devices(file: Document[_Table], devices: Sequence[Device]) -> None:
+    """Check that groups have different kinds, and devices different names."""
+    kinds = [d.kind for d in devices]
+    if len(set(kinds)) < len(kinds):
+        raise file.error(("devices",), "two groups of devices have one kind", "give one of them a count")
+    names = [f"{d.kind}{i}" if d.count > 1 else d.kind for d in devices for i in range(d.count)]
     if len(set(names)) < len(names):
-        raise fields["networks"].error("two networks have one name")
-    objective: Objective = "latency"
-    if "objective" in fields and _choice(fields["objective"], "the objective", ("latency", "period")) == "period":
-        objective = "period"
-    most = _whole(fields["max_stages"], "max_stages") if "max_stages" in fields else None
-    name = fields["name"].text("the table's name") if "name" in fields else path.stem
-    once = "one_part_per_device" in fields
-    if once:
-        once = _choice(fields["one_part_per_device"], "one_part_per_device", ("true", "false")) == "true"
-    return Table(name, objective, most, once, devices, networks)
+        raise file.error(("devices",), "two devices would have one name", "rename a kind")
 
 
-def _fields(
-    entry: Value, what: str, known: Sequence[str], needed: Sequence[str], verb: str = "have"
-) -> dict[str, Value]:
-    return entry.fields(what, known, **{key: f"{what} must {verb} {key!r}" for key in needed})
+def _check_kind(file: Document[Any], where: Loc, kind: str, kinds: Sequence[str]) -> None:
+    if kind not in kinds:
+        hint = did_you_mean(kind, kinds, f"one of: {', '.join(kinds)}", quoted=True)
+        raise file.error(where, f"there is no kind of device {kind!r}", hint)
 
 
-def _device(entry: Value, scale: float) -> Device:
-    missing = "a group of devices must have a kind"
-    fields = entry.fields("a group of devices", ("kind", "count", "memory_bytes", "overhead"), kind=missing)
-    count = _whole(fields["count"], "the count") if "count" in fields else 1
-    if count > _MOST_DEVICES:
-        raise fields["count"].error(f"a group has at most {_MOST_DEVICES} devices")
-    memory = fields["memory_bytes"].number("memory_bytes") if "memory_bytes" in fields else math.inf
-    overhead = fields["overhead"].number("the overhead") * scale if "overhead" in fields else 0.0
-    return Device(fields["kind"].text("the kind"), count, memory, overhead)
+def _prices(
+    file: Document[Any], transfers: Sequence[_Transfer], where: Loc, scale: float, kinds: Sequence[str]
+) -> dict[Pair, tuple[float, float]]:
+    """Return seconds and seconds per byte for each pair of kinds."""
+    found: dict[Pair, tuple[float, float]] = {}
+    for number, one in enumerate(transfers):
+        at = *where, "transfers", number
+        pair = one.source, one.to
+        for key, kind in zip(("from", "to"), pair, strict=True):
+            _check_kind(file, (*at, key), kind, kinds)
+        if pair in found:
+            raise file.error(at, f"the transfer from {pair[0]} to {pair[1]} is given twice")
+        rate = one.bandwidth_bytes_per_s
+        found[pair] = one.takes * scale, 0.0 if rate is None else 1.0 / rate
+    return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Reads entries that name kinds of devices."""
-
-    scale: float
-    devices: tuple[Device, ...]
-
-    def check_devices(self, entry: Value) -> None:
-        """Check that groups have different kinds, and devices different names."""
-        kinds = [d.kind for d in self.devices]
-        if len(set(kinds)) < len(kinds):
-            raise entry.error("two groups of devices have one kind", "give one of them a count")
-        names = [f"{d.kind}{i}" if d.count > 1 else d.kind for d in self.devices for i in range(d.count)]
-        if len(set(names)) < len(names):
-            raise entry.error("two devices would have one name", "rename a kind")
-
-    def transfers(self, entry: Value) -> dict[Pair, tuple[float, float]]:
-        """Return seconds and seconds per byte for each pair of kinds."""
-        found: dict[Pair, tuple[float, float]] = {}
-        for one in entry.each("transfers"):
-            known = ("from", "to", "takes", "bandwidth_bytes_per_s")
-            fields = _fields(one, "a transfer", known, ("from", "to"), "say")
-            pair = self._kind(fields["from"]), self._kind(fields["to"])
-            if pair in found:
-                raise one.error(f"the transfer from {pair[0]} to {pair[1]} is given twice")
-            takes = fields["takes"].number("takes") * self.scale if "takes" in fields else 0.0
-            rate = fields.get("bandwidth_bytes_per_s")
-            found[pair] = takes, 1.0 / rate.number("the bandwidth", above=1e-9) if rate else 0.0
-        return found
-
-    def network(self, entry: Value, usual: dict[Pair, tuple[float, float]]) -> tuple[str, tuple[TimedOperator, ...]]:
-        fields = _fields(entry, "a network", ("name", "operators"), ("name", "operators"))
-        name, rows = fields["name"].text("the network's name"), fields["operators"]
-        if rows.node.id == "scalar":
-            return name, self._rows(rows, usual)
-        found: list[TimedOperator] = []
-        for row in rows.each("operators"):
-            found.append(self._operator(row, usual, found))
-        return name, tuple(found)
-
-    def _operator(
-        self, entry: Value, usual: dict[Pair, tuple[float, float]], before: Sequence[TimedOperator]
-    ) -> TimedOperator:
-        known = ("name", "times", "reads", "memory_bytes", "output_bytes", "transfers")
-        fields = _fields(entry, "an operator", known, ("name", "times"))
-        name = fields["name"].text("the operator's name")
-        times = fields["times"].fields("times", [d.kind for d in self.devices])
-        for device in self.devices:
-            if device.kind not in times:
-                hint = f"give its time, or `{_NEVER}` where {device.kind} cannot run it"
-                raise fields["times"].error(f"operator {name!r} has no time on {device.kind!r}", hint)
-        seconds = {kind: self._time(value, f"the time of {name!r} on {kind!r}") for kind, value in times.items()}
-        own = self.transfers(fields["transfers"]) if "transfers" in fields else {}
-        nbytes = fields["output_bytes"].number("output_bytes") if "output_bytes" in fields else 0.0
-        kept = fields["memory_bytes"].number("memory_bytes") if "memory_bytes" in fields else 0.0
-        reads: tuple[int, ...] = (len(before) - 1,) if before else ()
-        if "reads" in fields:
-            listed = fields["reads"]
-            empty = listed.node.id == "sequence" and not listed.node.value
-            words = [] if empty else [(e, e.text("what an operator reads")) for e in listed.each("reads")]
-            reads = tuple(_position(word, name, before, where) for where, word in words)
+def _operators(
+    rows: Document[_Operators], usual: Mapping[Pair, tuple[float, float]], scale: float, kinds: Sequence[str]
+) -> tuple[TimedOperator, ...]:
+    found: list[TimedOperator] = []
+    for number, entry in enumerate(rows.content.operators):
+        at = "operators", number
+        for kind in entry.times:
+            _check_kind(rows, (*at, "times", kind), kind, kinds)
+        if missing := next((kind for kind in kinds if kind not in entry.times), None):
+            hint = f"give its time, or `{_NEVER}` where {missing} cannot run it"
+            raise rows.error((*at, "times"), f"operator {entry.name!r} has no time on {missing!r}", hint)
+        seconds = {kind: math.inf if time is None else time * scale for kind, time in entry.times.items()}
         if all(math.isinf(s) for s in seconds.values()):
-            raise fields["times"].error(f"operator {name!r} runs on no processor")
-        prices = {pair: takes + nbytes * rate for pair, (takes, rate) in {**usual, **own}.items()}
-        return TimedOperator(name, seconds, kept, nbytes, prices, tuple(sorted(set(reads))))
-
-    def _rows(self, entry: Value, usual: dict[Pair, tuple[float, float]]) -> tuple[TimedOperator, ...]:
-        """Return the operators of a CSV file."""
-        path = entry.path.parent / entry.text("the file of operators")
-        try:
-            lines = read_bounded(path, _MAX_CSV_NBYTES).decode().splitlines()
-        except (OSError, ValueError) as error:
-            raise entry.error(f"{path}: {(getattr(error, 'strerror', None) or str(error)).lower()}") from error
-        kinds = [d.kind for d in self.devices]
-        rows = csv.DictReader(lines, strict=True)
-        found: list[TimedOperator] = []
-        try:
-            header = list(rows.fieldnames or ())
-            known = ["name", "reads", "memory_bytes", "output_bytes", *kinds]
-            strange = next((name for name in header if name not in known), None)
-            if strange is not None or len(set(header)) < len(header):
-                raise UsageError(f"{path}:1: unknown column {shown(strange)}", f"it may have: {', '.join(known)}")
-            for key in ("name", *kinds):
-                if key not in header:
-                    raise UsageError(f"{path}:1: there is no column {key!r}", "an operator needs a name and its times")
-            for row in rows:
-                line = _as_yaml(path, rows.line_num, row, kinds)
-                if None in row or None in row.values():
-                    raise line.error("the line has more or fewer cells than the first one")
-                found.append(self._operator(line, usual, found))
-        except csv.Error as error:
-            raise UsageError(f"{path}:{rows.line_num}: {error}") from error
-        if not found:
-            raise UsageError(f"{path}: has no operators")
-        return tuple(found)
-
-    def _time(self, value: Value, what: str) -> float:
-        return math.inf if value.node.value == _NEVER else value.number(what) * self.scale
-
-    def _kind(self, value: Value) -> str:
-        return _choice(value, "the kind", tuple(d.kind for d in self.devices))
+            raise rows.error((*at, "times"), f"operator {entry.name!r} runs on no processor")
+        own = _prices(rows, entry.transfers, at, scale, kinds)
+        reads: Sequence[int] = range(number - 1, number) if number else ()
+        if entry.reads is not None:
+            words = enumerate(entry.reads)
+            reads = sorted({_position(word, entry.name, found, rows, (*at, "reads", i)) for i, word in words})
+        prices = {pair: takes + entry.output_bytes * rate for pair, (takes, rate) in {**usual, **own}.items()}
+        found.append(TimedOperator(entry.name, seconds, entry.memory_bytes, entry.output_bytes, prices, tuple(reads)))
+    return tuple(found)
 
 
-def _as_yaml(path: Path, line: int, cells: Mapping[str | Any, str | Any], kinds: Sequence[str]) -> Value:
-    """Return a line of a CSV file as the entry of a YAML file that says the same; empty cells are left out."""
-    import yaml
+def _rows(file: Document[_Table], where: Loc, name: str, kinds: Sequence[str]) -> Document[_Operators]:
+    """Return the operators of a CSV file."""
+    path = file.path.parent / name
+    try:
+        lines = read_bounded(path, _MAX_CSV_NBYTES).decode().splitlines()
+    except (OSError, ValueError) as error:
+        raise file.error(where, f"{path}: {(getattr(error, 'strerror', None) or str(error)).lower()}") from error
+    rows = csv.DictReader(lines, strict=True)
+    found: list[dict[str, Any]] = []
+    at: dict[Loc, int] = {(): 1}
+    try:
+        header = list(rows.fieldnames or ())
+        known = ["name", "reads", "memory_bytes", "output_bytes", *kinds]
+        strange = next((name for name in header if name not in known), None)
+        if strange is not None or len(set(header)) < len(header):
+            raise UsageError(f"{path}:1: unknown column {shown(strange)}", f"it may have: {', '.join(known)}")
+        for key in ("name", *kinds):
+            if key not in header:
+                raise UsageError(f"{path}:1: there is no column {key!r}", "an operator needs a name and its times")
+        for row in rows:
+            if None in row or None in row.values():
+                raise UsageError(f"{path}:{rows.line_num}: the line has more or fewer cells than the first one")
+            here = "operators", len(found)
+            at |= dict.fromkeys(
+                (here, *((*here, key) for key in row), *((*here, "times", key) for key in kinds)), rows.line_num
+            )
+            cells = {column: cell.strip() for column, cell in row.items() if cell.strip()}
+            entry: dict[str, Any] = {key: cell for key, cell in cells.items() if key not in kinds}
+            entry["times"] = {kind: cells.get(kind, "") for kind in kinds}
+            if "reads" in entry:
+                entry["reads"] = [word for word in entry["reads"].split() if entry["reads"] != "-"]
+            found.append(entry)
+    except csv.Error as error:
+        raise UsageError(f"{path}:{rows.line_num}: {error}") from error
+    if not found:
+        raise UsageError(f"{path}: has no operators")
+    content = checked(path, _Operators, "the operators", {"operators": found}, at)
+    return Document(path, "the operators", content, at)
 
-    mark = yaml.Mark(str(path), 0, line - 1, 0, None, 0)
 
-    def scalar(text: str) -> Any:
-        return yaml.ScalarNode("", text, mark, mark)
-
-    def mapping(fields: Mapping[str, Any]) -> Any:
-        return yaml.MappingNode("", [(scalar(key), value) for key, value in fields.items()], mark, mark)
-
-    text = {str(column): str(cell).strip() for column, cell in cells.items()}
-    fields = {key: scalar(text[key]) for key in ("name", "memory_bytes", "output_bytes") if text.get(key)}
-    fields["times"] = mapping({kind: scalar(text[kind]) for kind in kinds})
-    if words := text.get("reads", "").split():
-        fields["reads"] = yaml.SequenceNode("", [scalar(word) for word in words if words != ["-"]], mark, mark)
-    return Value(mapping(fields), path)
-
-
-def _position(word: str, reader: str, before: Sequence[TimedOperator], where: Value) -> int:
+def _position(word: str, reader: str, before: Sequence[TimedOperator], rows: Document[Any], where: Loc) -> int:
     """Return the position of the operator that another one reads."""
     found = [i for i, operator in enumerate(before) if operator.name == word]
     if len(found) == 1:
         return found[0]
     if not found:
         hint = "list operators after those that they read"
-        raise where.error(f"{reader!r} reads {word!r}, which is not the name of an earlier operator", hint)
-    raise where.error(f"{reader!r} reads {word!r}, the name of {len(found)} operators", "give each its own name")
-
-
-def _choice(value: Value, what: str, known: tuple[str, ...]) -> str:
-    text = value.text(what)
-    if text not in known:
-        hint = did_you_mean(text, known, f"one of: {', '.join(known)}", quoted=True)
-        raise value.error(f"{what} cannot be {text!r}", hint)
-    return text
-
-
-def _whole(value: Value, what: str) -> int:
-    number = value.number(what, above=1.0)
-    if number != int(number):
-        raise value.error(f"{what} must be a whole number")
-    return int(number)
+        raise rows.error(where, f"{reader!r} reads {word!r}, which is not the name of an earlier operator", hint)
+    raise rows.error(where, f"{reader!r} reads {word!r}, the name of {len(found)} operators", "give each its own name")
 
 
 def check_objective(name: str | None, table: Table) -> Objective:

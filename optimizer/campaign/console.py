@@ -21,13 +21,14 @@ from search_spaces.core.errors import OptimizeError
 from search_spaces.core.wording import did_you_mean, many, plural, seconds
 
 if TYPE_CHECKING:
-    from optimizer.campaign.file import CampaignFile, Loc
+    from optimizer.campaign.file import CampaignFile
     from optimizer.campaign.run import CampaignRun
     from optimizer.campaign.studies import Planned, State
     from optimizer.study.config import StudyConfig
     from optimizer.study.course import Watcher
     from optimizer.study.folder import RunFolder
     from optimizer.study.history import History, Trial
+    from search_spaces.core.yaml_file import Loc
 
 # Rough seconds of a study: profile and known plans, one trial, all trials at most, and the final comparison.
 _REST_S, _TRIAL_S, _MOST_TRIALS_S = 15.0, 0.4, 60.0
@@ -139,7 +140,7 @@ def dry_run(run: CampaignRun) -> dict[str, Any]:
         )
     return {
         "schema_version": 1,
-        "name": run.file.campaign.name,
+        "name": run.file.content.name,
         "folder": str(run.folder),
         "studies": studies,
         "expected_s": sum(s["expected_s"] for s in studies),
@@ -154,7 +155,7 @@ def _unknown_baselines(file: CampaignFile, has: Sequence[tuple[Mapping[str, Any]
     Args:
         has: axes of each study, and its baselines that are known before anything is timed.
     """
-    campaign = file.campaign
+    campaign = file.content
     named: list[tuple[Loc, str, Mapping[str, Any]]] = [
         (("baselines", i), name, {}) for i, name in enumerate(campaign.baselines)
     ]

@@ -9,19 +9,15 @@ import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
 from evaluators.objectives import OBJECTIVES
 from evaluators.workload.outcome import OBJECTIVES as OF_WORKLOADS
 from optimizer.study.config import unsafe_name
-from search_spaces.core.errors import UsageError, shown
-from search_spaces.core.wording import did_you_mean
-from search_spaces.core.yaml_file import composed, yaml_errors
+from search_spaces.core.yaml_file import Document, Part, read_document
 
 MAX_NBYTES = 1 << 20
 _MAX_DEPTH = 12
@@ -42,11 +38,7 @@ Error = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(ge=1e-3, le=1e3)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Matrix(_Strict):
+class Matrix(Part):
     """Values of each axis; a study for every combination. A single value may stand without a list.
 
     Attributes:
@@ -89,7 +81,7 @@ class Matrix(_Strict):
 AXES = tuple(Matrix.model_fields)
 
 
-class Cell(_Strict):
+class Cell(Part):
     """One value for some axes of the matrix. As a filter it means the studies that have all of them.
 
     An axis that is left out may have any value; null is a value.
@@ -115,7 +107,7 @@ class Cell(_Strict):
         return self.model_dump(exclude_unset=True)
 
 
-class Settings(_Strict):
+class Settings(Part):
     """What all studies have in common.
 
     Attributes:
@@ -145,7 +137,7 @@ class Settings(_Strict):
     stop_when_proven: bool = False
 
 
-class Expectation(_Strict):
+class Expectation(Part):
     """A figure to be shown, beside a published one where there is one; it never decides whether a campaign succeeds.
 
     Attributes:
@@ -178,7 +170,7 @@ class Expectation(_Strict):
         return self
 
 
-class Campaign(_Strict):
+class Campaign(Part):
     """A campaign.
 
     Attributes:
@@ -216,26 +208,12 @@ class Campaign(_Strict):
         return value
 
 
-_PARTS: Mapping[str, type[BaseModel]] = {
-    "matrix": Matrix, "include": Cell, "exclude": Cell, "settings": Settings, "expect": Expectation, "where": Cell,
-}  # fmt: skip
-Loc = tuple[str | int, ...]
 _HEADINGS = {"Matrix": "matrix", "Cell": "include, exclude, where", "Settings": "settings", "Expectation": "expect"}
 _KINDS = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false", "null": "null"}
 _BOUNDS = {"minimum": "at least", "maximum": "at most", "exclusiveMinimum": "above", "exclusiveMaximum": "below"}
 
 
-@dataclass(frozen=True, slots=True)
-class CampaignFile:
-    """A campaign, and the line of each part in its file."""
-
-    path: Path
-    campaign: Campaign
-    lines: Mapping[Loc, int]
-
-    def error(self, loc: Loc, problem: str, hint: str = "") -> UsageError:
-        """Return an error about a part of the file."""
-        return _error(self.path, self.lines, loc, problem, hint)
+CampaignFile = Document[Campaign]
 
 
 def read_campaign(path: Path) -> CampaignFile:
@@ -244,14 +222,10 @@ def read_campaign(path: Path) -> CampaignFile:
     Raises:
         UsageError: the file is missing, not YAML, or invalid; the message begins with ``file:line``.
     """
-    data, lines = _parsed(path)
-    try:
-        return CampaignFile(path, Campaign.model_validate(data), lines)
-    except ValidationError as error:
-        found = error.errors(include_url=False)
-        # A misspelled key is often why another one is missing.
-        worst = next((e for e in found if e["type"] == "extra_forbidden"), found[0])
-        raise _explain(path, lines, worst) from None
+    empty = "a campaign has a name and a matrix"
+    return read_document(
+        path, Campaign, "a campaign", empty, words=False, most_nbytes=MAX_NBYTES, most_depth=_MAX_DEPTH
+    )
 
 
 def json_schema() -> dict[str, Any]:
@@ -283,66 +257,6 @@ def _documented(part: type[BaseModel]) -> tuple[str, dict[str, str]]:
         for name in names:
             texts[name] = f"{texts.get(name, '')} {text}".strip()
     return " ".join(about.split()).replace("``", "`"), texts
-
-
-def _error(path: Path, lines: Mapping[Loc, int], loc: Loc, problem: str, hint: str = "") -> UsageError:
-    known = next(loc[:n] for n in range(len(loc), -1, -1) if loc[:n] in lines)
-    return UsageError(f"{path}:{lines[known]}: {problem}", hint)
-
-
-def _explain(path: Path, lines: Mapping[Loc, int], error: ErrorDetails) -> UsageError:
-    loc: Loc = tuple(error["loc"])
-    while loc and loc not in lines and error["type"] != "missing":
-        loc = loc[:-1]  # pydantic also names the branch of a union
-    where = ".".join(str(part) for part in loc)
-    if error["type"] == "extra_forbidden":
-        parent = next((str(p) for p in reversed(loc[:-1]) if p in _PARTS), "")
-        fields = _PARTS.get(parent, Campaign).model_fields
-        hint = did_you_mean(str(loc[-1]), fields, f"it may have: {', '.join(fields)}", cutoff=0.5, quoted=True)
-        return _error(path, lines, loc, f"{parent or 'a campaign'} has no {shown(loc[-1])}", hint)
-    if error["type"] == "missing":
-        return _error(path, lines, loc, f"{where} is missing")
-    context = error.get("ctx", {})
-    problem = {
-        "too_short": "must have at least one value",
-        **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
-        **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
-        "string_type": "must be text",
-        "literal_error": f"must be {context.get('expected')}",
-        "greater_than_equal": f"must be at least {context.get('ge')}",
-        "less_than_equal": f"must be at most {context.get('le')}",
-        "value_error": str(context.get("error")),
-        "model_type": "must be a mapping of keys to values",
-        "tuple_type": "must be a list",
-    }.get(error["type"], error["msg"][:1].lower() + error["msg"][1:])
-    given = "" if not where or isinstance(error["input"], dict | list | tuple) else f" {shown(error['input'])}"
-    return _error(path, lines, loc, f"{where or 'a campaign'}{given}: {problem}")
-
-
-def _parsed(path: Path) -> tuple[Any, dict[Loc, int]]:
-    import yaml
-
-    node = composed(path, "a campaign", "a campaign has a name and a matrix", MAX_NBYTES, _MAX_DEPTH)
-    lines: dict[Loc, int] = {}
-    with yaml_errors(path):
-        return _plain(path, yaml.SafeLoader(""), node, (), lines), lines
-
-
-def _plain(path: Path, loader: Any, node: Any, loc: Loc, lines: dict[Loc, int]) -> Any:
-    """Return a node as plain values, and note the line of each part; a key that is there twice is an error."""
-    lines[loc] = node.start_mark.line + 1
-    if node.id == "sequence":
-        return [_plain(path, loader, child, (*loc, i), lines) for i, child in enumerate(node.value)]
-    if node.id == "scalar":
-        return loader.construct_object(node)
-    found: dict[str, Any] = {}
-    for key, value in node.value:
-        name = str(key.value) if key.id == "scalar" else ""
-        if name in found:
-            raise UsageError(f"{path}:{key.start_mark.line + 1}: {shown(name)} is there twice", "keep one of the two")
-        found[name] = _plain(path, loader, value, (*loc, name), lines)
-        lines[*loc, name] = key.start_mark.line + 1
-    return found
 
 
 def reference() -> str:

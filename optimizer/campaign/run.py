@@ -91,7 +91,7 @@ class CampaignRun:
         Raises:
             RunFolderError: it cannot be written.
         """
-        campaign = self.file.campaign
+        campaign = self.file.content
         document = {
             "schema_version": SCHEMA_VERSION,
             "name": campaign.name,
@@ -124,7 +124,7 @@ def opened(
     """
     with disk_errors(folder, "give --out a folder that you can write to"):
         folder.mkdir(parents=True, exist_ok=True)
-        check_folder(folder, file.campaign.name)
+        check_folder(folder, file.content.name)
         lock = (folder / ".lock").open("w")
     with lock:
         try:
@@ -132,7 +132,7 @@ def opened(
         except BlockingIOError:
             raise RunFolderError(f"{folder}: another process runs this campaign", "wait for it") from None
         missing = not all(is_finished(folder / planned.folder) for planned in studies)
-        begun = _begun(_earlier(folder, file.campaign.name), resumes=missing)
+        begun = _begun(_earlier(folder, file.content.name), resumes=missing)
         run = CampaignRun(file, folder, [State(p) for p in studies], command, begun=begun)
         write_atomic(folder / "campaign.yaml", read_bounded(file.path))
         run.save()
@@ -334,11 +334,11 @@ def run_file(options: argparse.Namespace, command: Sequence[str]) -> int:
     """
     file = read_campaign(options.file)
     if options.allow_code:
-        allow(*code_of(file.campaign))
+        allow(*code_of(file.content))
     studies = plan_studies(file)
-    folder = options.out or Path("runs", file.campaign.name)
+    folder = options.out or Path("runs", file.content.name)
     if options.dry_run:
-        check_folder(folder, file.campaign.name)
+        check_folder(folder, file.content.name)
         planned = CampaignRun(file, folder, [State(p) for p in studies], command)
         for state in planned.states:
             state.status = status_of(planned.path(state.planned))

@@ -18,7 +18,7 @@ from typing import Any
 
 from evaluators.litert.processors import check_libraries
 from evaluators.own_process import own_process
-from optimizer.campaign.file import AXES, Campaign, CampaignFile, Loc, Settings
+from optimizer.campaign.file import AXES, Campaign, CampaignFile, Settings
 from optimizer.model.baselines import OWN, is_baseline
 from optimizer.samplers import make_sampler
 from optimizer.study.config import StudyConfig, option, parse_config
@@ -26,6 +26,7 @@ from search_spaces.core.errors import EXIT_INTERRUPTED, ModelError, UnavailableE
 from search_spaces.core.plugins import find_entry
 from search_spaces.core.wording import did_you_mean
 from search_spaces.core.workload import is_workload, names_file, workload_of
+from search_spaces.core.yaml_file import Loc
 from search_spaces.models.files import file_digest
 from search_spaces.models.plugin import model_names
 from search_spaces.models.zoo.names import is_name, nearest, parse_name
@@ -112,7 +113,7 @@ def plan_studies(file: CampaignFile) -> list[Planned]:
     Raises:
         UsageError: a study is invalid, two are the same, none is left, or a baseline is unknown; with ``file:line``.
     """
-    campaign = file.campaign
+    campaign = file.content
     _check_plans(file)
     cells = list(_matrix(file))
     for index, cell in enumerate(campaign.include):
@@ -147,7 +148,7 @@ def code_of(campaign: Campaign) -> list[str]:
 
 
 def _matrix(file: CampaignFile) -> Iterator[tuple[dict[str, Any], Loc]]:
-    campaign = file.campaign
+    campaign = file.content
     values = [getattr(campaign.matrix, axis) for axis in AXES]
     for axis, each in zip(AXES, values, strict=True):
         if len(set(each)) != len(each):
@@ -168,14 +169,14 @@ def _matrix(file: CampaignFile) -> Iterator[tuple[dict[str, Any], Loc]]:
 
 
 def _config(file: CampaignFile, axes: dict[str, Any], loc: Loc) -> StudyConfig:
-    settings = file.campaign.settings
+    settings = file.content.settings
     values = {**axes, **{name: value for name, value in settings if value not in (None, (), False)}}
     values["objective"] = tuple(axes["objective"].split(","))
     for axis in _FILES:
         path = _file(file, axes[axis])
         if path is not None:
             values[axis] = str(path)
-    expected = [e for e in file.campaign.expect if e.where.values.items() <= axes.items()]
+    expected = [e for e in file.content.expect if e.where.values.items() <= axes.items()]
     compared = (values["compare_with"], *(name for e in expected for name in (e.plan, e.over)))
     values["compare_with"] = tuple(dict.fromkeys(n for i, n in enumerate(compared) if n and (i == 0 or is_baseline(n))))
     try:
@@ -238,7 +239,7 @@ def _place(file: CampaignFile, loc: Loc, axis: str, value: object) -> Loc:
     """Return the location of an axis's value in the file."""
     if loc != ("matrix",):
         return (*loc, axis)
-    return "matrix", axis, getattr(file.campaign.matrix, axis).index(value)
+    return "matrix", axis, getattr(file.content.matrix, axis).index(value)
 
 
 def _file(file: CampaignFile, value: object) -> Path | None:
@@ -285,7 +286,7 @@ def _cut(word: str, most: int) -> str:
 
 def _check_plans(file: CampaignFile) -> None:
     """Raise if no study can have a named plan."""
-    campaign: Campaign = file.campaign
+    campaign: Campaign = file.content
     named: list[tuple[Loc, str]] = [(("baselines", i), name) for i, name in enumerate(campaign.baselines)]
     for i, expected in enumerate(campaign.expect):
         named.append((("expect", i, "plan"), expected.plan))

@@ -24,21 +24,72 @@ Those that ship with the product have names: ``--platform NAME`` is ``experiment
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
 
 from search_spaces.core.errors import OptimizeError, UsageError, shown
 from search_spaces.core.platform import Limits, Link, Platform, Processor
 from search_spaces.core.wording import did_you_mean
-from search_spaces.core.yaml_file import MAX_NBYTES, Value, parsed
+from search_spaces.core.yaml_file import MAX_NBYTES, Document, Part, Word, plain_value, read_document, wrong
 
 __all__ = ["MAX_NBYTES", "find_platform_file", "platform_names", "read_platform"]
 
 SHIPPED = Path(__file__).parents[2] / "experiments" / "platforms"
 _SUFFIXES = (".yaml", ".yml", ".json")
-_KINDS = ("cpu", "gpu", "npu")
+
+Kind = Literal["cpu", "gpu", "npu"]
+Share = Annotated[float, Field(ge=0, le=1)]
+Bandwidth = Annotated[float, Field(ge=1)]
+Seconds = Annotated[float, Field(ge=0)]
+_Limit = Annotated[float, Field(ge=0.01, le=86_400)] | None
+
+
+class _Processor(Part):
+    name: Word
+    processor: Word | None = None
+    kind: Kind | None = None
+    like: Word | None = None
+    resources: dict[Word, Share] = Field(default_factory=dict)
+    options: dict[Word, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _mapping(cls, data: object) -> object:
+        if isinstance(data, str) and data:
+            hint = f"write {{name: {data}}} for {data}"
+            raise wrong("a processor must be a mapping of keys to values", hint)
+        return data
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.kind is not None and self.processor is not None:
+            raise wrong("a processor has a 'processor' or a 'kind', not both", key="processor")
+        for key in ("options", "like"):
+            if self.kind is None and key in self.model_fields_set:
+                raise wrong(f"{key!r} goes with a 'kind'; a processor found on this machine has its own", key=key)
+        return self
+
+
+class _Link(Part):
+    between: tuple[Word, Word]
+    bandwidth_bytes_per_s: Bandwidth
+    latency_s: Seconds = 0.0
+
+
+class _Limits(Part):
+    load_s: _Limit = None
+    run_s: _Limit = None
+
+
+class _Platform(Part):
+    name: Word | None = None
+    processors: Annotated[tuple[_Processor, ...], Field(min_length=1)]
+    links: tuple[_Link, ...] = ()
+    limits: _Limits = _Limits()
 
 
 def read_platform(path: Path, find: Callable[[str], Processor] | None) -> Platform:
@@ -51,76 +102,33 @@ def read_platform(path: Path, find: Callable[[str], Processor] | None) -> Platfo
         UsageError: the file is missing, no platform, or wrong; the text begins with ``file:line``.
         UnavailableError: a processor cannot be used here.
     """
-    root = parsed(path, "a platform")
-    known, missing = ("name", "processors", "links", "limits"), "a platform must have processors"
-    fields = root.fields("a platform", known, processors=missing)
-    name = fields["name"].text("the platform's name") if "name" in fields else path.stem
-    entries = fields["processors"].each("processors")
-    processors = tuple(_processor(entry, find) for entry in entries)
-    links = tuple(_link(entry) for entry in fields["links"].each("links")) if "links" in fields else ()
-    limits = _limits(fields["limits"]) if "limits" in fields else Limits()
+    document = read_document(path, _Platform, "a platform")
+    found = document.content
+    processors = tuple(_processor(document, number, find) for number in range(len(found.processors)))
+    links = tuple(Link(link.between, link.bandwidth_bytes_per_s, link.latency_s) for link in found.links)
+    limits = Limits(**found.limits.model_dump(exclude_none=True))
     try:
-        return Platform(name, processors, links, limits)
+        return Platform(found.name or path.stem, processors, links, limits)
     except UsageError as error:
-        raise fields["processors"].error(error.what, error.hint) from error
+        raise document.error(("processors",), error.what, error.hint) from error
 
 
-def _processor(entry: Value, find: Callable[[str], Processor] | None) -> Processor:
-    if entry.node.id == "scalar" and entry.node.value:
-        name = entry.text("a processor")
-        raise entry.error("a processor must be a mapping of keys to values", f"write {{name: {name}}} for {name}")
-    keys = ("name", "processor", "kind", "like", "resources", "options")
-    fields = entry.fields("a processor", keys, name="a processor must have a name")
-    name = fields["name"].text("the processor's name")
-    shares = {}
-    if "resources" in fields:
-        shares = {
-            key.text("a resource"): value.number(f"the share of {key.text('a resource')!r}", most=1.0)
-            for key, value in fields["resources"].items("resources")
-        }
-    if "kind" in fields:
-        return _described(name, shares, fields)
-    for key in ("options", "like"):
-        if key in fields:
-            raise fields[key].error(f"{key!r} goes with a 'kind'; a processor found on this machine has its own")
-    known = fields.get("processor", fields["name"])
+def _processor(document: Document[_Platform], number: int, find: Callable[[str], Processor] | None) -> Processor:
+    entry = document.content.processors[number]
+    if entry.kind is not None:
+        options = {key: plain_value(value) for key, value in entry.options.items()}
+        return Processor(
+            entry.name, entry.kind, entry.resources or {entry.name: 1.0}, entry.like or entry.name, options
+        )
+    where = "processors", number, "processor" if entry.processor else "name"
     if find is None:
-        raise known.error(f"processor {name!r} must have a kind", "one of cpu, gpu, npu")
+        raise document.error(where, f"processor {entry.name!r} must have a kind", "one of cpu, gpu, npu")
     try:
-        found = find(known.text("the processor"))
+        found = find(entry.processor or entry.name)
     except OptimizeError as error:
-        raise type(error)(known.error(error.what).what, error.hint) from error
-    like = found.like + "".join(f"+{key}={share:g}" for key, share in sorted(shares.items()))
-    return replace(found, name=name, like=like, resources={**found.resources, **shares})
-
-
-def _described(name: str, shares: Mapping[str, float], fields: Mapping[str, Value]) -> Processor:
-    kind: Any = fields["kind"].text("the kind")
-    if kind not in _KINDS:
-        raise fields["kind"].error(f"unknown kind of processor {kind!r}", f"one of {', '.join(_KINDS)}")
-    if "processor" in fields:
-        raise fields["processor"].error("a processor has a 'processor' or a 'kind', not both")
-    like = fields["like"].text("like") if "like" in fields else name
-    options = {}
-    if "options" in fields:
-        options = {key.text("an option"): value.plain() for key, value in fields["options"].items("options")}
-    return Processor(name, kind, shares or {name: 1.0}, like, options)
-
-
-def _link(entry: Value) -> Link:
-    needed = {key: f"a link must say {key!r}" for key in ("between", "bandwidth_bytes_per_s")}
-    fields = entry.fields("a link", (*needed, "latency_s"), **needed)
-    ends = [end.text("an end of a link") for end in fields["between"].each("between")]
-    if len(ends) != 2:
-        raise fields["between"].error("a link is between two processors")
-    bandwidth = fields["bandwidth_bytes_per_s"].number("the bandwidth", above=1.0)
-    latency = fields["latency_s"].number("the latency") if "latency_s" in fields else 0.0
-    return Link((ends[0], ends[1]), bandwidth, latency)
-
-
-def _limits(entry: Value) -> Limits:
-    fields = entry.fields("limits", ("load_s", "run_s"))
-    return Limits(**{key: value.number(key, above=0.01, most=86_400.0) for key, value in fields.items()})
+        raise type(error)(document.error(where, error.what).what, error.hint) from error
+    like = found.like + "".join(f"+{key}={share:g}" for key, share in sorted(entry.resources.items()))
+    return replace(found, name=entry.name, like=like, resources={**found.resources, **entry.resources})
 
 
 def platform_names() -> list[str]:

@@ -29,37 +29,100 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
 
 from search_spaces.core.errors import UsageError
 from search_spaces.core.workload import (
     GIVEN,
-    KINDS,
     MAX_INSTANCES,
     MAX_REQUESTS,
     QUEUE,
     RANKED_ERROR,
     Arrival,
+    ArrivalKind,
     Client,
     Workload,
     wrong_with,
 )
-from search_spaces.core.yaml_file import Value, parsed
+from search_spaces.core.yaml_file import Document, Part, Word, composed, read_document, wrong
 
-_FILES = (".tflite", ".onnx", ".pt2")
-_WORKLOAD = ("name", "memory_limit_mb", "models", "seed")
-_CLIENT = ("model", "name", "count", "arrival", "priority", "deadline_ms", "own_weights", "queue", "tucker", *GIVEN)
-_ARRIVAL = ("kind", "requests", "period_ms", "rate_per_s", "offset_ms")
 _WANTS = {"periodic": "period_ms", "poisson": "rate_per_s"}
-_MOST_MS = 86_400e3
+
+Requests = Annotated[int, Field(ge=1, le=MAX_REQUESTS)]
+Milliseconds = Annotated[float, Field(ge=0, le=86_400e3)]
+
+
+class _Arrival(Part):
+    kind: ArrivalKind
+    requests: Requests = 1
+    period_ms: Milliseconds | None = None
+    rate_per_s: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None
+    offset_ms: Milliseconds = 0.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, data: object) -> object:
+        return {"kind": data} if isinstance(data, str) else data
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        wanted = _WANTS.get(self.kind)
+        for key in _WANTS.values():
+            given = getattr(self, key) is not None
+            if given and key != wanted:
+                raise wrong(f"{key!r} does not go with an arrival of kind {self.kind!r}", key=key)
+            if not given and key == wanted:
+                raise wrong(f"an arrival of kind {self.kind!r} must say {wanted!r}")
+        return self
+
+    @property
+    def arrival(self) -> Arrival:
+        period_s = 1.0 / self.rate_per_s if self.rate_per_s is not None else (self.period_ms or 0.0) / 1e3
+        return Arrival(self.kind, self.requests, period_s, self.offset_ms / 1e3)
+
+
+class _Tucker(Part):
+    max_error: Annotated[float, Field(ge=0)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _switch(cls, data: object) -> object:
+        if isinstance(data, str) and data not in ("true", "false"):
+            raise wrong("tucker must be true, false or {max_error: E}")
+        return data if not isinstance(data, str) else {} if data == "true" else {"max_error": 0.0}
+
+
+class _Model(Part):
+    model: Word
+    name: Word | None = None
+    count: Annotated[int, Field(ge=1, le=MAX_INSTANCES)] = 1
+    arrival: _Arrival | None = None
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    deadline_ms: Annotated[Milliseconds, Field(gt=0)] | None = None
+    own_weights: bool = False
+    queue: Requests | None = None
+    tucker: _Tucker | None = None
+    input: Word | None = None
+    signature: Word | None = None
+    custom_ops: Word | None = None
+
+
+class _Workload(Part):
+    name: Word | None = None
+    memory_limit_mb: Annotated[float, Field(ge=1e-3)] | None = None
+    models: Annotated[tuple[_Model, ...], Field(min_length=1)]
+    seed: Annotated[int, Field(ge=0, le=2**31)] = 0
 
 
 def is_workload_file(path: Path) -> bool:
     """Return whether a YAML file has models; false where it cannot be read."""
     try:
-        return any(key.node.value == "models" for key, _ in parsed(path, "a workload").items("a workload"))
+        root = composed(path, "a workload", "")
     except UsageError:
         return False
+    return root.id == "mapping" and any(key.value == "models" for key, _ in root.value)
 
 
 def read_workload(path: Path, most_error: float = RANKED_ERROR) -> Workload:
@@ -71,59 +134,49 @@ def read_workload(path: Path, most_error: float = RANKED_ERROR) -> Workload:
     Raises:
         UsageError: the file is missing, no workload, or wrong; the text begins with ``file:line``.
     """
-    root = parsed(path, "a workload")
-    fields = root.fields("a workload", _WORKLOAD, models="a workload must have models")
-    entries = fields["models"].each("models")
-    clients = list[Client]()
-    for entry in entries:
-        client = _client(entry, path, most_error)
+    document = read_document(path, _Workload, "a workload")
+    found, clients = document.content, list[Client]()
+    for number in range(len(found.models)):
+        client = _client(document, number, most_error)
         if any(client.name == other.name for other in clients):
-            raise entry.error(f"two models have the name {client.name!r}", "give a count, or a name to each")
+            problem = f"two models have the name {client.name!r}"
+            raise document.error(("models", number), problem, "give a count, or a name to each")
         clients.append(client)
-    limit = fields["memory_limit_mb"].number("the memory limit", above=1e-3) if "memory_limit_mb" in fields else None
+    limit_mb = found.memory_limit_mb
     try:
         return Workload(
-            fields["name"].text("the workload's name") if "name" in fields else path.stem,
-            tuple(clients),
-            _whole(fields["seed"], "the seed", 0, 2**31) if "seed" in fields else 0,
-            None if limit is None else int(limit * 1e6),
+            found.name or path.stem, tuple(clients), found.seed, None if limit_mb is None else int(limit_mb * 1e6)
         )
     except UsageError as error:
-        raise fields["models"].error(error.what, error.hint) from error
+        raise document.error(("models",), error.what, error.hint) from error
 
 
-def _client(entry: Value, path: Path, most_error: float) -> Client:
-    fields = entry.fields("a model", _CLIENT, model="an entry must say which 'model' it is")
-    model = fields["model"].text("the model")
+def _client(document: Document[_Workload], number: int, most_error: float) -> Client:
+    entry = document.content.models[number]
+    model = entry.model
     if model.endswith((".tflite", ".yaml", ".yml")):
-        model = _beside(path, model)
-    given = {name: fields[name].text(f"the {name.replace('_', ' ')}") for name in GIVEN if name in fields}
-    given |= {name: _beside(path, given[name]) for name in ("input", "custom_ops") if name in given}
-    arrival = _arrival(fields["arrival"]) if "arrival" in fields else Arrival()
+        model = _beside(document.path, model)
+    given = {name: text for name in GIVEN if (text := getattr(entry, name)) is not None}
+    given |= {name: _beside(document.path, given[name]) for name in ("input", "custom_ops") if name in given}
+    arrival = Arrival() if entry.arrival is None else entry.arrival.arrival
     deadline_s = arrival.period_s if arrival.kind == "periodic" else None
-    if "deadline_ms" in fields:
-        deadline_s = _milliseconds(fields["deadline_ms"], "the deadline") or None
-        if deadline_s is None:
-            raise fields["deadline_ms"].error("the deadline must be above 0")
+    error = None
+    if entry.tucker is not None:
+        error = most_error if entry.tucker.max_error is None else entry.tucker.max_error
     client = Client(
-        fields["name"].text("the name")
-        if "name" in fields
-        else Path(model).stem
-        if model.endswith(".tflite")
-        else model,
+        entry.name or (Path(model).stem if model.endswith(".tflite") else model),
         model,
-        _whole(fields["count"], "the count", 1, MAX_INSTANCES) if "count" in fields else 1,
+        entry.count,
         arrival,
-        _whole(fields["priority"], "the priority", -1000, 1000) if "priority" in fields else 0,
-        deadline_s,
-        _truth(fields["own_weights"], "own_weights") if "own_weights" in fields else False,
-        _whole(fields["queue"], "the queue", 1, MAX_REQUESTS) if "queue" in fields else max(QUEUE, _at_once(arrival)),
-        _tucker(fields["tucker"], most_error) if "tucker" in fields else None,
+        entry.priority,
+        deadline_s if entry.deadline_ms is None else entry.deadline_ms / 1e3,
+        entry.own_weights,
+        entry.queue or max(QUEUE, arrival.requests if arrival.kind == "burst" else 0),
+        error,
         **given,
     )
-    problem = wrong_with(client)
-    if problem:
-        raise entry.error(f"{client.name!r} {problem}")
+    if problem := wrong_with(client):
+        raise document.error(("models", number), f"{client.name!r} {problem}")
     return client
 
 
@@ -131,63 +184,3 @@ def _beside(path: Path, file: str) -> str:
     """Return the path of a file relative to the workload file if it exists there, else unchanged."""
     beside = path.parent / file
     return str(beside) if beside.is_file() else file
-
-
-def _tucker(entry: Value, most_error: float) -> float:
-    """Return how far outputs may be off: ``true``, ``false`` or ``{max_error: E}``."""
-    if entry.node.id == "scalar":
-        return most_error if _truth(entry, "tucker without max_error") else 0.0
-    fields = entry.fields("tucker", ("max_error",))
-    return fields["max_error"].number("the error") if "max_error" in fields else most_error
-
-
-def _at_once(arrival: Arrival) -> int:
-    return arrival.requests if arrival.kind == "burst" else 0
-
-
-def _arrival(entry: Value) -> Arrival:
-    if entry.node.id == "scalar":
-        kind, fields = entry, {}
-    else:
-        fields = entry.fields("an arrival", _ARRIVAL)
-        if "kind" not in fields:
-            raise entry.error("an arrival must have a kind", f"one of {', '.join(KINDS)}")
-        kind = fields["kind"]
-    name: Any = kind.text("the kind")
-    if name not in KINDS:
-        raise kind.error(f"there is no arrival {name!r}", f"one of {', '.join(KINDS)}")
-    wanted = _WANTS.get(name)
-    if wanted is not None and wanted not in fields:
-        raise entry.error(f"an arrival of kind {name!r} must say {wanted!r}")
-    for key in ("period_ms", "rate_per_s"):
-        if key in fields and key != wanted:
-            raise fields[key].error(f"{key!r} does not go with an arrival of kind {name!r}")
-    period_s = 0.0
-    if name == "periodic":
-        period_s = _milliseconds(fields["period_ms"], "the period")
-    elif name == "poisson":
-        period_s = 1.0 / fields["rate_per_s"].number("the rate", above=1e-6, most=1e6)
-    return Arrival(
-        name,
-        _whole(fields["requests"], "the requests", 1, MAX_REQUESTS) if "requests" in fields else 1,
-        period_s,
-        _milliseconds(fields["offset_ms"], "the offset") if "offset_ms" in fields else 0.0,
-    )
-
-
-def _milliseconds(value: Value, what: str) -> float:
-    return value.number(what, most=_MOST_MS) / 1e3
-
-
-def _whole(value: Value, what: str, least: int, most: int) -> int:
-    found = value.plain()
-    if type(found) is not int or not least <= found <= most:
-        raise value.error(f"{what} must be a whole number from {least} to {most}")
-    return found
-
-
-def _truth(value: Value, what: str) -> bool:
-    found = value.plain()
-    if not isinstance(found, bool):
-        raise value.error(f"{what} must be true or false")
-    return found

@@ -1,116 +1,213 @@
-"""YAML files that people write, read so that every error names the file and the line."""
+"""YAML documents that people write, read into typed parts so that every error names the file and the line."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Generic, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from search_spaces.core.bounded import read_bounded
-from search_spaces.core.errors import UsageError
+from search_spaces.core.errors import UsageError, shown
 from search_spaces.core.wording import did_you_mean
 
 MAX_NBYTES = 256 << 10
 _MAX_DEPTH = 8
 
+Loc = tuple[str | int, ...]
+"""Where a part of a document is: its keys and positions."""
+
+
+def _printable(text: str) -> str:
+    if not text or not text.isprintable():
+        raise ValueError("must be a word of text")
+    return text
+
+
+Word = Annotated[str, AfterValidator(_printable)]
+
+
+def wrong(problem: str, hint: str = "", key: str = "") -> PydanticCustomError:
+    """Return the error for a validator of a :class:`Part` to raise.
+
+    Args:
+        key: of the part, whose line is named.
+    """
+    return PydanticCustomError("wrong", "{problem}", {"problem": problem, "hint": hint, "key": key})
+
+
+class Part(BaseModel):
+    """A mapping in a document: it has no other keys than these, and its numbers are finite."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, data: object) -> object:
+        keys = [field.alias or name for name, field in cls.model_fields.items()]
+        if isinstance(data, dict) and (other := next((key for key in data if key not in keys), None)) is not None:
+            hint = did_you_mean(other, keys, f"it may have: {', '.join(keys)}", cutoff=0.5, quoted=True)
+            raise PydanticCustomError("unknown", "unknown", {"key": other, "hint": hint})
+        return data
+
+
+Content = TypeVar("Content", bound=Part)
+Inner = TypeVar("Inner", bound=Part)
+
 
 @dataclass(frozen=True, slots=True)
-class Value:
-    """A node of the file and where it stands.
+class Document(Generic[Content]):
+    """A document and where its parts are in the file.
 
     Attributes:
-        node: of PyYAML.
-        path: of the file.
+        what: the kind of document, as ``a platform``, for the errors.
+        lines: the line of each part.
     """
 
-    node: Any
     path: Path
+    what: str
+    content: Content
+    lines: Mapping[Loc, int]
 
-    def error(self, problem: str, hint: str = "") -> UsageError:
-        """Return the error for a problem here."""
-        return UsageError(f"{self.path}:{self.node.start_mark.line + 1}: {problem}", hint)
+    def error(self, loc: Loc, problem: str, hint: str = "") -> UsageError:
+        """Return an error about a part of the document."""
+        return _error(self.path, self.lines, loc, problem, hint)
 
-    def fields(self, what: str, known: Collection[str], **needed: str) -> dict[str, Value]:
-        """Return the values of a mapping whose keys must be among ``known``.
+    def part(self, loc: Loc, kind: type[Inner], what: str, data: object) -> Document[Inner]:
+        """Return a part, of which the document has plain values, as a document of its own.
 
-        Args:
-            needed: key that must be there → the problem where it is not.
+        Raises:
+            UsageError: it is none.
         """
-        found: dict[str, Value] = {}
-        for key, value in self.items(what):
-            if key.text("a key") not in known:
-                hint = did_you_mean(key.text("a key"), known, f"it may have: {', '.join(known)}", quoted=True)
-                raise key.error(f"{what} has no {key.text('a key')!r}", hint)
-            if key.text("a key") in found:
-                raise key.error(f"{what} has {key.text('a key')!r} twice")
-            found[key.text("a key")] = value
-        if missing := next((problem for key, problem in needed.items() if key not in found), ""):
-            raise self.error(missing)
-        return found
-
-    def items(self, what: str) -> Iterator[tuple[Value, Value]]:
-        """Yield keys and values of what must be a mapping."""
-        if self.node.id != "mapping":
-            raise self.error(f"{what} must be a mapping of keys to values")
-        for key, value in self.node.value:
-            yield Value(key, self.path), Value(value, self.path)
-
-    def each(self, what: str) -> list[Value]:
-        """Return the entries of what must be a list that is not empty."""
-        if self.node.id != "sequence" or not self.node.value:
-            raise self.error(f"{what} must be a list with at least one entry")
-        return [Value(node, self.path) for node in self.node.value]
-
-    def text(self, what: str) -> str:
-        """Return a scalar that must be printable."""
-        if self.node.id != "scalar" or not self.node.value or not self.node.value.isprintable():
-            raise self.error(f"{what} must be a word of text")
-        return str(self.node.value)
-
-    def number(self, what: str, *, above: float = 0.0, most: float = math.inf) -> float:
-        """Return a scalar that must be a finite number of at least ``above`` and at most ``most``."""
-        try:
-            found = float(self.node.value)
-        except (TypeError, ValueError):
-            found = math.nan
-        if not above <= found <= most or not math.isfinite(found):
-            limits = f"from {above:g} to {most:,.10g}" if math.isfinite(most) else f"of at least {above:g}"
-            raise self.error(f"{what} must be a number {limits}")
-        return found
-
-    def plain(self) -> Any:
-        """Return a scalar as a number, a truth value or text, and a list of them as a list."""
-        if self.node.id == "sequence":
-            return [Value(node, self.path).plain() for node in self.node.value]
-        text = self.text("an option")
-        for convert in (int, float):
-            try:
-                return convert(text)
-            except ValueError:
-                continue
-        return {"true": True, "false": False}.get(text, text)
+        lines = {at[len(loc) :]: line for at, line in self.lines.items() if at[: len(loc)] == loc}
+        return Document(self.path, what, checked(self.path, kind, what, data, lines), lines)
 
 
-def parsed(path: Path, what: str) -> Value:
+def read_document(
+    path: Path,
+    kind: type[Content],
+    what: str,
+    empty: str = "",
+    *,
+    words: bool = True,
+    most_nbytes: int = MAX_NBYTES,
+    most_depth: int = _MAX_DEPTH,
+) -> Document[Content]:
     """Read a file.
 
     Args:
-        what: the kind of document, as ``a platform``, for the errors.
+        what: as of :class:`Document`.
+        empty: hint for a file without content.
+        words: whether scalars are words, which the types of the parts convert; else what YAML takes them for.
 
     Raises:
-        UsageError: it is missing, too large or not YAML, has aliases, or is nested too deeply.
+        UsageError: it is missing, too large or not YAML, has aliases, is nested too deeply, or is no such document.
     """
-    return Value(composed(path, what, f"it must describe {what}"), path)
+    import yaml
+
+    node = composed(path, what, empty or f"it must describe {what}", most_nbytes, most_depth)
+    lines: dict[Loc, int] = {}
+    with yaml_errors(path):
+        data = _plain(path, None if words else yaml.SafeLoader(""), node, (), lines)
+    return Document(path, what, checked(path, kind, what, data, lines), lines)
+
+
+def checked(path: Path, kind: type[Content], what: str, data: object, lines: Mapping[Loc, int]) -> Content:
+    """Return a document, or a part of one, from plain values.
+
+    Raises:
+        UsageError: it is none, in one line with file and line.
+    """
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        # A misspelled key is often why another one is missing.
+        worst = next((e for e in found if e["type"] == "unknown"), found[0])
+        raise _explained(path, what, lines, worst) from None
+
+
+def plain_value(value: Any) -> Any:
+    """Return a word as a number, a truth value or text, and a list of them as a list."""
+    if isinstance(value, list):
+        return [plain_value(each) for each in value]
+    for convert in (int, float):
+        try:
+            return convert(value)
+        except (TypeError, ValueError):
+            continue
+    return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
+
+
+def _error(path: Path, lines: Mapping[Loc, int], loc: Loc, problem: str, hint: str = "") -> UsageError:
+    known = next(loc[:n] for n in range(len(loc), -1, -1) if loc[:n] in lines)
+    return UsageError(f"{path}:{lines[known]}: {problem}", hint)
+
+
+def _explained(path: Path, what: str, lines: Mapping[Loc, int], error: ErrorDetails) -> UsageError:
+    loc: Loc = tuple(error["loc"])
+    while loc and loc not in lines and error["type"] != "missing":
+        loc = loc[:-1]  # pydantic also names the branch of a union
+    context = error.get("ctx", {})
+    if error["type"] == "unknown":
+        parent = next((str(part) for part in reversed(loc) if isinstance(part, str)), what)
+        parent = f"an entry of {parent}" if loc and isinstance(loc[-1], int) else parent
+        return _error(path, lines, (*loc, context["key"]), f"{parent} has no {shown(context['key'])}", context["hint"])
+    if error["type"] == "wrong":
+        loc = (*loc, *filter(None, [context["key"]]))
+        return _error(path, lines, loc, context["problem"], context["hint"])
+    where = ".".join(str(part) for part in loc)
+    if error["type"] == "missing":
+        return _error(path, lines, loc, f"{where} is missing")
+    bounds = {key: f"{value:,.10g}" for key, value in context.items() if key in ("gt", "ge", "lt", "le")}
+    problem = {
+        "too_short": "must have at least one value",
+        **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
+        **dict.fromkeys(("float_type", "float_parsing", "finite_number"), "must be a number"),
+        **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+        "string_type": "must be text",
+        "literal_error": f"must be {context.get('expected')}",
+        "greater_than": f"must be above {bounds.get('gt')}",
+        "greater_than_equal": f"must be at least {bounds.get('ge')}",
+        "less_than_equal": f"must be at most {bounds.get('le')}",
+        "value_error": str(context.get("error")),
+        **dict.fromkeys(("model_type", "dict_type"), "must be a mapping of keys to values"),
+        **dict.fromkeys(("tuple_type", "list_type"), "must be a list"),
+    }.get(error["type"], error["msg"][:1].lower() + error["msg"][1:])
+    given = "" if not where or isinstance(error["input"], dict | list | tuple) else f" {shown(error['input'])}"
+    return _error(path, lines, loc, f"{where or what}{given}: {problem}")
+
+
+def _plain(path: Path, loader: Any, node: Any, loc: Loc, lines: dict[Loc, int]) -> Any:
+    """Return a node as plain values, and note the line of each part; a key that is there twice is an error.
+
+    Args:
+        loader: of PyYAML, which converts scalars; None where they are words.
+    """
+    lines[loc] = node.start_mark.line + 1
+    if node.id == "sequence":
+        return [_plain(path, loader, child, (*loc, i), lines) for i, child in enumerate(node.value)]
+    if node.id == "scalar":
+        return node.value if loader is None else loader.construct_object(node)
+    found: dict[str, Any] = {}
+    for key, value in node.value:
+        name = str(key.value) if key.id == "scalar" else ""
+        if name in found:
+            raise UsageError(f"{path}:{key.start_mark.line + 1}: {shown(name)} is there twice", "keep one of the two")
+        found[name] = _plain(path, loader, value, (*loc, name), lines)
+        lines[*loc, name] = key.start_mark.line + 1
+    return found
 
 
 def read_settings(path: Path) -> dict[str, Any]:
     """Return the settings that a run folder keeps, as plain values that are not checked yet.
 
     Raises:
-        UsageError: as of :func:`parsed`, or the document is not a mapping.
+        UsageError: as of :func:`read_document`, or the document is not a mapping.
     """
     import yaml
 
@@ -126,11 +223,11 @@ def composed(path: Path, what: str, empty: str, most_nbytes: int = MAX_NBYTES, m
     """Return the root node of a file, whose scalars are not converted yet.
 
     Args:
-        what: as of :func:`parsed`.
+        what: the kind of document, as ``a platform``, for the errors.
         empty: hint for a file without content.
 
     Raises:
-        UsageError: as of :func:`parsed`.
+        UsageError: as of :func:`read_document`.
     """
     import yaml
 

@@ -136,7 +136,7 @@ def main() -> None:
         known["explained"] = explained(known["networks"], options.latencies)
         options.out.write_text(json.dumps(known, indent=1) + "\n")
         return
-    models = options.models.split(",") if options.models else list(read_campaign(CAMPAIGN).campaign.matrix.model)
+    models = options.models.split(",") if options.models else list(read_campaign(CAMPAIGN).content.matrix.model)
     rows: dict[str, dict[str, Any]] = {}
     for name in models:
         rows[name] = counted(name) | estimated(name)

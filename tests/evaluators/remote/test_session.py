@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from evaluators.base import Agreement, Batch, Candidate, Evaluator, OutputError
 from evaluators.contract import EvaluatorContract
+from evaluators.litert.processors import local_platform
 from evaluators.litert.session import LitertEvaluator
 from evaluators.remote import wire
 from evaluators.remote.connection import sendable
@@ -70,9 +71,9 @@ class TestRemoteContract(EvaluatorContract):
 @pytest.mark.litert
 def test_what_an_agent_measures_and_deploys_is_what_its_machine_does(tmp_path: Path, small: Graph) -> None:
     with agent_process(tmp_path / "device", "litert") as (_, address):
-        remote, here = evaluator_at(address), LitertEvaluator()
+        remote = evaluator_at(address)
         platform = remote.platform()
-        assert platform.processors == here.platform().processors
+        assert platform.processors == local_platform().processors
         processors = [remote.processor("cpu0"), remote.processor("cpu0:builtin")]
         platform = replace(platform, processors=tuple(processors))
         plan = chain_plan(small, [5], ["cpu0", "cpu0:builtin"])

@@ -133,7 +133,7 @@ def test_what_is_wrong_in_a_file_is_one_line(tmp_path: Path, capsys: pytest.Capt
 def test_a_tag_that_is_true_of_its_value_is_read(tmp_path: Path) -> None:
     path = written(tmp_path, "name: !!str 5\nmatrix: {model: ! vgg16, seed: !!int '3'}\n")
     campaign = read_campaign(path)
-    assert campaign.campaign.name == "5"
+    assert campaign.content.name == "5"
     (study,) = plan_studies(campaign)
     assert (study.config.model, study.config.seed) == ("vgg16", 3)
 
@@ -151,7 +151,7 @@ def test_a_huge_file_a_folder_and_nothing_are_refused(tmp_path: Path) -> None:
 def test_shipped_campaigns_name_their_schema_and_can_be_planned(path: Path) -> None:
     assert path.read_text().startswith("# yaml-language-server: $schema=campaign.schema.json\n")
     file = read_campaign(path)
-    assert file.campaign.name == path.stem
+    assert file.content.name == path.stem
     assert plan_studies(file)
 
 
