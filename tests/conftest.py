@@ -123,6 +123,12 @@ def _litert_alone() -> Iterator[None]:
 
 
 @pytest.fixture
+def every_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Studies of this test that name no processors use OpenVINO's, too, as for everybody who has it."""
+    monkeypatch.setattr(litert, "local_platform", local_platform)
+
+
+@pytest.fixture
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Studies of several models in this process anneal for few steps: how good plans are is not the test."""
     monkeypatch.setattr(several_models, "STEPS", STEPS // 20)

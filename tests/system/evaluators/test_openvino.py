@@ -7,18 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from evaluators.litert import session
-from evaluators.litert.processors import local_platform
 from optimizer.cli import main
 from tests.system.evaluators.litert.test_openvino import FIRST, REDUCED, runs
 
 
 @runs
+@pytest.mark.usefixtures("every_runtime")
 def test_a_study_and_its_plan(
     tmp_path: Path, cache_folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(session, "local_platform", local_platform)  # with OpenVINO's, as for everybody who has it
     words = ["--model", "squeezenet1_1@0.5/64", "--budget", "8", "--max-stages", "2"]
     assert main([*words, "--json", "--out", "run", "--quiet"]) == 0
     document = json.loads(capfd.readouterr().out)

@@ -469,6 +469,7 @@ def test_a_library_that_cannot_be_started_is_one_line(monkeypatch: pytest.Monkey
 
 
 @runs
+@pytest.mark.usefixtures("every_runtime")
 def test_float32_is_the_default_and_an_error_allows_less(cache_folder: Path) -> None:
     evaluator = LitertEvaluator()
     found = evaluator.platform()
