@@ -140,9 +140,9 @@ def test_what_the_user_names_is_loaded_in_a_process_of_its_own_and_told(
 @pytest.mark.parametrize(
     ("content", "statement"),
     [
-        ("libraries: [a]", ":1: libraries must be a mapping"),
+        ("libraries: [a]", ":1: libraries: must be a mapping of keys to values"),
         ("librarys: {}", ":1: a file of libraries has no 'librarys'"),
-        ("libraries: {a: [b]}", ":1: a folder must be a word of text"),
+        ("libraries: {a: [b]}", ":1: libraries.a: must be text"),
         ("", ":1: the file is empty"),
     ],
 )
