@@ -82,7 +82,7 @@ class Lease:
         with self._lock:
             left_s = self._until_s - time.monotonic()
             if self._client not in ("", client) and left_s > 0.0:
-                raise BusyError(f"busy with study {self._study!r}", "wait until it has ended, or take another device")
+                raise BusyError("busy with another study", "wait until it has ended, or take another device")
             self._client, self._study, self._until_s = client, study, time.monotonic() + self.seconds
 
     def renew(self, client: str) -> bool:

@@ -33,6 +33,10 @@ _LOGGER = logging.getLogger("partition_optimizer")
 SHORT_S = 10.0
 SLACK_S = 30.0
 _POLL_S = 0.5
+_NO_ANSWER = (
+    "start `optimize agent` there, and check that its port can be reached; where it has a certificate, devices.yaml "
+    "must name authority, certificate and key, and a host that the certificate was made for"
+)
 _MOVES = 3
 _BUSY = "wait for it, or raise its wait_s in devices.yaml"
 
@@ -237,13 +241,14 @@ class Link:
         self._devices = tuple(devices)
         self._names = list(dict.fromkeys(names))
         self._connection: Connection | None = None
+        self._patient = True
         self._sent: set[str] = set()
         self._lease_s = 30.0
         self._closed = threading.Event()
         self._beat = threading.Thread(target=self._keep_lease, name="lease", daemon=True)
 
     def connect(self) -> None:
-        """Take a lease on the first device that is free, and wait for one where none is.
+        """Take a lease on the first device that is free; wait for one where none is, unless that was in vain before.
 
         Raises:
             UnavailableError: no device was free in time, or a device cannot be used.
@@ -251,7 +256,12 @@ class Link:
         self._drop()
         if self._closed.is_set():
             raise UnavailableError("the session is closed", "load candidates inside the `with` block of prepare()")
-        waited(self._devices, self._open)
+        try:
+            waited(self._devices, self._open, patient=self._patient)
+        except UnavailableError:
+            self._patient = False
+            raise
+        self._patient = True
 
     def _open(self, device: Device) -> None:
         connection = Connection(device)
@@ -364,13 +374,16 @@ class Link:
         raise DeviceLostError("the devices come and go")
 
 
-def waited(devices: Sequence[Device], ask: Callable[[Device], Found]) -> Found:
+def waited(devices: Sequence[Device], ask: Callable[[Device], Found], *, patient: bool = True) -> Found:
     """Return the result of ``ask`` on the first of some devices that answers and is free; wait where none is.
+
+    Args:
+        patient: whether to wait.
 
     Raises:
         UnavailableError: no device was free in time, or a device cannot be used.
     """
-    wait_s = max(device.wait_s for device in devices)
+    wait_s = max(device.wait_s for device in devices) if patient else 0.0
     end_s, warned = time.monotonic() + wait_s, False
     while True:
         problems: list[UnavailableError] = []
@@ -380,8 +393,9 @@ def waited(devices: Sequence[Device], ask: Callable[[Device], Found]) -> Found:
             except (DeviceLostError, BusyElsewhereError) as error:
                 problems.append(error)
         if time.monotonic() >= end_s:
-            hint = problems[0].hint or "start `optimize agent` there, and check that its port can be reached"
-            raise UnavailableError(f"{problems[0].what}; waited for {wait_s:g} s", hint)
+            why = "; ".join(dict.fromkeys(problem.what for problem in problems))
+            why += f"; waited for {wait_s:g} s" if patient else ""
+            raise UnavailableError(why, problems[0].hint or _NO_ANSWER)
         if not warned:
             _LOGGER.warning("%s; waiting for up to %g s", problems[0].what, wait_s)
             warned = True

@@ -142,7 +142,15 @@ def split_address(address: str, default_port: int) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     if not colon or address.endswith("]"):
         host, port = address, str(default_port)
-    if not host or not port.isdecimal() or not 0 <= int(port) <= 65535 or not host.isprintable() or "/" in host:
+    alone = not colon and host.isdecimal()  # a port
+    if (
+        not host
+        or alone
+        or not port.isdecimal()
+        or not 0 <= int(port) <= 65535
+        or not host.isprintable()
+        or "/" in host
+    ):
         raise UsageError(f"address {address!r}: must be HOST:PORT", "use for example 127.0.0.1:7450")
     return host, int(port)
 

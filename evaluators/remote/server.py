@@ -113,7 +113,9 @@ def listen(
     )
     add(server)
     address = f"{host}:{port}"
-    taken = UnavailableError(f"{address} cannot be listened on", "is another server there, is the key right?")
+    secured = ", and check that the key is that of the certificate" if credentials.certificate else ""
+    hint = f"end the other server there, or give another --listen{secured}"
+    taken = UnavailableError(f"{address} cannot be listened on", hint)
     try:
         if credentials.certificate:
             pair = [(credentials.key, credentials.certificate)]

@@ -112,7 +112,8 @@ class Settings(Part):
 
     Attributes:
         precision: target half width of the 95 % interval, relative to the median.
-        device: the device of an evaluator that measures elsewhere; a name, or several of identical devices.
+        device: the device of an evaluator that measures elsewhere; a name, or those of identical devices with
+            commas (``pi4,pi5``).
         allow_fallback: whether an accelerator may leave operators to the CPU.
         input_shape: sizes of inputs that models leave open, for example ``name=1,224,224,3``.
         power: what processors draw while they run, in watts, for example ``cpu0=2.5``; for energy.

@@ -21,7 +21,7 @@ from evaluators.sampling import SamplingPolicy, measure
 from evaluators.workload.host import came_of
 from evaluators.workload.outcome import Outcome, typical_figures
 from optimizer.report.answer import figure_text, interval_ms, objective_of
-from optimizer.report.data import finished_study, read_result
+from optimizer.report.data import HOSTED, finished_study, read_result
 from optimizer.study.config import StudyConfig, parse_config
 from optimizer.study.course import read_subject
 from optimizer.study.folder import CONFIG, read_manifest
@@ -170,7 +170,9 @@ def _in_study(plan: Path) -> str:
     known = result["best"]["latency_ms"] if objective_of(result) == LATENCY else None
     if not known:
         return ""
-    return f"\nits study measured: {figure_text(known['median'] / 1e3, tuple(x / 1e3 for x in known['ci95']), 'ms')}"
+    there = "" if result.get("evaluator") in HOSTED else f", by {result.get('evaluator')} on another machine"
+    figure = figure_text(known["median"] / 1e3, tuple(x / 1e3 for x in known["ci95"]), "ms")
+    return f"\nits study measured: {figure}{there}"
 
 
 def _figures(

@@ -23,8 +23,8 @@ from evaluators.contract import EvaluatorContract
 from evaluators.litert.processors import local_platform
 from evaluators.litert.session import LitertEvaluator
 from evaluators.remote import wire
-from evaluators.remote.connection import sendable
-from evaluators.remote.devices import ENVIRONMENT
+from evaluators.remote.connection import Link, sendable
+from evaluators.remote.devices import ENVIRONMENT, Device
 from evaluators.remote.session import RemoteEvaluator
 from evaluators.testing import SyntheticEvaluator
 from evaluators.workload.host import came_of
@@ -277,6 +277,21 @@ def test_devices_are_named_or_told_what_is_wrong(tmp_path: Path, monkeypatch: py
         devices.write_text(f"devices:\n  gone: {{agent: '127.0.0.1:{silent.getsockname()[1]}', wait_s: 0}}\n")
         with fails(UnavailableError):
             evaluator_at("gone").platform()
+
+
+def test_a_device_that_stays_away_is_waited_for_once() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        away = Device("away", f"127.0.0.1:{silent.getsockname()[1]}", wait_s=1.5)
+        link = Link([away], SyntheticEvaluator().platform(), [])
+        took_s = []
+        for _ in range(2):
+            begin_s = time.monotonic()
+            with pytest.raises(UnavailableError):
+                link.connect()
+            took_s.append(time.monotonic() - begin_s)
+        link.close()
+    assert took_s[0] >= 1.5 > took_s[1]
 
 
 @given(
