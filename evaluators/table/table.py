@@ -253,8 +253,8 @@ def read_table(path: Path) -> Table:
         networks.append((network.name, _operators(rows, usual, scale, kinds)))
     if len({name for name, _ in networks}) < len(networks):
         raise file.error(("networks",), "two networks have one name")
-    name, once = found.name or path.stem, found.one_part_per_device
-    return Table(name, found.objective, found.max_stages, once, devices, tuple(networks))
+    once = found.one_part_per_device
+    return Table(found.name or path.stem, found.objective, found.max_stages, once, devices, tuple(networks))
 
 
 def _check_devices(file: Document[_Table], devices: Sequence[Device]) -> None:
@@ -351,7 +351,7 @@ def _rows(file: Document[_Table], where: Loc, name: str, kinds: Sequence[str]) -
     if not found:
         raise UsageError(f"{path}: has no operators")
     content = checked(path, _Operators, "the operators", {"operators": found}, at)
-    return Document(path, "the operators", content, at)
+    return Document(path, content, at)
 
 
 def _position(word: str, reader: str, before: Sequence[TimedOperator], rows: Document[Any], where: Loc) -> int:

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -54,7 +54,7 @@ class _Processor(Part):
     kind: Kind | None = None
     like: Word | None = None
     resources: dict[Word, Share] = Field(default_factory=dict)
-    options: dict[Word, Any] = Field(default_factory=dict)
+    options: dict[Word, Word | list[Word]] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod

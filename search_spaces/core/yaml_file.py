@@ -64,12 +64,10 @@ class Document(Generic[Content]):
     """A document and where its parts are in the file.
 
     Attributes:
-        what: the kind of document, as ``a platform``, for the errors.
         lines: the line of each part.
     """
 
     path: Path
-    what: str
     content: Content
     lines: Mapping[Loc, int]
 
@@ -84,7 +82,7 @@ class Document(Generic[Content]):
             UsageError: it is none.
         """
         lines = {at[len(loc) :]: line for at, line in self.lines.items() if at[: len(loc)] == loc}
-        return Document(self.path, what, checked(self.path, kind, what, data, lines), lines)
+        return Document(self.path, checked(self.path, kind, what, data, lines), lines)
 
 
 def read_document(
@@ -100,7 +98,7 @@ def read_document(
     """Read a file.
 
     Args:
-        what: as of :class:`Document`.
+        what: the kind of document, as ``a platform``, for the errors.
         empty: hint for a file without content.
         words: whether scalars are words, which the types of the parts convert; else what YAML takes them for.
 
@@ -113,7 +111,7 @@ def read_document(
     lines: dict[Loc, int] = {}
     with yaml_errors(path):
         data = _plain(path, None if words else yaml.SafeLoader(""), node, (), lines)
-    return Document(path, what, checked(path, kind, what, data, lines), lines)
+    return Document(path, checked(path, kind, what, data, lines), lines)
 
 
 def checked(path: Path, kind: type[Content], what: str, data: object, lines: Mapping[Loc, int]) -> Content:

@@ -286,6 +286,7 @@ def test_resources_in_common_exclude(tmp_path: Path) -> None:
         "processors:\n- {name: cpu, name: cpu}",
         "processors:\n- name: cpu\n  resources: {m: 2}",
         "processors:\n- name: cpu\n  resources: {m: .nan}",
+        "processors:\n- {name: x, kind: npu, options: {a: {b: c}}}",
         "processors:\n- name: cpu\nlimits: {run_s: soon}",
         "processors:\n- name: cpu\nlinks:\n- between: [cpu]",
         "processors: &a\n- *a",
