@@ -70,10 +70,15 @@ class Lease:
         self.seconds = seconds
         self._lock = threading.Lock()
         self._client = ""
-        self._study = ""
         self._until_s = 0.0
 
-    def take(self, client: str, study: str) -> None:
+    @property
+    def held(self) -> bool:
+        """Whether a client that is alive has it."""
+        with self._lock:
+            return bool(self._client) and time.monotonic() <= self._until_s
+
+    def take(self, client: str) -> None:
         """Give the lease to a client, or renew it.
 
         Raises:
@@ -83,7 +88,7 @@ class Lease:
             left_s = self._until_s - time.monotonic()
             if self._client not in ("", client) and left_s > 0.0:
                 raise BusyError("busy with another study", "wait until it has ended, or take another device")
-            self._client, self._study, self._until_s = client, study, time.monotonic() + self.seconds
+            self._client, self._until_s = client, time.monotonic() + self.seconds
 
     def renew(self, client: str) -> bool:
         """Renew the lease; return whether the client holds it."""
@@ -132,6 +137,7 @@ class Agent:
 
     Raises:
         OSError: the folder cannot be written.
+        UnavailableError: the evaluator finds no processor.
     """
 
     def __init__(
@@ -146,13 +152,13 @@ class Agent:
         self.name = name
         self.lease = Lease(lease_s)
         self._evaluator = evaluator
+        self._platform = evaluator.platform()
         self._folder = folder
         self.store = Store(folder / "models", max_file_nbytes)
         self._open: _Open | None = None
         self._jobs: queue.Queue[tuple[Callable[[], Answer], Future[Answer]]] = queue.Queue()
         self._ended = threading.Event()
         self.methods: dict[str, Callable[[Mapping[str, Any]], Answer]] = {
-            "Describe": self._describe,
             "Processor": self._processor,
             "Open": self._open_session,
             "Host": self._host,
@@ -235,16 +241,16 @@ class Agent:
             with suppress(OptimizeError), foreign(what), time_limit(_CLOSE_S, what):
                 close()
 
-    # Requests of clients; each is served in the thread of serve().
-
-    def _describe(self, data: Mapping[str, Any]) -> Answer:  # noqa: ARG002
+    def describe(self) -> Answer:
+        """Return the processors, and whether a client measures now; callable from any thread, even during a run."""
         return {
             "version": wire.VERSION,
             "device": self.name,
-            "evaluator": self._evaluator.name,
-            "platform": wire.platform_to_json(self._evaluator.platform()),
-            "names": self._evaluator.capabilities.names,
+            "platform": wire.platform_to_json(self._platform),
+            "held": self.lease.held,
         }
+
+    # Requests of clients; each is served in the thread of serve().
 
     def _processor(self, data: Mapping[str, Any]) -> Answer:
         found = self._named(wire.text(data, "name"))
@@ -264,11 +270,11 @@ class Agent:
         names = data.get("names", [])
         if not isinstance(names, list) or len(names) > 1024:
             raise wire.WireError("names is not a list of processors")
-        known = list(self._evaluator.platform().processors)
+        known = list(self._platform.processors)
         known += [self._named(wire.text({"name": name}, "name")) for name in names]
         known += [with_cpu(p) for p in known if p.kind != "cpu"]
         platform = wire.platform_from_json(data.get("platform"), known)
-        self.lease.take(client, str(data.get("study"))[:100])
+        self.lease.take(client)
         self._let_go()
         try:
             self._open = self._prepared(client, platform)

@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,6 +31,7 @@ from search_spaces.models.stages import cut_stage
 
 _LOGGER = logging.getLogger("partition_optimizer")
 SHORT_S = 10.0
+_ASKED_S = 3.0
 SLACK_S = 30.0
 _POLL_S = 0.5
 _NO_ANSWER = (
@@ -38,6 +39,7 @@ _NO_ANSWER = (
     "must name authority, certificate and key, and a host that the certificate was made for"
 )
 _MOVES = 3
+_UNLIKE = "name boards together only where processor, memory and versions are the same"
 _BUSY = "wait for it, or raise its wait_s in devices.yaml"
 
 Found = TypeVar("Found")
@@ -54,7 +56,7 @@ _MOST_FETCHED_NBYTES = 16 << 30
 
 
 class BusyElsewhereError(UnavailableError):
-    """The device measures for another client."""
+    """The device measures for another client, or is not like the one that a study began on."""
 
 
 class Connection:
@@ -139,9 +141,10 @@ class Connection:
         answer = wire.unpacked(content)
         if answer.get("lapsed") is True:
             raise DeviceLostError(f"device {self.device.name}: it ended this study, or was restarted")
-        if answer.get("busy") is True:
-            raise BusyElsewhereError(f"device {self.device.name} is {answer['error']['what']}", _BUSY)
-        wire.raise_reported(answer, f"device {self.device.name}")
+        try:
+            wire.raise_reported(answer, f"device {self.device.name}")
+        except UnavailableError as error:
+            raise BusyElsewhereError(error.what, _BUSY) if answer.get("busy") is True else error from None
         return answer
 
     @contextmanager
@@ -244,6 +247,8 @@ class Link:
         self._patient = True
         self._sent: set[str] = set()
         self._lease_s = 30.0
+        self._on: Device | None = None
+        self._unlike: dict[Device, UnavailableError] = {}
         self._closed = threading.Event()
         self._beat = threading.Thread(target=self._keep_lease, name="lease", daemon=True)
 
@@ -264,6 +269,8 @@ class Link:
         self._patient = True
 
     def _open(self, device: Device) -> None:
+        if device in self._unlike:
+            raise self._unlike[device]
         connection = Connection(device)
         try:
             # Preparing takes long; this short call fails at once where there is no agent.
@@ -271,15 +278,17 @@ class Link:
             _check_version(device, version)
             request = {
                 "client": self.client,
-                "study": self.platform.name,
                 "platform": wire.platform_to_json(_unpriced(self.platform)),
                 "names": self._names,
             }
             answer = connection.call("Open", request, 2 * self.platform.limits.load_s + SLACK_S)
+            self._check_alike(device, answer.get("fingerprint"), connection)
         except BaseException:
             connection.close()
             raise
-        self._connection = connection
+        if self._on is not None and self._on != device:
+            _LOGGER.warning("device %s is lost or busy; measuring on %s from now on", self._on.name, device.name)
+        self._connection, self._on = connection, device
         self._sent.clear()
         self.fingerprint = {"evaluator": "remote", "device": device.name, "there": answer.get("fingerprint")}
         self.conditions = _plain(answer.get("conditions"))
@@ -291,6 +300,19 @@ class Link:
         self.generation += 1
         if not self._beat.is_alive():
             self._beat.start()
+
+    def _check_alike(self, device: Device, there: Any, connection: Connection) -> None:
+        """Return the lease, and raise, unless a device is like the one before it: a study is of one kind."""
+        if self._on is None or self._on == device:
+            return
+        before, now = (x if isinstance(x, dict) else {} for x in (self.fingerprint["there"], there))
+        names = sorted({*before, *now} - {"kernel", "platform"})
+        other = next((name for name in names if before.get(name) != now.get(name)), None)
+        if other is not None:
+            connection.call("Leave", {"client": self.client}, SHORT_S)
+            what = f"device {device.name} is not like {self._on.name}: another {other[:40].replace('_', ' ')}"
+            self._unlike[device] = BusyElsewhereError(what, _UNLIKE)
+            raise self._unlike[device]
 
     def _keep_lease(self) -> None:
         while not self._closed.wait(self._lease_s / 3.0):
@@ -400,6 +422,33 @@ def waited(devices: Sequence[Device], ask: Callable[[Device], Found], *, patient
             _LOGGER.warning("%s; waiting for up to %g s", problems[0].what, wait_s)
             warned = True
         time.sleep(_POLL_S)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentState:
+    """What an agent says of itself when it is asked.
+
+    Attributes:
+        address: ``host:port``.
+        processors: names; none where it does not answer.
+        state: ``free``, ``busy``, or why it cannot be used.
+    """
+
+    address: str
+    processors: tuple[str, ...]
+    state: str
+
+
+def agent_state(device: Device) -> AgentState:
+    """Ask an agent for its processors, and whether it is free."""
+    try:
+        with closing(Connection(device)) as connection:
+            found = connection.call("Describe", {}, _ASKED_S)
+        _check_version(device, found.get("version"))
+        names = tuple(p.name for p in wire.platform_from_json(found.get("platform")).processors)
+    except OptimizeError as error:
+        return AgentState(device.address, (), error.what)
+    return AgentState(device.address, names, "busy" if found.get("held") is True else "free")
 
 
 def _check_version(device: Device, version: object) -> None:

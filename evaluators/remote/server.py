@@ -190,6 +190,7 @@ def _gate(grpc: Any, credentials: ServerCredentials, rate: Rate) -> Any:
 def _handlers(grpc: Any, agent: Agent) -> Any:
     asked = {name: partial(_asked, agent, name) for name in agent.methods}
     asked |= {"Renew": partial(_answered, partial(_renew, agent)), "Has": partial(_answered, partial(_has, agent))}
+    asked["Describe"] = partial(_answered, lambda _: agent.describe())
     methods = {name: grpc.unary_unary_rpc_method_handler(answer) for name, answer in asked.items()}
     methods["Store"] = grpc.stream_unary_rpc_method_handler(partial(_store, agent))
     methods["Fetch"] = grpc.unary_stream_rpc_method_handler(partial(_fetch, agent))

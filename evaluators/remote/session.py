@@ -56,8 +56,9 @@ class RemoteEvaluator(Evaluator):
         self._devices = find_devices(device)
 
     def platform(self) -> Platform:
-        """Return the processors of the first device that answers."""
-        return wire.platform_from_json(self._first("Describe", {}).get("platform"))
+        """Return the processors of the first device that answers, under the names of the devices."""
+        found = wire.platform_from_json(self._first("Describe", {}).get("platform"))
+        return replace(found, name=",".join(device.name for device in self._known()))
 
     def processor(self, name: str) -> Processor:
         """Return the processor of a name, as the first device that answers makes it."""

@@ -27,6 +27,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Semaphore
 from typing import Any
 
 from evaluators.registry import make_evaluator
@@ -212,9 +213,11 @@ def _one(run: CampaignRun, state: State, watcher: ProgressCampaign) -> None:
 
 def _beside_each_other(run: CampaignRun, waiting: list[State], watcher: ProgressCampaign, jobs: int) -> None:
     processes: dict[str, subprocess.Popen[bytes]] = {}
+    named = {state.planned.config.device or "" for state in waiting}
+    free = {names: Semaphore(names.count(",") + 1 if names else jobs) for names in named}
     try:
         with ThreadPoolExecutor(jobs) as pool:
-            futures = {pool.submit(_elsewhere, run, state, processes): state for state in waiting}
+            futures = {pool.submit(_elsewhere, run, state, processes, free): state for state in waiting}
             pending = set(futures)
             try:
                 while pending:
@@ -236,12 +239,19 @@ def _beside_each_other(run: CampaignRun, waiting: list[State], watcher: Progress
             process.wait()
 
 
-def _elsewhere(run: CampaignRun, state: State, processes: dict[str, subprocess.Popen[bytes]]) -> None:
-    """Run a study in a process of its own."""
-    begin_s, planned = time.monotonic(), state.planned
+def _elsewhere(
+    run: CampaignRun,
+    state: State,
+    processes: dict[str, subprocess.Popen[bytes]],
+    free: Mapping[str, Semaphore],
+) -> None:
+    """Run a study in a process of its own, once one of its devices is ``free`` of other studies of the campaign."""
+    planned = state.planned
     words = shlex.split(command_line(run.config(planned)))[1:]
-    code, error = run_words(words, lambda process: processes.update({planned.name: process}))
-    del processes[planned.name]
+    with free[planned.config.device or ""]:
+        begin_s = time.monotonic()
+        code, error = run_words(words, lambda process: processes.update({planned.name: process}))
+        del processes[planned.name]
     state.wall_s = time.monotonic() - begin_s
     state.end(code, error)
 

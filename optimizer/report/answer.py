@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from search_spaces.core.graph import Graph
     from search_spaces.core.joined_graph import JoinedGraph
 
+HOSTED = frozenset({"litert", "tflite-runtime", "cuda"})
+"""Evaluators that measure the machine that they run on."""
+
 UNDECIDED = "not decided"
 _VAGUE_RATIO = 0.25  # an interval wider than this, and than the difference, tells only that there is one
 _TIMES = 2.0  # larger ratios are shown as factors, not in per cent

@@ -30,6 +30,7 @@ from evaluators.machine import problems
 from evaluators.objectives import LATENCY, OBJECTIVES
 from optimizer.model.ranks_text import describe_ranks
 from optimizer.report.answer import (
+    HOSTED,
     UNDECIDED,
     against_text,
     answer_text,
@@ -221,7 +222,8 @@ def _head(result: Result) -> Text:
         name, what = result.workload.name, f"{len(result.workload.instances)} models at once"
         aim = f", for the {result.objective.title}"
     names = ", ".join(p.name for p in result.platform.processors if p.resources or not aim)
-    return Text(f"{name}: {what} on {names}{aim}; {tried_text(result)}")
+    of = "" if result.evaluator in HOSTED else f" of {result.platform.name}"
+    return Text(f"{name}: {what} on {names}{of}{aim}; {tried_text(result)}")
 
 
 def _baselines(result: Result) -> Table:
@@ -360,9 +362,9 @@ def _evidence(result: Result, document: Mapping[str, Any]) -> list[str]:
             found.append(f"{name}: {how}, but it has too many stages or breaks a limit")
     if verdict.undecided:
         found.append(f"undecided: {verdict.undecided}")
-    if not result.predicted and verdict.precision > _COARSE:
-        half = percent(verdict.precision, 1)
-        found.append(f"the final ended with ±{half} between the best plans: smaller differences are not decided")
+    if not result.predicted and (rival := verdict.least_certain) is not None and rival[1] > _COARSE:
+        name = called(document, rival[0].to_json(), result.history.number(rival[0]))
+        found.append(f"the least certain of the plans that may be the best is {name}, within ±{percent(rival[1], 1)}")
     failed = [t.broke for t in result.history.known.values() if t.broke]
     if failed:
         why = failed[0].splitlines()[0].rstrip(".")
@@ -394,7 +396,8 @@ def _disturbances(result: Result) -> list[str]:
     bad = problems(samples.conditions) if samples is not None else []
     if bad:
         first = "measurements have priority over other processes where the system allows it, applications may be slower"
-        found.append(f"measured while {', '.join(bad)}; {first}; optimize doctor says what to do")
+        where = "" if result.evaluator in HOSTED else " there"
+        found.append(f"measured while {', '.join(bad)}; {first}; optimize doctor{where} says what to do")
     return found
 
 

@@ -17,7 +17,7 @@ from evaluators.schedule import Event, Law, Task, Timeline, in_rounds, needs_of,
 from optimizer.exact.chain_costs import ChainCosts, weighed
 from optimizer.files import damage_of, disk_errors, read_document
 from optimizer.model.profile import Profile
-from optimizer.report.answer import as_latencies, model_of, objective_of
+from optimizer.report.answer import HOSTED, as_latencies, model_of, objective_of
 from optimizer.study.folder import CONFIG, LOG, RESULT, read_manifest, resume_hint
 from optimizer.study.history import OPTIMUM, Trial
 from optimizer.study.log import read_log
@@ -31,9 +31,6 @@ from search_spaces.core.workload import Client, with_given
 from search_spaces.core.yaml_file import read_settings
 
 SCHEMA_VERSION = 1
-
-HOSTED = frozenset({"litert", "tflite-runtime", "cuda"})
-"""Evaluators that measure the machine that they run on."""
 
 STREAMED = 4
 """Inferences of a stream that are drawn."""

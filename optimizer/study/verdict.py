@@ -141,14 +141,21 @@ class Verdict:
         return None if best is None or ratio is None else (self.names[best], ratio)
 
     @property
-    def precision(self) -> float:
-        """The largest half width of the intervals of rivals' ratios."""
+    def least_certain(self) -> tuple[Plan, float] | None:
+        """The rival of which least is known, and the half width of its ratio's interval; None without rivals."""
         chosen = self._index(self.best)
         rivals = [i for i in self.final.racing if i != chosen]
         if chosen is None or not rivals:
-            return 0.0
-        ratios = [self.final.ratio(i, chosen) for i in rivals]
-        return max((r.high - r.low) / (2.0 * r.value) for r in ratios)
+            return None
+        ratios = {i: self.final.ratio(i, chosen) for i in rivals}
+        widths = {i: (r.high - r.low) / (2.0 * r.value) for i, r in ratios.items()}
+        widest = max(widths, key=lambda i: widths[i])
+        return self.plans[widest], widths[widest]
+
+    @property
+    def precision(self) -> float:
+        """The largest half width of the intervals of rivals' ratios."""
+        return self.least_certain[1] if self.least_certain is not None else 0.0
 
     @property
     def disturbances(self) -> list[str]:

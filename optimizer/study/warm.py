@@ -107,11 +107,15 @@ def begin_warm(study: course.Study, session: Session) -> Warm | None:
         RunFolderError: there is no finished study in the folder.
     """
     run, history, earlier = study.run, study.history, study.config.warm_start
-    if all(record.kind != "device" for record in run.contents.records):
-        run.log.append("device", fingerprint_of(session))
+    known = [record.data for record in run.contents.records if record.kind == "device"]
+    now = fingerprint_of(session)
+    if changed := _changed(known[-1], now) if known else "":
+        study.watcher.warn(f"since the study was last run, the device changed: another {changed}")
+    if changed or not known:
+        run.log.append("device", now)
     if earlier is None:
         return None
-    warm = warm_start(earlier, fingerprint_of(session), study.subject)
+    warm = warm_start(earlier, now, study.subject)
     source = str(earlier.resolve())
     taken = [r.data for r in run.contents.records if r.kind == TAKEN and r.data.get("run") == source]
     if taken:
@@ -283,11 +287,15 @@ def _other_device(study: Study, config: StudyConfig, digest: str, fingerprint: M
             return "another machine"
         if mine["packages"][_RUNTIME] != theirs.get("packages", {}).get(_RUNTIME):
             return f"another version of {_RUNTIME}"
-    before, now = _lasting(study.device), _lasting(fingerprint)
-    for name in sorted({*before, *now}) if before else ():
-        if before.get(name) != now.get(name):
-            return f"another device: {name.replace('_', ' ')} is not what it was"
-    return ""
+    changed = _changed(study.device, fingerprint) if study.device else ""
+    return f"another device: {changed} is not what it was" if changed else ""
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return the first part in which two fingerprints are of different devices; "" for none."""
+    old, new = _lasting(before), _lasting(now)
+    names = (name for name in sorted({*old, *new}) if old.get(name) != new.get(name))
+    return next(names, "").replace("_", " ")
 
 
 def _lasting(fingerprint: Mapping[str, Any]) -> dict[str, Any]:

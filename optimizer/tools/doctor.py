@@ -7,7 +7,8 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from textwrap import wrap
@@ -30,6 +31,7 @@ from evaluators.litert.worker.runtimes import OPENVINO, TFLITE, check_installed,
 from evaluators.litert.workers import Request, Workers
 from evaluators.machine import BUSY, HOT_C, STOLEN, MachineState, core_quota, machine_state
 from evaluators.measurement.foreground import may_run_first
+from evaluators.remote.connection import AgentState, agent_state
 from evaluators.remote.devices import agents, devices_file
 from optimizer.report.console import make_console
 from optimizer.tools.plugins import other_evaluators
@@ -350,7 +352,7 @@ class KnownDevices:
         problem: why not, or "".
         platforms: devices with a cost model that ships: name → its processors.
         phones: serial → state, from the adb server; None if no server answers.
-        agents: name → address of ``--evaluator remote``.
+        agents: name → what the agent of ``--evaluator remote`` answers.
         agents_file: where agents are described.
         evaluators: installed by others: name → its processors, or why it names none.
     """
@@ -359,7 +361,7 @@ class KnownDevices:
     problem: str
     platforms: dict[str, tuple[str, ...]]
     phones: dict[str, str] | None
-    agents: dict[str, str]
+    agents: dict[str, AgentState]
     agents_file: str
     evaluators: dict[str, str]
 
@@ -369,7 +371,7 @@ class KnownDevices:
 
 
 def known_devices() -> KnownDevices:
-    """Look for devices; no agent is asked, and installed evaluators in processes of their own.
+    """Look for devices; agents are asked, installed evaluators are started in processes of their own.
 
     Raises:
         UsageError: the file of agents is wrong.
@@ -383,10 +385,15 @@ def known_devices() -> KnownDevices:
     platforms = {name: tuple(p.name for p in profile[1].processors) for name, profile in profiles if profile}
     path = devices_file()
     found = agents(path) if path.exists() else {}
+    with ThreadPoolExecutor(max(1, len(found))) as pool:
+        states = dict(zip(found, pool.map(agent_state, found.values()), strict=True))
     evaluators = {p.name: p.note for p in other_evaluators(_START_LIMIT_S)}
-    return KnownDevices(
-        here, problem, platforms, phones(), {n: d.address for n, d in found.items()}, str(path), evaluators
-    )
+    return KnownDevices(here, problem, platforms, phones(), states, str(path), evaluators)
+
+
+def _some(processors: Sequence[str]) -> str:
+    more = f", … ({len(processors)} processors)" if len(processors) > _MOST_PROCESSORS else ""
+    return ", ".join(processors[:_MOST_PROCESSORS]) + more
 
 
 def render_devices(found: KnownDevices) -> str:
@@ -396,8 +403,7 @@ def render_devices(found: KnownDevices) -> str:
     lines += ["", "known devices, predicted (--evaluator cost-model --platform NAME)"]
     wide = max(map(len, found.platforms), default=0)
     for name, processors in found.platforms.items():
-        more = f", … ({len(processors)} processors)" if len(processors) > _MOST_PROCESSORS else ""
-        lines.append(f"  {name:{wide}}  {', '.join(processors[:_MOST_PROCESSORS])}{more}")
+        lines.append(f"  {name:{wide}}  {_some(processors)}")
     lines += ["", "phones (--evaluator adb)"]
     if found.phones is None:
         lines.append("  no adb server answers; start it with: adb start-server")
@@ -406,7 +412,9 @@ def render_devices(found: KnownDevices) -> str:
     else:
         lines += [f"  {serial}  {state}" for serial, state in found.phones.items()]
     lines += ["", "agents (--evaluator remote --device NAME)"]
-    lines += [f"  {name}  {address}" for name, address in found.agents.items()]
+    for name, agent in found.agents.items():
+        asked = f"{agent.address}, {agent.state}: {_some(agent.processors)}" if agent.processors else agent.state
+        lines.append(f"  {name}  {asked}")
     if not found.agents:
         lines.append(f"  none in {found.agents_file}; see optimize help agent")
     if found.evaluators:

@@ -20,8 +20,8 @@ from evaluators.samples import Measurement
 from evaluators.sampling import SamplingPolicy, measure
 from evaluators.workload.host import came_of
 from evaluators.workload.outcome import Outcome, typical_figures
-from optimizer.report.answer import figure_text, interval_ms, objective_of
-from optimizer.report.data import HOSTED, finished_study, read_result
+from optimizer.report.answer import HOSTED, figure_text, interval_ms, objective_of
+from optimizer.report.data import finished_study, read_result
 from optimizer.study.config import StudyConfig, parse_config
 from optimizer.study.course import read_subject
 from optimizer.study.folder import CONFIG, read_manifest

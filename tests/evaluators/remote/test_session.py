@@ -23,7 +23,7 @@ from evaluators.contract import EvaluatorContract
 from evaluators.litert.processors import local_platform
 from evaluators.litert.session import LitertEvaluator
 from evaluators.remote import wire
-from evaluators.remote.connection import Link, sendable
+from evaluators.remote.connection import Link, agent_state, sendable
 from evaluators.remote.devices import ENVIRONMENT, Device
 from evaluators.remote.session import RemoteEvaluator
 from evaluators.testing import SyntheticEvaluator
@@ -315,6 +315,48 @@ def test_agreements_come_over_the_wire(error: float, tolerance: float) -> None:
     assert found is not None
     assert (found.outputs[0].name, found.top1) == ("y", (3, 100))
     assert found.accepted == output.accepted or tolerance == float("inf")
+
+
+def test_a_study_moves_to_a_device_that_is_alike_alone(
+    tmp_path: Path, small: Graph, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    devices, plan = tmp_path / "devices.yaml", chain_plan(small, [], ["cpu"])
+    monkeypatch.setenv(ENVIRONMENT, str(devices))
+    with (
+        agent_here(SyntheticEvaluator(), tmp_path / "a") as (_, a),
+        agent_here(SyntheticEvaluator(interaction=lambda *_: 1.0), tmp_path / "b") as (_, b),
+        agent_here(SyntheticEvaluator(), tmp_path / "c") as (_, c),
+    ):
+        served = {"a": a, "b": b, "c": c}
+        places = (f"  {name}: {{agent: '{each.address}', wait_s: 0.1}}\n" for name, each in served.items())
+        devices.write_text("devices:\n" + "".join(places))
+        alike, unlike = evaluator_at("a,b,c"), evaluator_at("a,b")
+        with alike.prepare(alike.platform()) as session:
+            candidate = session.load(small, plan)
+            a.close()
+            assert len(candidate.run(2).latency_s) == 2
+            assert session.fingerprint()["device"] == "c"
+            assert "measuring on c" in caplog.text
+        with unlike.prepare(unlike.platform()) as session:  # begins on b
+            assert session.fingerprint()["device"] == "b"
+    port = int(a.address.rpartition(":")[2])
+    with (
+        agent_here(SyntheticEvaluator(), tmp_path / "a", port=port) as (_, a),
+        unlike.prepare(unlike.platform()) as session,
+    ):
+        a.close()
+        with pytest.raises(UnavailableError):
+            session.load(small, plan)
+
+
+def test_an_agent_says_whether_it_is_free(tmp_path: Path) -> None:
+    with agent_here(SyntheticEvaluator(), tmp_path) as (_, served):
+        device, remote = Device("pi", served.address), evaluator_at(served.address)
+        assert agent_state(device).state == "free"
+        with remote.prepare(remote.platform()):
+            found = agent_state(device)
+        assert (found.state, found.processors) == ("busy", tuple(p.name for p in remote.platform().processors))
+    assert agent_state(device).processors == ()
 
 
 def test_a_candidate_is_a_candidate(tmp_path: Path, small: Graph) -> None:
