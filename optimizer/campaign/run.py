@@ -27,7 +27,6 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Semaphore
 from typing import Any
 
 from evaluators.registry import make_evaluator
@@ -56,6 +55,7 @@ from optimizer.study.folder import MANIFEST, RESULT
 from search_spaces.core.allowed_code import allow
 from search_spaces.core.bounded import parsed_json, read_bounded
 from search_spaces.core.errors import EXIT_INTERRUPTED, OptimizeError, RunFolderError, UsageError
+from search_spaces.core.wording import plural
 
 _AT = (10, 25, 50, 100, 200)  # plans after which summary.json has the mean excess
 _POLL_S = 0.2
@@ -148,11 +148,11 @@ def run_campaign(run: CampaignRun, watcher: ProgressCampaign, jobs: int = 1, sch
         scheduler: address of a Dask cluster that runs the studies; "" for this machine.
 
     Raises:
-        UsageError: several at a time, but an evaluator measures this machine.
+        UsageError: several at a time, but an evaluator measures this machine, or there are fewer boards.
         RunFolderError: the state cannot be written.
     """
     if jobs > 1 and not scheduler:
-        _check_jobs(run)
+        _check_jobs(run, jobs)
     waiting = []
     for state in run.states:
         if is_finished(run.path(state.planned)):
@@ -213,11 +213,9 @@ def _one(run: CampaignRun, state: State, watcher: ProgressCampaign) -> None:
 
 def _beside_each_other(run: CampaignRun, waiting: list[State], watcher: ProgressCampaign, jobs: int) -> None:
     processes: dict[str, subprocess.Popen[bytes]] = {}
-    named = {state.planned.config.device or "" for state in waiting}
-    free = {names: Semaphore(names.count(",") + 1 if names else jobs) for names in named}
     try:
         with ThreadPoolExecutor(jobs) as pool:
-            futures = {pool.submit(_elsewhere, run, state, processes, free): state for state in waiting}
+            futures = {pool.submit(_elsewhere, run, state, processes): state for state in waiting}
             pending = set(futures)
             try:
                 while pending:
@@ -239,19 +237,12 @@ def _beside_each_other(run: CampaignRun, waiting: list[State], watcher: Progress
             process.wait()
 
 
-def _elsewhere(
-    run: CampaignRun,
-    state: State,
-    processes: dict[str, subprocess.Popen[bytes]],
-    free: Mapping[str, Semaphore],
-) -> None:
-    """Run a study in a process of its own, once one of its devices is ``free`` of other studies of the campaign."""
-    planned = state.planned
+def _elsewhere(run: CampaignRun, state: State, processes: dict[str, subprocess.Popen[bytes]]) -> None:
+    """Run a study in a process of its own."""
+    begin_s, planned = time.monotonic(), state.planned
     words = shlex.split(command_line(run.config(planned)))[1:]
-    with free[planned.config.device or ""]:
-        begin_s = time.monotonic()
-        code, error = run_words(words, lambda process: processes.update({planned.name: process}))
-        del processes[planned.name]
+    code, error = run_words(words, lambda process: processes.update({planned.name: process}))
+    del processes[planned.name]
     state.wall_s = time.monotonic() - begin_s
     state.end(code, error)
 
@@ -263,13 +254,17 @@ def _records(folder: Path) -> int:
         return 0
 
 
-def _check_jobs(run: CampaignRun) -> None:
+def _check_jobs(run: CampaignRun, jobs: int) -> None:
     for name in {state.planned.config.evaluator for state in run.states}:
         if make_evaluator(name).capabilities.measures_here:
             raise UsageError(
                 f"--jobs: evaluator {name!r} measures this machine, so studies run one after another",
                 "leave --jobs out, or take an evaluator that predicts",
             )
+    device = run.file.content.settings.device or ""
+    boards = len(device.split(","))
+    if device and jobs > boards:
+        raise UsageError(f"--jobs {jobs}: device {device!r} names {plural(boards, 'board')}", f"give --jobs {boards}")
 
 
 def check_folder(folder: Path, name: str) -> None:
