@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 from evaluators.cost_model.plans import all_chains
 from optimizer.samplers.chains import ChainPricing, Chains, distinct, from_plan, joined, neighbours
 from optimizer.samplers.draws import Draws, cheapest_chains
-from optimizer.samplers.moves import neighbour
 from optimizer.samplers.pricing import Timing
-from search_spaces.core.errors import PlanError
+from optimizer.samplers.stateless import value_at
 from search_spaces.core.graph import Graph
-from search_spaces.core.plan import Plan, Stage, canonical
+from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
-from search_spaces.spaces.chain import ChainSpace
+from search_spaces.spaces.chain import ChainSpace, chain_plan
 from search_spaces.spaces.space import NeighbourlySpace, SearchSpace, in_space
 
 _Seconds = NDArray[np.float64]
@@ -163,7 +162,7 @@ class ChainRegion:
 
 
 class PlanRegion:
-    """Plans of any stages: neighbours of the best ones, several moves away.
+    """Plans of any shape: neighbours of the best ones, several moves away.
 
     Args:
         space: decides which plans it contains.
@@ -190,7 +189,7 @@ class PlanRegion:
 
     def look(self, draws: Draws, measured: Sequence[int], rng: np.random.Generator, *, wide: bool = False) -> Found:
         """Return plans that were not tried."""
-        best_s, beam = None, self._wholes()
+        best_s, beam = None, self._starts()
         if measured:
             price = self.price(draws, measured)
             order = np.argsort(price[0], kind="stable")
@@ -200,7 +199,7 @@ class PlanRegion:
         for _ in range(GENERATIONS * (1 + 3 * wide)):
             for _ in range(MOVES // GENERATIONS):
                 plan = self._moved(beam[int(rng.integers(len(beam)))], rng)
-                if plan is not None and plan.digest not in met:
+                if plan.digest not in met:
                     met[plan.digest] = plan, self._timing.latency_s(plan.stages, draws)
             ranked = sorted(met.values(), key=lambda entry: float(entry[1][0]))
             beam = [*beam[:TOPS], *(plan for plan, _ in ranked[:TOPS])]
@@ -208,25 +207,22 @@ class PlanRegion:
         latency_s = np.array([price for _, price in new]).T if new else np.empty((len(draws), 0))
         return Found(latency_s, best_s, lambda c: new[c][0], [bytes.fromhex(plan.digest) for plan, _ in new])
 
-    def _wholes(self) -> list[Plan]:
-        operators = tuple(range(len(self._graph.operators)))
-        return [Plan(self._graph.digest, (Stage(operators, p.name),)) for p in self._platform.processors]
+    def _starts(self) -> list[Plan]:
+        """Return the whole model on each processor, where the space has that, else any plan."""
+        wholes = [chain_plan(self._graph, (), [p.name]) for p in self._platform.processors]
+        middle = {name: value_at(d, 0.5) for name, d in self._space.distributions().items()}
+        return [plan for plan in wholes if in_space(self._space, plan)] or [self._space.decode(middle)]
 
-    def _moved(self, plan: Plan, rng: np.random.Generator) -> Plan | None:
-        if isinstance(self._space, NeighbourlySpace):
-            for _ in range(int(rng.geometric(0.6))):
-                plan = self._space.neighbour(plan, rng)
-            return plan
-        names = [p.name for p in self._platform.processors]
-        stages: Sequence[Stage] = plan.stages
+    def _moved(self, plan: Plan, rng: np.random.Generator) -> Plan:
+        """Return a plan some moves away; a space without moves of its own gets another value of a parameter."""
         for _ in range(int(rng.geometric(0.6))):
-            stages = neighbour(self._graph, names, stages, rng) or stages
-        try:
-            found = canonical(Plan(self._graph.digest, tuple(stages)), self._graph, self._platform)
-            self._space.encode(found)
-        except PlanError:
-            return None
-        return found
+            if isinstance(self._space, NeighbourlySpace):
+                plan = self._space.neighbour(plan, rng)
+                continue
+            distributions = self._space.distributions()
+            name = list(distributions)[int(rng.integers(len(distributions)))]
+            plan = self._space.decode(self._space.encode(plan) | {name: value_at(distributions[name], rng.random())})
+        return plan
 
 
 Region = ChainRegion | PlanRegion
