@@ -53,7 +53,7 @@ from search_spaces.core.platform import Platform
 from search_spaces.spaces.chain import ChainSpace, chain_plan
 from search_spaces.spaces.rank_space import RankSpace
 from search_spaces.spaces.segment_space import SegmentSpace
-from search_spaces.spaces.space import EnumerableSpace, NeighbourlySpace, SearchSpace
+from search_spaces.spaces.space import EnumerableSpace, SearchSpace
 
 # Optima of the model to measure first, without and with the sampler "auto", which corrects the model as it measures.
 _MODEL_OPTIMA = (8, 1)
@@ -118,12 +118,7 @@ def study_objective(
     """
     of = _Asked(config, graph, platform, space, session, profiled)
     if of.is_composed:
-        if not isinstance(space, NeighbourlySpace):
-            raise UsageError(
-                f"--objective {', '.join(config.objective)}: the space {config.allow!r} lacks the method neighbour",
-                "add it, or give --objective latency",
-            )
-        return of.composed(space)
+        return of.composed()
     if of.ranks is not None:
         return of.ranked(of.ranks)
     if isinstance(space, SegmentSpace):
@@ -207,9 +202,9 @@ class _Asked:
             self._session, predict, self._problem(estimate), estimate.bounds, estimate.costs, predict, self._more
         )
 
-    def composed(self, space: NeighbourlySpace) -> StudyObjective:
+    def composed(self) -> StudyObjective:
         """Return objectives of plans of any shape, by predictions of whole plans."""
-        graph, ranks, costs = self._graph, self.ranks, self._latency
+        graph, space, ranks, costs = self._graph, self._space, self.ranks, self._latency
 
         def breaks(plan: Plan) -> tuple[Violation, ...]:
             return () if ranks is None else error_violations(ranks.space, self._most_expected, plan)

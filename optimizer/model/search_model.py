@@ -17,11 +17,12 @@ from evaluators.objectives import Priced
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts, chain_cost
 from optimizer.exact.segment_model import SegmentModel
+from optimizer.samplers.study import moved
 from search_spaces.core.errors import InfeasibleError, UnavailableError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.spaces.segment_space import SegmentSpace
-from search_spaces.spaces.space import NeighbourlySpace, in_space
+from search_spaces.spaces.space import EnumerableSpace, in_space
 
 _STEPS = 120  # of the local search, from the best start of each objective
 
@@ -38,7 +39,7 @@ class SearchModel:
         self,
         session: Priced,
         graph: Graph,
-        space: NeighbourlySpace,
+        space: EnumerableSpace,
         fits: Callable[[Plan], bool] = lambda _: True,
     ) -> None:
         self._session, self._graph, self._space, self._fits = session, graph, space, fits
@@ -84,7 +85,7 @@ class SearchModel:
                 raise InfeasibleError(f"no plan of {self._graph.name!r} runs on these processors", "name others")
             rng = np.random.default_rng([seed, 17, which])
             for _ in range(_STEPS):
-                plan = self._space.neighbour(best, rng)
+                plan = moved(self._space, best, rng)
                 if self.values(plan)[which] < self.values(best)[which] * (1 - 1e-9):
                     best = plan
             found.append(best)

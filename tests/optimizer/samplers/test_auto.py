@@ -15,7 +15,7 @@ from evaluators.samples import Measurement, Samples
 from evaluators.testing import example_graph
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts, chain_cost
-from optimizer.samplers.auto import AutoProposer, Problem
+from optimizer.samplers.auto import AutoProposer, Problem, Proposer, proposer_of
 from optimizer.samplers.chains import ChainPricing, Chains, distinct, from_plan, neighbours
 from optimizer.samplers.correction import Correction
 from optimizer.samplers.draws import Draws, cheapest_chains
@@ -33,7 +33,7 @@ class NoMoves:
 
     def __init__(self, like: Instance) -> None:
         self.distributions, self.decode, self.encode = like.space.distributions, like.space.decode, like.space.encode
-        self.cardinality = like.space.cardinality
+        self.cardinality, self.plan_at = like.space.cardinality, like.space.plan_at
 
 
 def problem(of: Instance, **changes: Any) -> Problem:
@@ -44,7 +44,7 @@ def measured(latency_s: float, stage_s: tuple[float, ...], runs: int = 5, *, rac
     return Measurement(Samples((latency_s,) * runs), stage_s, (), "raced" if raced else "limit")
 
 
-def study(proposer: AutoProposer, of: Instance, trials: int, begin: int = 0) -> list[Plan]:
+def study(proposer: Proposer, of: Instance, trials: int, begin: int = 0) -> list[Plan]:
     """Run trials ``begin … trials - 1``; what each measures depends on its number alone."""
     plans = []
     for number in range(begin, trials):
@@ -168,7 +168,9 @@ def test_on_the_model_itself_it_has_found_the_optimum_at_once() -> None:
 
 def test_a_space_without_moves_is_searched_by_its_parameters() -> None:
     of = BRANCHING
-    plans = study(AutoProposer(problem(of, space=NoMoves(of)), 1), of, 25)
+    proposer = proposer_of(problem(of, space=NoMoves(of)), 1)
+    assert proposer is not None
+    plans = study(proposer, of, 25)
     assert len({p.digest for p in plans}) == 25
     for plan in plans:
         plan.validate(of.graph, of.model.platform)
