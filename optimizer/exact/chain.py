@@ -55,8 +55,8 @@ def best_chains(
     ``k · max_stages · n`` for the plans.
 
     Args:
-        stop_s: the monotonic time at which to give up: the period, limits of memory, and many kinds of processors can
-            make the search long.
+        stop_s: the monotonic time at which to give up: the period, limits of memory, and many kinds of boards in a row
+            can make the search long.
         once: whether each stage must be on a processor of its own, as in a row of boards.
 
     Raises:
@@ -163,7 +163,8 @@ class _Search:
         once: bool = False,
     ) -> None:
         self._costs, self._stop_s = costs, stop_s
-        self._processors = ChainStates(costs.platform, max_stages, once=once, stop_s=stop_s)
+        tables_s = stop_s if once else math.inf  # of a row of boards, which may be of many kinds
+        self._processors = ChainStates(costs.platform, max_stages, once=once, stop_s=tables_s)
         self._part_s = part_costs(costs)
         self._sum_to_go = latency_to_go(costs, self._processors, self._part_s, max_stages, min_stages)
         every = tuple(range(len(costs.platform.processors)))
