@@ -24,7 +24,7 @@ from evaluators.simulated import MeasuredPrices, ProfiledSession
 from optimizer.exact.bound import Relaxation, relax
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts, chain_cost, weighed
-from optimizer.exact.ranks import RankCosts, RankLimits, Shape, best_ranked
+from optimizer.exact.ranks import Chains, RankCosts, RankLimits, Shape, best_ranked
 from optimizer.exact.segment_model import SegmentModel
 from optimizer.model.baselines import Baseline
 from optimizer.model.bounds import (
@@ -38,7 +38,7 @@ from optimizer.model.bounds import (
 from optimizer.model.profile import Profile
 from optimizer.model.ranks import SLACK, error_violations, rank_baselines, rank_estimate, rank_model, rank_violations
 from optimizer.model.robust import NOMINAL, in_states, nominal_plan, robust_estimate
-from optimizer.model.search_model import Chains, SearchModel, Shared
+from optimizer.model.search_model import SearchModel, Shared
 from optimizer.model.segments import segment_estimate, segment_price
 from optimizer.samplers.auto import Problem, Proposer
 from optimizer.study.config import StudyConfig, most_stages
@@ -149,8 +149,8 @@ class _Asked:
         self.ranks: RankCosts | None = None
         self._more: tuple[Baseline, ...] = ()
         if isinstance(space, RankSpace):
-            self.ranks = rank_model(usual, profiled, platform, space)
-            limits = RankLimits(self.ranks, self._error, self._most)
+            self.ranks = rank_model(usual, profiled, platform, space, self._most)
+            limits = RankLimits(self.ranks, self._error)
             self._more = rank_baselines(limits, profiled.fastest(platform))
 
     def _everywhere(self, session: Session) -> Any:
@@ -267,7 +267,7 @@ class _Asked:
                 found.append(shape.solve(own)[0])
                 if ranks is not None:
                     model = RankCosts(ranks.space, own, ranks.triple_s * scale[:, None], shape)
-                    found.append(best_ranked(model, self._error, self._most).best)
+                    found.append(best_ranked(model, self._error).best)
         return found
 
     def _bound(self, how: Pricing) -> Relaxation:
@@ -290,8 +290,8 @@ class _Asked:
 
     def ranked(self, ranks: RankCosts) -> StudyObjective:
         """Return the latency of chains with ranks."""
-        bound = rank_model(self._usual, self._profiled, self._platform, ranks.space, least=True)
-        limits = RankLimits(ranks, self._error, self._most)
+        bound = rank_model(self._usual, self._profiled, self._platform, ranks.space, self._most, least=True)
+        limits = RankLimits(ranks, self._error)
         estimate = rank_estimate(self._usual, limits, bound)
         return StudyObjective(
             self._session,

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evaluators.objectives import Priced
-from optimizer.exact.chain import best_chains
-from optimizer.exact.chain_costs import ChainCosts, chain_cost
+from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.segment_model import SegmentModel
 from optimizer.samplers.study import moved
 from search_spaces.core.errors import InfeasibleError, UnavailableError, UsageError
@@ -90,23 +89,6 @@ class SearchModel:
                     best = plan
             found.append(best)
         return tuple({plan.digest: plan for plan in found}.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Chains:
-    """Chains, as a :class:`~optimizer.exact.ranks.Shape`."""
-
-    graph: Graph
-    most: int
-
-    def solve(self, costs: ChainCosts) -> tuple[Plan, float]:
-        """Return the best plan for such costs, and its cost."""
-        chain = best_chains(costs, self.most)[0]
-        return chain.plan(self.graph), chain.cost_s
-
-    def price(self, costs: ChainCosts, plan: Plan) -> float:
-        """Return the cost of a plan."""
-        return chain_cost(costs, plan)
 
 
 @dataclass(frozen=True, slots=True)
