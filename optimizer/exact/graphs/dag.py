@@ -2,9 +2,9 @@
 
 Gates divide the graph into segments (:mod:`~.segments`); a plan is a path through the processors of the gates, and the
 lower bound is the shortest path through bounds of the segments. A segment is solved by search
-(:mod:`~.segment_search`) where it is small, else by CP-SAT; if it has more than a few operators, only for the
-processors of its gates that the shortest path uses. In the largest ones only neighbours in a run may share a stage, and
-the bound is that of :mod:`optimizer.exact.bound`.
+(:mod:`~.segment_search`) where it is small, else by CP-SAT, the largest ones by annealing; if it has more than a few
+operators, only for the processors of its gates that the shortest path uses. No bound is below that of
+:mod:`optimizer.exact.bound`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from search_spaces.core.plan import Plan, Stage
 
 _FEW = 5  # operators of a segment up to which it is solved for all processors of its gates at once
 _MOST_SEARCHED = 18  # operators of a segment up to which the search beats CP-SAT
-_MOST_EXACT = 40  # operators of a segment in which CP-SAT may form stages in any way
+_MOST_SOLVED = 40  # operators of a segment up to which CP-SAT is better than more of the local search
 _HAIR = 1e-9
-_SHARE = 0.6  # of the time of a large segment, for a local search before CP-SAT
+_SHARE = 0.6  # of the time of a segment, for a local search before CP-SAT
 
 Ends = tuple[int | None, int | None]
 ProcessorIndex = int | None
@@ -50,8 +50,8 @@ def best_plan(graph: Graph, costs: GraphCosts, time_limit_s: float = 30.0) -> So
 
     Raises:
         InfeasibleError: some operator runs on no processor.
-        UnavailableError: OR-Tools is missing, and the graph has a large segment; or the time was too short to find a
-            plan.
+        UnavailableError: OR-Tools is missing, and the graph has a segment that needs it; or the time was too short to
+            find a plan.
         UsageError: the time limit is not more than 0.
     """
     check_time_limit(time_limit_s)
@@ -176,17 +176,17 @@ class _Part:
             self.answers[ends] = _Answer(best, max(before.bound_s, bound_s), open=not done, tried=True)
             return
         known = _moved(before.plan, first) if before.plan else None
+        solved = len(segment.operators) <= _MOST_SOLVED
         if known is not None:
-            known = improved(of, ends[1], known, _SHARE * time_limit_s)
+            known = improved(of, ends[1], known, _SHARE * time_limit_s if solved else time_limit_s)
             before = replace(before, plan=_moved(known, -first))
-        exact = len(segment.operators) <= _MOST_EXACT
-        answer = solve_segment(of, ends[1], (1 - _SHARE) * time_limit_s, known, exact=exact)
+        answer = solve_segment(of, ends[1], (1 - _SHARE) * time_limit_s, known) if solved else None
         best, bound_s = before.plan, before.bound_s
         if answer is not None:
             seconds = of.seconds(answer.stages, continued=answer.continued)
             if seconds < before.cost_s:
                 best = _moved(replace(answer, cost_s=seconds), -first)
-            bound_s = max(bound_s, answer.bound_s) if exact else bound_s
+            bound_s = max(bound_s, answer.bound_s)
         self.answers[ends] = _Answer(best, bound_s, open=False)
 
 
