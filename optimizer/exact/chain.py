@@ -18,7 +18,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,7 @@ def best_chains(
     objective: ChainObjective = "latency",
     min_stages: int = 1,
     stop_s: float = math.inf,
+    once: bool = False,
 ) -> list[CostedChain]:
     """Return the ``k`` cheapest chains of ``min_stages`` to ``max_stages`` stages, ascending; all if there are fewer.
 
@@ -54,16 +55,19 @@ def best_chains(
     ``k · max_stages · n`` for the plans.
 
     Args:
-        stop_s: the monotonic time at which to give up: the period, and limits of memory, can make the search long.
+        stop_s: the monotonic time at which to give up: the period, limits of memory, and many kinds of boards in a row
+            can make the search long.
+        once: whether each stage must be on a processor of its own, as in a row of boards.
 
     Raises:
         InfeasibleError: no chain has a finite cost and fits into the memory.
         UnavailableError: the time is up; the message holds the lower bound.
         ValueError: ``max_stages``, ``min_stages`` or ``k`` is less than 1, or ``min_stages`` more than ``max_stages``.
     """
-    found = chains_in_order(costs, max_stages, k, objective=objective, min_stages=min_stages, stop_s=stop_s)
+    how: dict[str, Any] = {"objective": objective, "min_stages": min_stages, "stop_s": stop_s, "once": once}
+    found = chains_in_order(costs, max_stages, k, **how)
     ordered = sorted(found, key=lambda c: (c.cost_s, len(c.cuts), c.cuts, c.processors))
-    first = _fewest_parts(costs, ordered[0], objective, min_stages, stop_s)
+    first = _fewest_parts(costs, ordered[0], **how)
     return [first, *(chain for chain in ordered if chain != first)][:k]
 
 
@@ -75,6 +79,7 @@ def chains_in_order(
     objective: ChainObjective = "latency",
     min_stages: int = 1,
     stop_s: float = math.inf,
+    once: bool = False,
 ) -> Iterator[CostedChain]:
     """Yield the chains of :func:`best_chains` as soon as each is proven to be the next; equal costs come in any order.
 
@@ -86,15 +91,15 @@ def chains_in_order(
     if not 1 <= min_stages <= max_stages:
         raise ValueError(f"at least {min_stages} stages and at most {max_stages}")
     found = False
-    for chain in _Search(costs, objective, min_stages, max_stages).chains(k, stop_s):
+    for chain in _Search(costs, max_stages, objective, min_stages, stop_s, once=once).chains(k):
         found = True
         yield chain
     if not found:
-        raise _why_none(costs, min_stages, max_stages)
+        raise _why_none(costs, min_stages, max_stages, once=once)
 
 
 def _fewest_parts(
-    costs: ChainCosts, best: CostedChain, objective: ChainObjective, min_stages: int, stop_s: float
+    costs: ChainCosts, best: CostedChain, objective: ChainObjective, min_stages: int, stop_s: float, *, once: bool
 ) -> CostedChain:
     """Return a chain with the fewest stages among those that cost what the best one costs; ``best`` when time is up."""
     enough_s = best.cost_s * (1.0 + _ROUNDING)
@@ -102,7 +107,7 @@ def _fewest_parts(
     while low < high and time.monotonic() < stop_s:
         middle = (low + high) // 2
         try:
-            chain = next(_Search(costs, objective, min_stages, middle).chains(1, stop_s), None)
+            chain = next(_Search(costs, middle, objective, min_stages, stop_s, once=once).chains(1), None)
         except UnavailableError:  # time is up
             return best
         if chain is not None and chain.cost_s <= enough_s:
@@ -147,9 +152,19 @@ class _Siblings(NamedTuple):
 class _Search:
     """Best-first search over chains, from the first stage on."""
 
-    def __init__(self, costs: ChainCosts, objective: ChainObjective, min_stages: int, max_stages: int) -> None:
-        self._costs = costs
-        self._processors = ChainStates(costs.platform, max_stages)
+    def __init__(
+        self,
+        costs: ChainCosts,
+        max_stages: int,
+        objective: ChainObjective = "latency",
+        min_stages: int = 1,
+        stop_s: float = math.inf,
+        *,
+        once: bool = False,
+    ) -> None:
+        self._costs, self._stop_s = costs, stop_s
+        tables_s = stop_s if once else math.inf  # of a row of boards, which may be of many kinds
+        self._processors = ChainStates(costs.platform, max_stages, once=once, stop_s=tables_s)
         self._part_s = part_costs(costs)
         self._sum_to_go = latency_to_go(costs, self._processors, self._part_s, max_stages, min_stages)
         every = tuple(range(len(costs.platform.processors)))
@@ -169,8 +184,8 @@ class _Search:
             self._nbytes = None
         self._width = self._groups + 1 + (len(every) if self._nbytes is not None else 0)
 
-    def chains(self, k: int, stop_s: float = math.inf) -> Iterator[CostedChain]:
-        """Yield the ``k`` cheapest chains, about in order, until a monotonic time."""
+    def chains(self, k: int) -> Iterator[CostedChain]:
+        """Yield the ``k`` cheapest chains, about in order."""
         count = self._costs.operator_s.shape[1]
         processors = self._costs.platform.processors
         heap: list[_Node] = []
@@ -180,7 +195,7 @@ class _Search:
         while heap and left:
             node = heapq.heappop(heap)
             taken += 1
-            if taken % _LOOK == 0 and time.monotonic() > stop_s:
+            if taken % _LOOK == 0 and time.monotonic() > self._stop_s:
                 raise UnavailableError(
                     f"no chain was proven the best in time; none takes less than {node.estimate_s * 1e3:.6g} ms",
                     "give a longer --time-limit",
@@ -253,7 +268,7 @@ class _Search:
         )
 
 
-def _why_none(costs: ChainCosts, min_stages: int, max_stages: int) -> InfeasibleError:
+def _why_none(costs: ChainCosts, min_stages: int, max_stages: int, *, once: bool) -> InfeasibleError:
     """Return the error that names the reason: support, number of stages, or memory."""
     name, count = costs.platform.name, costs.operator_s.shape[1]
     refused = np.flatnonzero(~np.isfinite(costs.operator_s).any(axis=0))
@@ -264,6 +279,9 @@ def _why_none(costs: ChainCosts, min_stages: int, max_stages: int) -> Infeasible
     if min_stages > count:
         lever = f"allow {count} stages"
         return infeasible(Violation(f"stages of a chain of {count} operators", min_stages, count, "stages", lever))
+    if once:
+        what = f"no chain of at most {max_stages} stages, each on a device of its own, fits {name!r}"
+        return InfeasibleError(what, "allow more stages, more devices, or more memory")
     most = min(count, _MOST_TRIED)
     if _feasible(costs, min_stages, most):
         low, high = max_stages, most
@@ -301,4 +319,4 @@ def _scaled(costs: ChainCosts, factor: float) -> ChainCosts:
 
 
 def _feasible(costs: ChainCosts, min_stages: int, max_stages: int) -> bool:
-    return next(_Search(costs, "latency", min_stages, max_stages).chains(1), None) is not None
+    return next(_Search(costs, max_stages, min_stages=min_stages).chains(1), None) is not None

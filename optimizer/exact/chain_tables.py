@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Any
 
 import numpy as np
 
 from evaluators.cost_model.plans import consecutive_s
 from optimizer.exact.chain_costs import ChainCosts, Seconds
+from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.platform import Platform
 from search_spaces.spaces.processor_words import following
@@ -16,12 +19,20 @@ from search_spaces.spaces.processor_words import following
 class ChainStates:
     """The states of a canonical chain of processors: the processor in use, and how many of each class have been used.
 
+    Args:
+        once: whether each stage is on a processor of its own.
+        stop_s: the monotonic time at which to give up: many kinds of many processors have many states.
+
     Attributes:
         of: the processor (index in the platform) of each state.
         after: the states that may follow each state; the last entry is for the start.
+
+    Raises:
+        UnavailableError: the time is up.
     """
 
-    def __init__(self, platform: Platform, max_stages: int) -> None:
+    def __init__(self, platform: Platform, max_stages: int, *, once: bool = False, stop_s: float = math.inf) -> None:
+        self._stop_s = stop_s
         index = {p.name: i for i, p in enumerate(platform.processors)}
         classes = [tuple(index[p.name] for p in group[:max_stages]) for group in platform.classes().values()]
         sizes = tuple(len(members) for members in classes)
@@ -34,7 +45,7 @@ class ChainStates:
             states = []
             for which, place, then in following(used, sizes):
                 state = classes[which][place], then
-                if sum(then) <= max_stages:
+                if sum(then) <= max_stages and (then != used or not once):
                     if state not in numbers:
                         numbers[state] = len(used_by)
                         used_by.append(then)
@@ -44,8 +55,15 @@ class ChainStates:
 
         start = followers(tuple(0 for _ in classes))
         while len(self.after) < len(used_by):
+            self.check_time()
             self.after.append(followers(used_by[len(self.after)]))
         self.after.append(start)
+
+    def check_time(self) -> None:
+        """Raise where the time is up."""
+        if time.monotonic() > self._stop_s:
+            hint = "give a longer --time-limit, or a smaller max_stages"
+            raise UnavailableError("the best chain was not found in time", hint)
 
 
 class Edges:
@@ -95,6 +113,7 @@ def latency_to_go(
     count = costs.operator_s.shape[1]
     table = [_done(count, len(processors.of), last=max_stages >= min_stages)]
     for spent in range(max_stages - 1, 0, -1):
+        processors.check_time()
         # enter[i, s]: the same, from the start of a stage in state s at operator i on
         enter = np.stack(
             [(part_s[processor] + table[-1][:, state]).min(axis=1) for state, processor in enumerate(processors.of)],
@@ -121,6 +140,7 @@ def period_to_go(
     for spent in range(max_stages - 1, 0, -1):
         left = _done(count, len(processors.of), last=spent >= min_stages)
         for processor in set(processors.of):
+            processors.check_time()
             # enter[f]: from the start of a stage in state f, which the processor transfers to
             from_here = [s for s, of in enumerate(processors.of) if of == processor]
             follow = sorted({f for s in from_here for f in processors.after[s]})

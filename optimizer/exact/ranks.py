@@ -17,6 +17,7 @@ import numpy as np
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts, Seconds, chain_cost
 from optimizer.exact.solution import Solution
+from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.rewrites.tucker import Ranks, ranks_of
@@ -39,6 +40,23 @@ class Shape(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """Chains of at most so many stages, as a :class:`Shape`."""
+
+    graph: Graph
+    most: int
+
+    def solve(self, costs: ChainCosts) -> tuple[Plan, float]:
+        """Return the best plan for such costs, and its cost."""
+        chain = best_chains(costs, self.most)[0]
+        return chain.plan(self.graph), chain.cost_s
+
+    def price(self, costs: ChainCosts, plan: Plan) -> float:
+        """Return the cost of a plan."""
+        return chain_cost(costs, plan)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RankCosts:
     """Costs of layers and of their triples.
@@ -46,14 +64,13 @@ class RankCosts:
     Attributes:
         costs: of the model as it is.
         triple_s: shape ``(P, choices)``: each triple on each processor, in the order of ``space.places``.
-        shape: returns the best plan without ranks for such costs, with its cost, and prices such plans; chains where it
-            is None.
+        shape: returns the best plan without ranks for such costs, with its cost, and prices such plans.
     """
 
     space: RankChoices
     costs: ChainCosts
     triple_s: Seconds
-    shape: Shape | None = None
+    shape: Shape
 
     @property
     def platform(self) -> Platform:
@@ -62,15 +79,10 @@ class RankCosts:
 
     def price(self, plan: Plan) -> float:
         """Return the model's seconds of a plan."""
-        ranks = ranks_of(plan)
-        if self.shape is not None:
-            operator_s = np.array(self.costs.operator_s)
-            for operator, found in ranks.items():
-                operator_s[:, operator] = self.triple_s[:, self.space.places[operator, found]]
-            return self.shape.price(replace(self.costs, operator_s=operator_s), replace(plan, ranks=()))
-        on = self.placed(plan)
-        gained = sum(self.gain_s(on[operator], operator, found) for operator, found in ranks.items())
-        return chain_cost(self.costs, plan) - gained
+        operator_s = np.array(self.costs.operator_s)
+        for operator, found in ranks_of(plan).items():
+            operator_s[:, operator] = self.triple_s[:, self.space.places[operator, found]]
+        return self.shape.price(replace(self.costs, operator_s=operator_s), replace(plan, ranks=()))
 
     def cheapest(self, costs: ChainCosts) -> ChainCosts:
         """Return costs with each layer's cheapest triple where that is faster than the layer."""
@@ -105,15 +117,13 @@ class RankLimits:
 
     Attributes:
         most_error: allowed relative error of outputs.
-        max_stages: stages of a plan at most.
     """
 
     model: RankCosts
     most_error: float
-    max_stages: int
 
 
-def best_ranked(model: RankCosts, most_error: float, max_stages: int) -> Solution[Plan]:
+def best_ranked(model: RankCosts, most_error: float) -> Solution[Plan]:
     """Return the best chain with ranks whose expected error is at most ``most_error``, with a bound on all of them.
 
     Args:
@@ -128,7 +138,7 @@ def best_ranked(model: RankCosts, most_error: float, max_stages: int) -> Solutio
     low, price = 0.0, 0.0
     high: float | None = None
     for _ in range(_STEPS):
-        plan, cost_s = _at_price(model, price, max_stages)
+        plan, cost_s = _at_price(model, price)
         bounds.append(cost_s - price * budget)
         spent = model.space.error(plan) ** 2
         if spent <= budget * (1 + _HAIR):
@@ -141,13 +151,13 @@ def best_ranked(model: RankCosts, most_error: float, max_stages: int) -> Solutio
         # Doubled until it exceeds every gain per error, then bisected.
         price = max(4.0 * price, cost_s) if high is None else 0.5 * (low + high)
     if not found:
-        found.append(replace(_at_price(model, np.inf, max_stages)[0], ranks=()))
+        found.append(replace(_at_price(model, np.inf)[0], ranks=()))
     best = min((_spend(model, plan, most_error) for plan in found), key=model.price)
     cost_s = model.price(best)
     return Solution(best, cost_s, min(max(bounds), cost_s))
 
 
-def _at_price(model: RankCosts, price: float, max_stages: int) -> tuple[Plan, float]:
+def _at_price(model: RankCosts, price: float) -> tuple[Plan, float]:
     """Return the cheapest plan at a price of errors, and its cost with that price."""
     space = model.space
     operator_s = np.array(model.costs.operator_s)
@@ -161,12 +171,7 @@ def _at_price(model: RankCosts, price: float, max_stages: int) -> tuple[Plan, fl
                 if triple_s < whole_s and charged < operator_s[processor, operator]:
                     operator_s[processor, operator] = charged
                     chosen[processor, operator] = ranks
-    charged_costs = replace(model.costs, operator_s=operator_s)
-    if model.shape is not None:
-        plan, cost_s = model.shape.solve(charged_costs)
-    else:
-        chain = best_chains(charged_costs, max_stages)[0]
-        plan, cost_s = chain.plan(space.graph), chain.cost_s
+    plan, cost_s = model.shape.solve(replace(model.costs, operator_s=operator_s))
     on = model.placed(plan)
     taken = {o: chosen[on[o], o] for o in space.options if (on[o], o) in chosen}
     return space.with_ranks(plan, taken), cost_s

@@ -24,7 +24,7 @@ from evaluators.simulated import MeasuredPrices, ProfiledSession
 from optimizer.exact.bound import Relaxation, relax
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts, chain_cost, weighed
-from optimizer.exact.ranks import RankCosts, RankLimits, Shape, best_ranked
+from optimizer.exact.ranks import Chains, RankCosts, RankLimits, Shape, best_ranked
 from optimizer.exact.segment_model import SegmentModel
 from optimizer.model.baselines import Baseline
 from optimizer.model.bounds import (
@@ -38,7 +38,7 @@ from optimizer.model.bounds import (
 from optimizer.model.profile import Profile
 from optimizer.model.ranks import SLACK, error_violations, rank_baselines, rank_estimate, rank_model, rank_violations
 from optimizer.model.robust import NOMINAL, in_states, nominal_plan, robust_estimate
-from optimizer.model.search_model import Chains, SearchModel, Shared
+from optimizer.model.search_model import SearchModel, Shared
 from optimizer.model.segments import segment_estimate, segment_price
 from optimizer.samplers.auto import Problem, Proposer
 from optimizer.study.config import StudyConfig, most_stages
@@ -53,7 +53,7 @@ from search_spaces.core.platform import Platform
 from search_spaces.spaces.chain import ChainSpace, chain_plan
 from search_spaces.spaces.rank_space import RankSpace
 from search_spaces.spaces.segment_space import SegmentSpace
-from search_spaces.spaces.space import EnumerableSpace, NeighbourlySpace, SearchSpace
+from search_spaces.spaces.space import EnumerableSpace, SearchSpace
 
 # Optima of the model to measure first, without and with the sampler "auto", which corrects the model as it measures.
 _MODEL_OPTIMA = (8, 1)
@@ -118,12 +118,7 @@ def study_objective(
     """
     of = _Asked(config, graph, platform, space, session, profiled)
     if of.is_composed:
-        if not isinstance(space, NeighbourlySpace):
-            raise UsageError(
-                f"--objective {', '.join(config.objective)}: the space {config.allow!r} lacks the method neighbour",
-                "add it, or give --objective latency",
-            )
-        return of.composed(space)
+        return of.composed()
     if of.ranks is not None:
         return of.ranked(of.ranks)
     if isinstance(space, SegmentSpace):
@@ -154,8 +149,8 @@ class _Asked:
         self.ranks: RankCosts | None = None
         self._more: tuple[Baseline, ...] = ()
         if isinstance(space, RankSpace):
-            self.ranks = rank_model(usual, profiled, platform, space)
-            limits = RankLimits(self.ranks, self._error, self._most)
+            self.ranks = rank_model(usual, profiled, platform, space, self._most)
+            limits = RankLimits(self.ranks, self._error)
             self._more = rank_baselines(limits, profiled.fastest(platform))
 
     def _everywhere(self, session: Session) -> Any:
@@ -207,9 +202,9 @@ class _Asked:
             self._session, predict, self._problem(estimate), estimate.bounds, estimate.costs, predict, self._more
         )
 
-    def composed(self, space: NeighbourlySpace) -> StudyObjective:
+    def composed(self) -> StudyObjective:
         """Return objectives of plans of any shape, by predictions of whole plans."""
-        graph, ranks, costs = self._graph, self.ranks, self._latency
+        graph, space, ranks, costs = self._graph, self._space, self.ranks, self._latency
 
         def breaks(plan: Plan) -> tuple[Violation, ...]:
             return () if ranks is None else error_violations(ranks.space, self._most_expected, plan)
@@ -272,7 +267,7 @@ class _Asked:
                 found.append(shape.solve(own)[0])
                 if ranks is not None:
                     model = RankCosts(ranks.space, own, ranks.triple_s * scale[:, None], shape)
-                    found.append(best_ranked(model, self._error, self._most).best)
+                    found.append(best_ranked(model, self._error).best)
         return found
 
     def _bound(self, how: Pricing) -> Relaxation:
@@ -295,8 +290,8 @@ class _Asked:
 
     def ranked(self, ranks: RankCosts) -> StudyObjective:
         """Return the latency of chains with ranks."""
-        bound = rank_model(self._usual, self._profiled, self._platform, ranks.space, least=True)
-        limits = RankLimits(ranks, self._error, self._most)
+        bound = rank_model(self._usual, self._profiled, self._platform, ranks.space, self._most, least=True)
+        limits = RankLimits(ranks, self._error)
         estimate = rank_estimate(self._usual, limits, bound)
         return StudyObjective(
             self._session,

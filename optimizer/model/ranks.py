@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from evaluators.base import Session
 from optimizer.exact.bound import relax
-from optimizer.exact.chain import best_chains
 from optimizer.exact.least import chain_costs
-from optimizer.exact.ranks import RankCosts, RankLimits, best_ranked, uniform
+from optimizer.exact.ranks import Chains, RankCosts, RankLimits, best_ranked, uniform
 from optimizer.model.baselines import Baseline, baselines
 from optimizer.model.bounds import Bounds, ModelEstimate, price_of
 from optimizer.model.profile import Profile, Profiler
@@ -112,11 +111,12 @@ def _timed(
 
 
 def rank_model(
-    session: Session, profiled: Profile, platform: Platform, space: RankChoices, *, least: bool = False
+    session: Session, profiled: Profile, platform: Platform, space: RankChoices, most: int, *, least: bool = False
 ) -> RankCosts:
     """Return the additive model of layers and triples.
 
     Args:
+        most: stages of a plan at most.
         least: use the least cost of transfers, for a bound.
     """
     costs = profiled.costs(platform)
@@ -125,7 +125,8 @@ def rank_model(
     if least:
         costs = replace(costs, beyond_s=None)  # decomposed weights may fit where the model's do not
     triple_s = np.array([profiled.triple_s[p.like] for p in platform.processors])
-    return RankCosts(space, costs, triple_s.reshape(len(platform.processors), len(space.places)))
+    triple_s = triple_s.reshape(len(platform.processors), len(space.places))
+    return RankCosts(space, costs, triple_s, Chains(space.graph, most))
 
 
 def rank_estimate(session: Session, limits: RankLimits, bound: RankCosts) -> ModelEstimate:
@@ -140,13 +141,13 @@ def rank_estimate(session: Session, limits: RankLimits, bound: RankCosts) -> Mod
         InfeasibleError: no chain fits.
     """
     model, graph = limits.model, limits.model.space.graph
-    best = best_ranked(model, limits.most_error, limits.max_stages)
-    plans = dict.fromkeys((best.best, best_chains(model.costs, limits.max_stages)[0].plan(graph)))
+    best = best_ranked(model, limits.most_error)
+    plans = dict.fromkeys((best.best, model.shape.solve(model.costs)[0]))
     relaxed = relax(graph, bound.cheapest(bound.costs))
     own = session.capabilities.costs
     # Where stages may overlap, sums are no bound.
     one_by_one = all(i - 1 in graph.predecessors(i) for i in range(1, len(graph.operators)))
-    least_s = best_ranked(bound, limits.most_error, limits.max_stages).bound if one_by_one else relaxed.latency_s
+    least_s = best_ranked(bound, limits.most_error).bound if one_by_one else relaxed.latency_s
     reached = min(map(price_of(graph, session), plans)) if own else best.value
     least_s = min(least_s, reached)
     return ModelEstimate(model.costs, tuple(plans), Bounds(least_s, reached <= least_s * (1 + 1e-9), relaxed, own=own))
@@ -162,7 +163,7 @@ def rank_baselines(limits: RankLimits, fastest: str) -> tuple[Baseline, ...]:
     shared = uniform(model, fastest, limits.most_error)
     pure = [
         (UNIFORM, space.with_ranks(chain_plan(space.graph, (), [fastest]), shared)),
-        (CHAIN, best_chains(model.costs, limits.max_stages)[0].plan(space.graph)),
+        (CHAIN, model.shape.solve(model.costs)[0]),
     ]
     usual = {b.plan.digest for b in baselines(space.graph, model.platform, fastest)}  # which a study has anyway
     found = {plan.digest: Baseline(name, plan) for name, plan in reversed(pure) if plan.digest not in usual}

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from evaluators.objectives import Priced
-from optimizer.exact.chain import best_chains
-from optimizer.exact.chain_costs import ChainCosts, chain_cost
+from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.segment_model import SegmentModel
+from optimizer.samplers.study import moved
 from search_spaces.core.errors import InfeasibleError, UnavailableError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.spaces.segment_space import SegmentSpace
-from search_spaces.spaces.space import NeighbourlySpace, in_space
+from search_spaces.spaces.space import EnumerableSpace, in_space
 
 _STEPS = 120  # of the local search, from the best start of each objective
 
@@ -38,7 +38,7 @@ class SearchModel:
         self,
         session: Priced,
         graph: Graph,
-        space: NeighbourlySpace,
+        space: EnumerableSpace,
         fits: Callable[[Plan], bool] = lambda _: True,
     ) -> None:
         self._session, self._graph, self._space, self._fits = session, graph, space, fits
@@ -84,28 +84,11 @@ class SearchModel:
                 raise InfeasibleError(f"no plan of {self._graph.name!r} runs on these processors", "name others")
             rng = np.random.default_rng([seed, 17, which])
             for _ in range(_STEPS):
-                plan = self._space.neighbour(best, rng)
+                plan = moved(self._space, best, rng)
                 if self.values(plan)[which] < self.values(best)[which] * (1 - 1e-9):
                     best = plan
             found.append(best)
         return tuple({plan.digest: plan for plan in found}.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Chains:
-    """Chains, as a :class:`~optimizer.exact.ranks.Shape`."""
-
-    graph: Graph
-    most: int
-
-    def solve(self, costs: ChainCosts) -> tuple[Plan, float]:
-        """Return the best plan for such costs, and its cost."""
-        chain = best_chains(costs, self.most)[0]
-        return chain.plan(self.graph), chain.cost_s
-
-    def price(self, costs: ChainCosts, plan: Plan) -> float:
-        """Return the cost of a plan."""
-        return chain_cost(costs, plan)
 
 
 @dataclass(frozen=True, slots=True)

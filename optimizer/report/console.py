@@ -50,7 +50,7 @@ from optimizer.report.answer import (
 )
 from optimizer.report.terminal import table, table_of, tried_text
 from optimizer.study.history import WARM
-from optimizer.study.result import Result, WorkloadResult
+from optimizer.study.result import Result
 from optimizer.study.verdict import REACH
 from search_spaces.core.errors import printable
 from search_spaces.core.wording import many, percent, plural
@@ -198,7 +198,7 @@ class ProgressWatcher:
 def render(result: Result) -> Group:
     """Return the answer: baselines, the best plan stage by stage, speed-up, bound, and what to do next."""
     document = as_latencies(result.to_json())
-    several = isinstance(result, WorkloadResult)
+    several = result.workload is not None
     parts: list[Text | Table | _Line] = [_head(result), Text()]
     parts.append(_baselines(result))
     parts += [Text(), table_of(outcomes_table(document))] if several else []
@@ -218,7 +218,7 @@ def render(result: Result) -> Group:
 def _head(result: Result) -> Text:
     """Return what was searched, and for what."""
     name, what, aim = result.graph.name, plural(len(result.graph.operators), "operator"), ""
-    if isinstance(result, WorkloadResult):
+    if result.workload is not None:
         name, what = result.workload.name, f"{len(result.workload.instances)} models at once"
         aim = f", for the {result.objective.title}"
     names = ", ".join(p.name for p in result.platform.processors if p.resources or not aim)
@@ -289,7 +289,7 @@ def _spread(count: int, knee: int) -> list[int]:
 
 def _stages(result: Result, plan: Plan, document: Mapping[str, Any]) -> Table:
     samples, interval = result.samples(plan), result.interval(plan)
-    joined = result.joined if isinstance(result, WorkloadResult) else None
+    joined = result.joined
     kind = "recommended plan, predicted" if result.predicted else "recommended plan"
     figure = figure_text(samples.median, interval, result.objective.shown_unit) if samples and interval else ""
     title = "best plan" if joined is not None else f"{kind}: {figure}" if figure else kind
@@ -409,7 +409,7 @@ def _next(result: Result) -> list[Text]:
         again = shlex.join(["optimize", "execute", str(result.run_dir)])  # no files for this machine
         return [folder, Text("run it      ").append(again, style="cyan")]
     plan = str(result.run_dir / "best" / "plan.json")
-    runner = "WorkloadRunner" if isinstance(result, WorkloadResult) else "PlanRunner"
+    runner = "PlanRunner" if result.workload is None else "WorkloadRunner"
     made = f"runner = {runner}({json.dumps(plan, ensure_ascii=False)})"
     run = "runner.run()" if runner == "WorkloadRunner" else f"outputs = runner.run({_inputs(result.graph)})"
     return [

@@ -13,7 +13,8 @@ from typing import Any, Literal
 from evaluators.objectives import LATENCY, Objective
 from evaluators.registry import make_evaluator
 from evaluators.samples import Samples
-from evaluators.schedule import Event, Law, Task, Timeline, in_rounds, needs_of, rounds, run_tasks, timeline
+from evaluators.schedule import Event, Law, Task, Timeline, in_rounds, needs_of, rounds, run_tasks
+from evaluators.simulated import MeasuredPrices, ProfiledSession
 from optimizer.exact.chain_costs import ChainCosts, weighed
 from optimizer.files import damage_of, disk_errors, read_document
 from optimizer.model.profile import Profile
@@ -22,7 +23,7 @@ from optimizer.study.folder import CONFIG, LOG, RESULT, read_manifest, resume_hi
 from optimizer.study.history import OPTIMUM, Trial
 from optimizer.study.log import read_log
 from optimizer.study.verdict import Verdict, shown_samples, shown_scale
-from search_spaces.core.errors import OptimizeError, RunFolderError, UsageError
+from search_spaces.core.errors import OptimizeError, PlanError, RunFolderError, UnavailableError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import JoinedGraph, merge
 from search_spaces.core.plan import Plan, Stage
@@ -169,28 +170,23 @@ class Study:
         """Return the median of a trial, on the machine as it was in the final; infinite where it has none."""
         return trial.measurement.median_s * shown_scale(self.verdict, trial) if trial.measurement else math.inf
 
+    @cached_property
+    def _simulated(self) -> ProfiledSession | None:
+        """The session that predicts by the model of single operators, where both it and the graph are known."""
+        if (costs := self.costs) is None or self.graph is None:
+            return None
+        prices = MeasuredPrices(costs.operator_s, costs.overhead_s, costs.transfer_s[-1])
+        return ProfiledSession(costs.platform, self.graph, prices, {})
+
     def predict(self, plan: Plan) -> Timeline | None:
         """Return the plan's timeline by the model of single operators; None where that does not cover it."""
-        costs = self.costs
-        if costs is None or self.graph is None or plan.ranks or any(stage.share is not None for stage in plan.stages):
+        session, graph = self._simulated, self.graph
+        if session is None or graph is None or plan.ranks or plan.is_split:
             return None
-        processors = {p.name: i for i, p in enumerate(costs.platform.processors)}
-        if any(stage.processor not in processors for stage in plan.stages):  # the runtime's own placement
+        try:
+            return session.load(graph, plan).run(1).timeline
+        except (PlanError, UnavailableError):  # the runtime's own placement, or an operator that is not supported
             return None
-        tasks, sources = [], needs_of(self.graph, plan)
-        for index, stage in enumerate(plan.stages):
-            processor = processors[stage.processor]
-            work_s = float(costs.operator_s[processor, list(stage.operators)].sum() + costs.overhead_s[processor])
-            if not work_s < float("inf"):
-                return None
-            first = stage.operators[0]
-            needs = tuple(
-                (b, float(costs.transfer_s[first, processors[plan.stages[b].processor], processor]))
-                for b in sorted(sources[index])
-            )
-            tasks.append(Task(processor, work_s, needs))
-        spans = run_tasks(tasks, Law.of(costs.platform))
-        return timeline(spans, [stage.processor for stage in plan.stages])
 
 
 def read_study(path: Path) -> Study:

@@ -20,25 +20,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.samples import Measurement
-from optimizer.exact.chain_costs import ChainCosts, ChainObjective
+from optimizer.exact.chain_costs import ChainCosts, ChainObjective, chain_cost
 from optimizer.exact.front import Criterion
 from optimizer.exact.ranks import RankLimits
 from optimizer.samplers.correction import Correction
 from optimizer.samplers.critic import Critic
 from optimizer.samplers.pricing import Timing
-from optimizer.samplers.regions import ChainRegion, Found, PlanRegion, Region
+from optimizer.samplers.regions import ChainRegion, Found
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.spaces.chain import ChainSpace
 from search_spaces.spaces.segment_space import SegmentSpace
-from search_spaces.spaces.space import SearchSpace
+from search_spaces.spaces.space import EnumerableSpace
 
 DRAWS = 16
 _BLOCK_SHARE, _MOST_IN_BLOCK, _LATE = 4, 16, 48
@@ -86,7 +87,7 @@ class Problem:
 
     graph: Graph
     platform: Platform
-    space: SearchSpace
+    space: EnumerableSpace
     model: ChainCosts
     fits: Callable[[Plan], bool] = lambda _: True
     chains: ChainObjective | None = None
@@ -119,14 +120,23 @@ def proposer_of(problem: Problem, seed: int) -> Proposer | None:
         return SegmentProposer(problem, problem.space, seed)
     if problem.ranks is not None:
         return RankProposer(problem, problem.ranks)
-    return AutoProposer(problem, seed)
+    return AutoProposer(problem, seed) if isinstance(problem.space, ChainSpace) else _of_any_plans(problem, seed)
+
+
+def _of_any_plans(problem: Problem, seed: int) -> Proposer:
+    """Return the proposer for plans of a plug-in's space."""
+    from optimizer.workload.search import SHARED_STEPS, WorkloadProposer
+
+    predict = problem.predict or partial(chain_cost, problem.model)
+    critic = Critic(predict, problem.model)
+    return WorkloadProposer(problem.space, predict, [*problem.optima], seed, SHARED_STEPS, critic, problem.fits)
 
 
 class AutoProposer:
-    """Proposes plans for one objective and one model.
+    """Proposes chains for one objective and one model.
 
     Args:
-        problem: the space, and the model of its costs.
+        problem: a space of chains, and the model of its costs.
         seed: of the study.
     """
 
@@ -134,7 +144,7 @@ class AutoProposer:
         self._problem, self._seed = problem, seed
         self._correction = Correction(problem.model)
         self._timing = Timing(problem.graph, problem.platform)
-        self._region = _region(problem)
+        self._region = ChainRegion(problem.graph, problem.platform, cast("ChainSpace", problem.space))
         self._trials: list[tuple[Plan, Measurement | None, float]] = []
         self._measured: list[Plan] = []  # plans of the region that have been learnt from
         self._tried: list[int] = []  # their positions among the plans that were added to the region
@@ -250,9 +260,3 @@ def _block_size(start: int) -> int:
     """Return the size of a block of candidates: a quarter of the trials so far, 16 from 64 to 256."""
     share = start // _BLOCK_SHARE
     return min(max(share, 1), max(_MOST_IN_BLOCK, share - _LATE))
-
-
-def _region(problem: Problem) -> Region:
-    if isinstance(problem.space, ChainSpace):
-        return ChainRegion(problem.graph, problem.platform, problem.space)
-    return PlanRegion(problem.graph, problem.platform, problem.space)

@@ -8,29 +8,20 @@ import numpy as np
 
 from evaluators.samples import Measurement
 from optimizer.samplers.auto import Problem
-from search_spaces.core.errors import UsageError
 from search_spaces.core.plan import Plan
-from search_spaces.spaces.space import EnumerableSpace
 
 
 class EnumerationProposer:
     """Proposes every plan of a small space.
 
     Args:
-        problem: its space must number its plans; those that break a constraint are left out.
+        problem: plans that break a constraint are left out.
         seed: of the order.
-
-    Raises:
-        UsageError: the space does not number its plans.
     """
 
     def __init__(self, problem: Problem, seed: int) -> None:
-        space = problem.space
-        if not isinstance(space, EnumerableSpace):
-            raise UsageError("--sampler brute-force does not support this space", "give --sampler auto")
-        self._space = space
-        self._fits = problem.fits
-        self._count = space.cardinality() or 0
+        self._space, self._fits = problem.space, problem.fits
+        self._count = self._space.cardinality()
         rng = np.random.default_rng([seed, 79])
         # Steps coprime to the count visit every index once.
         self._begin, self._step = (int.from_bytes(rng.bytes(16), "little") % max(self._count, 1) for _ in range(2))

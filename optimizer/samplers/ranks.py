@@ -52,9 +52,7 @@ class RankProposer:
         scale = median(self._ratios) if self._ratios else 1.0
         if self._optimum is None or abs(scale / self._scale - 1.0) > _STEADY:
             self._scale = scale
-            self._optimum = best_ranked(
-                self._limits.model, self._limits.most_error / scale, self._limits.max_stages
-            ).best
+            self._optimum = best_ranked(self._limits.model, self._limits.most_error / scale).best
         if self._optimum.digest not in self._tried and self._problem.fits(self._optimum):
             return self._optimum
         candidates: dict[str, tuple[float, Plan]] = {}

@@ -14,21 +14,16 @@ from numpy.typing import NDArray
 from evaluators.cost_model.plans import all_chains
 from optimizer.samplers.chains import ChainPricing, Chains, distinct, from_plan, joined, neighbours
 from optimizer.samplers.draws import Draws, cheapest_chains
-from optimizer.samplers.moves import neighbour
-from optimizer.samplers.pricing import Timing
-from search_spaces.core.errors import PlanError
 from search_spaces.core.graph import Graph
-from search_spaces.core.plan import Plan, Stage, canonical
+from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.spaces.chain import ChainSpace
-from search_spaces.spaces.space import NeighbourlySpace, SearchSpace, in_space
 
 _Seconds = NDArray[np.float64]
 
 TOPS, WIDTH, PLACES, POOL = 4, 8, 6, 256
 GENERATIONS, DRAWS_FOLLOWED = 6, 2
 STARTS_AT_FIRST, STARTS = 4096, 512
-MOVES = 160
 MOST_LISTED = 8192  # chains; pricing them takes about 20 ms
 
 
@@ -160,77 +155,6 @@ class ChainRegion:
         ends = np.full((count, 1), self._count)
         borders = np.concatenate((np.zeros((count, 1), dtype=np.int64), cuts, ends), axis=1)
         return distinct(Chains(borders, rng.integers(0, self._processors, (count, self._most))), self._platform)
-
-
-class PlanRegion:
-    """Plans of any stages: neighbours of the best ones, several moves away.
-
-    Args:
-        space: decides which plans it contains.
-    """
-
-    def __init__(self, graph: Graph, platform: Platform, space: SearchSpace) -> None:
-        self._graph, self._platform, self._space = graph, platform, space
-        self._timing = Timing(graph, platform)
-        self._added: list[Plan] = []
-        self._names: set[bytes] = set()
-
-    def name(self, plan: Plan) -> bytes | None:
-        """Return a key that identifies a plan, or None for one outside of the region."""
-        return bytes.fromhex(plan.digest) if in_space(self._space, plan) else None
-
-    def add(self, plan: Plan) -> None:
-        """Add a plan of the region that was tried."""
-        self._added.append(plan)
-        self._names.add(bytes.fromhex(plan.digest))
-
-    def price(self, draws: Draws, which: Sequence[int]) -> _Seconds:
-        """Return the times (s) of plans that were added under each draw, shape ``(S, len(which))``."""
-        return np.array([self._timing.latency_s(self._added[i].stages, draws) for i in which]).T
-
-    def look(self, draws: Draws, measured: Sequence[int], rng: np.random.Generator, *, wide: bool = False) -> Found:
-        """Return plans that were not tried."""
-        best_s, beam = None, self._wholes()
-        if measured:
-            price = self.price(draws, measured)
-            order = np.argsort(price[0], kind="stable")
-            best_s = price[:, order[0]]
-            beam = [self._added[measured[i]] for i in order[:TOPS]]
-        met: dict[str, tuple[Plan, _Seconds]] = {}
-        for _ in range(GENERATIONS * (1 + 3 * wide)):
-            for _ in range(MOVES // GENERATIONS):
-                plan = self._moved(beam[int(rng.integers(len(beam)))], rng)
-                if plan is not None and plan.digest not in met:
-                    met[plan.digest] = plan, self._timing.latency_s(plan.stages, draws)
-            ranked = sorted(met.values(), key=lambda entry: float(entry[1][0]))
-            beam = [*beam[:TOPS], *(plan for plan, _ in ranked[:TOPS])]
-        new = [entry for entry in met.values() if bytes.fromhex(entry[0].digest) not in self._names]
-        latency_s = np.array([price for _, price in new]).T if new else np.empty((len(draws), 0))
-        return Found(latency_s, best_s, lambda c: new[c][0], [bytes.fromhex(plan.digest) for plan, _ in new])
-
-    def _wholes(self) -> list[Plan]:
-        operators = tuple(range(len(self._graph.operators)))
-        return [Plan(self._graph.digest, (Stage(operators, p.name),)) for p in self._platform.processors]
-
-    def _moved(self, plan: Plan, rng: np.random.Generator) -> Plan | None:
-        if isinstance(self._space, NeighbourlySpace):
-            for _ in range(int(rng.geometric(0.6))):
-                plan = self._space.neighbour(plan, rng)
-            return plan
-        names = [p.name for p in self._platform.processors]
-        stages: Sequence[Stage] = plan.stages
-        for _ in range(int(rng.geometric(0.6))):
-            stages = neighbour(self._graph, names, stages, rng) or stages
-        try:
-            found = canonical(Plan(self._graph.digest, tuple(stages)), self._graph, self._platform)
-            self._space.encode(found)
-        except PlanError:
-            return None
-        return found
-
-
-Region = ChainRegion | PlanRegion
-"""The tried plans of a space, and the search for candidates among the others."""
 
 
 def _forks(graph: Graph, operator: int) -> bool:

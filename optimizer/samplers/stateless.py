@@ -102,10 +102,12 @@ class SobolSampler(FixedSpace, RandomSampler):
         engine = Sobol(len(search_space), scramble=True, rng=self._seed)
         engine.fast_forward(trial.number)
         point = engine.random(1)[0]
-        return {name: _value(search_space[name], float(u)) for name, u in zip(sorted(search_space), point, strict=True)}
+        return {
+            name: value_at(search_space[name], float(u)) for name, u in zip(sorted(search_space), point, strict=True)
+        }
 
 
-def _value(distribution: BaseDistribution, u: float) -> Any:
+def value_at(distribution: BaseDistribution, u: float) -> Any:
     """Return the value at the fraction ``u`` (0 … 1, exclusive) of a distribution."""
     if isinstance(distribution, CategoricalDistribution):
         return distribution.choices[int(u * len(distribution.choices))]

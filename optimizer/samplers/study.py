@@ -17,11 +17,12 @@ import numpy as np
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import TrialState
 
+from optimizer.samplers.stateless import value_at
 from optimizer.study.history import OPTIMUM, UNSEEN, Trial, contains
 from search_spaces.core.errors import UsageError, shown
 from search_spaces.core.plan import Plan
 from search_spaces.spaces.registry import freedoms_in
-from search_spaces.spaces.space import EnumerableSpace, SearchSpace
+from search_spaces.spaces.space import EnumerableSpace, NeighbourlySpace, SearchSpace
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -296,3 +297,12 @@ def below(limit: int, rng: np.random.Generator) -> int:
     """Return a uniform integer below ``limit``, which may not fit into 64 bits."""
     nbytes = (limit.bit_length() + 7) // 8 + 8
     return int.from_bytes(rng.bytes(nbytes), "little") % limit
+
+
+def moved(space: EnumerableSpace, plan: Plan, rng: np.random.Generator) -> Plan:
+    """Return a plan of a space, one random move away: a neighbour, or else with another value of a parameter."""
+    if isinstance(space, NeighbourlySpace):
+        return space.neighbour(plan, rng)
+    distributions = space.distributions()
+    name = list(distributions)[int(rng.integers(len(distributions)))]
+    return space.decode(space.encode(plan) | {name: value_at(distributions[name], rng.random())})

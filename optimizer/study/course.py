@@ -155,25 +155,25 @@ class Study:
 
     def result(self, verdict: Verdict | None, deployed: Agreement | None) -> Result:
         """Return the result so far."""
-        known = {
-            "graph": self.subject.graph,
-            "platform": self.subject.measured_on,
-            "evaluator": self.config.evaluator,
-            "history": self.history,
-            "baselines": self.baselines,
-            "verdict": verdict,
-            "bounds": self.bounds.slower(verdict.slowness) if self.bounds and verdict else self.bounds,
-            "deployed": deployed,
-            "cardinality": self.subject.space.cardinality(),
-            "exhausted": self.exhausted,
-            "wall_s": time.monotonic() - self.begin_s,
-            "run_dir": self.run.path,
-            "objective": self.subject.objectives[0],
-            "front": self.front,
-            "disturbance": self.disturbed + self.runs.total,
-            "earlier": self.restored,
-        }
-        return self.subject.result(known, verdict)
+        return Result(
+            self.subject.graph,
+            self.subject.measured_on,
+            self.config.evaluator,
+            self.history,
+            self.baselines,
+            verdict,
+            self.bounds.slower(verdict.slowness) if self.bounds and verdict else self.bounds,
+            deployed,
+            self.subject.space.cardinality(),
+            self.exhausted,
+            time.monotonic() - self.begin_s,
+            self.run.path,
+            objective=self.subject.objectives[0],
+            front=self.front,
+            disturbance=self.disturbed + self.runs.total,
+            earlier=self.restored,
+            **self.subject.result_fields(self, verdict),
+        )
 
 
 def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> Result:

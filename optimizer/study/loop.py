@@ -26,8 +26,7 @@ from search_spaces.core.errors import DeviceLostError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.wording import percent
-from search_spaces.spaces.rank_space import RankSpace
-from search_spaces.spaces.segment_space import SegmentSpace
+from search_spaces.spaces.chain import ChainSpace
 from search_spaces.spaces.space import EnumerableSpace, in_space
 
 if TYPE_CHECKING:
@@ -170,7 +169,7 @@ class Loop:
         """Return the measured plans of the space by the estimate from all measurements, the fastest first."""
         of = self.search.problem
         plain = of is not None and of.chains is None and of.guided and of.criteria is None and of.search is None
-        if of is None or not plain or isinstance(of.space, SegmentSpace | RankSpace):
+        if of is None or not plain or not isinstance(of.space, ChainSpace):
             return [trial.plan for trial in self.history.ranking()]  # sides of a split predict other splits poorly
         judge = AutoProposer(of, self.seed)
         for trial in self._modelled():

@@ -289,10 +289,13 @@ class OneModel(Subject):
         # Not super(): @dataclass(slots=True) makes a new class, which super() here does not know.
         return Subject.finish(self, study, session, verdict)
 
-    def result(self, known: Mapping[str, Any], verdict: Verdict | None) -> Result:  # noqa: ARG002
-        """Return the result so far."""
-        freedoms = freedoms_in(self.space)
-        return Result(**known, freedoms=freedoms, placements=self.placements, tolerances=self.tolerances)
+    def result_fields(self, study: Study, verdict: Verdict | None) -> dict[str, Any]:  # noqa: ARG002
+        """Return the fields of the result so far in which subjects differ."""
+        return {
+            "freedoms": freedoms_in(self.space),
+            "placements": self.placements,
+            "tolerances": self.tolerances,
+        }
 
     def check(self, result: Result) -> None:
         """Check that the recommended plan keeps the deadline and the limits; the written result stays."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import groupby
 from pathlib import Path
@@ -90,6 +90,9 @@ class Result:
         tolerances: which processors an error limit would allow, as a sentence; "" if unknown.
         wall_s: seconds of this session, without earlier ones.
         earlier: plans that had been tried before this session.
+        workload, joined: of several models; figures of plans are then the objective's values of runs of all.
+        predictions: digest of a plan of several models → the simulator's run, and the objective's value.
+        tucker: of several, model that may be decomposed → its result, of :func:`optimizer.workload.ranks.rank_summary`.
     """
 
     graph: Graph
@@ -111,6 +114,10 @@ class Result:
     placements: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     tolerances: str = field(default="", kw_only=True)
     earlier: int = field(default=0, kw_only=True)
+    workload: Workload | None = field(default=None, kw_only=True)
+    joined: JoinedGraph | None = field(default=None, kw_only=True)
+    predictions: Mapping[str, tuple[Outcome, float]] = field(default_factory=dict, kw_only=True)
+    tucker: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
     @property
     def best(self) -> Plan | None:
@@ -292,13 +299,13 @@ class Result:
         """Return one line: the model, the recommended plan's name or stages, and its figure."""
         best = self.best
         if best is None:
-            return f"<{type(self).__name__} {self.graph.name}: no plan measured>"
+            return f"<Result {self.graph.name}: no plan measured>"
         names = [name for name, plan in self.baselines.items() if plan == best]
         processors = ", ".join(dict.fromkeys(stage.processor for stage in best.stages))
         what = names[0] if names else f"{plural(len(best.stages), 'stage')} on {processors}"
         samples = self.samples(best)
         figure = f", {samples.median * 1e3:.4g} {self.objective.shown_unit}" if samples else ""
-        return f"<{type(self).__name__} {self.graph.name}: {what}{figure}>"
+        return f"<Result {self.graph.name}: {what}{figure}>"
 
     def __str__(self) -> str:
         """Return the text of the terminal."""
@@ -350,7 +357,53 @@ class Result:
             "tolerances": self.tolerances,
             "wall_s": self.wall_s,
             "run_dir": str(self.run_dir),
+            **({"workload": self._workload_json(self.workload)} if self.workload is not None else {}),
         }
+
+    def _workload_json(self, workload: Workload) -> dict[str, Any]:
+        instances = [i.name for i in workload.instances]
+        tucker = {"tucker": dict(self.tucker)} if self.tucker else {}
+        return {**workload.to_json(), "instances": instances, "outcomes": self.outcomes, **tucker}
+
+    @property
+    def outcomes(self) -> dict[str, dict[str, Any]]:
+        """Return the figures of each of several models under the recommended plan and each baseline; {} before.
+
+        They are of the final's runs, or else of the search's, scaled to the machine's state in the final.
+
+        Raises:
+            RunFolderError: the log has figures of another number of models.
+        """
+        if self.verdict is None or self.workload is None or self.joined is None:
+            return {}
+        found = {}
+        for name, plan in {"best": self.verdict.best, **self.baselines}.items():
+            standing, trial = self.verdict.standing(plan), self.history.known.get(plan.digest)
+            measured = standing or (trial.measurement if trial is not None else None)
+            if measured is not None and self.samples(plan) is not None and measured.outcome:
+                scale = shown_scale(self.verdict, trial) if standing is None and trial is not None else 1.0
+                names = [self.workload.instances[k].name for k in jobs_of(plan, self.joined)]
+                found[name] = self._figures(plan, names, measured.outcome, scale)
+        return found
+
+    def _figures(self, plan: Plan, names: Sequence[str], typical: Mapping[str, Any], scale: float) -> dict[str, Any]:
+        """Return figures of runs of a plan, scaled to the value of the objective; by ``scale`` where that has none."""
+        samples, slowness = self.samples(plan), self.verdict.slowness if self.verdict else 1.0
+        value_ms = {**typical, "throughput_ms": 1e3 / typical["throughput_per_s"]}.get(f"{self.objective.name}_ms")
+        scale = samples.median * 1e3 / value_ms if samples and value_ms else scale
+        found = {key: value * scale if key in TIMES and value is not None else value for key, value in typical.items()}
+        found["throughput_per_s"] /= scale
+        if len(names) != len(typical["instances_ms"]):
+            raise RunFolderError("the log is damaged: a run of several models has figures of another number of models")
+        found["instances_ms"] = {name: ms * scale for name, ms in zip(names, typical["instances_ms"], strict=True)}
+        if plan.digest in self.predictions:
+            run, predicted = self.predictions[plan.digest]
+            found["predicted"] = {
+                "objective": predicted * slowness * 1e3,
+                "mean_ms": run.value_s("mean") * slowness * 1e3,
+                "makespan_ms": run.makespan_s * slowness * 1e3,
+            }
+        return found
 
     def _speedup_json(self) -> dict[str, Any] | None:
         """Return the comparison of the recommended plan, or the next best one, with the best one-stage plan."""
@@ -425,72 +478,3 @@ class Result:
 
 def _ratio_json(ratio: Ratio) -> dict[str, Any]:
     return {"ratio": ratio.value, "ci95": [ratio.low, ratio.high]}
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class WorkloadResult(Result):
-    """The result of a study of several models; its latencies are the objective's values.
-
-    Attributes:
-        predictions: digest of a plan → the simulator's run, and the objective's value.
-        tucker: model that may be decomposed → its result, of :func:`optimizer.workload.ranks.rank_summary`.
-    """
-
-    workload: Workload = field(kw_only=True)
-    joined: JoinedGraph = field(kw_only=True)
-    predictions: Mapping[str, tuple[Outcome, float]] = field(default_factory=dict, kw_only=True)
-    tucker: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
-
-    @property
-    def outcomes(self) -> dict[str, dict[str, Any]]:
-        """Return each model's own figures under the recommended plan and each baseline that was measured; {} before.
-
-        They are of the final's runs, or else of the search's, scaled to the machine's state in the final.
-        """
-        if self.verdict is None:
-            return {}
-        found = {}
-        for name, plan in {"best": self.verdict.best, **self.baselines}.items():
-            standing, trial = self.verdict.standing(plan), self.history.known.get(plan.digest)
-            measured = standing or (trial.measurement if trial is not None else None)
-            samples = self.samples(plan)
-            if measured is not None and samples is not None and measured.outcome:
-                scale = shown_scale(self.verdict, trial) if standing is None and trial is not None else 1.0
-                found[name] = self._figures(plan, measured.outcome, samples.median, scale)
-        return found
-
-    def _figures(self, plan: Plan, typical: Mapping[str, Any], value_s: float, scale: float) -> dict[str, Any]:
-        """Return figures of runs of a plan, scaled to the verdict's value of the objective; by ``scale`` without one.
-
-        Raises:
-            RunFolderError: the log has figures of another number of models.
-        """
-        value_ms = {**typical, "throughput_ms": 1e3 / typical["throughput_per_s"]}.get(f"{self.objective.name}_ms")
-        scale = value_s * 1e3 / value_ms if value_ms else scale
-        found = {key: value * scale if key in TIMES and value is not None else value for key, value in typical.items()}
-        found["throughput_per_s"] /= scale
-        names = [i.name for i in self.workload.instances]
-        order = list(jobs_of(plan, self.joined))
-        if len(order) != len(typical["instances_ms"]):
-            raise RunFolderError("the log is damaged: a run of several models has figures of another number of models")
-        found["instances_ms"] = {names[k]: ms * scale for k, ms in zip(order, typical["instances_ms"], strict=True)}
-        if plan.digest in self.predictions:
-            (run, predicted), slowness = self.predictions[plan.digest], self.verdict.slowness if self.verdict else 1.0
-            found["predicted"] = {
-                "objective": predicted * slowness * 1e3,
-                "mean_ms": run.value_s("mean") * slowness * 1e3,
-                "makespan_ms": run.makespan_s * slowness * 1e3,
-            }
-        return found
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the document of ``--json``."""
-        # Not super(): @dataclass(slots=True) makes a new class, which super() here does not know.
-        document = Result.to_json(self)
-        document["workload"] = {
-            **self.workload.to_json(),
-            "instances": [i.name for i in self.workload.instances],
-            "outcomes": self.outcomes,
-            **({"tucker": dict(self.tucker)} if self.tucker else {}),
-        }
-        return document

@@ -33,7 +33,6 @@ from optimizer.study.folder import write_json
 from optimizer.study.history import History, Trial
 from optimizer.study.limits import expected, limits_of
 from optimizer.study.log import Record
-from optimizer.study.result import WorkloadResult
 from optimizer.study.subjects import Search, Subject
 from optimizer.study.verdict import Verdict
 from optimizer.study.warm import PRICES, Known, begin_warm, best_plans, earlier_prices, fingerprint_of, warm_start
@@ -413,32 +412,24 @@ class SeveralModels(Subject):
         self.files = write_rewritten(folder, self.workload, self.joined, ranks)
         return deployed
 
-    def result(self, known: Mapping[str, Any], verdict: Verdict | None) -> WorkloadResult:
-        """Return the result so far."""
-        tucker = dict[str, Any]()
+    def result_fields(self, study: Study, verdict: Verdict | None) -> dict[str, Any]:
+        """Return the fields of the result so far in which subjects differ."""
+        tucker, predictions = dict[str, Any](), dict[str, tuple[Outcome, float]]()
         if self.variants is not None and verdict is not None:
             ranks = ranks_by_component(verdict.best, self.joined)
             tucker = rank_summary(self.workload, self.joined, self.variants, self.choices, ranks, self.files)
-        return WorkloadResult(
-            **known,
-            workload=self.workload,
-            joined=self.joined,
-            freedoms=(*self.space.freedoms, *(("ranks",) if self.choices else ())),
-            predictions=self._predictions(known, verdict) if verdict is not None else {},
-            tucker=tucker,
-        )
-
-    def _predictions(self, known: Mapping[str, Any], verdict: Verdict) -> dict[str, tuple[Outcome, float]]:
-        """Return what the simulator predicts for the recommended plan and each baseline, and the objective's value."""
-        history: History = known["history"]
-        if self.simulator is None:
-            return {}
-        found = {}
-        for plan in (verdict.best, *known["baselines"].values()):
-            if (trial := history.known.get(plan.digest)) is not None and trial.measurement is not None:
+        for plan in (verdict.best, *study.baselines.values()) if verdict is not None else ():
+            trial = study.history.known.get(plan.digest)
+            if self.simulator is not None and trial is not None and trial.measurement is not None:
                 run = self.simulator.run(plan)
-                found[plan.digest] = run, self.asked[0].value(plan, run)
-        return found
+                predictions[plan.digest] = run, self.asked[0].value(plan, run)
+        return {
+            "workload": self.workload,
+            "joined": self.joined,
+            "freedoms": (*self.space.freedoms, *(("ranks",) if self.choices else ())),
+            "predictions": predictions,
+            "tucker": tucker,
+        }
 
 
 def _value(how: WorkloadPricing, simulator: WorkloadSimulator, plan: Plan) -> float:

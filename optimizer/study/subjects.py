@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,12 +177,8 @@ class Subject(ABC):
         return None
 
     @abstractmethod
-    def result(self, known: Mapping[str, Any], verdict: Verdict | None) -> Result:
-        """Return the result so far.
-
-        Args:
-            known: the fields that results of all studies share.
-        """
+    def result_fields(self, study: Study, verdict: Verdict | None) -> dict[str, Any]:
+        """Return the fields of the result so far in which subjects differ."""
 
     def fits(self, trial: Trial) -> bool:
         """Return whether a measured plan keeps all limits."""

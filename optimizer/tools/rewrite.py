@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from rich.console import Group
 from rich.text import Text
 
 from evaluators.cost_model.session import CostModelEvaluator
+from evaluators.litert.candidate import LitertCandidate
+from evaluators.litert.processors import local_platform
+from evaluators.litert.session import LitertEvaluator
+from evaluators.litert.tensors import model_inputs
 from optimizer.devices import choose_platform
 from optimizer.provenance import provenance
 from optimizer.report.terminal import table
 from optimizer.tools.inspect import human_count, printable
-from optimizer.tools.outputs import relative_error
 from search_spaces.core.errors import RewriteError, UnavailableError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.intensity import operator_costs, parameter_total
@@ -27,6 +31,7 @@ from search_spaces.models.zoo.names import is_name, parse_name
 from search_spaces.rewrites.splits import parse_split, split_operators
 from search_spaces.rewrites.tucker import Layer, Ranks, decompose, find_layer, outline, tucker_layers
 from search_spaces.rewrites.tucker_ranks import MULTIPLE, Choice, Choosing, choose_ranks, parse_rule
+from search_spaces.spaces.chain import chain_plan
 
 SCHEMA_VERSION = 1
 _ANOTHER = "take another rule, or give ranks with --rank"
@@ -224,6 +229,29 @@ def rewrite_tucker(request: Request) -> Rewritten:
         cut_stage(made.graph, tuple(range(len(made.graph.operators)))).write(request.out)
     nbytes = request.out.stat().st_size
     return Rewritten(request, graph, made.graph, choices, made.errors, error, prices, int8, nbytes)
+
+
+def relative_error(before: Graph, after: Graph, seed: int = 0) -> float:
+    """Return the norm of the difference of two models' outputs on this machine, over the norm of the first one's.
+
+    Args:
+        seed: of the inputs, uniform in [-1, 1).
+
+    Raises:
+        UnavailableError: the runtime does not run a model here.
+        ModelError: a model's file is gone.
+    """
+    inputs, found = model_inputs(before, seed), []
+    platform = local_platform()
+    with LitertEvaluator().prepare(platform) as session:
+        for graph in (before, after):
+            whole = chain_plan(graph, (), [platform.processors[0].name])
+            with closing(cast("LitertCandidate", session.load(graph, whole))) as candidate:
+                candidate.set_inputs(inputs)
+                candidate.run(1)
+                found.append(np.concatenate([output.ravel().astype(np.float64) for output in candidate.outputs()]))
+    norm, apart = float(np.linalg.norm(found[0])), float(np.linalg.norm(found[1] - found[0]))
+    return apart / norm if norm else apart
 
 
 def _float_name(model: str) -> tuple[str, bool]:

@@ -21,7 +21,6 @@ from optimizer.exact.graphs.graph_costs import GraphCosts
 from optimizer.exact.graphs.placement import solve_placement
 from optimizer.exact.graphs.placement_value import CPU, PlacementObjective, device_names, loads
 from optimizer.exact.period import least_period
-from optimizer.exact.pipeline import best_pipeline
 from optimizer.exact.solution import PROVEN, relative_gap
 from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.platform import Platform
@@ -140,17 +139,15 @@ def _chain(table: Table, objective: Objective, time_limit_s: float) -> Solved:
     begin_s = time.monotonic()
     platform = table.platform()
     costs = table_costs(table, platform)
-    most = min(table.max_stages or len(table.operators), len(table.operators))
-    if table.one_part_per_device:
-        best = best_pipeline(costs, most, objective, stop_s=begin_s + time_limit_s)
-    else:
-        share = _SEARCH_SHARE if objective == "period" else 1.0
-        try:
-            best = best_chains(costs, most, objective=objective, stop_s=begin_s + share * time_limit_s)[0]
-        except UnavailableError:
-            if objective != "period":
-                raise
-            return _period(table, (1.0 - share) * time_limit_s)
+    once, most = table.one_part_per_device, min(table.max_stages or len(table.operators), len(table.operators))
+    most = min(most, len(platform.processors)) if once else most
+    share = _SEARCH_SHARE if objective == "period" and not once else 1.0
+    try:
+        best = best_chains(costs, most, objective=objective, stop_s=begin_s + share * time_limit_s, once=once)[0]
+    except UnavailableError:
+        if share == 1.0:
+            raise
+        return _period(table, (1.0 - share) * time_limit_s)
     borders = [0, *best.cuts, len(table.operators)]
     processor = {p.name: i for i, p in enumerate(platform.processors)}
     processors = [0] * len(table.operators)

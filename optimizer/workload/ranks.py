@@ -22,7 +22,7 @@ import numpy as np
 from evaluators.workload.host import WorkloadSession
 from evaluators.workload.prices import Size
 from optimizer.exact.chain_costs import ChainCosts
-from optimizer.exact.ranks import RankCosts, best_ranked, uniform
+from optimizer.exact.ranks import Chains, RankCosts, best_ranked, uniform
 from optimizer.files import disk_errors
 from optimizer.model.baselines import Baseline
 from optimizer.model.ranks import warn_of_none
@@ -211,7 +211,7 @@ class _Finder:
             for layer in ranks:
                 place = choices.places[layer.operator, Ranks(layer.inputs, layer.outputs)]
                 triple_s[0, place] = price(processor, (layer.operator,))
-        return RankCosts(choices, costs, triple_s)
+        return RankCosts(choices, costs, triple_s, Chains(graph, 1))
 
     def _within(
         self, choices: RankChoices, ranks_for: Callable[[float], RankSet], error: float, most: float, made_for: str
@@ -249,7 +249,7 @@ def _alike(model: RankCosts, error: float) -> RankSet:
 def _ranks(model: RankCosts, error: float) -> RankSet:
     """Return the quickest ranks within an error."""
     try:
-        return best_ranked(model, error, 1).best.ranks
+        return best_ranked(model, error).best.ranks
     except InfeasibleError:
         return ()
 

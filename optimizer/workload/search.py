@@ -24,7 +24,7 @@ from evaluators.workload.simulate import JobCost, stage_means_s
 from optimizer.exact.chain_costs import ChainCosts
 from optimizer.exact.segment_model import SegmentModel
 from optimizer.samplers.critic import Critic
-from optimizer.samplers.study import below
+from optimizer.samplers.study import below, moved
 from optimizer.workload.limits import Seconds, call_s, operator_costs
 from search_spaces.core.decoded_plan import DecodedPlan, in_runs
 from search_spaces.core.errors import RewriteError, UnavailableError
@@ -35,7 +35,7 @@ from search_spaces.core.pools import members, single_processors
 from search_spaces.rewrites.lower import Lowered
 from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.shared_workload_space import SharedWorkloadSpace
-from search_spaces.spaces.space import NeighbourlySpace, in_space
+from search_spaces.spaces.space import EnumerableSpace, in_space
 
 Value = Callable[[Plan, WorkloadSimulator], float]
 
@@ -175,7 +175,7 @@ class WorkloadProposer:
         fits: whether a plan may be proposed: it keeps all constraints, and no worker measures it.
     """
 
-    space: NeighbourlySpace
+    space: EnumerableSpace
     predict: Predict
     starts: list[Plan]
     seed: int
@@ -251,7 +251,7 @@ class WorkloadProposer:
         for _ in range(_NEIGHBOURS):
             there = plan
             for _ in range(1 + int(rng.integers(3))):
-                there = self.space.neighbour(there, rng)
+                there = moved(self.space, there, rng)
             found.setdefault(there.digest, there)  # not kept: a resumed study never drew them
         return found
 
@@ -279,7 +279,7 @@ class WorkloadProposer:
         here, here_s = plan, seconds(plan)
         for step in range(steps):
             heat = warm * (_COLD / warm) ** (step / steps)
-            there = self.space.neighbour(here, rng)
+            there = moved(self.space, here, rng)
             there_s = seconds(there)
             if there_s <= here_s or rng.random() < math.exp((here_s - there_s) / (heat * here_s)):
                 here, here_s = there, there_s

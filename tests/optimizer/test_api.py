@@ -52,7 +52,7 @@ def test_a_result_is_one_line(tmp_path: Path) -> None:
     assert re.fullmatch(rf"<Result {SMALL_MODEL}: [^,]+, [0-9.]+ ms>", repr(found))
     where = Options(evaluator="cost-model", platform="pixel4", processors=["gpu", "1large"], out=tmp_path / "several")
     several = optimize([f"{SMALL_MODEL}*2"], budget=2, **where)
-    assert re.fullmatch(r"<WorkloadResult [^\n]{10,80}: [^\n]+, [0-9.]+ ms>", repr(several))
+    assert re.fullmatch(r"<Result [^\n]{10,80}: [^\n]+, [0-9.]+ ms>", repr(several))
 
 
 def test_a_warning_comes_with_the_line_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,6 @@ from optimizer.study.course import run_study
 from optimizer.study.history import Trial
 from optimizer.study.limits import allowed_error
 from optimizer.study.log import read_log
-from optimizer.study.result import WorkloadResult
 from optimizer.study.several_models import SeveralModels
 from optimizer.workload.baselines import first_plans
 from optimizer.workload.limits import Memory, check
@@ -122,7 +121,7 @@ def replay(case: Plain) -> Plain:
         result = run_study(config, Quiet(), ["optimize"])
         records = read_log(folder / "run" / "trials.jsonl").records
     trials = [Trial.from_json(r.data) for r in records if r.kind in {"trial", "baseline"}]
-    shape = _Shape.joined(result.joined) if isinstance(result, WorkloadResult) else _Shape.of(result.graph)
+    shape = _Shape.of(result.graph) if result.joined is None else _Shape.joined(result.joined)
     best = result.best
     measured = result.measurement(best) if best is not None else None
     found: Plain = {

@@ -1,14 +1,15 @@
 """The best plan of a graph with branches on concurrent processors: exact, or with the remaining gap.
 
 Gates divide the graph into segments (:mod:`~.segments`); a plan is a path through the processors of the gates, and the
-lower bound is the shortest path through bounds of the segments. A segment is solved for two processors of its gates
-only where the shortest path uses them: by trying all plans where it is a small chain, by search
-(:mod:`~.segment_search`) where it is small, else by CP-SAT. In the largest ones only neighbours in a run may share a
-stage, and the bound is that of :mod:`optimizer.exact.bound`.
+lower bound is the shortest path through bounds of the segments. A segment is solved by search
+(:mod:`~.segment_search`) where it is small, else by CP-SAT, the largest ones by annealing; if it has more than a few
+operators, only for the processors of its gates that the shortest path uses. No bound is below that of
+:mod:`optimizer.exact.bound`.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,9 +23,7 @@ from optimizer.exact.graphs.segment_model import solve_segment
 from optimizer.exact.graphs.segment_plans import (
     SegmentCosts,
     SegmentPlan,
-    all_chains,
     improved,
-    is_chain,
     list_schedule,
 )
 from optimizer.exact.graphs.segment_search import Problem, beam_segment, search_segment
@@ -34,11 +33,11 @@ from search_spaces.core.errors import InfeasibleError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage
 
-_MOST_TRIED = 5  # operators of a chain up to which all its plans are tried: 3 · 4^4 of them for three processors
+_FEW = 5  # operators of a segment up to which it is solved for all processors of its gates at once
 _MOST_SEARCHED = 18  # operators of a segment up to which the search beats CP-SAT
-_MOST_EXACT = 40  # operators of a segment in which CP-SAT may form stages in any way
+_MOST_SOLVED = 40  # operators of a segment up to which CP-SAT is better than more of the local search
 _HAIR = 1e-9
-_SHARE = 0.6  # of the time of a large segment, for a local search before CP-SAT
+_SHARE = 0.6  # of the time of a segment, for a local search before CP-SAT
 
 Ends = tuple[int | None, int | None]
 ProcessorIndex = int | None
@@ -51,8 +50,8 @@ def best_plan(graph: Graph, costs: GraphCosts, time_limit_s: float = 30.0) -> So
 
     Raises:
         InfeasibleError: some operator runs on no processor.
-        UnavailableError: OR-Tools is missing, and the graph has a large segment; or the time was too short to find a
-            plan.
+        UnavailableError: OR-Tools is missing, and the graph has a segment that needs it; or the time was too short to
+            find a plan.
         UsageError: the time limit is not more than 0.
     """
     check_time_limit(time_limit_s)
@@ -137,23 +136,17 @@ class _Part:
         return [None] if gate is None else [p for p in processors if self._costs.operator_s[p, gate] < float("inf")]
 
     def _first(self) -> dict[Ends, _Answer]:
-        """Return a first solution: exact for a small chain, else a list schedule and a path."""
-        segment, first = self._segment, self._segment.operators[0]
-        found: dict[Ends, _Answer] = {}
-        if len(segment.operators) <= _MOST_TRIED and is_chain(self._graph, segment):
-            for entry_processor, of in self._of.items():
-                for last, plan in all_chains(of):
-                    ends = (entry_processor, last if segment.exit is not None else None)
-                    if ends not in found or plan.cost_s < found[ends].cost_s:
-                        found[ends] = _Answer(_moved(plan, -first), plan.cost_s, open=False)
-            return found
+        """Return a first solution: exact for a few operators, else a list schedule and a path."""
+        operators, found = self._segment.operators, dict[Ends, _Answer]()
         for entry_processor, of in self._of.items():
-            for exit_processor in self._processors(segment.exit):
-                made = list_schedule(of, exit_processor)
-                bound_s = Problem.make(of, exit_processor).bound_s
-                found[entry_processor, exit_processor] = _Answer(
-                    _moved(made, -first) if made else None, bound_s, open=True
-                )
+            for exit_processor in self._processors(self._segment.exit):
+                problem, few = Problem.make(of, exit_processor), len(operators) <= _FEW
+                if few:
+                    made, bound_s = search_segment(problem, operators, math.inf, math.inf)
+                else:
+                    made, bound_s = list_schedule(of, exit_processor), problem.bound_s
+                plan = _moved(made, -operators[0]) if made else None
+                found[entry_processor, exit_processor] = _Answer(plan, bound_s, open=not few)
         return found
 
     def plan(self, ends: Ends) -> SegmentPlan:
@@ -183,17 +176,17 @@ class _Part:
             self.answers[ends] = _Answer(best, max(before.bound_s, bound_s), open=not done, tried=True)
             return
         known = _moved(before.plan, first) if before.plan else None
+        solved = len(segment.operators) <= _MOST_SOLVED
         if known is not None:
-            known = improved(of, ends[1], known, _SHARE * time_limit_s)
+            known = improved(of, ends[1], known, _SHARE * time_limit_s if solved else time_limit_s)
             before = replace(before, plan=_moved(known, -first))
-        exact = len(segment.operators) <= _MOST_EXACT
-        answer = solve_segment(of, ends[1], (1 - _SHARE) * time_limit_s, known, exact=exact)
+        answer = solve_segment(of, ends[1], (1 - _SHARE) * time_limit_s, known) if solved else None
         best, bound_s = before.plan, before.bound_s
         if answer is not None:
             seconds = of.seconds(answer.stages, continued=answer.continued)
             if seconds < before.cost_s:
                 best = _moved(replace(answer, cost_s=seconds), -first)
-            bound_s = max(bound_s, answer.bound_s) if exact else bound_s
+            bound_s = max(bound_s, answer.bound_s)
         self.answers[ends] = _Answer(best, bound_s, open=False)
 
 

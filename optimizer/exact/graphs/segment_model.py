@@ -30,16 +30,13 @@ def solve_segment(
     exit_processor: int | None,
     time_limit_s: float,
     known: SegmentPlan | None = None,
-    *,
-    exact: bool = True,
 ) -> SegmentPlan | None:
     """Return the best plan of a segment for given processors of its gates; None where none was found.
 
     Args:
         known: a plan to start from.
-        exact: whether any operators may form a stage; else only those of a run, and the bound holds for such plans.
     """
-    model = _Model(of, exit_processor, exact=exact)
+    model = _Model(of, exit_processor)
     if known is not None:
         model.hint(known)
     model.model.minimize(model.end)
@@ -57,8 +54,7 @@ def solve_segment(
 class _Model:
     """Variables: ``member[operator, leader, processor]``, one true for each operator, and times of stages."""
 
-    def __init__(self, of: SegmentCosts, exit_processor: int | None, *, exact: bool) -> None:
-        self.exact = exact
+    def __init__(self, of: SegmentCosts, exit_processor: int | None) -> None:
         self.model: cp.CpModel = solver_module().CpModel()
         self.graph, self.costs, self.segment, self.entry_processor = of.graph, of.costs, of.segment, of.entry_processor
         graph, costs, segment = of.graph, of.costs, of.segment
@@ -106,9 +102,7 @@ class _Model:
         for operator in self.segment.operators:
             for leader in self.leaders:
                 for processor in self.processors:
-                    possible = self._may_lead(leader, operator) and (
-                        leader != OPEN or processor == self.entry_processor
-                    )
+                    possible = leader <= operator and (leader != OPEN or processor == self.entry_processor)
                     if possible and np.isfinite(self.costs.operator_s[processor, operator]):
                         self.member[operator, leader, processor] = new("")
         self.in_stage: dict[tuple[int, int], list[cp.IntVar]] = {}
@@ -126,26 +120,6 @@ class _Model:
             self.model.add_exactly_one(v for (o, _, _), v in self.member.items() if o == operator)
         if exit_processor is not None and self.segment.exit is not None:
             self.model.add(sum(self.on.get((self.segment.exit, exit_processor), [])) == 1)
-
-    def _may_lead(self, leader: int, operator: int) -> bool:
-        if self.exact or leader in (OPEN, operator):
-            return leader <= operator
-        return self.run[leader] == self.run[operator] and leader < operator
-
-    @cached_property
-    def run(self) -> dict[int, int]:
-        """First operator of each one's run, in which each reads only the one before, which no other reads."""
-        found: dict[int, int] = {}
-        for operator in self.segment.operators:
-            before = self.graph.predecessors(operator)
-            only = next(iter(before)) if len(before) == 1 else None
-            readers = (
-                {c for t in self.graph.operators[only].outputs for c in self.graph.consumers.get(t, ())}
-                if only is not None
-                else set()
-            )
-            found[operator] = found[only] if only in found and readers == {operator} else operator
-        return found
 
     def _leads(self, leader: int, processor: int) -> cp.IntVar | None:
         return self.member.get((leader, leader, processor))

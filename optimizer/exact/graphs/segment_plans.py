@@ -1,11 +1,10 @@
-"""Plans of one segment without a solver: the cost of one, all plans of a short chain, and a good first one."""
+"""Plans of one segment without a solver: the cost of one, and a good first one."""
 
 from __future__ import annotations
 
 import math
 import random
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -127,35 +126,6 @@ class _Run:
             self._entry_s = end_s
         for other in self._of.busy[on]:
             self._free[other] = max(self._free[other], end_s)
-
-
-def is_chain(graph: Graph, segment: Segment) -> bool:
-    """Return whether each operator needs the one before it, so that no two can overlap."""
-    return all(a in graph.predecessors(b) for a, b in zip(segment.operators, segment.operators[1:], strict=False))
-
-
-def all_chains(of: SegmentCosts) -> Iterator[tuple[int, SegmentPlan]]:
-    """Yield every plan of a segment that is a chain, with the processor of its last operator."""
-    segment, entry_processor = of.segment, of.entry_processor
-    processors = range(len(of.costs.platform.processors))
-
-    def extend(done: Stages, index: int, *, continued: bool) -> Iterator[tuple[Stages, bool]]:
-        if index == len(segment.operators):
-            yield done, continued
-            return
-        operator = segment.operators[index]
-        if index == 0 and entry_processor is not None:
-            yield from extend((((operator,), entry_processor),), 1, continued=True)
-        if done:
-            (operators, processor) = done[-1]
-            yield from extend((*done[:-1], ((*operators, operator), processor)), index + 1, continued=continued)
-        for processor in processors:
-            yield from extend((*done, ((operator,), processor)), index + 1, continued=continued)
-
-    for stages, continued in extend((), 0, continued=False):
-        cost = of.seconds(stages, continued=continued)
-        if cost < float("inf"):
-            yield stages[-1][1], SegmentPlan(stages, continued, cost, cost)
 
 
 def list_schedule(of: SegmentCosts, exit_processor: int | None) -> SegmentPlan | None:

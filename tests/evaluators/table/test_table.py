@@ -18,9 +18,9 @@ from evaluators.registry import make_evaluator
 from evaluators.table.evaluator import TableEvaluator
 from evaluators.table.table import Table, read_table
 from optimizer.cli import main
+from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts, ChainObjective, chain_cost
 from optimizer.exact.period import least_period
-from optimizer.exact.pipeline import best_pipeline
 from optimizer.model.bounds import price_of
 from optimizer.tools.solve import solve_file, table_costs
 from search_spaces.core.errors import InfeasibleError, UnavailableError, UsageError
@@ -448,9 +448,9 @@ def test_one_part_for_each_device_is_what_brute_force_finds(
                     best = min(best, chain_cost(costs, plan, objective))
     if best == float("inf"):
         with pytest.raises(InfeasibleError):
-            best_pipeline(costs, most, objective)
+            best_chains(costs, most, objective=objective, once=True)
         return
-    found = best_pipeline(costs, most, objective)
+    (found,) = best_chains(costs, most, objective=objective, once=True)
     plan = chain_plan(graph, found.cuts, found.processors)
     assert len(set(found.processors)) == len(found.processors)
     assert found.cost_s == pytest.approx(best) == chain_cost(costs, plan, objective)

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from optuna.distributions import BaseDistribution
 
 from evaluators.samples import Measurement, Samples
 from evaluators.testing import example_graph
 from optimizer.exact.chain import best_chains
 from optimizer.exact.chain_costs import ChainCosts, chain_cost
-from optimizer.samplers.auto import AutoProposer, Problem
+from optimizer.samplers.auto import AutoProposer, Problem, Proposer, proposer_of
 from optimizer.samplers.chains import ChainPricing, Chains, distinct, from_plan, neighbours
 from optimizer.samplers.correction import Correction
 from optimizer.samplers.draws import Draws, cheapest_chains
-from optimizer.samplers.moves import neighbour
 from optimizer.samplers.pricing import Timing
-from search_spaces.core.errors import PlanError
-from search_spaces.core.plan import Plan, Stage, canonical
+from search_spaces.core.plan import Plan, canonical
 from search_spaces.spaces.chain import ChainSpace, chain_plan
 from tests.benchmarks.instances import COUNT, Instance, instance
 
@@ -32,26 +28,12 @@ CHAIN, BRANCHING = instance(0), instance(2)
 FOUR_PROCESSORS = instance(24)
 
 
-class AnyPlan:
-    """The space of all plans of a graph; its plans are no chains."""
+class NoMoves:
+    """A space as a plug-in may have it: parameters alone, and no moves of its own."""
 
     def __init__(self, like: Instance) -> None:
-        self._graph, self._platform = like.graph, like.model.platform
-
-    def distributions(self) -> Mapping[str, BaseDistribution]:
-        raise NotImplementedError
-
-    def decode(self, params: Mapping[str, Any]) -> Plan:
-        raise NotImplementedError
-
-    def encode(self, plan: Plan) -> dict[str, Any]:
-        plan.validate(self._graph, self._platform)
-        if len(plan.stages) > 6:
-            raise PlanError("too many stages")
-        return {}
-
-    def cardinality(self) -> int:
-        return 10**9
+        self.distributions, self.decode, self.encode = like.space.distributions, like.space.decode, like.space.encode
+        self.cardinality, self.plan_at = like.space.cardinality, like.space.plan_at
 
 
 def problem(of: Instance, **changes: Any) -> Problem:
@@ -62,7 +44,7 @@ def measured(latency_s: float, stage_s: tuple[float, ...], runs: int = 5, *, rac
     return Measurement(Samples((latency_s,) * runs), stage_s, (), "raced" if raced else "limit")
 
 
-def study(proposer: AutoProposer, of: Instance, trials: int, begin: int = 0) -> list[Plan]:
+def study(proposer: Proposer, of: Instance, trials: int, begin: int = 0) -> list[Plan]:
     """Run trials ``begin … trials - 1``; what each measures depends on its number alone."""
     plans = []
     for number in range(begin, trials):
@@ -184,9 +166,10 @@ def test_on_the_model_itself_it_has_found_the_optimum_at_once() -> None:
     assert best == pytest.approx(best_chains(of.model, of.max_stages)[0].cost_s)
 
 
-def test_plans_of_any_parts_are_searched_by_moves() -> None:
+def test_a_space_without_moves_is_searched_by_its_parameters() -> None:
     of = BRANCHING
-    proposer = AutoProposer(problem(of, space=AnyPlan(of)), 1)
+    proposer = proposer_of(problem(of, space=NoMoves(of)), 1)
+    assert proposer is not None
     plans = study(proposer, of, 25)
     assert len({p.digest for p in plans}) == 25
     for plan in plans:
@@ -231,25 +214,6 @@ def test_neighbours_are_chains_of_the_space(seed: int, of: Instance) -> None:
     for row in range(0, len(found), 7):
         plan = Plan(of.graph.digest, found.stages(row, platform))
         assert of.space.decode(of.space.encode(plan)) == plan == canonical(plan, of.graph, platform)
-
-
-def test_moves_keep_every_operator_once_and_reach_parts_that_are_no_runs() -> None:
-    found = [moved(seed) for seed in range(60)]
-    runs = [s.operators[-1] - s.operators[0] + 1 == len(s.operators) for stages in found for s in stages]
-    assert not all(runs)
-
-
-def moved(seed: int) -> tuple[Stage, ...]:
-    rng = np.random.default_rng(seed)
-    names = [p.name for p in BRANCHING.model.platform.processors]
-    stages: tuple[Stage, ...] = BRANCHING.space.plan_at(int(rng.random() * BRANCHING.space.cardinality())).stages
-    for _ in range(8):
-        stages = neighbour(BRANCHING.graph, names, stages, rng) or stages
-    operators = sorted(o for s in stages for o in s.operators)
-    assert operators == list(range(len(BRANCHING.graph.operators)))
-    assert all(s.operators and s.processor in names for s in stages)
-    assert all(a < b for s in stages for a, b in pairwise(s.operators))
-    return stages
 
 
 def test_what_was_measured_draws_the_posterior_to_it() -> None:

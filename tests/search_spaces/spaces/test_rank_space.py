@@ -17,7 +17,7 @@ from optuna.distributions import CategoricalDistribution, IntDistribution
 
 from evaluators.cost_model.session import CostModelEvaluator
 from optimizer.exact.chain_costs import ChainCosts
-from optimizer.exact.ranks import RankCosts, best_ranked, uniform
+from optimizer.exact.ranks import Chains, RankCosts, best_ranked, uniform
 from optimizer.model.ranks import rank_violations
 from search_spaces.core.errors import PlanError, RewriteError
 from search_spaces.core.graph import Graph
@@ -121,13 +121,13 @@ def models(draw: st.DrawFn) -> RankCosts:
     same, other = ([draw(seconds) for _ in found.places] for _ in range(2))
     between = np.where(np.eye(3) > 0, 0.0, draw(st.floats(0.0, 0.5)))
     costs = ChainCosts(MIXED, operator_s, np.full(3, 0.1), np.broadcast_to(between, (count, 3, 3)))
-    return RankCosts(found, costs, np.array([same, same, other]))
+    return RankCosts(found, costs, np.array([same, same, other]), Chains(small(), 2))
 
 
 @given(models(), st.floats(0.0, 1.5))
 @settings(max_examples=25, deadline=None)
 def test_the_best_by_the_model_is_between_its_bound_and_all_others(model: RankCosts, most_error: float) -> None:
-    best = best_ranked(model, most_error, 2)
+    best = best_ranked(model, most_error)
     assert rank_violations(model, most_error, best.best) == ()
     assert best.value == pytest.approx(model.price(best.best))
     assert space().encode(best.best)
@@ -143,7 +143,7 @@ def test_the_best_by_the_model_is_between_its_bound_and_all_others(model: RankCo
 @given(models())
 @settings(max_examples=15, deadline=None)
 def test_without_a_limit_the_best_is_exact(model: RankCosts) -> None:
-    best = best_ranked(model, 10.0, 2)
+    best = best_ranked(model, 10.0)
     assert best.value == pytest.approx(best.bound)
 
 
@@ -158,6 +158,7 @@ def test_what_ranks_break_is_reported() -> None:
         space(),
         ChainCosts(MIXED, np.ones((3, len(small().operators))), np.zeros(3), np.zeros((len(small().operators), 3, 3))),
         np.full((3, len(space().places)), 2.0),
+        Chains(small(), 1),
     )
     operator = min(space().options)
     plan = space().with_ranks(chain_plan(small(), (), ["npu"]), {operator: space().options[operator][0]})
