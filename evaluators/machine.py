@@ -79,6 +79,21 @@ def machine_state(cores: Iterable[int], watch_s: float = 0.5) -> MachineState:
     )
 
 
+def cpu_model() -> str | None:
+    """Return the name of this machine's CPU; None where the kernel gives none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    # Arm's kernel gives no "model name"; its part number is the next best.
+    for wanted in ("model name", "Model", "CPU part"):
+        for line in lines:
+            name, _, value = line.partition(":")
+            if name.strip() == wanted:
+                return value.strip()
+    return None
+
+
 class Conditions:
     """Conditions of measurements, cheap enough to be read after each.
 

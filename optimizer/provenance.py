@@ -10,6 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from evaluators.machine import cpu_model
+
 _PRODUCT = "partition-optimizer"
 _PACKAGES = ("ai-edge-litert", "flatbuffers", "networkx", "numpy", "openvino", "optuna", "pydantic", "scipy")
 
@@ -28,7 +30,7 @@ def provenance() -> dict[str, Any]:
 def machine() -> dict[str, Any]:
     """Return the properties of this machine; None for unknown ones."""
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "architecture": platform.machine(),
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)),
@@ -60,17 +62,3 @@ def _own_cache_bytes() -> int | None:
     except (OSError, ValueError):
         return None
     return max(found, default=None)
-
-
-def _cpu_model() -> str | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    # Arm's kernel gives no "model name"; its part number is the next best.
-    for wanted in ("model name", "Model", "CPU part"):
-        for line in lines:
-            name, _, value = line.partition(":")
-            if name.strip() == wanted:
-                return value.strip()
-    return None

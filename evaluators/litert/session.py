@@ -36,7 +36,7 @@ from evaluators.litert.settings import TOLERANCE_F32, packs_weights, tolerance
 from evaluators.litert.stages import StageCache, StageSource, failure
 from evaluators.litert.worker.runtimes import LITERT, PACKAGES, runtime_of, version
 from evaluators.litert.workers import Arena, Workers
-from evaluators.machine import Conditions
+from evaluators.machine import Conditions, cpu_model
 from evaluators.measurement.disturbance import Counters, TaskCounters
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
@@ -250,6 +250,7 @@ class LitertSession(LocalSession):
             "runtime": importlib.metadata.version("ai-edge-litert"),
             "versions": _versions(self.platform),
             "machine": host.machine(),
+            "cpu": cpu_model(),
             "kernel": host.release(),
             "platform": self.platform.to_json(),
         }
