@@ -27,6 +27,7 @@ from search_spaces.core.platform import Platform
 from search_spaces.spaces.chain import chain_plan
 from tests.support.commands import SEARCHED
 from tests.support.models.litert_loading import loaded, single_cores
+from tests.support.narrowing import there
 from tests.support.sentences import fails, says
 
 PLATFORM = SyntheticEvaluator().platform()
@@ -98,8 +99,7 @@ def test_a_synthetic_session_runs_no_streams(squeezenet: Graph) -> None:
 def runner(squeezenet: Graph, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlanRunner]:
     folder = tmp_path_factory.mktemp("plan")
     plan = chain_plan(squeezenet, [11, 25], [SINGLES[0], SINGLES[-1], SINGLES[0]])
-    assert squeezenet.source is not None
-    write_deployment(folder, squeezenet, plan, MACHINE, squeezenet.source.content_digest())
+    write_deployment(folder, squeezenet, plan, MACHINE, there(squeezenet.source).content_digest())
     with PlanRunner(folder) as opened:
         yield opened
 
@@ -163,9 +163,7 @@ def test_a_session_measures_periods(squeezenet: Graph, processors: tuple[int, ..
                 break
         else:
             pytest.fail("periods are longer than latencies")
-        agreement = candidate.verify()
-        assert agreement is not None
-        assert agreement.accepted
+        assert there(candidate.verify()).accepted
         candidate.close()
 
 
@@ -177,9 +175,7 @@ def test_processors_that_exclude_each_other_take_turns(squeezenet: Graph) -> Non
         candidate = loaded(session, squeezenet, plan)
         assert candidate.pipeline().how.lag == (0, 0, 0)
         assert (candidate.stream(2).latency_s > 0).all()
-        agreement = candidate.verify()
-        assert agreement is not None
-        assert agreement.accepted
+        assert there(candidate.verify()).accepted
         candidate.close()
 
 
@@ -189,8 +185,7 @@ def test_a_worker_that_dies_in_a_stream_is_reported(squeezenet: Graph, tmp_path:
     import signal
 
     plan = chain_plan(squeezenet, [25], [SINGLES[0], SINGLES[-1]])
-    assert squeezenet.source is not None
-    write_deployment(tmp_path, squeezenet, plan, MACHINE, squeezenet.source.content_digest())
+    write_deployment(tmp_path, squeezenet, plan, MACHINE, there(squeezenet.source).content_digest())
     with PlanRunner(tmp_path) as runner:
         ((shape, dtype),) = runner.inputs.values()
         stream = runner.stream(np.zeros(shape, dtype) for _ in range(1000))

@@ -33,6 +33,7 @@ from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import cut_stage, join
 from search_spaces.spaces.chain import chain_plan
+from tests.support.narrowing import there
 from tests.support.sentences import fails
 
 
@@ -96,10 +97,8 @@ def test_plans_compute_what_the_whole_model_computes(squeezenet: Graph, mobilene
                 plan = chain_plan(graph, cuts, [processors[i % len(processors)] for i in range(len(cuts) + 1)])
                 with closing(session.load(graph, plan)) as candidate:
                     batch = candidate.run(2)
-                    assert batch.timeline is not None
-                    check_timeline(batch.timeline, graph, plan, platform)
-                    agreement = candidate.verify()
-                    assert agreement is not None
+                    check_timeline(there(batch.timeline), graph, plan, platform)
+                    agreement = there(candidate.verify())
                     # Without a processor of XNNPACK the outputs are compared with those of one: LiteRT's.
                     assert agreement.accepted if kernels else agreement.identical
 
@@ -113,8 +112,7 @@ def test_both_runtimes_share_a_plan(squeezenet: Graph, cache_folder: Path) -> No
         assert session.fingerprint()["versions"]["tflite-runtime"] == importlib.metadata.version("tflite-runtime")
         with closing(session.load(squeezenet, plan)) as candidate:
             candidate.run(2)
-            agreement = candidate.verify()
-    assert agreement is not None
+            agreement = there(candidate.verify())
     assert agreement.accepted
     assert 0 < agreement.tolerance <= 1e-4
 
@@ -133,9 +131,7 @@ def test_a_worker_that_dies_ends_its_trial_alone(session: LitertSession, squeeze
     candidate.close()
     with closing(session.load(squeezenet, plan)) as again:
         again.run(1)
-        agreement = again.verify()
-    assert agreement is not None
-    assert agreement.identical
+        assert there(again.verify()).identical
 
 
 @runs
@@ -175,9 +171,8 @@ def test_without_it_one_line_tells_what_to_install(
     assert main(["--model", "squeezenet1_1", "--evaluator", "tflite-runtime", "--dry-run"]) == 4
     assert len(capsys.readouterr().err.splitlines()) == 1
     # A plan that was made for it elsewhere.
-    assert squeezenet.source is not None
     write_deployment(
-        tmp_path, squeezenet, chain_plan(squeezenet, [], [FIRST]), FOUND, squeezenet.source.content_digest()
+        tmp_path, squeezenet, chain_plan(squeezenet, [], [FIRST]), FOUND, there(squeezenet.source).content_digest()
     )
     document = json.loads((tmp_path / "plan.json").read_text())
     document["platform"]["processors"][0]["options"]["runtime"] = "tflite-runtime"

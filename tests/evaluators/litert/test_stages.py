@@ -21,6 +21,7 @@ from search_spaces.models.litert import read_model
 from search_spaces.models.source import ModelSource
 from search_spaces.models.stages import StageModel, cut_stage, packing_model
 from tests.support import strategies
+from tests.support.narrowing import there
 from tests.support.sentences import fails
 
 pytestmark = pytest.mark.litert
@@ -42,9 +43,8 @@ def run(interpreter: Any, inputs: Sequence[NDArray[Any]]) -> Arrays:
 
 
 def whole(graph: Graph) -> tuple[Arrays, Arrays]:
-    assert graph.source is not None
     inputs: Arrays = list(model_inputs(graph, 0))
-    return inputs, run(Interpreter(model_path=str(graph.source.path), num_threads=1), inputs)
+    return inputs, run(Interpreter(model_path=str(there(graph.source).path), num_threads=1), inputs)
 
 
 def one_after_another(graph: Graph, stages: Sequence[tuple[StageModel, Any]], inputs: Arrays) -> Arrays:
@@ -96,10 +96,9 @@ def test_files_stage_after_stage_compute_what_the_model_computes(
 @given(data=st.data())
 def test_a_header_before_the_whole_file_is_the_stage(data: st.DataObject, squeezenet: Graph) -> None:
     graph = squeezenet
-    assert graph.source is not None
     inputs, wanted = whole(graph)
     plan = data.draw(strategies.placements(graph, PROCESSOR))
-    content = graph.source.path.read_bytes()
+    content = there(graph.source).path.read_bytes()
     stages = []
     for stage in plan.stages:
         model = cut_stage(graph, stage.operators)
@@ -131,9 +130,8 @@ def test_the_model_for_packing_holds_each_operator_with_weights_once_more(squeez
 
 
 def test_a_file_that_changed_is_not_cut(squeezenet: Graph, tmp_path: Path) -> None:
-    assert squeezenet.source is not None
     copy = tmp_path / "model.tflite"
-    copy.write_bytes(squeezenet.source.path.read_bytes())
+    copy.write_bytes(there(squeezenet.source).path.read_bytes())
     graph = read_model(copy)
     model = cut_stage(graph, [0, 1])
     copy.write_bytes(b"x")
@@ -151,8 +149,7 @@ def test_a_graph_without_a_file_cannot_be_cut() -> None:
 
 
 def test_sources_tell_when_their_file_changed(squeezenet: Graph, tmp_path: Path) -> None:
-    source = squeezenet.source
-    assert source is not None
+    source = there(squeezenet.source)
     missing = ModelSource(tmp_path / "gone.tflite", source.nbytes, source.schema, source.extents)
     with fails(ModelError):
         missing.content_digest()

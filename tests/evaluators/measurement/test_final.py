@@ -32,6 +32,7 @@ from evaluators.testing import Noise, SyntheticCandidate
 from evaluators.workload.outcome import Outcome, Request
 from search_spaces.core.bounded import built, plain
 from search_spaces.core.errors import RunFolderError, UnavailableError, UsageError
+from tests.support.narrowing import there
 from tests.support.sentences import fails, says
 
 POLICY = FinalPolicy(max_s=10.0)
@@ -373,8 +374,7 @@ def test_turns_that_waited_for_a_core_are_repeated_and_told() -> None:
     assert found.repeated > 0
     assert found.disturbance.waited_s > 0
     for standing, latency_s in zip(found.standings, (0.02, 0.0206), strict=True):
-        assert standing.samples is not None
-        assert max(standing.samples.values_s) <= 1.01 * latency_s, "no disturbed turn is among the samples"
+        assert max(there(standing.samples).values_s) <= 1.01 * latency_s, "no disturbed turn is among the samples"
 
 
 def test_a_machine_that_is_always_busy_still_gives_figures() -> None:
@@ -453,8 +453,7 @@ def test_finals_of_one_and_of_none_and_of_failures() -> None:
         [loader(0.02, QUIET, rng)], POLICY, rng, conditions=lambda: {"governor": "performance"}
     ).run()
     assert found.fastest == found.choose([1], 0.01) == 0
-    assert found.standings[0].samples is not None
-    assert found.standings[0].samples.conditions == {"governor": "performance"}
+    assert there(found.standings[0].samples).conditions == {"governor": "performance"}
     with pytest.raises(UsageError):
         FinalComparison([], POLICY, rng).run()
 

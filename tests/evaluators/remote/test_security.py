@@ -32,6 +32,7 @@ from optimizer.tools.certificates import make_certificates
 from search_spaces.core.errors import DeviceLostError, UnavailableError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.spaces.chain import chain_plan
+from tests.support.narrowing import there
 from tests.support.remote_agents import agent_here
 from tests.support.sentences import fails, says
 
@@ -133,8 +134,7 @@ def test_a_token_is_secret(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_what_it_says_is_not_kept(agent: tuple[Agent, Served], small: Graph, tmp_path: Path) -> None:
     store = agent[0].store
-    assert small.source is not None
-    content = small.source.path.read_bytes()
+    content = there(small.source).path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     ours, client = opened(agent[1])
     file = tmp_path / "model.tflite"

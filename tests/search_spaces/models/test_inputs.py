@@ -39,6 +39,7 @@ from tests.support.commands import SEARCHED
 from tests.support.models.custom_operator import kernels
 from tests.support.models.litert_loading import loaded
 from tests.support.models.tflite_models import SHAPE, TYPES, Array, Net, quantized
+from tests.support.narrowing import there
 from tests.support.sentences import fails, says
 
 PORTS = (Tensor("image", (2, 3), "float32", 24), Tensor("n", (), "int32", 4))
@@ -55,9 +56,7 @@ def run_alone(graph: Graph) -> list[Array]:
     plan = chain_plan(graph, every_layer(graph), ["cpu0"] * (len(every_layer(graph)) + 1))
     with LitertEvaluator().prepare(platform) as session, closing(loaded(session, graph, plan)) as candidate:
         candidate.run(1)
-        agreement = candidate.verify()
-        assert agreement is not None
-        assert agreement.identical
+        assert there(candidate.verify()).identical
         return [np.array(a) for a in candidate.outputs()]
 
 
@@ -286,14 +285,12 @@ def test_an_operator_whose_kernel_a_library_lacks_is_named(tmp_path: Path) -> No
 
 def test_rewritten_models_keep_inputs_and_kernels(tmp_path: Path) -> None:
     graph = load("squeezenet1_1@0.25/64")
-    assert graph.source is not None
     given, library = (np.ones(graph.tensors[graph.inputs[0]].shape, np.float32),), tmp_path / "libops.so"
-    graph = replace(graph, source=replace(graph.source, given=given, custom_ops=library))
+    graph = replace(graph, source=replace(there(graph.source), given=given, custom_ops=library))
     sides = (Share("height", 0, 15), Share("height", 15, 31))
     stages = [Stage((0,), processor, share) for processor, share in zip(("cpu0", "cpu1"), sides, strict=True)]
     plan = Plan(graph.digest, (*stages, Stage(tuple(range(1, len(graph.operators))), "cpu0")))
-    lowered = Lowering(graph).lower(plan).graph.source
-    assert lowered is not None
+    lowered = there(Lowering(graph).lower(plan).graph.source)
     assert lowered.rewritten
     assert (lowered.given, lowered.custom_ops) == (given, library)
 

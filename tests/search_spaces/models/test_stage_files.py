@@ -22,6 +22,7 @@ from tests.support.models.tflite_models import (
     whole_model,
     with_signature,
 )
+from tests.support.narrowing import there
 from tests.support.sentences import fails
 
 
@@ -71,8 +72,7 @@ def test_the_least_version_of_the_runtime_is_kept(folder: Path) -> None:
     net.outputs(net.op("RELU", [net.op("RELU", [x])]))
     graph = read_model(net.write(folder / "m.tflite"))
     cut_stage(graph, [0]).write(folder / "stage.tflite")
-    source = read_model(folder / "stage.tflite").source
-    assert source is not None
+    source = there(read_model(folder / "stage.tflite").source)
     assert [m.name for m in source.schema.metadata] == [b"min_runtime_version"]
     assert source.schema.buffers[1].data.tobytes() == b"2.3.0"
     assert len(cut_stage(graph, [0, 1]).schema.metadata) == 2
@@ -87,8 +87,7 @@ def test_quantisation_and_names_are_kept(folder: Path) -> None:
     graph = read_model(net.write(folder / "m.tflite"))
     cut_stage(graph, [1]).write(folder / "stage.tflite")
     stage = read_model(folder / "stage.tflite")
-    assert stage.source is not None
-    tensor: Any = stage.source.schema.subgraphs[0].tensors[0]
+    tensor: Any = there(stage.source).schema.subgraphs[0].tensors[0]
     assert (tensor.name, tensor.quantization.scale.tolist()) == (b"q", [0.5, 0.25])
     assert tensor.quantization.quantizedDimension == 3
 
@@ -116,8 +115,7 @@ def test_weights_behind_the_flatbuffer(folder: Path) -> None:
     net = doubling()
     write_model(net.model, blobs(net), folder / "outside.tflite", outside=True)
     graph = read_model(folder / "outside.tflite")
-    assert graph.source is not None
-    assert {e.inline for e in graph.source.extents.values()} == {False}
+    assert {e.inline for e in there(graph.source).extents.values()} == {False}
     for views in (False, True):
         same(graph, apart(graph), folder, views=views)
 
@@ -128,8 +126,7 @@ def test_a_stage_of_more_than_two_gigabytes_has_its_weights_behind_it(
     graph = read_model(doubling().write(folder / "m.tflite"))
     monkeypatch.setattr("search_spaces.models.stages.MAX_INSIDE_NBYTES", 0)
     cut_stage(graph, [0]).write(folder / "stage.tflite")
-    source = read_model(folder / "stage.tflite").source
-    assert source is not None
+    source = there(read_model(folder / "stage.tflite").source)
     assert {e.inline for e in source.extents.values()} == {False}
     same(graph, apart(graph), folder)
 

@@ -29,6 +29,7 @@ from search_spaces.spaces.segment_space import SegmentSpace
 from tests.search_spaces.rewrites.test_tucker import images, outputs
 from tests.search_spaces.spaces.test_segment_space import TWO
 from tests.support.models.split_models import VALID, Layers
+from tests.support.narrowing import there
 
 
 def written(folder: Path) -> Graph:
@@ -94,16 +95,14 @@ def test_triples_in_split_chains_run_and_are_predicted(tmp_path: Path, axis: str
             with closing(session.load(graph, each)) as candidate:
                 batch = candidate.run(2)
                 assert batch.stage_s.shape == (2, len(each.stages))
-                agreement = candidate.verify()
-                assert agreement is not None
+                agreement = there(candidate.verify())
                 errors.append(agreement.max_rel_error)
         (tmp_path / "best").mkdir()
         agreement = session.deploy(tmp_path / "best", graph, plan)
     assert errors[0] == pytest.approx(errors[1], abs=1e-4)
     assert agreement.max_rel_error == pytest.approx(errors[0], abs=1e-4)
     predictor = CostModelEvaluator()
-    described = predictor.described("pixel4")
-    assert described is not None
+    described = there(predictor.described("pixel4"))
     processors = [p.name for p in described.processors][:2]
     moved = replace(plan, stages=tuple(replace(s, processor=processors[int(s.processor[-1])]) for s in plan.stages))
     with predictor.prepare(described) as model, closing(model.load(graph, moved)) as candidate:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from search_spaces.core.graph import Graph, Operator
 from search_spaces.models.zoo import draft
 from search_spaces.spaces.branches import Branch, BranchGroup, branch_groups, walk
+from tests.support.narrowing import there
 from tests.support.strategies import chain_graph, graphs, tensor, vgg16_graph
 
 
@@ -182,8 +183,7 @@ def test_squeezenet_has_8_groups_of_2(squeezenet: Graph) -> None:
     assert list(walk(groups)) == list(groups)
     for found in groups:
         assert found.entry is not None
-        assert found.exit is not None
-        assert squeezenet.operators[found.exit].kind == "CONCATENATION"
+        assert squeezenet.operators[there(found.exit)].kind == "CONCATENATION"
         assert found.members() == (found.entry + 1, found.entry + 2)
 
 

@@ -16,6 +16,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.spaces.chain import chain_plan
+from tests.support.narrowing import there
 
 
 def single_cores(platform: Platform) -> list[str]:
@@ -48,9 +49,7 @@ def agrees(session: LitertSession, graph: Graph, plan: Plan, runs: int = 3) -> N
     """Run a plan, and check that it computes what the whole model computes, bit for bit."""
     with closing(session.load(graph, plan)) as candidate:
         candidate.run(runs)
-        agreement = candidate.verify()
-    assert agreement is not None
-    assert agreement.identical
+        assert there(candidate.verify()).identical
 
 
 def pid_of(session: LitertSession, processor: str) -> int:
@@ -73,6 +72,5 @@ def three_stages(folder: Path, graph: Graph, platform: Platform) -> Path:
     """Write the files of a plan of three stages on two processors."""
     alone = single_cores(platform)
     plan = chain_plan(graph, [11, 25], [alone[0], alone[-1], alone[0]])
-    assert graph.source is not None
-    write_deployment(folder, graph, plan, platform, graph.source.content_digest())
+    write_deployment(folder, graph, plan, platform, there(graph.source).content_digest())
     return folder

@@ -29,6 +29,7 @@ from tests.evaluators.litert.test_program import Memory
 from tests.support import strategies
 from tests.support.models.litert_loading import litert_processors, loaded, single_cores
 from tests.support.models.tflite_models import Net, nets
+from tests.support.narrowing import there
 
 PLATFORM = litert_processors()
 SINGLES = single_cores(PLATFORM)
@@ -166,9 +167,7 @@ def agrees(session: LitertSession, graph: Graph, plan: Plan, folder: Path) -> No
     """Check a plan, and its files, against the whole model."""
     with closing(loaded(session, graph, plan, fresh=True)) as candidate:
         candidate.run(3)
-        agreement = candidate.verify()
-        assert agreement is not None
-        assert agreement.identical
+        assert there(candidate.verify()).identical
         handed_out = set(candidate._layout.offsets)
     for processor, indices in compiled_together(plan, PLATFORM, [cut_stage(graph, s.operators) for s in plan.stages]):
         found = {t for i in indices for t in inner_tensors(graph, plan.stages[i].operators)}

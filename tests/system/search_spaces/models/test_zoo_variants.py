@@ -23,6 +23,7 @@ from search_spaces.models.zoo.names import parse_name
 from search_spaces.spaces.chain import ChainSpace
 from tests.support.models.stage_models import pieces
 from tests.support.models.tflite_models import Array, plain_interpreter, run_pieces, whole_model
+from tests.support.narrowing import there
 from tests.support.sentences import fails
 
 # One of each kind of operator that is quantised: the smallest models that have it.
@@ -68,12 +69,10 @@ def test_a_variant_computes_nearly_the_same_in_a_smaller_file(
     name: str, variant: str, likeness: float, size: float, cache_folder: Path
 ) -> None:
     plain, small = load(name), load(f"{name}:{variant}")
-    assert plain.source is not None
-    assert small.source is not None
     values = np.random.default_rng(5).uniform(-1, 1, plain.tensors[plain.inputs[0]].shape)
     mine, theirs = (observed(g, values, before_softmax(plain)).ravel() for g in (small, plain))
     assert mine @ theirs / np.sqrt((mine @ mine) * (theirs @ theirs)) > likeness
-    assert small.source.nbytes < plain.source.nbytes * size
+    assert there(small.source).nbytes < there(plain.source).nbytes * size
     assert small.name == f"{name}:{variant}"
 
 
@@ -100,8 +99,7 @@ def test_int8_is_integers_only() -> None:
 
 def test_int8_follows_the_specification() -> None:
     graph = load("mobilenet_v1@0.25/64:int8")
-    assert graph.source is not None
-    tensors = graph.source.schema.subgraphs[0].tensors
+    tensors = there(graph.source).schema.subgraphs[0].tensors
     for operator in graph.operators:
         data, result = (tensors[t].quantization for t in (operator.inputs[0], operator.outputs[0]))
         if operator.kind in {"CONV_2D", "DEPTHWISE_CONV_2D"}:
@@ -119,8 +117,7 @@ def test_int8_follows_the_specification() -> None:
 
 def test_float16_weights_become_float32_by_operators() -> None:
     graph = load("squeezenet1_1@0.5/64:f16")
-    assert graph.source is not None
-    model = graph.source.schema
+    model = there(graph.source).schema
     kinds = [model.operatorCodes[o.opcodeIndex].builtinCode for o in model.subgraphs[0].operators]
     plain = draft("squeezenet1_1@0.5/64")
     assert kinds.count(6) == len(plain.weights) == 52  # DEQUANTIZE
