@@ -6,13 +6,14 @@ shared weights, optional inputs left out, operators with several outputs, and ou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from math import prod
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
+from optuna.distributions import BaseDistribution
 
 from optimizer.exact.chain_costs import ChainCosts
 from search_spaces.core.graph import Graph, Operator, Tensor
@@ -123,6 +124,15 @@ def chains(draw: st.DrawFn, graph: Graph, platform: Platform) -> Plan:
     cuts = sorted(draw(st.sets(st.integers(1, count - 1)))) if count > 1 else []
     names = [p.name for p in platform.processors]
     return chain_plan(graph, cuts, [names[draw(_below(len(names)))] for _ in range(len(cuts) + 1)])
+
+
+def parameters(distributions: Mapping[str, BaseDistribution]) -> st.SearchStrategy[dict[str, Any]]:
+    """Values of all parameters of a space."""
+
+    def values(of: Any) -> st.SearchStrategy[Any]:
+        return st.sampled_from(of.choices) if hasattr(of, "choices") else st.integers(of.low, of.high)
+
+    return st.fixed_dictionaries({name: values(of) for name, of in distributions.items()})
 
 
 @st.composite
