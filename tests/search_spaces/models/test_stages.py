@@ -11,11 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search_spaces.core.errors import ModelError
-from search_spaces.core.plan import canonical
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import cut_stage
-from search_spaces.spaces.chain import ChainSpace
 from tests.support.models.stage_models import apart, calling, counter, same
 from tests.support.models.tflite_models import SHAPE, Net, nets, variable
 from tests.support.sentences import fails
@@ -39,16 +37,6 @@ def test_every_acyclic_partition_computes_what_the_whole_computes(folder: Path, 
     plan = data.draw(placements(graph, PROCESSOR))
     plan.validate(graph)
     same(graph, [s.operators for s in plan.stages], folder, views=data.draw(st.booleans()))
-
-
-@given(nets(), st.data())
-@settings(max_examples=60, deadline=None)
-def test_no_decoded_plan_has_a_circle(folder: Path, net: Net, data: st.DataObject) -> None:
-    graph = read_model(net.write(folder / "m.tflite"))
-    space = ChainSpace(graph, PROCESSOR, data.draw(st.integers(1, len(graph.operators))))
-    plan = space.plan_at(data.draw(st.integers(0, space.cardinality() - 1)))
-    plan.validate(graph, PROCESSOR)
-    assert canonical(plan, graph, PROCESSOR) == plan == space.decode(space.encode(plan))
 
 
 # Constants that operators compute
