@@ -34,9 +34,9 @@ from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.shared_parts import Part
 from search_spaces.spaces.workload_space import WorkloadSpace
-from tests.support.commands import SEARCHED
+from tests.support.commands import SEARCHED, tells
 from tests.support.narrowing import there
-from tests.support.sentences import fails, says
+from tests.support.sentences import fails
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="needs PyTorch (the extra cuda)")
@@ -64,8 +64,7 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
         pytest.skip("there is a GPU")
     with fails(UnavailableError):
         find_gpu()
-    assert main(["--model", SMALL, "--evaluator", "cuda", "-q"]) == 4
-    says(capsys.readouterr().err)
+    tells(capsys, "--model", SMALL, "--evaluator", "cuda", "-q", code=4)
 
 
 def test_processors_are_alike_and_none_excludes_another() -> None:

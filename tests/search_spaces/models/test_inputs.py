@@ -35,7 +35,7 @@ from search_spaces.rewrites.lower import Lowering
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.cuts import every_layer
 from tests.benchmarks.operators import interpreted
-from tests.support.commands import SEARCHED
+from tests.support.commands import SEARCHED, tells
 from tests.support.models.custom_operator import kernels
 from tests.support.models.litert_loading import loaded
 from tests.support.models.tflite_models import SHAPE, TYPES, Array, Net, quantized
@@ -224,11 +224,9 @@ def test_a_signature_is_chosen_by_its_name(tmp_path: Path, capsys: pytest.Captur
         assert same(list(runner.run(runner.read(tmp_path / "x.npy")).values()), [-values])
     assert main(["inspect", str(path), "--signature", "minus", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.rpartition("\n{")[2].join(["{", ""]))["totals"]["operators"] == 1
-    assert main(["inspect", str(path), "--signature", "none"]) == 2
-    says(capsys.readouterr().err)
+    tells(capsys, "inspect", str(path), "--signature", "none", code=2)
     np.save(tmp_path / "y.npy", np.zeros((2, 3), np.float32))
-    assert main(["execute", str(out), "--input", str(tmp_path / "y.npy")]) == 2
-    says(capsys.readouterr().err)
+    tells(capsys, "execute", str(out), "--input", str(tmp_path / "y.npy"), code=2)
 
 
 @pytest.mark.litert
@@ -250,8 +248,7 @@ def test_kernels_of_custom_operators(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["execute", str(out), "--custom-ops", str(library)]) == 0
     assert main(["compare", str(out), str(out), "--custom-ops", str(library), "-q"]) == 0
     capsys.readouterr()
-    assert main(["export", str(out)]) == 0
-    says(capsys.readouterr().out)
+    tells(capsys, "export", str(out))
     says((out / "export" / "README.md").read_text())
     assert " custom=Twice:1" in (out / "export" / "plan.txt").read_text()
     assert str(library) not in Path("/proc/self/maps").read_text()  # processes of their own have loaded it
@@ -261,8 +258,7 @@ def test_kernels_of_custom_operators(tmp_path: Path, capsys: pytest.CaptureFixtu
     with RunPlan(out / "export") as plan:
         assert same(list(plan.run(values).values()), [wanted])
     capsys.readouterr()
-    assert main(["execute", str(out)]) == 4
-    says(capsys.readouterr().err)
+    tells(capsys, "execute", str(out), code=4)
     allow(str(tmp_path / "ops.c"))
     with fails(UnavailableError):
         run_alone(load(str(path), custom_ops=tmp_path / "ops.c"))

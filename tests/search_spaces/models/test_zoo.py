@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from hashlib import sha256
 from itertools import pairwise
 from math import prod
@@ -24,6 +23,7 @@ from search_spaces.models.zoo import VERSION, ZOO, draft
 from search_spaces.models.zoo.builder import eights, whole
 from search_spaces.models.zoo.names import parse_name
 from search_spaces.spaces.chain import ChainSpace
+from tests.support.commands import answered
 from tests.support.models.stage_models import pieces
 from tests.support.models.tflite_models import plain_interpreter, run_pieces, some_inputs, whole_model
 from tests.support.sentences import fails, says
@@ -308,8 +308,7 @@ def test_other_sizes_are_valid_too(cache_folder: Path) -> None:
 
 
 def test_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["models", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)
+    listed = answered(capsys, ["models"])
     assert [m["name"] for m in listed["models"]] == list(ZOO)
     vgg = next(m for m in listed["models"] if m["name"] == "vgg16")
     assert vgg["nbytes"] == pytest.approx(553_434_912, rel=1e-5)  # of the file that seed 000 measured: 553.4 MB

@@ -30,6 +30,7 @@ from optimizer.tools.calibrate import Measured, calibrate, refine
 from search_spaces.core.errors import ProfileError, RunFolderError, UsageError
 from search_spaces.models import zoo
 from search_spaces.models.zoo.builder import Builder
+from tests.support.commands import tells
 from tests.support.cost_model import networks
 from tests.support.sentences import fails, says
 from tests.support.short_studies import Quiet
@@ -343,8 +344,7 @@ def test_a_study_refines_a_profile(copied: Path, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("copied", "calibrated")
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["calibrate", "--evaluator", "synthetic", "--processors", "cpu,cpu0", "--minutes", "5", "-q"]
-    assert main([*arguments, "--out", str(tmp_path / "here.json")]) == 0
-    says(capsys.readouterr().out)
+    tells(capsys, *arguments, "--out", str(tmp_path / "here.json"))
     assert main([*arguments, "--out", str(tmp_path / "here.txt")]) == 2
     assert capsys.readouterr().err.startswith("optimize: --out")
 
