@@ -11,6 +11,7 @@ from functools import cache
 from math import prod
 from typing import Any
 
+import networkx as nx
 import numpy as np
 from hypothesis import strategies as st
 from optuna.distributions import BaseDistribution
@@ -35,6 +36,12 @@ def chain_graph(count: int, name: str = "chain") -> Graph:
     tensors = tuple(tensor(4, name=f"t{i}") for i in range(count + 1))
     operators = tuple(Operator("RELU", (i,), (i + 1,)) for i in range(count))
     return Graph(name, tensors, operators, (0,), (count,))
+
+
+def followers(graph: Graph) -> nx.DiGraph[int]:
+    """Return the operators, each with an edge to those that read what it writes."""
+    read_by = {i: [r for t in o.outputs for r in graph.consumers.get(t, ())] for i, o in enumerate(graph.operators)}
+    return nx.DiGraph(read_by)
 
 
 def one_core(core: int) -> Processor:
@@ -163,8 +170,6 @@ def placements(draw: st.DrawFn, graph: Graph, platform: Platform, *, labels: int
 
     Operators are thrown together at random; what then depends on each other in a circle becomes one stage.
     """
-    import networkx as nx
-
     count = len(graph.operators)
     drawn = draw(st.lists(st.integers(0, labels - 1), min_size=count, max_size=count))
     quotient: nx.DiGraph[int] = nx.DiGraph()

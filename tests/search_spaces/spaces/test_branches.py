@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from search_spaces.core.graph import Graph, Operator
 from search_spaces.models.zoo import draft
 from search_spaces.spaces.branches import Branch, BranchGroup, branch_groups, walk
-from tests.support.strategies import chain_graph, graphs, tensor, vgg16_graph
+from tests.support.strategies import chain_graph, followers, graphs, tensor, vgg16_graph
 
 
 def network(*edges: tuple[str, str]) -> Graph:
@@ -126,7 +126,7 @@ def test_what_was_built_of_runs_and_groups_is_found(recipe: Recipe, shortcuts: b
 
 @given(graphs(max_operators=12))
 def test_branches_have_one_entry_one_exit_and_no_path_between_them(graph: Graph) -> None:
-    edges = graph.to_networkx()
+    edges = followers(graph)
     for found in walk(branch_groups(graph)):
         members = [set(branch.members()) for branch in found.branches]
         assert len(members) >= 2
@@ -143,7 +143,7 @@ def test_branches_have_one_entry_one_exit_and_no_path_between_them(graph: Graph)
 
 @given(graphs(max_operators=12))
 def test_a_branch_hands_on_from_part_to_part(graph: Graph) -> None:
-    edges = graph.to_networkx()
+    edges = followers(graph)
     for found in walk(branch_groups(graph)):
         for branch in found.branches:
             assert branch.operators == tuple(sorted(branch.operators))
@@ -162,7 +162,7 @@ def test_a_branch_hands_on_from_part_to_part(graph: Graph) -> None:
 @given(graphs(max_operators=12))
 def test_every_set_of_plain_runs_between_two_operators_is_in_a_group(graph: Graph) -> None:
     """The seed's definition word by word, found by following edges."""
-    edges = graph.to_networkx()
+    edges = followers(graph)
     runs: dict[tuple[int | None, int | None], list[tuple[int, ...]]] = {}
     plain = {n for n in edges if edges.in_degree(n) <= 1 and edges.out_degree(n) <= 1}
     for run in nx.weakly_connected_components(edges.subgraph(plain)):
