@@ -40,8 +40,10 @@ def chain_graph(count: int, name: str = "chain") -> Graph:
 
 def followers(graph: Graph) -> nx.DiGraph[int]:
     """Return the operators, each with an edge to those that read what it writes."""
-    read_by = {i: [r for t in o.outputs for r in graph.consumers.get(t, ())] for i, o in enumerate(graph.operators)}
-    return nx.DiGraph(read_by)
+    found: nx.DiGraph[int] = nx.DiGraph()
+    found.add_nodes_from(range(len(graph.operators)))
+    found.add_edges_from((before, o) for o in range(len(graph.operators)) for before in graph.predecessors(o))
+    return found
 
 
 def one_core(core: int) -> Processor:
