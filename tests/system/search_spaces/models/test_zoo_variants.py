@@ -141,7 +141,7 @@ def test_building_int8_again_gives_the_same_bytes(tmp_path: Path) -> None:
 def test_a_runtime_that_fails_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "m.tflite").write_bytes(b"no model")
     with fails(UnavailableError):
-        calibration.calibrated(tmp_path / "m.tflite")
+        calibration.calibrated(tmp_path / "m.tflite", draft("squeezenet1_1@0.25/64").graph())
 
 
 @given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6))
