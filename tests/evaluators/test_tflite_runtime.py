@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import shutil
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -33,6 +31,7 @@ from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import cut_stage, join
 from search_spaces.spaces.chain import chain_plan
+from tests.support.models.litert_loading import survives
 from tests.support.narrowing import there
 from tests.support.sentences import fails
 
@@ -120,18 +119,7 @@ def test_both_runtimes_share_a_plan(squeezenet: Graph, cache_folder: Path) -> No
 @runs
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=lambda n: signal.Signals(n).name)
 def test_a_worker_that_dies_ends_its_trial_alone(session: LitertSession, squeezenet: Graph, number: int) -> None:
-    plan = chain_plan(squeezenet, [10], [FIRST, LAST])
-    candidate = session.load(squeezenet, plan)
-    candidate.run(1)
-    timer = threading.Timer(0.1, os.kill, (session._workers._running[LAST].pid, number))
-    timer.start()
-    with fails(UnavailableError):
-        candidate.run(3000)
-    timer.join()
-    candidate.close()
-    with closing(session.load(squeezenet, plan)) as again:
-        again.run(1)
-        assert there(again.verify()).identical
+    survives(session, squeezenet, chain_plan(squeezenet, [10], [FIRST, LAST]), LAST, number)
 
 
 @runs

@@ -168,12 +168,6 @@ class Multiplying(Candidate):
             took_s.append(time.process_time() - start_s)
         return Batch(np.array(took_s), np.array(took_s)[:, None])
 
-    def verify(self) -> None:
-        return None
-
-    def close(self) -> None:
-        return
-
 
 def test_real_work_on_this_machine() -> None:
     rng = np.random.default_rng(0)
@@ -192,9 +186,6 @@ class Throttling(Candidate):
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:  # noqa: ARG002
         latency_s = np.full(n, self.latency_s)
         return Batch(latency_s, latency_s[:, None])
-
-    def verify(self) -> None:
-        return None
 
     def close(self) -> None:
         self.open[0] -= 1
@@ -612,9 +603,6 @@ class Predicted(Candidate):
         del stop_above_s
         stages = np.full((n, 1), self.latency_s)
         return Batch(stages[:, 0], stages, None, np.array(self.errors))
-
-    def verify(self) -> None: ...
-    def close(self) -> None: ...
 
 
 @pytest.mark.parametrize(

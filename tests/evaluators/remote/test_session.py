@@ -18,7 +18,7 @@ from ai_edge_litert import schema_py_generated as schema
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluators.base import Agreement, Batch, Candidate, Evaluator, OutputError
+from evaluators.base import Agreement, Batch, Evaluator, OutputError
 from evaluators.contract import EvaluatorContract
 from evaluators.litert.processors import local_platform
 from evaluators.litert.session import LitertEvaluator
@@ -353,13 +353,3 @@ def test_an_agent_says_whether_it_is_free(tmp_path: Path) -> None:
             found = agent_state(device)
         assert (found.state, found.processors) == ("busy", tuple(p.name for p in remote.platform().processors))
     assert agent_state(device).processors == ()
-
-
-def test_a_candidate_is_a_candidate(tmp_path: Path, small: Graph) -> None:
-    with agent_here(SyntheticEvaluator(), tmp_path) as (_, served):
-        remote = evaluator_at(served.address)
-        with remote.prepare(remote.platform()) as session:
-            candidate: Candidate = session.load(small, chain_plan(small, [], ["cpu"]))
-            assert candidate.verify() is None
-            candidate.close()
-            candidate.close()

@@ -40,7 +40,7 @@ from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.shared_parts import Part
 from tests.search_spaces.models.test_flattened import dense
 from tests.support import strategies
-from tests.support.models.litert_loading import pid_of, signalled
+from tests.support.models.litert_loading import agrees, pid_of, signalled
 from tests.support.models.tflite_models import TYPES, Net
 from tests.support.narrowing import there
 from tests.support.sentences import fails
@@ -133,9 +133,7 @@ def test_between_stages_of_one_accelerator_nothing_is_copied(small: Graph) -> No
 def test_dense_layers_that_flatten(session: LitertSession, tmp_path: Path, shape: tuple[int, ...], fan_in: int) -> None:
     # LiteRT 2.3.0 alone is wrong here, fully accelerated and without a word; so VGG's and AlexNet's outputs were.
     graph = load(str(dense(shape, fan_in).write(tmp_path / "dense.tflite")))
-    with closing(session.load(graph, chain_plan(graph, (1,), [GPU, GPU]))) as candidate:
-        candidate.run(2)
-        assert there(candidate.verify()).accepted
+    agrees(session, graph, chain_plan(graph, (1,), [GPU, GPU]), exactly=False)
     assert session.deploy(tmp_path, graph, chain_plan(graph, (), [GPU])).accepted
     assert [o.kind for o in load(str(tmp_path / "stage_0.tflite")).operators].count("RESHAPE") == 1
 
@@ -198,18 +196,14 @@ def test_refused_operators_are_named_and_known_the_next_time(session: LitertSess
             session.load(odd, chain_plan(odd, cuts, processors))
         assert time.process_time() - begin_s < 0.1
     plan = chain_plan(odd, (2, 3), [GPU, XNNPACK, GPU])
-    with closing(session.load(odd, plan)) as candidate:
-        candidate.run(2)
-        assert there(candidate.verify()).accepted
+    agrees(session, odd, plan, exactly=False)
     assert count == 7
 
 
 def test_litert_places_a_network_itself_by_name_only_and_tells(odd: Graph) -> None:
     with LitertEvaluator().prepare(platform(XNNPACK, OWN)) as session:
         for cuts in ((), (4,)):
-            with closing(session.load(odd, chain_plan(odd, cuts, [OWN] * (len(cuts) + 1)))) as candidate:
-                candidate.run(2)
-                assert there(candidate.verify()).accepted
+            agrees(session, odd, chain_plan(odd, cuts, [OWN] * (len(cuts) + 1)), exactly=False)
         reported = session.placements(odd)[OWN]
     assert "2 (CAST)" in reported
     assert "INT64" in reported
@@ -302,9 +296,7 @@ def test_a_plan_whose_adapter_is_gone(session: LitertSession, small: Graph, tmp_
 
 
 def works(session: LitertSession, graph: Graph) -> None:
-    with closing(session.load(graph, chain_plan(graph, [10, 20], [XNNPACK, GPU, BUILTIN]))) as candidate:
-        candidate.run(2)
-        assert there(candidate.verify()).accepted
+    agrees(session, graph, chain_plan(graph, [10, 20], [XNNPACK, GPU, BUILTIN]), exactly=False)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -61,6 +60,7 @@ from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.shared_parts import Part
 from search_spaces.spaces.workload_space import WorkloadSpace
+from tests.support.models.litert_loading import agrees, survives
 from tests.support.models.tflite_models import Net
 from tests.support.narrowing import there
 from tests.support.sentences import fails, says
@@ -248,17 +248,7 @@ def test_operators_that_it_lacks_are_named(session: LitertSession, tmp_path: Pat
 @runs
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=lambda n: signal.Signals(n).name)
 def test_a_process_that_dies_ends_its_trial_alone(session: LitertSession, squeezenet: Graph, number: int) -> None:
-    plan = chain_plan(squeezenet, [10], MIXED)
-    candidate = session.load(squeezenet, plan)
-    candidate.run(1)
-    timer = threading.Timer(0.1, os.kill, (session._workers._running[MIXED[1]].pid, number))
-    timer.start()
-    with fails(UnavailableError):
-        candidate.run(3000)
-    timer.join()
-    candidate.close()
-    with closing(session.load(squeezenet, plan)) as again:
-        assert there(again.verify()).accepted
+    survives(session, squeezenet, chain_plan(squeezenet, [10], MIXED), MIXED[1], number, exactly=False)
 
 
 @runs
@@ -567,6 +557,4 @@ def test_an_operator_is_split_between_the_two(session: LitertSession, squeezenet
     for on in (MIXED, MIXED[::-1]):
         plan = space.plan([Part(0, 1, tuple(on), "height", 40), rest])
         assert any(stage.share is not None for stage in plan.stages)
-        with closing(session.load(squeezenet, plan)) as candidate:
-            candidate.run(2)
-            assert there(candidate.verify()).accepted
+        agrees(session, squeezenet, plan, exactly=False)
