@@ -27,20 +27,13 @@ from search_spaces.rewrites.lower import Lowering, lowering
 from search_spaces.rewrites.tucker import Layer, tucker_layers
 from search_spaces.spaces.segment_space import SegmentSpace
 from tests.search_spaces.rewrites.test_tucker import images, outputs
-from tests.search_spaces.spaces.test_segment_space import TWO
-from tests.support.models.split_models import VALID, Layers
+from tests.search_spaces.spaces.test_segment_space import TWO, small
 from tests.support.narrowing import there
 
 
 def written(folder: Path) -> Graph:
     """Return a network with two convolutions that may be decomposed and can be split along both axes."""
-    found = Layers((1, 32, 16, 8))
-    found.conv(16)
-    found.conv(16)
-    found.pool("MAX_POOL_2D", 2, 2, VALID)
-    found.dense(32)
-    found.done()
-    return read_model(found.net.write(folder / "model.tflite"))
+    return read_model(small().net.write(folder / "model.tflite"))
 
 
 def with_ranks(plan: Plan, layers: tuple[Layer, ...], share: float) -> Plan:
