@@ -26,7 +26,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage
 from search_spaces.spaces.chain import chain_plan
 from tests.support.commands import SEARCHED, tells
-from tests.support.models.litert_loading import loaded, single_cores
+from tests.support.models.litert_loading import loaded, single_cores, three_stages
 from tests.support.narrowing import there
 from tests.support.sentences import fails
 
@@ -90,11 +90,8 @@ def test_a_synthetic_session_runs_no_streams(squeezenet: Graph) -> None:
 
 
 @pytest.fixture(scope="module")
-def runner(squeezenet: Graph, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlanRunner]:
-    folder = tmp_path_factory.mktemp("plan")
-    plan = chain_plan(squeezenet, [11, 25], [SINGLES[0], SINGLES[-1], SINGLES[0]])
-    write_deployment(folder, squeezenet, plan, MACHINE, there(squeezenet.source).content_digest())
-    with PlanRunner(folder) as opened:
+def runner(squeezenet: Graph, folder: Path) -> Iterator[PlanRunner]:
+    with PlanRunner(three_stages(folder, squeezenet, MACHINE)) as opened:
         yield opened
 
 

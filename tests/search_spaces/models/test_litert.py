@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from ai_edge_litert import schema_py_generated as schema
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,11 +20,6 @@ from search_spaces.models.zoo.builder import Builder
 from tests.support.models.tflite_models import single, tiny
 from tests.support.narrowing import there
 from tests.support.sentences import fails
-
-
-@pytest.fixture(scope="module")
-def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("scratch") / "scratch.tflite"
 
 
 def test_layers_come_back(scratch: Path) -> None:

@@ -30,15 +30,9 @@ from tests.support.sentences import fails
 
 
 @pytest.fixture(scope="module")
-def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    path = tmp_path_factory.mktemp("tiny") / "tiny.tflite"
-    tiny().write(path)
-    return path.read_bytes()
-
-
-@pytest.fixture(scope="module")
-def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("scratch") / "scratch.tflite"
+def content(folder: Path) -> bytes:
+    tiny().write(folder / "tiny.tflite")
+    return (folder / "tiny.tflite").read_bytes()
 
 
 def read_or_refuse(path: Path, content: bytes) -> Graph | None:

@@ -33,11 +33,6 @@ from tests.support.sentences import fails
 from tests.support.strategies import chain_graph, one_core, placements
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("stages")
-
-
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_a_stage_file_has_the_border_of_its_stage(squeezenet: Graph, folder: Path, data: st.DataObject) -> None:

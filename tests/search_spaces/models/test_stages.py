@@ -22,11 +22,6 @@ from tests.support.strategies import placements
 PROCESSOR = Platform("one", (Processor("cpu", "cpu", {}, "cpu"),))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("stages")
-
-
 # The law
 
 
