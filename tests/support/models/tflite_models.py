@@ -222,8 +222,8 @@ def some_inputs(graph: Graph, seed: int = 0) -> dict[int, Array]:
     found: dict[int, Array] = {}
     for index in graph.inputs:
         tensor = graph.tensors[index]
-        high = 2 if tensor.dtype == "int32" else 1
-        found[index] = random.uniform(-1 if high == 1 else 0, high, tensor.shape).astype(tensor.dtype)
+        low, high = {"int32": (0, 2), "int8": (-100, 100)}.get(tensor.dtype, (-1, 1))
+        found[index] = random.uniform(low, high, tensor.shape).astype(tensor.dtype)
     return found
 
 
