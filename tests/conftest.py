@@ -161,6 +161,18 @@ def small(cache_folder: Path) -> Graph:
     return load("squeezenet1_1@0.25/64")
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the tests of a file have in common."""
+    return tmp_path_factory.mktemp("folder")
+
+
+@pytest.fixture(scope="module")
+def scratch(folder: Path) -> Path:
+    """A file that the tests of a file write again and again."""
+    return folder / "scratch.tflite"
+
+
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test runs in a folder of its own, into which run folders go by default."""

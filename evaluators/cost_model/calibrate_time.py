@@ -229,10 +229,9 @@ def time_model(
         UnavailableError: the device failed, or does not support the model.
         ProfileError: the device returned a time that is not positive and finite.
     """
-    apart_plan = chain_plan(graph, every_layer(graph), [processor] * len(graph.operators))
     with (
         closing(session.load(graph, whole_plan(graph, processor))) as whole,
-        closing(session.load(graph, apart_plan)) as apart,
+        closing(session.load(graph, _in_stages(graph, [processor] * len(graph.operators)))) as apart,
     ):
         once_s = warm(whole)
         warm(apart)
@@ -459,7 +458,7 @@ def _first_gap_s(batch: Batch) -> float:
 
 
 def _in_stages(graph: Graph, processors: Sequence[str]) -> Plan:
-    return Plan(graph.digest, tuple(Stage((i,), processor) for i, processor in enumerate(processors)))
+    return chain_plan(graph, every_layer(graph), processors)
 
 
 def _computing() -> Draft:
@@ -525,10 +524,9 @@ def time_cuts(session: Session, loaded: Loaded, processor: Processor) -> CutProf
     for side, channels in _MAPS:
         graph = loaded(_convolutions(f"cut{side}x{channels}", side, channels, _CUT_LAYERS))
         count = len(graph.operators)
-        apart = Plan(graph.digest, tuple(Stage((i,), processor.name) for i in range(count)))
         with (
             closing(session.load(graph, whole_plan(graph, processor.name))) as one,
-            closing(session.load(graph, apart)) as many,
+            closing(session.load(graph, _in_stages(graph, [processor.name] * count))) as many,
         ):
             many.run(2)
             usual_s = float(np.median(one.run(2).latency_s))

@@ -20,7 +20,7 @@ from evaluators.forwarding import ForwardingSession
 from evaluators.simulated import Prediction, SimulatedSession
 from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Objective
-from evaluators.workload.predicted import PredictedSession, WorkloadSimulator, hosted
+from evaluators.workload.predicted import PredictedSession, WorkloadSimulator
 from evaluators.workload.simulate import JobCost
 from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.graph import Graph
@@ -111,7 +111,7 @@ class CostModelEvaluator(Evaluator):
 
                 return WorkloadSimulator(lowerings, price, of.errors)
 
-            with hosted(session, simulator_of, objective) as found:
+            with closing(PredictedSession(session, simulator_of, objective)) as found:
                 yield found
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from evaluators.simulated import SimulatedPlan
 from evaluators.table.table import Table, read_table
 from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Objective, Outcome
-from evaluators.workload.predicted import PredictedSession, WorkloadSimulator, hosted
+from evaluators.workload.predicted import PredictedSession, WorkloadSimulator
 from evaluators.workload.simulate import JobCost
 from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.graph import Graph
@@ -109,11 +110,10 @@ class TableEvaluator(Evaluator):
         """Open a session for one workload, as :meth:`prepare` does."""
         tables = {c.graph.digest: self._known[c.graph.digest] for c in joined.components}
         processors = replace(platform, processors=single_processors(platform))
-        with (
-            self._opened(tables, processors) as session,
-            hosted(session, lambda of: _Simulator(workload, joined, platform, of), objective) as found,
-        ):
-            yield found
+        with self._opened(tables, processors) as session:
+            made = PredictedSession(session, partial(_Simulator, workload, joined, platform), objective)
+            with closing(made) as found:
+                yield found
 
     def _opened(self, tables: Mapping[str, Table], platform: Platform) -> AbstractContextManager[TableSession]:
         devices = self.table.devices

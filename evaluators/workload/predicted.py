@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,37 +130,26 @@ class WorkloadSimulator:
         return part_s
 
 
-Predicting = TypeVar("Predicting", bound=Session)
-
-
-def hosted(
-    session: Predicting, simulator_of: Callable[[Predicting], WorkloadSimulator], objective: Objective
-) -> AbstractContextManager[PredictedSession]:
-    """Open a session that predicts plans of a workload, given a session that predicts plans of one model.
-
-    Args:
-        session: in the usual state of the platform.
-        simulator_of: returns the simulator for a session, in any state of the platform.
-    """
-    return closing(PredictedSession(session, session, simulator_of, objective))
-
-
 class PredictedSession(ClosableSession):
     """A session that loads a plan of a workload by simulating it.
 
     Args:
-        usual: session of one model, in the usual state of the platform.
-        of: the same in the state of this session.
-        simulator_of: returns the simulator for a session, in any state of the platform.
+        usual: a session that predicts plans of one model, in the usual state of the platform.
+        simulator_of: returns the simulator for such a session, in any state of the platform.
+        of: the same session in the state of this one; ``usual`` by default.
     """
 
     capabilities = Capabilities(computed=True, decompose=True, powers=True, states=True)
 
     def __init__(
-        self, usual: Session, of: Session, simulator_of: Callable[[Any], WorkloadSimulator], objective: Objective
+        self,
+        usual: Session,
+        simulator_of: Callable[[Any], WorkloadSimulator],
+        objective: Objective,
+        of: Session | None = None,
     ) -> None:
-        self.simulator = simulator_of(of)
-        self._usual, self._of, self._simulator_of, self._objective = usual, of, simulator_of, objective
+        self._usual, self._of, self._simulator_of, self._objective = usual, of or usual, simulator_of, objective
+        self.simulator = simulator_of(self._of)
 
     def fingerprint(self) -> dict[str, Any]:
         """Return all that may change a number (machine, processors, versions, settings), as plain values."""
@@ -174,7 +162,7 @@ class PredictedSession(ClosableSession):
 
     def in_state(self, state: State) -> PredictedSession:
         """Return a session on the platform in that state."""
-        return PredictedSession(self._usual, self._of.in_state(state), self._simulator_of, self._objective)
+        return PredictedSession(self._usual, self._simulator_of, self._objective, self._of.in_state(state))
 
     def price(
         self,

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 from search_spaces.core.errors import ModelError, absent, shown
 
 if TYPE_CHECKING:
-    import networkx as nx
-
     from search_spaces.models.source import ModelSource
 
 _STATEFUL = frozenset({"ASSIGN_VARIABLE", "HASHTABLE_IMPORT", "READ_VARIABLE", "VAR_HANDLE"})
@@ -202,15 +200,3 @@ class Graph:
     def activation_tensors(self) -> tuple[int, ...]:
         """Tensors computed at run time, the inputs included, ascending."""
         return tuple(sorted({*self.inputs, *self.producer}))
-
-    def to_networkx(self) -> nx.DiGraph[int]:
-        """Return the operators as a directed graph; an edge carries ``nbytes``, the bytes transferred."""
-        import networkx as nx
-
-        graph: nx.DiGraph[int] = nx.DiGraph()
-        graph.add_nodes_from((i, {"kind": o.kind}) for i, o in enumerate(self.operators))
-        for index, writer in self.producer.items():
-            for reader in self.consumers.get(index, ()):
-                before = graph.get_edge_data(writer, reader, {"nbytes": 0})["nbytes"]
-                graph.add_edge(writer, reader, nbytes=before + self.tensors[index].nbytes)
-        return graph

@@ -9,10 +9,7 @@ no stage needs a shape from another one.
 
 from __future__ import annotations
 
-import json
 import logging
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,13 +28,13 @@ from search_spaces.models.changes import BUILTIN, KINDS, changed, number_of, wit
 from search_spaces.models.dtypes import has_fixed_size, tensor_nbytes
 from search_spaces.models.inputs import MAX_NBYTES, drawn, drawn_inputs
 from search_spaces.models.litert import MAX_TENSOR_NBYTES, graph_of
+from search_spaces.models.resize import answer_of
 from search_spaces.models.source import ModelSource
 from search_spaces.models.stages import StageModel
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 _LOGGER = logging.getLogger("partition_optimizer")
-_LIMIT_S = 120.0
 _MAX_FOLDED_NBYTES = 1 << 24
 
 # Operators whose output shapes also depend on values of inputs → positions of these inputs.
@@ -147,7 +144,7 @@ def why_it_fails(stage: StageModel, graph: Graph) -> str:
         path = Path(folder) / "stage.tflite"
         stage.write(path)
         question = {"path": str(path), "shapes": {}, "values": (), "tensors": 0, "inputs": inputs}
-        return str(_answer(question).get("error", ""))
+        return str(answer_of(question).get("error", ""))
 
 
 def _checked(graph: Graph, shapes: Shapes) -> dict[int, tuple[int, ...]]:
@@ -259,29 +256,13 @@ def _ask(
             whole = Path(folder) / "model.tflite"
             question["path"] = str(whole)
             StageModel(source.schema, source, tuple(sorted(source.extents)), (), ()).write(whole)
-        answer = _answer(question)
+        answer = answer_of(question)
     if "error" in answer:
         why = str(answer["error"]).strip()
         raise ModelError(
             f"{source.path}: the runtime cannot run the model with these shapes{': ' * bool(why)}{why}",
             f"give others: {INPUT_SHAPE} name=1,224,224,3",
         )
-    return answer
-
-
-def _answer(question: Mapping[str, Any]) -> Any:
-    """Return the answer of ``search_spaces.models.resize``, or an ``error`` where it has none."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "search_spaces.models.resize"],
-            input=json.dumps(question).encode(),
-            capture_output=True,
-            timeout=_LIMIT_S,
-            check=False,
-        )
-        answer = json.loads(done.stdout) if done.returncode == 0 else {"error": f"it ended with {done.returncode}"}
-    except subprocess.TimeoutExpired:
-        answer = {"error": f"no answer within {_LIMIT_S:.0f} s"}
     return answer
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from math import comb
 from typing import TYPE_CHECKING, Any
 
+from search_spaces.core.decoded_plan import in_runs
 from search_spaces.core.errors import PlanError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage, canonical
@@ -23,11 +23,7 @@ def chain_plan(graph: Graph, cuts: Sequence[int], processors: Sequence[str]) -> 
 
     Consecutive stages of a topological order never form a cycle.
     """
-    borders = [0, *cuts, len(graph.operators)]
-    return Plan(
-        graph.digest,
-        tuple(Stage(tuple(range(a, b)), p) for (a, b), p in zip(pairwise(borders), processors, strict=True)),
-    )
+    return Plan(graph.digest, in_runs(len(graph.operators), cuts, processors))
 
 
 def consecutive_cuts(stages: Sequence[Stage]) -> tuple[int, ...]:

@@ -34,6 +34,7 @@ from search_spaces.core.platform import Platform
 from search_spaces.models.zoo import draft
 from search_spaces.models.zoo.builder import Builder, Draft
 from search_spaces.models.zoo.names import ZOO, parse_name
+from tests.support.strategies import followers
 
 PROCESSORS = ("cpu", "cpu0", "cpu1")
 KINDS = PROCESSORS[:2]
@@ -83,7 +84,7 @@ def random_plan(graph: Graph, rng: np.random.Generator) -> Plan:
     """Cut the order at random; a part whose operators fall apart may run on both cores at once."""
     count = len(graph.operators)
     cuts = sorted(int(c) for c in rng.choice(count - 1, int(rng.integers(0, 5)), replace=False) + 1)
-    network = graph.to_networkx()
+    network = followers(graph)
     stages: list[Stage] = []
     for first, last in pairwise([0, *cuts, count]):
         pieces = [tuple(sorted(c)) for c in nx.weakly_connected_components(network.subgraph(range(first, last)))]
@@ -97,7 +98,7 @@ def random_plan(graph: Graph, rng: np.random.Generator) -> Plan:
 def random_pair_plan(graph: Graph, rng: np.random.Generator) -> Plan:
     """Cut each of two models at random, and let their parts take turns: two processors work on two models at once."""
     chains = []
-    for operators in sorted(tuple(sorted(c)) for c in nx.weakly_connected_components(graph.to_networkx())):
+    for operators in sorted(tuple(sorted(c)) for c in nx.weakly_connected_components(followers(graph))):
         count = len(operators)
         cuts = sorted(int(c) for c in rng.choice(count - 1, int(rng.integers(0, 3)), replace=False) + 1)
         processors = [PROCESSORS[int(processor)] for processor in rng.choice(3, len(cuts) + 1, p=(0.2, 0.4, 0.4))]
@@ -127,7 +128,7 @@ def here() -> Platform:
 
 def beside_and_apart(graph: Graph) -> tuple[Plan, Plan]:
     """Return the plan of two models on two cores at once, and of one after the other on one core."""
-    parts = sorted(tuple(sorted(c)) for c in nx.weakly_connected_components(graph.to_networkx()))
+    parts = sorted(tuple(sorted(c)) for c in nx.weakly_connected_components(followers(graph)))
     stages = [
         [Stage(part, processor) for part, processor in zip(parts, processors, strict=True)]
         for processors in (PROCESSORS[1:], PROCESSORS[1:2] * 2)

@@ -218,12 +218,6 @@ class _Steady(Candidate):
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:  # noqa: ARG002 - of the protocol
         return Batch(np.full(n, 0.002), np.full((n, 2), 0.001))
 
-    def verify(self) -> None:
-        return None
-
-    def close(self) -> None:
-        pass
-
 
 def test_a_slowed_run_waits_for_real_and_the_wait_counts() -> None:
     begin_s = time.perf_counter()

@@ -17,6 +17,7 @@ from evaluators import machine
 from evaluators.litert import processors
 from evaluators.machine import Conditions, available_nbytes, core_quota, memory_left_nbytes, throttled_s
 from optimizer.tools import doctor
+from tests.support.narrowing import there
 from tests.support.sentences import says
 
 
@@ -97,13 +98,11 @@ def test_a_quota_is_no_more_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_is_what_is_left_to_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = available_nbytes()
-    assert free is not None
+    assert available_nbytes() is not None
     monkeypatch.setattr(machine, "memory_left_nbytes", lambda: 12_345)
     assert available_nbytes() == 12_345
     monkeypatch.setattr(machine, "memory_left_nbytes", lambda: 1 << 60)
-    now = available_nbytes()
-    assert now is not None
+    now = there(available_nbytes())
     assert now < 1 << 60
 
 

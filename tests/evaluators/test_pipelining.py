@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,11 +23,12 @@ from evaluators.testing import SyntheticEvaluator
 from optimizer.cli import main
 from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.graph import Graph
-from search_spaces.core.platform import Platform
+from search_spaces.core.plan import Plan, Stage
 from search_spaces.spaces.chain import chain_plan
-from tests.support.commands import SEARCHED
-from tests.support.models.litert_loading import loaded, single_cores
-from tests.support.sentences import fails, says
+from tests.support.commands import SEARCHED, tells
+from tests.support.models.litert_loading import loaded, single_cores, three_stages
+from tests.support.narrowing import there
+from tests.support.sentences import fails
 
 PLATFORM = SyntheticEvaluator().platform()
 PROCESSORS = [p.name for p in PLATFORM.processors]
@@ -36,10 +37,16 @@ SINGLES = single_cores(MACHINE)
 WORK = st.floats(1e-4, 1e-2)
 
 
-def how_of(processors: list[str], platform: Platform, needs: list[set[int]]) -> Rounds:
-    from search_spaces.core.plan import Plan, Stage
+def how_of(processors: Sequence[str]) -> Rounds:
+    """Return how stages that each read the one before overlap."""
+    stages = tuple(Stage((i,), processor) for i, processor in enumerate(processors))
+    return rounds(Plan("", stages), PLATFORM, [{i - 1} if i else set() for i in range(len(stages))])
 
-    return rounds(Plan("", tuple(Stage((i,), processor) for i, processor in enumerate(processors))), platform, needs)
+
+def tasks_of(chain: Sequence[tuple[float, str]]) -> list[Task]:
+    """Return the stages' tasks, given seconds and processor of each."""
+    reads = [((i - 1, 0.0),) if i else () for i in range(len(chain))]
+    return [Task(PROCESSORS.index(on), w, needs) for (w, on), needs in zip(chain, reads, strict=True)]
 
 
 @given(st.lists(st.tuples(WORK, st.sampled_from(PROCESSORS)), min_size=1, max_size=6), st.integers(1, 9))
@@ -48,13 +55,7 @@ def test_processors_take_one_stage_at_a_time_and_every_stage_its_inputs(
     chain: list[tuple[float, str]], count: int
 ) -> None:
     law = Law.of(PLATFORM)
-    needs = [set() if i == 0 else {i - 1} for i in range(len(chain))]
-    how = how_of([processor for _, processor in chain], PLATFORM, needs)
-    tasks = [
-        Task(PROCESSORS.index(processor), w, tuple((n, 0.0) for n in needs[i]))
-        for i, (w, processor) in enumerate(chain)
-    ]
-    ordered, whose = in_rounds(tasks, how, count)
+    ordered, whose = in_rounds(tasks_of(chain), how_of([processor for _, processor in chain]), count)
     assert len(ordered) == count * len(chain)
     spans = run_tasks(ordered, law)
     for processor in range(len(PROCESSORS)):
@@ -71,20 +72,14 @@ def test_processors_take_one_stage_at_a_time_and_every_stage_its_inputs(
 @given(st.lists(st.tuples(WORK, st.sampled_from(["cpu0", "cpu1"])), min_size=1, max_size=6))
 @settings(max_examples=60, deadline=None)
 def test_a_full_pipeline_is_as_fast_as_its_busiest_processor(chain: list[tuple[float, str]]) -> None:
-    needs = [set() if i == 0 else {i - 1} for i in range(len(chain))]
-    how = how_of([processor for _, processor in chain], PLATFORM, needs)
-    tasks = [
-        Task(PROCESSORS.index(processor), w, tuple((n, 0.0) for n in needs[i]))
-        for i, (w, processor) in enumerate(chain)
-    ]
+    how = how_of([processor for _, processor in chain])
     load = [sum(w for w, on in chain if on == processor) for processor in PROCESSORS]
-    assert math.isclose(stream_period_s(tasks, Law.of(PLATFORM), how), max(load), rel_tol=1e-9)
+    assert math.isclose(stream_period_s(tasks_of(chain), Law.of(PLATFORM), how), max(load), rel_tol=1e-9)
 
 
 def test_a_stage_lags_where_its_processor_can_work_beside_the_one_before() -> None:
-    needs = [set(), {0}, {1}, {2}]
-    assert how_of(["cpu0", "cpu1", "cpu0", "cpu"], PLATFORM, needs).lag == (0, 1, 2, 2)
-    assert how_of(["cpu"] * 4, PLATFORM, needs).depth == 0
+    assert how_of(["cpu0", "cpu1", "cpu0", "cpu"]).lag == (0, 1, 2, 2)
+    assert how_of(["cpu"] * 4).depth == 0
 
 
 def test_a_synthetic_session_runs_no_streams(squeezenet: Graph) -> None:
@@ -95,12 +90,8 @@ def test_a_synthetic_session_runs_no_streams(squeezenet: Graph) -> None:
 
 
 @pytest.fixture(scope="module")
-def runner(squeezenet: Graph, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlanRunner]:
-    folder = tmp_path_factory.mktemp("plan")
-    plan = chain_plan(squeezenet, [11, 25], [SINGLES[0], SINGLES[-1], SINGLES[0]])
-    assert squeezenet.source is not None
-    write_deployment(folder, squeezenet, plan, MACHINE, squeezenet.source.content_digest())
-    with PlanRunner(folder) as opened:
+def runner(squeezenet: Graph, folder: Path) -> Iterator[PlanRunner]:
+    with PlanRunner(three_stages(folder, squeezenet, MACHINE)) as opened:
         yield opened
 
 
@@ -163,9 +154,7 @@ def test_a_session_measures_periods(squeezenet: Graph, processors: tuple[int, ..
                 break
         else:
             pytest.fail("periods are longer than latencies")
-        agreement = candidate.verify()
-        assert agreement is not None
-        assert agreement.accepted
+        assert there(candidate.verify()).accepted
         candidate.close()
 
 
@@ -177,9 +166,7 @@ def test_processors_that_exclude_each_other_take_turns(squeezenet: Graph) -> Non
         candidate = loaded(session, squeezenet, plan)
         assert candidate.pipeline().how.lag == (0, 0, 0)
         assert (candidate.stream(2).latency_s > 0).all()
-        agreement = candidate.verify()
-        assert agreement is not None
-        assert agreement.accepted
+        assert there(candidate.verify()).accepted
         candidate.close()
 
 
@@ -189,8 +176,7 @@ def test_a_worker_that_dies_in_a_stream_is_reported(squeezenet: Graph, tmp_path:
     import signal
 
     plan = chain_plan(squeezenet, [25], [SINGLES[0], SINGLES[-1]])
-    assert squeezenet.source is not None
-    write_deployment(tmp_path, squeezenet, plan, MACHINE, squeezenet.source.content_digest())
+    write_deployment(tmp_path, squeezenet, plan, MACHINE, there(squeezenet.source).content_digest())
     with PlanRunner(tmp_path) as runner:
         ((shape, dtype),) = runner.inputs.values()
         stream = runner.stream(np.zeros(shape, dtype) for _ in range(1000))
@@ -219,8 +205,7 @@ def test_energy_of_this_machine_is_reported_or_said_to_be_unknown(
     try:
         find_meter()
     except UsageError:
-        assert main(words) == 2
-        says(capsys.readouterr().err)
+        tells(capsys, *words, code=2)
     assert main([*words, "--power", "cpu0=3", "--out", "powers"]) in SEARCHED
     best = json.loads(capsys.readouterr().out)["best"]
     assert best["energy_mj"]["median"] == pytest.approx(sum(best["stage_mj"]), rel=0.2)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluators.base import Agreement, Batch, Candidate
+from evaluators.base import Batch, Candidate
 from evaluators.measurement.disturbance import Counters, RunFilter
 from evaluators.samples import Samples
 from evaluators.sampling import MARGIN, WARM_S, ColdStart, SamplingPolicy, measure, noise, prune_limit_s, slower
@@ -38,12 +38,6 @@ class Scripted(Candidate):
             self.done += 1
         latency_s = np.array(taken)
         return Batch(latency_s, np.stack([latency_s * 0.25, latency_s * 0.75], axis=1))
-
-    def verify(self) -> Agreement | None:
-        return None
-
-    def close(self) -> None:
-        return
 
 
 def shared_machine(rng: np.random.Generator, latency_s: float, runs: int = 130) -> Scripted:

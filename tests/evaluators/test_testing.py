@@ -31,6 +31,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.spaces.chain import ChainSpace, chain_plan
+from tests.support.narrowing import there
 from tests.support.sentences import fails
 
 GRAPH = example_graph()
@@ -219,8 +220,7 @@ def test_unlawful_timelines_are_noticed() -> None:
 def test_excluded_processors_take_turns_in_the_schedule() -> None:
     apart = chain_plan(GRAPH, [1, 2, 4], ["cpu0", "cpu", "cpu1", "cpu"])
     with SyntheticEvaluator().prepare(PLATFORM) as session, closing(session.load(GRAPH, apart)) as candidate:
-        timeline = candidate.run(1).timeline
-    assert timeline is not None
+        timeline = there(candidate.run(1).timeline)
     check_timeline(timeline, GRAPH, apart, PLATFORM)
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import shutil
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -33,6 +31,8 @@ from search_spaces.models import load
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import cut_stage, join
 from search_spaces.spaces.chain import chain_plan
+from tests.support.models.litert_loading import survives
+from tests.support.narrowing import there
 from tests.support.sentences import fails
 
 
@@ -96,10 +96,8 @@ def test_plans_compute_what_the_whole_model_computes(squeezenet: Graph, mobilene
                 plan = chain_plan(graph, cuts, [processors[i % len(processors)] for i in range(len(cuts) + 1)])
                 with closing(session.load(graph, plan)) as candidate:
                     batch = candidate.run(2)
-                    assert batch.timeline is not None
-                    check_timeline(batch.timeline, graph, plan, platform)
-                    agreement = candidate.verify()
-                    assert agreement is not None
+                    check_timeline(there(batch.timeline), graph, plan, platform)
+                    agreement = there(candidate.verify())
                     # Without a processor of XNNPACK the outputs are compared with those of one: LiteRT's.
                     assert agreement.accepted if kernels else agreement.identical
 
@@ -113,8 +111,7 @@ def test_both_runtimes_share_a_plan(squeezenet: Graph, cache_folder: Path) -> No
         assert session.fingerprint()["versions"]["tflite-runtime"] == importlib.metadata.version("tflite-runtime")
         with closing(session.load(squeezenet, plan)) as candidate:
             candidate.run(2)
-            agreement = candidate.verify()
-    assert agreement is not None
+            agreement = there(candidate.verify())
     assert agreement.accepted
     assert 0 < agreement.tolerance <= 1e-4
 
@@ -122,20 +119,7 @@ def test_both_runtimes_share_a_plan(squeezenet: Graph, cache_folder: Path) -> No
 @runs
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=lambda n: signal.Signals(n).name)
 def test_a_worker_that_dies_ends_its_trial_alone(session: LitertSession, squeezenet: Graph, number: int) -> None:
-    plan = chain_plan(squeezenet, [10], [FIRST, LAST])
-    candidate = session.load(squeezenet, plan)
-    candidate.run(1)
-    timer = threading.Timer(0.1, os.kill, (session._workers._running[LAST].pid, number))
-    timer.start()
-    with fails(UnavailableError):
-        candidate.run(3000)
-    timer.join()
-    candidate.close()
-    with closing(session.load(squeezenet, plan)) as again:
-        again.run(1)
-        agreement = again.verify()
-    assert agreement is not None
-    assert agreement.identical
+    survives(session, squeezenet, chain_plan(squeezenet, [10], [FIRST, LAST]), LAST, number)
 
 
 @runs
@@ -175,9 +159,8 @@ def test_without_it_one_line_tells_what_to_install(
     assert main(["--model", "squeezenet1_1", "--evaluator", "tflite-runtime", "--dry-run"]) == 4
     assert len(capsys.readouterr().err.splitlines()) == 1
     # A plan that was made for it elsewhere.
-    assert squeezenet.source is not None
     write_deployment(
-        tmp_path, squeezenet, chain_plan(squeezenet, [], [FIRST]), FOUND, squeezenet.source.content_digest()
+        tmp_path, squeezenet, chain_plan(squeezenet, [], [FIRST]), FOUND, there(squeezenet.source).content_digest()
     )
     document = json.loads((tmp_path / "plan.json").read_text())
     document["platform"]["processors"][0]["options"]["runtime"] = "tflite-runtime"

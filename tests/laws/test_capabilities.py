@@ -43,6 +43,7 @@ from search_spaces.core.states import State
 from search_spaces.models import load
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.segment_space import SegmentSpace
+from tests.support.narrowing import there
 from tests.support.remote_agents import agent_here
 from tests.support.sentences import fails
 from tests.support.short_studies import go
@@ -95,8 +96,7 @@ def litert() -> Iterator[Opened]:
 @contextmanager
 def cost_model(*, behind: Callable[[Evaluator], Evaluator] = lambda evaluator: evaluator) -> Iterator[Opened]:
     evaluator = behind(CostModelEvaluator())
-    platform = evaluator.described("pixel4")
-    assert platform is not None
+    platform = there(evaluator.described("pixel4"))
     with evaluator.prepare(platform) as session:
         yield session, load(SMALL), platform
 
@@ -244,9 +244,7 @@ def test_a_plan_that_was_lowered_does_what_others_do() -> None:
             assert batch.stage_s.shape == (3, len(plan.stages))
             assert stream.stage_s.shape == (2, len(plan.stages))
             assert candidate.after_pause(0.001) > 0.0
-            agreement = candidate.verify()
-            assert agreement is not None
-            assert agreement.accepted
+            assert there(candidate.verify()).accepted
 
 
 @pytest.mark.parametrize("behind", [lambda inner: inner, lambda inner: guarded(inner, "x")])

@@ -14,6 +14,7 @@ import pytest
 
 from optimizer.cli import main
 from optimizer.study.log import Record, encode, header, read_log
+from tests.support.sentences import says
 
 ROOT = Path(__file__).parents[2]
 SYNTHETIC = ["--model", "squeezenet1_1", "--evaluator", "synthetic", "--max-stages", "2", "--sampler", "random", "-q"]
@@ -64,6 +65,11 @@ def printed(on: Sequence[str], capsys: pytest.CaptureFixture[str], *words: str, 
     assert main([*words, *on]) == code
     out, err = capsys.readouterr()
     return out if code == 0 else err
+
+
+def tells(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> None:
+    """Check what a command prints that ends with a code."""
+    says(printed((), capsys, *words, code=code))
 
 
 def studied(on: Sequence[str], capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:

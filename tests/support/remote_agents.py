@@ -15,6 +15,7 @@ from evaluators.base import Evaluator
 from evaluators.remote.agent import Agent
 from evaluators.remote.credentials import ServerCredentials
 from evaluators.remote.server import Served, serve
+from tests.support.narrowing import there
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,8 +50,7 @@ def agent_process(folder: Path, evaluator: str = "synthetic", options: Sequence[
         options = (*options, "--listen", "127.0.0.1:0")
     process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True, cwd=ROOT)
     try:
-        assert process.stderr is not None
-        line = process.stderr.readline()
+        line = there(process.stderr).readline()
         found = re.search(r" at (\S+), until", line)
         assert found, line
         yield process, found[1]

@@ -6,13 +6,15 @@ shared weights, optional inputs left out, operators with several outputs, and ou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from math import prod
 from typing import Any
 
+import networkx as nx
 import numpy as np
 from hypothesis import strategies as st
+from optuna.distributions import BaseDistribution
 
 from optimizer.exact.chain_costs import ChainCosts
 from search_spaces.core.graph import Graph, Operator, Tensor
@@ -34,6 +36,14 @@ def chain_graph(count: int, name: str = "chain") -> Graph:
     tensors = tuple(tensor(4, name=f"t{i}") for i in range(count + 1))
     operators = tuple(Operator("RELU", (i,), (i + 1,)) for i in range(count))
     return Graph(name, tensors, operators, (0,), (count,))
+
+
+def followers(graph: Graph) -> nx.DiGraph[int]:
+    """Return the operators, each with an edge to those that read what it writes."""
+    found: nx.DiGraph[int] = nx.DiGraph()
+    found.add_nodes_from(range(len(graph.operators)))
+    found.add_edges_from((before, o) for o in range(len(graph.operators)) for before in graph.predecessors(o))
+    return found
 
 
 def one_core(core: int) -> Processor:
@@ -125,6 +135,15 @@ def chains(draw: st.DrawFn, graph: Graph, platform: Platform) -> Plan:
     return chain_plan(graph, cuts, [names[draw(_below(len(names)))] for _ in range(len(cuts) + 1)])
 
 
+def parameters(distributions: Mapping[str, BaseDistribution]) -> st.SearchStrategy[dict[str, Any]]:
+    """Values of all parameters of a space."""
+
+    def values(of: Any) -> st.SearchStrategy[Any]:
+        return st.sampled_from(of.choices) if hasattr(of, "choices") else st.integers(of.low, of.high)
+
+    return st.fixed_dictionaries({name: values(of) for name, of in distributions.items()})
+
+
 @st.composite
 def partitions(draw: st.DrawFn, graph: Graph, platform: Platform) -> Plan:
     """Stages of any operators in any order; many are no plans that could run."""
@@ -153,8 +172,6 @@ def placements(draw: st.DrawFn, graph: Graph, platform: Platform, *, labels: int
 
     Operators are thrown together at random; what then depends on each other in a circle becomes one stage.
     """
-    import networkx as nx
-
     count = len(graph.operators)
     drawn = draw(st.lists(st.integers(0, labels - 1), min_size=count, max_size=count))
     quotient: nx.DiGraph[int] = nx.DiGraph()

@@ -54,7 +54,7 @@ def write_int8(drafted: Draft, path: Path) -> None:
     with TemporaryDirectory(dir=path.parent) as folder:
         whole = Path(folder, "float32.tflite")
         drafted.write(whole)
-        ranges = calibrated(whole)
+        ranges = calibrated(whole, drafted.graph())
     quantiser = _Quantiser(drafted, ranges)
     quantiser.run()
     write_model(quantiser.model, quantiser.blobs, path)

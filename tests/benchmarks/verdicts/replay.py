@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.base import Agreement, Batch, Candidate
+from evaluators.base import Batch, Candidate
 from evaluators.measurement.disturbance import Counters
 from evaluators.measurement.final import Comparison, FinalPolicy, compare
 from search_spaces.core.errors import UnavailableError
@@ -109,12 +109,6 @@ class Replayed(Candidate):
             raise UnavailableError("this plan failed when the trace was recorded")
         self.stretch.advance(float(values.sum()), lost)
         return Batch(values, values[:, None])
-
-    def verify(self) -> Agreement | None:
-        return None
-
-    def close(self) -> None:
-        pass
 
 
 def outcome(pair: str, found: Comparison) -> dict[str, Any]:

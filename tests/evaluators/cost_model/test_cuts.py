@@ -71,11 +71,13 @@ def test_what_no_cut_costs_is_refused(seconds: object) -> None:
 
 
 def test_a_damaged_time_is_reported_before_anything_is_fitted() -> None:
-    for change in ({"whole_s": 0.0}, {"operator_s": np.full_like(timed(1)[0].operator_s, np.inf)}):
+    (model,) = timed(1)
+    for change in ({"whole_s": 0.0}, {"operator_s": np.full_like(model.operator_s, np.inf)}):
         with fails(ProfileError):
-            fit_processor([*timed(), replace(timed(1)[0], **change)], tune=False)
-    with fails(ProfileError):
-        fit_processor([])
+            fit_processor([*timed(), replace(model, **change)], tune=False)
+    for nothing in ([], [replace(model, operator_s=np.full_like(model.operator_s, np.nan))]):
+        with fails(ProfileError):
+            fit_processor(nothing)
 
 
 def test_cuts_are_timed_on_a_processor() -> None:

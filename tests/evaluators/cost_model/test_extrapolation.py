@@ -13,6 +13,7 @@ from evaluators.cost_model.profile import Concern, extrapolation_warning, find_p
 from evaluators.cost_model.session import CostModelSession
 from search_spaces.models import load
 from search_spaces.spaces.segment_space import SegmentSpace
+from tests.support.narrowing import there
 from tests.support.sentences import says
 
 
@@ -37,8 +38,7 @@ def test_one_operator_and_many_processors() -> None:
 
 
 def test_a_model_is_told_once_however_it_is_split(caplog: pytest.LogCaptureFixture) -> None:
-    found = find_profile("pixel4")
-    assert found is not None
+    found = there(find_profile("pixel4"))
     profile, whole = found
     platform = replace(whole, processors=(whole["1large"], whole["gpu"]))
     graph = load("googlenet@0.25/64")

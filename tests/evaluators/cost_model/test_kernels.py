@@ -11,6 +11,7 @@ from evaluators.cost_model.features import OperatorFeatures, columns
 from evaluators.cost_model.kernels import TERMS, KernelModel, Tile, term
 from tests.benchmarks.fitting import fit_correction
 from tests.support.cost_model import features
+from tests.support.narrowing import there
 
 PRICES = st.dictionaries(st.sampled_from(TERMS), st.floats(0.0, 1.0), min_size=1)
 TILES = st.builds(
@@ -104,8 +105,7 @@ def grid() -> list[OperatorFeatures]:
 def test_a_correction_learns_what_is_smooth_and_fades_far_away() -> None:
     rows = columns(grid())
     planted = 0.4 * np.sin(np.log(rows.pixels)) + 0.1 * np.log(rows.channels)
-    found = fit_correction(rows, planted)
-    assert found is not None
+    found = there(fit_correction(rows, planted))
     learned, support = found.apply(rows)
     assert np.abs(learned - planted).max() < 0.25 * np.abs(planted).max()
     assert support.min() > 0.5
@@ -117,8 +117,7 @@ def test_a_correction_learns_what_is_smooth_and_fades_far_away() -> None:
 
 def test_a_correction_keeps_to_its_support() -> None:
     rows = columns(grid())
-    found = fit_correction(rows, np.log(rows.pixels) - np.log(rows.pixels).mean(), most=10)
-    assert found is not None
+    found = there(fit_correction(rows, np.log(rows.pixels) - np.log(rows.pixels).mean(), most=10))
     assert len(found.support) == len(found.weights) == 10
 
 

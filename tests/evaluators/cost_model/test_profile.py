@@ -33,6 +33,7 @@ from search_spaces.core.platform import Platform, Processor
 from search_spaces.core.platform_file import find_platform_file, platform_names, read_platform
 from search_spaces.models.zoo import draft
 from tests.support.cost_model import features
+from tests.support.narrowing import there
 from tests.support.sentences import fails
 
 PRICE = st.floats(0.0, 1e-6)
@@ -192,8 +193,7 @@ DESCRIBED = [operator_features(draft(model).graph()) for model in ("squeezenet1_
 
 @pytest.mark.parametrize("name", shipped_profiles())
 def test_a_shipped_profile_predicts_models_and_says_where_it_is_from(name: str) -> None:
-    found = find_profile(name)
-    assert found is not None
+    found = there(find_profile(name))
     profile, platform = found
     assert profile.name == platform.name == name
     assert profile.provenance["fitted_by"]
@@ -206,8 +206,7 @@ def test_a_shipped_profile_predicts_models_and_says_where_it_is_from(name: str) 
 @pytest.mark.parametrize("name", sorted(set(shipped_profiles()) & set(platform_names())))
 def test_a_shipped_platform_is_that_of_its_profile(name: str) -> None:
     platform = read_platform(find_platform_file(Path(name)), None)
-    found = find_profile(name)
-    assert found is not None
+    found = there(find_profile(name))
     assert [p.name for p in platform.processors] == [p.name for p in found[1].processors]
     assert [dict(p.resources) for p in platform.processors] == [dict(p.resources) for p in found[1].processors]
 

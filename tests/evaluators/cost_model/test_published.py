@@ -22,6 +22,7 @@ from optimizer.model.segments import segment_baselines, segment_estimate
 from search_spaces.core.platform import Platform
 from search_spaces.models.zoo import draft
 from search_spaces.spaces.segment_space import SegmentSpace
+from tests.support.narrowing import there
 
 REFERENCE = Path(os.environ.get("PARTITION_OPTIMIZER_REFERENCE", Path(__file__).parents[4] / "shared" / "reference"))
 pytestmark = pytest.mark.skipif(
@@ -36,9 +37,7 @@ def published() -> Any:
 
 
 def shipped(name: str) -> tuple[CostProfile, Platform]:
-    found = find_profile(name)
-    assert found is not None
-    return found
+    return there(find_profile(name))
 
 
 def test_seed_000_the_way_to_cut_decides(published: Any) -> None:

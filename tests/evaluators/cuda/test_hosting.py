@@ -19,6 +19,7 @@ from evaluators.workload.simulate import Crowd, JobCost, simulate
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.plan import Dispatch, Plan, Stage
 from search_spaces.core.platform import Platform, Processor
+from tests.support.narrowing import there
 from tests.support.sentences import fails
 from tests.support.timelines import one_at_a_time
 
@@ -161,10 +162,9 @@ def test_the_timeline_of_a_plan_is_ordered_by_start() -> None:
     bench: Any = SimpleNamespace(run=run, client=SimpleNamespace(generation=0))
     independent: Any = SimpleNamespace(after=(0, 0, 0))
     plan = Plan("0" * 64, (Stage((0,), "s0"), Stage((1,), "s0"), Stage((2,), "s1")))
-    found = (
+    found = there(
         CudaCandidate(bench, independent, [], plan, PLATFORM, lambda _: pytest.fail("nothing is compared"))
         .run(1)
         .timeline
     )
-    assert found is not None
     assert [event.stage for event in found.events] == [0, 2, 1]

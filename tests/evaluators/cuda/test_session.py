@@ -34,8 +34,9 @@ from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.shared_parts import Part
 from search_spaces.spaces.workload_space import WorkloadSpace
-from tests.support.commands import SEARCHED
-from tests.support.sentences import fails, says
+from tests.support.commands import SEARCHED, tells
+from tests.support.narrowing import there
+from tests.support.sentences import fails
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="needs PyTorch (the extra cuda)")
@@ -63,8 +64,7 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
         pytest.skip("there is a GPU")
     with fails(UnavailableError):
         find_gpu()
-    assert main(["--model", SMALL, "--evaluator", "cuda", "-q"]) == 4
-    says(capsys.readouterr().err)
+    tells(capsys, "--model", SMALL, "--evaluator", "cuda", "-q", code=4)
 
 
 def test_processors_are_alike_and_none_excludes_another() -> None:
@@ -114,9 +114,7 @@ def test_inferences_of_a_stream_overlap_and_compute_what_the_model_does() -> Non
             os.kill(session._bench.client.pid or 0, signal.SIGKILL)
             with fails(UnavailableError):
                 candidate.stream(1)
-            agreement = candidate.verify()
-            assert agreement is not None
-            assert agreement.accepted
+            assert there(candidate.verify()).accepted
 
 
 @needs_torch
@@ -157,14 +155,11 @@ def test_branches_on_two_streams_overlap_and_compute_what_the_model_does() -> No
         Part(last, len(graph.operators), names[:1]),
     ]
     with evaluator.prepare(platform) as session, closing(session.load(graph, space.plan(parts))) as candidate:
-        timeline = candidate.run(20).timeline
-        assert timeline is not None
+        timeline = there(candidate.run(20).timeline)
         ran = {e.stage: e for e in timeline.events}
         assert ran[1].start_s < ran[2].end_s
         assert ran[2].start_s < ran[1].end_s
-        agreement = candidate.verify()
-        assert agreement is not None
-        assert agreement.accepted
+        assert there(candidate.verify()).accepted
 
 
 @needs_torch
@@ -175,15 +170,12 @@ def test_a_process_that_dies_is_reported_and_a_new_one_takes_its_place() -> None
         bench = session._bench
         with closing(session.load(graph, chain_plan(graph, (5,), ["stream0", "stream1"]))) as candidate:
             candidate.run(2)
-            pid = bench.client.pid
-            assert pid is not None
+            pid = there(bench.client.pid)
             os.kill(pid, signal.SIGKILL)
             with fails(UnavailableError):
                 candidate.run(1)
             assert candidate.run(3).latency_s.shape == (3,)
-            agreement = candidate.verify()
-            assert agreement is not None
-            assert agreement.accepted
+            assert there(candidate.verify()).accepted
             assert bench.client.pid not in {None, pid}
 
 
@@ -191,8 +183,7 @@ def test_a_process_that_dies_is_reported_and_a_new_one_takes_its_place() -> None
 def test_a_process_that_hangs_is_ended() -> None:
     client = Client("cpu", 1, None)
     client.ask({"op": "facts"}, 30.0)
-    pid = client.pid
-    assert pid is not None
+    pid = there(client.pid)
     os.kill(pid, signal.SIGSTOP)
     begin_s = time.monotonic()
     with fails(UnavailableError):
@@ -214,8 +205,7 @@ def test_a_plan_with_ranks_runs() -> None:
     plan = Plan(whole.graph_digest, whole.stages, whole.dispatch, (LayerRanks(first, 8, 8),))
     with evaluator.prepare(evaluator.platform()) as session, closing(session.load(graph, plan)) as candidate:
         assert candidate.run(2).stage_s.shape == (2, 2)
-        agreement = candidate.verify()
-        assert agreement is not None
+        agreement = there(candidate.verify())
         assert agreement.max_rel_error > 0
         assert agreement.accepted
 
@@ -275,8 +265,7 @@ def test_decomposed_models_are_priced_and_run() -> None:
         (times,) = prices["triple_s"][digest].values()
         assert set(times) == {str(layer) for layer in ranks}
         assert min(times.values()) > 0.0
-        error = session.decomposed_error(problem.joined.components[0].graph, ranks)
-        assert error is not None
+        error = there(session.decomposed_error(problem.joined.components[0].graph, ranks))
         assert error > 0.0
         space = WorkloadSpace(problem.workload, problem.joined, problem.space.platform, 2, [[ranks]])
         plan = space.plan_at(space.cardinality() - 1)
@@ -285,7 +274,6 @@ def test_decomposed_models_are_priced_and_run() -> None:
         assert session.simulator.run(plan).answered == 2
         with closing(session.load(problem.joined.graph, plan)) as candidate:
             assert candidate.run(2).stage_s.shape == (2, 4)
-            agreement = candidate.verify()
-            assert agreement is not None
+            agreement = there(candidate.verify())
             assert agreement.max_rel_error == pytest.approx(error, rel=1e-2)
             assert agreement.tolerance == pytest.approx(0.3 + 5e-2)  # and what TF32 explains

@@ -20,6 +20,7 @@ from search_spaces.core.plan import LayerRanks
 from search_spaces.core.pools import with_pools
 from search_spaces.core.workload import workload_of
 from search_spaces.models import load
+from tests.support.narrowing import there
 from tests.support.sentences import fails, says
 from tests.support.strategies import chain_graph
 
@@ -67,11 +68,10 @@ def test_the_process_lets_a_model_go_that_it_is_told_to_forget() -> None:
     from evaluators.cuda.worker import Worker
 
     worker, graph = Worker("cpu"), load("squeezenet1_1@0.25/32")
-    assert graph.source is not None
     kinds = [o.kind for o in graph.operators]
     jobs = [[list(range(len(kinds))), "f32", "stream0"]]
     for model in (1, 2):
-        messages = {"op": "model", "model": model, "path": str(graph.source.path), "name": "m", "kinds": kinds}
+        messages = {"op": "model", "model": model, "path": str(there(graph.source).path), "name": "m", "kinds": kinds}
         worker.answer(messages, b"")
         load_it = {
             "op": "load",

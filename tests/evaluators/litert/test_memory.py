@@ -21,6 +21,7 @@ from search_spaces.models.litert import read_model
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.cuts import every_layer
 from tests.support.models.litert_loading import loaded
+from tests.support.narrowing import there
 
 pytestmark = pytest.mark.litert
 
@@ -96,6 +97,4 @@ def test_a_model_that_is_held_stays_and_one_that_went_comes_back(session: Litert
     with closing(loaded(session, first, chain_plan(first, (), [PROCESSOR]))) as again:
         again.run(1)
         assert all(np.array_equal(a, b) for a, b in zip(before, again.outputs(), strict=True))
-        agreement = again.verify()
-        assert agreement is not None
-        assert agreement.identical
+        assert there(again.verify()).identical

@@ -22,6 +22,7 @@ from search_spaces.core.platform import Platform, Processor
 from search_spaces.models import load
 from search_spaces.spaces.chain import chain_plan
 from tests.support.models.litert_loading import loaded
+from tests.support.narrowing import there
 from tests.support.sentences import fails, says
 
 pytestmark = pytest.mark.litert
@@ -58,9 +59,7 @@ def test_models_of_one_structure_keep_their_own_weights(
             with closing(loaded(session, graph, chain_plan(graph, cuts, [PROCESSOR] * (len(cuts) + 1)))) as candidate:
                 candidate.run(1)
                 outputs.append(candidate.outputs()[0])
-                agreement = candidate.verify()
-                assert agreement is not None
-                assert agreement.identical
+                assert there(candidate.verify()).identical
     assert np.array_equal(outputs[0], outputs[4])
     assert not np.array_equal(outputs[0], outputs[2])
 

@@ -17,6 +17,7 @@ from search_spaces.core.plan import Plan, Share, Stage
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.models import load
 from search_spaces.rewrites.lower import Lowering
+from tests.support.narrowing import there
 from tests.support.sentences import fails
 
 PLATFORM = Platform(
@@ -90,8 +91,7 @@ def test_a_filter_split_by_channels_is_rows_of_the_whole_one(
         write_json(place / "plan.json", document)
         runs[place] = [stage.source.path.read_bytes() for stage in read_deployment(place).stages]
     filters = load("squeezenet1_1@0.5/64")
-    assert filters.source is not None
-    whole = filters.source.buffer_bytes(filters.tensors[filters.operators[0].inputs[1]].buffer)
+    whole = there(filters.source).buffer_bytes(filters.tensors[filters.operators[0].inputs[1]].buffer)
     held = [path.read_bytes() for place in plans for path in place.glob("stage_*")]
     rows = [whole[first : first + 4 * 108] for first in range(0, len(whole), 4 * 108)]
     assert [sum(row in content for content in held) for row in rows] == [1] * len(rows)

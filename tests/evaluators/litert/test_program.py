@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
 import numpy as np
@@ -13,6 +14,7 @@ from evaluators.litert.program import ALIGNMENT, LOG_NBYTES, Edge, Layout, Sched
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage
 from search_spaces.core.platform import Platform
+from search_spaces.spaces.chain import chain_plan
 from tests.support import strategies
 
 Case = tuple[Graph, Plan, Platform]
@@ -121,52 +123,105 @@ class Memory:
         return bool((self.owner[self.piece(tensor)] == tensor).all())
 
 
-def execute(case: Case, order: Schedule, memory: Memory, chance: random.Random) -> None:
-    """Run a plan in an order that processors and edges allow; a stage writes from its start and reads to its end."""
-    graph, plan, platform = case
-    queues = {name: list(stages) for name, stages in order.stages.items()}
-    borders = [graph.boundary(stage.operators) for stage in plan.stages]
-    running: list[int] = []
-    done: set[int] = set()
-    while len(done) < len(plan.stages):
-        startable = [
-            queue[0]
-            for processor, queue in queues.items()
-            if queue
-            and not any(plan.stages[r].processor == processor for r in running)
-            and all(e.before in done for e in order.edges if e.after == queue[0])
-        ]
-        assert startable or running, "the processors wait for each other"
-        stage = chance.choice([*startable, *running])
-        if stage in running:
-            assert all(memory.holds(t) for t in borders[stage].inputs)
-            assert all(memory.holds(t) for t in borders[stage].outputs)
-            running.remove(stage)
-            done.add(stage)
-            continue
-        processor = platform[plan.stages[stage].processor]
-        assert not any(processor.excludes(platform[plan.stages[r].processor]) for r in running)
-        queues[processor.name].pop(0)
-        running.append(stage)
-        assert all(memory.holds(t) for t in borders[stage].inputs)
-        for tensor in borders[stage].outputs:
-            memory.write(tensor)
+def inside(graph: Graph, operators: Sequence[int]) -> list[int]:
+    """Return all that a stage computes for itself, whether or not it would be handed out."""
+    border = graph.boundary(operators).outputs
+    return [t for o in operators for t in graph.operators[o].outputs if t not in border and t in graph.consumers]
 
 
-@given(cases(), st.randoms(use_true_random=False))
-def test_no_tensor_is_overwritten_while_it_is_needed_in_any_order(case: Case, chance: random.Random) -> None:
+def later(graph: Graph, operators: set[int], operator: int, written: set[int]) -> set[int]:
+    """Return an operator and those of its stage that the runtime might fuse with it: a tensor between stays inside."""
+    found, waiting = {operator}, [operator]
+    while waiting:
+        for tensor in set(graph.operators[waiting.pop()].outputs) - written:
+            new = set(graph.consumers.get(tensor, ())) & operators - found
+            found |= new
+            waiting += new
+    return found
+
+
+class Execution:
+    """Runs a plan in one of the orders that processors, edges and data allow, and checks what lies in the arena."""
+
+    def __init__(
+        self, case: Case, outputs: Mapping[int, tuple[int, ...]], order: Schedule, memory: Memory, chance: random.Random
+    ) -> None:
+        self.graph, self.plan, _ = case
+        self.outputs, self.order, self.memory, self.chance = outputs, order, memory, chance
+        self.done: set[int] = set()
+
+    def may_start(self, stage: int) -> bool:
+        before = {s for s in range(len(self.plan.stages)) if self.order.before[stage] >> s & 1}
+        return before <= self.done
+
+    def run(self) -> None:
+        waiting = set(range(len(self.plan.stages)))
+        running: dict[int, Iterator[None]] = {}
+        while waiting or running:
+            stage = self.chance.choice([*running, *(s for s in sorted(waiting) if self.may_start(s))])
+            if stage in waiting:
+                waiting.remove(stage)
+                running[stage] = self.stage(stage)
+            if next(running[stage], self) is self:
+                del running[stage]
+                self.done.add(stage)
+
+    def stage(self, index: int) -> Iterator[None]:
+        """Run operators in any order of the data, reading as late as a fused operator might."""
+        graph, written = self.graph, set(self.outputs[index])
+        operators = set(self.plan.stages[index].operators)
+        left, over = set(operators), set[int]()
+        unread: dict[int, set[int]] = {}  # operator → those that must be over before its inputs are certainly read
+        while left:
+            ready = [o for o in sorted(left) if not graph.predecessors(o) & left]
+            operator = self.chance.choice(ready)
+            left.remove(operator)
+            unread[operator] = later(graph, operators, operator, written)
+            for tensor in set(graph.operators[operator].outputs) & written:
+                self.memory.write(tensor)
+            yield
+            over.add(operator)
+            for reader, needed in unread.items():
+                if operator in needed or reader == operator:
+                    for tensor in graph.operators[reader].inputs:
+                        source = graph.producer.get(tensor)
+                        if tensor in graph.inputs or (source is not None and tensor in self.memory.places.offsets):
+                            assert self.memory.holds(tensor)
+            yield
+        assert all(self.memory.holds(t) for t in graph.boundary(operators).outputs)
+
+
+@st.composite
+def outputs_of(draw: st.DrawFn, graph: Graph, plan: Plan) -> dict[int, tuple[int, ...]]:
+    """What each stage writes: its border, and any of its inner tensors."""
+    found = {}
+    for index, stage in enumerate(plan.stages):
+        candidates = inside(graph, stage.operators)
+        chosen = draw(st.sets(st.sampled_from(candidates))) if candidates else set()
+        found[index] = (*graph.boundary(stage.operators).outputs, *sorted(chosen))
+    return found
+
+
+@given(cases(), st.data(), st.randoms(use_true_random=False))
+def test_no_tensor_is_overwritten_while_it_is_needed_in_any_order(
+    case: Case, data: st.DataObject, chance: random.Random
+) -> None:
     graph, plan, platform = case
+    outputs = data.draw(outputs_of(graph, plan))
     order = schedule(graph, plan, platform)
-    places = layout(graph, plan, order.before)
+    places = layout(graph, plan, order.before, outputs)
+    assert set(places.offsets) == {*graph.inputs, *(t for written in outputs.values() for t in written)}
+    assert places.nbytes <= largest(graph)
     memory = Memory(graph, places)
     for tensor in graph.inputs:
         memory.write(tensor)
     log = slice(places.log // ALIGNMENT, (places.log + LOG_NBYTES) // ALIGNMENT)
     for _ in range(3):  # inputs stay for the next inference
-        execute(case, order, memory, chance)
+        Execution(case, outputs, order, memory, chance).run()
         assert all(memory.holds(t) for t in (*graph.inputs, *graph.outputs) if t in places.offsets)
         assert (memory.owner[log] == -1).all()
-    assert places.nbytes <= largest(graph)
+    borders = {i: graph.boundary(stage.operators).outputs for i, stage in enumerate(plan.stages)}
+    assert layout(graph, plan, order.before, borders) == layout(graph, plan, order.before)
 
 
 @given(cases())
@@ -185,3 +240,14 @@ def test_a_chain_of_equal_tensors_needs_room_for_two() -> None:
     places = layout(graph, plan, schedule(graph, plan, platform).before)
     between = {places.offsets[t] for t in range(1, 9)}
     assert len(between) == 2
+
+
+def test_a_chain_in_two_stages_needs_room_for_two_tensors() -> None:
+    graph = strategies.chain_graph(9)
+    platform = Platform("one", (strategies.one_core(0),))
+    plan = chain_plan(graph, [4], ["cpu0", "cpu0"])
+    outputs = {
+        i: (*graph.boundary(s.operators).outputs, *inside(graph, s.operators)) for i, s in enumerate(plan.stages)
+    }
+    places = layout(graph, plan, schedule(graph, plan, platform).before, outputs)
+    assert len({places.offsets[t] for t in range(1, 9)}) == 2

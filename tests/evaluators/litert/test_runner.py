@@ -22,6 +22,7 @@ from evaluators.litert.tensors import model_inputs
 from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.graph import Graph
 from tests.support.models.litert_loading import three_stages
+from tests.support.narrowing import there
 from tests.support.sentences import fails
 
 pytestmark = pytest.mark.litert
@@ -39,8 +40,7 @@ def runner(folder: Path) -> Iterator[PlanRunner]:
 
 
 def whole(graph: Graph, image: NDArray[Any]) -> NDArray[Any]:
-    assert graph.source is not None
-    interpreter = Interpreter(model_path=str(graph.source.path), num_threads=1)
+    interpreter = Interpreter(model_path=str(there(graph.source).path), num_threads=1)
     interpreter.allocate_tensors()
     interpreter.set_tensor(interpreter.get_input_details()[0]["index"], image)
     interpreter.invoke()

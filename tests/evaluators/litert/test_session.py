@@ -24,6 +24,7 @@ from search_spaces.models import load
 from search_spaces.spaces.chain import chain_plan
 from tests.support import strategies
 from tests.support.models.litert_loading import agrees, loaded, pid_of, single_cores, three_processors
+from tests.support.narrowing import there
 
 pytestmark = pytest.mark.litert
 
@@ -65,11 +66,8 @@ def test_any_plan_on_any_processors_computes_what_the_whole_model_computes(
     with closing(session.load(graph, plan)) as candidate:
         batch = candidate.run(3)
         assert batch.stage_s.shape == (3, len(plan.stages))
-        assert batch.timeline is not None
-        check_timeline(batch.timeline, graph, plan, PLATFORM)
-        agreement = candidate.verify()
-        assert agreement is not None
-        assert agreement.identical
+        check_timeline(there(batch.timeline), graph, plan, PLATFORM)
+        assert there(candidate.verify()).identical
 
 
 def test_runs_hold_their_cores_and_come_first_once_one_has_ended(
@@ -97,8 +95,7 @@ def test_a_plan_whose_outputs_are_wrong_is_noticed(session: LitertSession, squee
         candidate.run(1)
         output = squeezenet.outputs[0]
         candidate._view(output).reshape(-1)[3] += 1e-3
-        agreement = candidate.verify()
-    assert agreement is not None
+        agreement = there(candidate.verify())
     assert not agreement.accepted
     assert agreement.max_rel_error > 0
 
@@ -122,8 +119,7 @@ def overlap_s(session: LitertSession, graph: Graph, plan: Plan) -> list[float]:
     with closing(session.load(graph, plan)) as candidate:
         candidate.run(5)
         for _ in range(30):
-            timeline = candidate.run(1).timeline
-            assert timeline is not None
+            timeline = there(candidate.run(1).timeline)
             at = {e.stage: e for e in timeline.events}
             found.append(min(at[1].end_s, at[2].end_s) - max(at[1].start_s, at[2].start_s))
     return found
@@ -218,6 +214,4 @@ def test_an_inference_over_its_limit_is_broken_off_and_the_next_one_is_whole(
         assert broken.stage_s[0, 0] > 0
         assert not broken.stage_s[0, 1:].any()
         assert (candidate.run(2).stage_s > 0).all()
-        agreement = candidate.verify()
-        assert agreement is not None
-        assert agreement.identical
+        assert there(candidate.verify()).identical

@@ -25,6 +25,7 @@ from search_spaces.core.platform import Limits, Platform
 from search_spaces.core.pools import with_pools
 from search_spaces.core.workload import Arrival, Client, Workload
 from search_spaces.spaces.workload_space import WorkloadSpace
+from tests.support.narrowing import there
 from tests.support.sentences import fails
 
 pytestmark = [pytest.mark.litert, pytest.mark.timing]
@@ -73,9 +74,7 @@ def test_models_at_once_compute_what_they_compute_alone(squeezenet: Graph, mobil
                 assert batch.stage_s.shape == (2, len(plan.stages))
                 assert (batch.stage_s > 0.0).all()
                 assert came_of(batch).answered == 6
-                found = candidate.verify()
-                assert found is not None
-                assert found.identical
+                assert there(candidate.verify()).identical
 
 
 def test_requests_come_when_they_are_due(squeezenet: Graph, mobilenet: Graph) -> None:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from evaluators.base import Batch, Candidate
 from evaluators.measurement.disturbance import Counters
@@ -32,6 +33,7 @@ from evaluators.testing import Noise, SyntheticCandidate
 from evaluators.workload.outcome import Outcome, Request
 from search_spaces.core.bounded import built, plain
 from search_spaces.core.errors import RunFolderError, UnavailableError, UsageError
+from tests.support.narrowing import there
 from tests.support.sentences import fails, says
 
 POLICY = FinalPolicy(max_s=10.0)
@@ -48,6 +50,23 @@ def _read(data: object) -> Final:
 def loader(latency_s: float, noise: Noise, rng: np.random.Generator) -> Load:
     timeline = Timeline((Event(0, "cpu", 0.0, latency_s),))
     return lambda: SyntheticCandidate(timeline, noise, np.random.default_rng(rng.integers(2**63)))
+
+
+def also(call: Callable[[], object], load: Load) -> Load:
+    """Return what calls something each time that it builds an instance."""
+
+    def again() -> Candidate:
+        call()
+        return load()
+
+    return again
+
+
+def final_of(levels: NDArray[np.float64], racing: tuple[int, ...] | None = None) -> Final:
+    """Return a final of levels, a row for each round and NaN where a plan took no part."""
+    rows = [tuple(None if np.isnan(v) else float(v) for v in column) for column in levels.T]
+    standings = tuple(Standing(Samples((1.0,)), row) for row in rows)
+    return Final(standings, tuple(range(len(rows))) if racing is None else racing)
 
 
 def test_runs_are_spent_on_the_best() -> None:
@@ -84,9 +103,7 @@ def test_ties_go_to_the_fewest_stages_and_no_further_than_the_tie() -> None:
 @pytest.mark.parametrize(("lead", "tie"), [(0.013, True), (0.02, False)])
 def test_a_lead_that_noise_alone_would_give_is_a_tie_once_no_rounds_follow(lead: float, tie: bool) -> None:
     noise = 0.02 * np.random.default_rng(1).standard_normal((5, 2))
-    levels = noise - noise.mean(axis=0) + (0.0, lead)
-    rows = [tuple(map(float, column)) for column in levels.T]
-    found = Final(tuple(Standing(Samples((1.0,)), row) for row in rows), (0, 1))
+    found = final_of(noise - noise.mean(axis=0) + (0.0, lead))
     assert not found.ratio(1, 0).significant
     assert found.choose([3, 1], 0.01) == int(tie)
     assert found.choose([3, 1], 0.01, ended=False) == 0
@@ -95,8 +112,7 @@ def test_a_lead_that_noise_alone_would_give_is_a_tie_once_no_rounds_follow(lead:
 def test_a_lead_within_the_noise_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evaluators.measurement.final.UNDECIDED", 0.02)
     noise = 0.04 * np.random.default_rng(1).standard_normal((5, 2))
-    levels = noise - noise.mean(axis=0) + (0.0, 0.02)
-    found = Final(tuple(Standing(Samples((1.0,)), tuple(map(float, row))) for row in levels.T), (0, 1))
+    found = final_of(noise - noise.mean(axis=0) + (0.0, 0.02))
     assert found.expected_loss(1, 0) > 0.02
     assert not found.may_lose(1, 0)
     assert found.choose([3, 1], 0.01) == 1
@@ -110,8 +126,7 @@ def test_a_lead_within_heavy_noise_is_a_tie_and_open_and_plans_that_left_are_not
     noise = 0.15 * np.random.default_rng(1).standard_normal((5, 3))
     levels = noise - noise.mean(axis=0) + (0.0, 0.03, 0.3)
     levels[1:, 2] = np.nan  # left after its first round
-    rows = [tuple(None if np.isnan(v) else float(v) for v in row) for row in levels.T]
-    found = Final(tuple(Standing(Samples((1.0,)), row) for row in rows), racing)
+    found = final_of(levels, racing)
     assert not found.ratio(1, 0).significant
     assert found.choose([3, 1, 2], 0.01) == chosen
     assert any(found.may_lose(chosen, i) for i in racing if i != chosen) == is_open
@@ -129,18 +144,8 @@ def test_exchanging_two_plans_inverts_the_ratio() -> None:
 
 def test_chance_decides_who_is_built_first() -> None:
     """Memory that was given back goes round, so each would get the same pages in every round if they took turns."""
-    built = ""
-
-    def named(name: str, load: Load) -> Load:
-        def again() -> Candidate:
-            nonlocal built
-            built += name
-            return load()
-
-        return again
-
-    rng = np.random.default_rng(3)
-    one, other = (named(name, loader(0.02, ROUGH, rng)) for name in "ab")
+    rng, built = np.random.default_rng(3), list[str]()
+    one, other = (also(partial(built.append, name), loader(0.02, ROUGH, rng)) for name in "ab")
     compare(one, other, FinalPolicy(precision=1e-6, max_s=1e9, min_rounds=60, max_rounds=60), rng)
     firsts = built[::2]
     assert set(map("".join, itertools.pairwise(firsts))) == {"aa", "ab", "ba", "bb"}
@@ -163,12 +168,6 @@ class Multiplying(Candidate):
             took_s.append(time.process_time() - start_s)
         return Batch(np.array(took_s), np.array(took_s)[:, None])
 
-    def verify(self) -> None:
-        return None
-
-    def close(self) -> None:
-        return
-
 
 def test_real_work_on_this_machine() -> None:
     rng = np.random.default_rng(0)
@@ -187,9 +186,6 @@ class Throttling(Candidate):
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:  # noqa: ARG002
         latency_s = np.full(n, self.latency_s)
         return Batch(latency_s, latency_s[:, None])
-
-    def verify(self) -> None:
-        return None
 
     def close(self) -> None:
         self.open[0] -= 1
@@ -319,6 +315,9 @@ class Shared:
     runs: int = 0
     burst: int = 1
 
+    def counters(self) -> Counters:
+        return Counters(time.monotonic(), {1: self.waited_ns})
+
 
 @dataclass
 class Disturbed(Throttling):
@@ -347,12 +346,8 @@ class Late(Disturbed):
 
 def test_what_came_of_requests_in_disturbed_turns_is_left_out() -> None:
     shared = Shared(burst=4)
-
-    def counters() -> Counters:
-        return Counters(time.monotonic(), {1: shared.waited_ns})
-
     loads = [partial(Late, seconds, [9], shared) for seconds in (0.02, 0.0206)]
-    found = FinalComparison(loads, POLICY, np.random.default_rng(0), counters=counters).run()
+    found = FinalComparison(loads, POLICY, np.random.default_rng(0), counters=shared.counters).run()
     assert shared.waited_ns > 0
     for standing, latency_s in zip(found.standings, (0.02, 0.0206), strict=True):
         assert standing.outcome["mean_ms"] == pytest.approx(1e3 * latency_s)
@@ -362,19 +357,17 @@ def test_what_came_of_requests_in_disturbed_turns_is_left_out() -> None:
 def test_turns_that_waited_for_a_core_are_repeated_and_told() -> None:
     shared, opened = Shared(), [0]
 
-    def counters() -> Counters:
-        return Counters(time.monotonic(), {1: shared.waited_ns})
-
     def load(latency_s: float) -> Load:
         opened[0] += 1
         return lambda: Disturbed(latency_s, [1], shared)
 
-    found = FinalComparison([load(0.02), load(0.0206)], POLICY, np.random.default_rng(0), counters=counters).run()
+    found = FinalComparison(
+        [load(0.02), load(0.0206)], POLICY, np.random.default_rng(0), counters=shared.counters
+    ).run()
     assert found.repeated > 0
     assert found.disturbance.waited_s > 0
     for standing, latency_s in zip(found.standings, (0.02, 0.0206), strict=True):
-        assert standing.samples is not None
-        assert max(standing.samples.values_s) <= 1.01 * latency_s, "no disturbed turn is among the samples"
+        assert max(there(standing.samples).values_s) <= 1.01 * latency_s, "no disturbed turn is among the samples"
 
 
 def test_a_machine_that_is_always_busy_still_gives_figures() -> None:
@@ -382,7 +375,7 @@ def test_a_machine_that_is_always_busy_still_gives_figures() -> None:
 
     def counters() -> Counters:
         shared.waited_ns += 10**9
-        return Counters(time.monotonic(), {1: shared.waited_ns})
+        return shared.counters()
 
     rng = np.random.default_rng(0)
     policy = FinalPolicy(max_s=0.5, disturbed_s=0.5)
@@ -453,8 +446,7 @@ def test_finals_of_one_and_of_none_and_of_failures() -> None:
         [loader(0.02, QUIET, rng)], POLICY, rng, conditions=lambda: {"governor": "performance"}
     ).run()
     assert found.fastest == found.choose([1], 0.01) == 0
-    assert found.standings[0].samples is not None
-    assert found.standings[0].samples.conditions == {"governor": "performance"}
+    assert there(found.standings[0].samples).conditions == {"governor": "performance"}
     with pytest.raises(UsageError):
         FinalComparison([], POLICY, rng).run()
 
@@ -481,18 +473,16 @@ def spend(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 def test_slowly_loading_plans_keep_two_instances(spend: Callable[[float], None]) -> None:
     built = [0, 0]
     rng, opened = np.random.default_rng(0), [0]
-    first, second = throttling(rng, opened, 1.0), throttling(rng, opened, 1.0)
 
-    def slow(which: int, load: Load) -> Load:
-        def again() -> Candidate:
+    def slow(which: int) -> Load:
+        def built_once_more() -> None:
             built[which] += 1
             spend(0.011)
-            return load()
 
-        return again
+        return also(built_once_more, throttling(rng, opened, 1.0))
 
     policy = FinalPolicy(slow_load_s=0.01, min_rounds=6, max_rounds=6)
-    found = FinalComparison([slow(0, first), slow(1, second)], policy, rng, watched=lambda f: f.measured).run()
+    found = FinalComparison([slow(0), slow(1)], policy, rng, watched=lambda f: f.measured).run()
     assert found.rounds == 6
     assert built == [2, 2]
     assert opened == [0]
@@ -503,14 +493,11 @@ def test_those_between_which_is_decided_are_built_anew_though_time_is_short(spen
     built = [0] * len(latencies_s)
 
     def slow(which: int) -> Load:
-        load = loader(latencies_s[which], ROUGH, rng)
-
-        def again() -> Candidate:
+        def built_once_more() -> None:
             built[which] += 1
             spend(0.02)
-            return load()
 
-        return again
+        return also(built_once_more, loader(latencies_s[which], ROUGH, rng))
 
     # Loading and two rounds take 0.7 of this; loading is 0.2 s of it.
     policy = FinalPolicy(slow_load_s=0.01, max_s=1.0, disturbed_s=0.0, settle_s=0.0, turn_s=0.0, max_blocks=3)
@@ -616,9 +603,6 @@ class Predicted(Candidate):
         del stop_above_s
         stages = np.full((n, 1), self.latency_s)
         return Batch(stages[:, 0], stages, None, np.array(self.errors))
-
-    def verify(self) -> None: ...
-    def close(self) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -750,13 +734,13 @@ def test_a_final_goes_on_while_it_is_open_which_plan_is_the_fastest(
     def chosen(found: Final, ended: bool = True) -> int:
         return found.choose([3, 3, 1, 3], tie, ended=ended)
 
-    def final_of(disturbed_s: float) -> Final:
+    def measured(disturbed_s: float) -> Final:
         rng = np.random.default_rng(4)
         policy = FinalPolicy(max_s=2.0, disturbed_s=disturbed_s)
         loads = [loader(0.01, Noise(run=0.1, instance=0.15), rng) for _ in range(4)]
         return FinalComparison(loads, policy, rng, counters=lambda: Counters(0.0), recommended=chosen).run()
 
-    short, long = final_of(0.0), final_of(60.0)
+    short, long = measured(0.0), measured(60.0)
     assert any(short.may_lose(chosen(short), i) for i in short.racing)
     assert not any(long.may_lose(chosen(long), i) for i in long.racing)
     assert short.rounds < long.rounds < FinalPolicy().max_rounds
@@ -768,7 +752,7 @@ def test_a_final_goes_on_with_two_plans_where_one_looks_faster_but_not_significa
     def watched(found: Final) -> tuple[int, ...]:
         return (found.fastest, 1)
 
-    def final_of(claim_s: float) -> tuple[Final, int]:
+    def measured(claim_s: float) -> tuple[Final, int]:
         rng = np.random.default_rng(2)
         policy = FinalPolicy(max_s=3.0, disturbed_s=0.0, claim_s=claim_s)
         seconds = [0.01, *[0.0105] * 12]
@@ -784,7 +768,7 @@ def test_a_final_goes_on_with_two_plans_where_one_looks_faster_but_not_significa
         ).run()
         return found, found.fastest
 
-    (short, one), (long, two) = final_of(0.0), final_of(3.0)
+    (short, one), (long, two) = measured(0.0), measured(3.0)
     assert one == two == 0
     assert not short.ratio(1, 0).significant
     assert long.ratio(1, 0).significant
@@ -797,10 +781,7 @@ def finals(rng: np.random.Generator, noise: float) -> Final:
     """Return a final of equal plans, some of which left early and came back, in rounds of very different speed."""
     levels = 0.5 * rng.standard_normal((12, 1)) + noise * rng.standard_normal((12, 6))
     present = rng.random((12, 6)) < np.where(np.arange(12)[:, None] < 2, 1.0, 0.4)
-    rows = [
-        [float(v) if there else None for v, there in zip(levels[:, i], present[:, i], strict=True)] for i in range(6)
-    ]
-    return Final(tuple(Standing(Samples((1.0,)), tuple(row)) for row in rows), tuple(range(6)))
+    return final_of(np.where(present, levels, np.nan))
 
 
 def test_effects_of_plans_do_not_contradict_each_other() -> None:
@@ -824,15 +805,10 @@ def test_rounds_with_a_third_plan_help_to_tell_two_apart() -> None:
     """Two plans that met twice, and each of them a third one ten times."""
     rng = np.random.default_rng(2)
     levels = 0.01 * rng.standard_normal((22, 3))
-    met = np.ones((22, 3), bool)
-    met[2:12, 0] = met[12:, 1] = False
+    levels[2:12, 0] = levels[12:, 1] = np.nan
 
     def half(rounds: int) -> float:
-        rows = [
-            [float(v) if m else None for v, m in zip(levels[:rounds, i], met[:, i], strict=False)] for i in range(3)
-        ]
-        final = Final(tuple(Standing(Samples((1.0,)), tuple(row)) for row in rows), (0, 1, 2))
-        ratio = final.ratio(0, 1)
+        ratio = final_of(levels[:rounds]).ratio(0, 1)
         return math.log(ratio.high / ratio.low)
 
     assert half(22) < 0.7 * half(2)

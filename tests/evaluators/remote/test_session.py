@@ -18,7 +18,7 @@ from ai_edge_litert import schema_py_generated as schema
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluators.base import Agreement, Batch, Candidate, Evaluator, OutputError
+from evaluators.base import Agreement, Batch, Evaluator, OutputError
 from evaluators.contract import EvaluatorContract
 from evaluators.litert.processors import local_platform
 from evaluators.litert.session import LitertEvaluator
@@ -40,6 +40,7 @@ from search_spaces.models.litert import read_model
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.workload_space import WorkloadSpace
 from tests.support.models.tflite_models import TYPES, Net
+from tests.support.narrowing import there
 from tests.support.remote_agents import agent_here, agent_process
 from tests.support.sentences import fails
 
@@ -82,9 +83,7 @@ def test_what_an_agent_measures_and_deploys_is_what_its_machine_does(tmp_path: P
                 batch = candidate.run(3)
                 assert len(batch.latency_s) == 3
                 assert batch.timeline is not None
-                agreement = candidate.verify()
-                assert agreement is not None
-                assert agreement.accepted
+                assert there(candidate.verify()).accepted
             assert session.conditions()["device_time_utc"]
             assert "versions" in session.conditions()
             assert session.fingerprint()["there"]["evaluator"] == "litert"
@@ -176,14 +175,12 @@ def test_a_model_is_sent_once_whatever_was_done_to_it(tmp_path: Path, small: Gra
             (stored,) = agent.store.folder.glob("*.tflite")
             stamps = {(stored.stat().st_ino, stored.stat().st_ctime_ns)}
         assert len(stamps) == 1
-        assert small.source is not None
-        assert stored.name == f"{small.source.content_digest()}.tflite"
+        assert stored.name == f"{there(small.source).content_digest()}.tflite"
         assert read_model(stored).digest == small.digest
 
 
 def test_a_rewritten_model_is_sent_as_it_is_now(tmp_path: Path, small: Graph) -> None:
-    assert small.source is not None
-    fixed = replace(small, source=replace(small.source, fixed=True))
+    fixed = replace(small, source=replace(there(small.source), fixed=True))
     sent = sendable(fixed, tmp_path)
     written = read_model(sent.path)
     assert [o.kind for o in written.operators] == [o.kind for o in fixed.operators]
@@ -311,8 +308,7 @@ def test_batches_come_over_the_wire(latency_s: list[float], stages: int, errors:
 @given(st.floats(allow_nan=True), st.floats(min_value=0, allow_infinity=True))
 def test_agreements_come_over_the_wire(error: float, tolerance: float) -> None:
     output = Agreement(False, error, error, tolerance, (OutputError("y", error, error),), (3, 100))
-    found = wire.agreement_from_json(wire.unpacked(wire.packed({"a": wire.agreement_to_json(output)}))["a"])
-    assert found is not None
+    found = there(wire.agreement_from_json(wire.unpacked(wire.packed({"a": wire.agreement_to_json(output)}))["a"]))
     assert (found.outputs[0].name, found.top1) == ("y", (3, 100))
     assert found.accepted == output.accepted or tolerance == float("inf")
 
@@ -357,13 +353,3 @@ def test_an_agent_says_whether_it_is_free(tmp_path: Path) -> None:
             found = agent_state(device)
         assert (found.state, found.processors) == ("busy", tuple(p.name for p in remote.platform().processors))
     assert agent_state(device).processors == ()
-
-
-def test_a_candidate_is_a_candidate(tmp_path: Path, small: Graph) -> None:
-    with agent_here(SyntheticEvaluator(), tmp_path) as (_, served):
-        remote = evaluator_at(served.address)
-        with remote.prepare(remote.platform()) as session:
-            candidate: Candidate = session.load(small, chain_plan(small, [], ["cpu"]))
-            assert candidate.verify() is None
-            candidate.close()
-            candidate.close()

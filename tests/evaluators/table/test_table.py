@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from itertools import combinations, permutations, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +27,7 @@ from search_spaces.core.errors import InfeasibleError, UnavailableError, UsageEr
 from search_spaces.core.graph import Graph
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.spaces.chain import ChainSpace, chain_plan
+from tests.support.commands import answered, tells
 from tests.support.sentences import fails, says
 from tests.support.strategies import chain_graph
 
@@ -210,8 +211,7 @@ def test_operators_of_a_graph_are_placed_side_by_side(tmp_path: Path, capsys: py
     assert period.proven
     assert period.value == pytest.approx(0.5 + 3.5)  # each branch on a core of its own, which waits for the stem
     words = ["--model", str(path), "--evaluator", "table", "--allow", "cuts,branches", "--budget", "20", "-q", "--json"]
-    assert main([*words, "--out", str(tmp_path / "run")]) == 0
-    best = json.loads(capsys.readouterr().out)["best"]
+    best = answered(capsys, [*words, "--out", str(tmp_path / "run")])["best"]
     assert best["latency_ms"]["median"] == pytest.approx(found.value)
 
 
@@ -237,19 +237,16 @@ def test_operators_stand_in_a_csv_file_too(tmp_path: Path, capsys: pytest.Captur
         assert error.count("\n") == 1
         says(error)
     (tmp_path / "net.csv").unlink()
-    assert main(["solve", str(path)]) == 2
-    says(capsys.readouterr().err)
+    tells(capsys, "solve", str(path), code=2)
 
 
 def test_the_examples_are_solved(capsys: pytest.CaptureFixture[str]) -> None:
     for words in ([str(PIPELINE)], [str(PIPELINE), "--objective", "latency"], [str(STUDY)]):
-        assert main(["solve", *words, "--json"]) == 0
-        document = json.loads(capsys.readouterr().out)
+        document = answered(capsys, ["solve", *words])
         assert document["proven"]
         assert document["gap"] == pytest.approx(0.0, abs=1e-9)
         assert sum(len(p["nodes"]) for p in document["parts"]) in (6, 8)
-    assert main(["solve", str(PIPELINE)]) == 0
-    says(capsys.readouterr().out)
+    tells(capsys, "solve", str(PIPELINE))
 
 
 def test_several_chains_share_the_devices(tmp_path: Path) -> None:
@@ -265,8 +262,7 @@ def test_several_chains_share_the_devices(tmp_path: Path) -> None:
 def test_a_study_on_a_table_finds_what_is_proven(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--model", str(STUDY), "--evaluator", "table", "--max-stages", "6", "-q"]
     words += ["--out", str(tmp_path / "run")]
-    assert main([*words, "--budget", "30", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = answered(capsys, [*words, "--budget", "30"])
     best = solve_file(STUDY, None, 1.0)
     assert result["best"]["latency_ms"]["median"] == pytest.approx(best.value)
     assert result["bounds"]["proven"]
@@ -277,10 +273,15 @@ def test_a_study_on_a_table_finds_what_is_proven(tmp_path: Path, capsys: pytest.
 def test_a_model_that_fits_nowhere_whole_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = SMALL.replace("overhead: 0.1", "overhead: 0.1, memory_bytes: 100")
     words = ["--model", str(_written(tmp_path, text)), "--evaluator", "table", "--out", str(tmp_path / "run"), "-q"]
-    assert main([*words, "--budget", "10", "--max-stages", "3", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = answered(capsys, [*words, "--budget", "10", "--max-stages", "3"])
     assert len(result["best"]["plan"]["stages"]) > 1
     assert result["bounds"]["proven"]
+
+
+def _best_ms(capsys: pytest.CaptureFixture[str], words: Sequence[str]) -> float:
+    """Return the latency of the best plan of a study."""
+    found: float = answered(capsys, words)["best"]["latency_ms"]["median"]
+    return found
 
 
 def _two(tmp_path: Path, other: str = STREAM) -> list[str]:
@@ -292,18 +293,15 @@ def _two(tmp_path: Path, other: str = STREAM) -> list[str]:
 
 
 def test_several_tables_run_at_once_and_pay_their_transfers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*_two(tmp_path), "--objective", "makespan", "--json"]) == 0
     # The cpu does both first operators and the gpu, which waits for them, both second ones: 2 + (1 + 3) + (1 + 3) ms;
     # or one of the two is whole on a processor: on the gpu it takes 8 ms, and the other one 11 ms on the cpu.
-    found = json.loads(capsys.readouterr().out)["best"]["latency_ms"]["median"]
+    found = _best_ms(capsys, [*_two(tmp_path), "--objective", "makespan"])
     assert found == pytest.approx(10.0)
     hot = [*_two(tmp_path), "--state", "usual:", "--state", "hot:gpu=2", "--objective", "makespan", "--json"]
-    assert main(hot) == 2  # another study than the one in this folder
-    says(capsys.readouterr().err)
-    assert main([*hot, "--out", str(tmp_path / "hot")]) == 0
+    tells(capsys, *hot, code=2)  # another study than the one in this folder
     # A transfer takes as long as ever: 2 + (1 + 6) + (1 + 6) ms with the same plan; but 2 + 11 ms on the cpu where it
     # does all but one second operator.
-    assert json.loads(capsys.readouterr().out)["best"]["latency_ms"]["median"] == pytest.approx(13.0)
+    assert _best_ms(capsys, [*hot, "--out", str(tmp_path / "hot")]) == pytest.approx(13.0)
     assert main(["report", str(tmp_path / "hot")]) == 0
 
 
@@ -313,9 +311,8 @@ def test_a_processor_keeps_what_all_models_need(tmp_path: Path, capsys: pytest.C
     )
     words = _two(tmp_path, text)
     (tmp_path / "one.yaml").write_text(text)
-    assert main([*words, "--objective", "makespan", "--json"]) == 0
     # One second operator is on the cpu: 2 + 2 + 9 ms there, or the cpu does one model whole and the gpu the other.
-    assert json.loads(capsys.readouterr().out)["best"]["latency_ms"]["median"] == pytest.approx(11.0)
+    assert _best_ms(capsys, [*words, "--objective", "makespan"]) == pytest.approx(11.0)
 
 
 def test_a_workload_of_tables_may_be_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -323,8 +320,8 @@ def test_a_workload_of_tables_may_be_a_file(tmp_path: Path, capsys: pytest.Captu
     lines = [f"  - {{model: {name}, deadline_ms: 100}}\n" for name in ("one.yaml", "other.yaml")]
     (tmp_path / "both.yaml").write_text(f"models:\n{''.join(lines)}")
     words = ["--model", str(tmp_path / "both.yaml"), "--evaluator", "table", "--budget", "4", "-q", "--json"]
-    assert main([*words, "--objective", "misses", "--out", str(tmp_path / "run")]) == 0
-    assert len(json.loads(capsys.readouterr().out)["workload"]["clients"]) == 2
+    found = answered(capsys, [*words, "--objective", "misses", "--out", str(tmp_path / "run")])
+    assert len(found["workload"]["clients"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -334,8 +331,7 @@ def test_tables_that_do_not_go_together(tmp_path: Path, capsys: pytest.CaptureFi
     words = _two(tmp_path, other)
     if "count" not in other:
         (tmp_path / "other.yaml").write_text(other)  # whose network has the name of the first one's
-    assert main(words) == 2
-    says(capsys.readouterr().err)
+    tells(capsys, *words, code=2)
 
 
 @pytest.mark.parametrize(
@@ -369,13 +365,10 @@ def test_wrong_tables_are_reported_by_line(
 
 def test_what_cannot_be_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tight = SMALL.replace("overhead: 0.1", "memory_bytes: 10")
-    assert main(["solve", str(_written(tmp_path, tight))]) == 3
-    says(capsys.readouterr().err)
-    assert main(["solve", str(_written(tmp_path)), "--time-limit", "0"]) == 2
-    says(capsys.readouterr().err)
-    assert main(["solve", str(tmp_path / "none.yaml")]) == 2
-    assert main(["--model", str(PIPELINE), "--evaluator", "table", "--out", str(tmp_path / "r")]) == 2
-    says(capsys.readouterr().err)
+    tells(capsys, "solve", str(_written(tmp_path, tight)), code=3)
+    tells(capsys, "solve", str(_written(tmp_path)), "--time-limit", "0", code=2)
+    tells(capsys, "solve", str(tmp_path / "none.yaml"), code=2)
+    tells(capsys, "--model", str(PIPELINE), "--evaluator", "table", "--out", str(tmp_path / "r"), code=2)
     with fails(UsageError):
         TableEvaluator().platform()
     evaluator = TableEvaluator(read_table(STUDY))
@@ -395,8 +388,7 @@ def test_the_solver_is_an_extra(
     assert main(["solve", str(_written(tmp_path))]) == 0  # a single chain needs none
     capsys.readouterr()
     text = SMALL + SMALL[SMALL.index("  - name: a") :].replace("name: a", "name: b")
-    assert main(["solve", str(_written(tmp_path, text)), "--objective", "period"]) == 4
-    says(capsys.readouterr().err)
+    tells(capsys, "solve", str(_written(tmp_path, text)), "--objective", "period", code=4)
 
 
 def test_stages_of_a_stream_overlap(tmp_path: Path) -> None:
@@ -489,5 +481,4 @@ def test_several_tables_may_have_operators_of_no_time_or_never(
     text = STREAM.replace(was, now)
     assert text != STREAM
     words = _two(tmp_path, text)
-    assert main([*words, "--objective", "makespan", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["best"]["latency_ms"]["median"] > 0.0
+    assert _best_ms(capsys, [*words, "--objective", "makespan"]) > 0.0

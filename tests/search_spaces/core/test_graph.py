@@ -41,18 +41,6 @@ def test_the_whole_graph_borders_on_its_inputs_and_outputs(graph: Graph) -> None
     assert set(border.outputs) == {i for i in graph.outputs if i in graph.producer}
 
 
-@given(graphs())
-def test_networkx_has_the_same_edges_and_bytes(graph: Graph) -> None:
-    import networkx as nx
-
-    drawn = graph.to_networkx()
-    assert nx.is_directed_acyclic_graph(drawn)
-    assert {(a, b) for b in range(len(graph.operators)) for a in graph.predecessors(b)} == set(drawn.edges)
-    for before, after in drawn.edges:
-        shared = set(graph.operators[before].outputs) & set(graph.operators[after].inputs)
-        assert drawn.edges[before, after]["nbytes"] == sum(graph.tensors[i].nbytes for i in shared)
-
-
 @given(graphs(), graphs())
 def test_digest_and_equality_agree(one: Graph, other: Graph) -> None:
     again = Graph(one.name, one.tensors, one.operators, one.inputs, one.outputs)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
 from search_spaces.core.decoded_plan import decoded_plan, jobs_of
 from search_spaces.core.errors import PlanError, UsageError
@@ -34,7 +33,7 @@ from search_spaces.models import load
 from search_spaces.spaces.shared_workload_space import SharedWorkloadSpace
 from search_spaces.spaces.workload_space import WorkloadSpace
 from tests.support.sentences import fails, says
-from tests.support.strategies import chain_graph, graphs, one_core
+from tests.support.strategies import chain_graph, graphs, one_core, parameters
 
 
 def two_cores() -> Platform:
@@ -87,15 +86,7 @@ def test_models_are_joined_under_different_names() -> None:
 @settings(max_examples=50)
 @given(spaces, st.data())
 def test_decoding_is_total_and_what_it_returns_is_canonical(space: WorkloadSpace, data: st.DataObject) -> None:
-    params = {}
-    for name, distribution in space.distributions().items():
-        choices = getattr(distribution, "choices", None)
-        if choices is None:
-            low, high = getattr(distribution, "low", 1), getattr(distribution, "high", 1)
-            params[name] = data.draw(st.integers(low, max(low, high)), label=name)
-        else:
-            params[name] = data.draw(st.sampled_from(choices), label=name)
-    plan = space.decode(params)
+    plan = space.decode(data.draw(parameters(space.distributions())))
     plan.validate(space.joined.graph, space.platform)
     assert space.decode(space.encode(plan)) == plan
     assert space.plan(decoded_plan(plan, space.joined)) == plan
@@ -333,15 +324,11 @@ def test_models_that_are_shared_by_processors_are_plans_of_a_space(space: Shared
 
 
 @pytest.mark.parametrize("space", SHARED, ids=NAMES)
-def test_any_parameters_stand_for_a_plan_of_shared_models(space: SharedWorkloadSpace) -> None:
-    rng = np.random.default_rng(3)
-    found = space.distributions()
-    for _ in range(4):
-        params = {
-            name: distribution.to_external_repr(_drawn(distribution, rng)) for name, distribution in found.items()
-        }
-        plan = space.decode(params)
-        assert space.decode(space.encode(plan)) == plan
+@settings(max_examples=5, deadline=None)
+@given(data=st.data())
+def test_any_parameters_stand_for_a_plan_of_shared_models(space: SharedWorkloadSpace, data: st.DataObject) -> None:
+    plan = space.decode(data.draw(parameters(space.distributions())))
+    assert space.decode(space.encode(plan)) == plan
 
 
 def test_other_names_for_alike_processors_stay_in_the_space() -> None:
@@ -375,10 +362,3 @@ def test_all_plans_of_a_small_model_are_numbered() -> None:
     space = shared("mobilenet_v1@0.25/64", 1)
     tiny = space.models[0]
     assert space._count_rows() == tiny.cardinality()
-
-
-def _drawn(distribution: BaseDistribution, rng: np.random.Generator) -> float:
-    if isinstance(distribution, CategoricalDistribution):
-        return float(rng.integers(len(distribution.choices)))
-    assert isinstance(distribution, IntDistribution)
-    return float(rng.integers(distribution.low, distribution.high + 1))

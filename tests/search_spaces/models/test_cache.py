@@ -18,6 +18,7 @@ from search_spaces.core.errors import UsageError
 from search_spaces.models import load
 from search_spaces.models.cache import ENVIRONMENT, cache_dir, cached
 from search_spaces.models.zoo import VERSION
+from tests.support.narrowing import there
 from tests.support.sentences import fails
 
 CONTENT = b"weights" * 1000
@@ -140,8 +141,7 @@ def test_a_killed_build_is_started_anew_and_cleared_away(folder: Path) -> None:
     child.start()
     while not started(folder):
         time.sleep(0.01)
-    assert child.pid is not None
-    os.kill(child.pid, signal.SIGKILL)
+    os.kill(there(child.pid), signal.SIGKILL)
     child.join()
     assert (folder / "models" / "m.v1.building").exists()
     assert cached("m", 1, Build()).read_bytes() == CONTENT

@@ -17,6 +17,7 @@ from optimizer.cli import main
 from search_spaces.core.errors import ModelError
 from search_spaces.models import convert, load
 from search_spaces.models.convert import TOLERANCE, kind_of
+from tests.support.commands import tells
 from tests.support.sentences import fails, says
 
 FINITE = arrays(np.float32, (2, 3), elements=st.floats(-100, 100, width=32))
@@ -52,8 +53,7 @@ def test_without_a_converter_the_line_tells_how_to_convert(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(convert, "_environment", lambda _: None)
     if ":" not in source:
-        assert main(["inspect", source]) == 2
-        says(capsys.readouterr().err)
+        tells(capsys, "inspect", source, code=2)
         Path(source).write_bytes(b"anything")
     assert main(["inspect", source]) == 4
     output = capsys.readouterr().err
@@ -130,8 +130,7 @@ def test_a_converter_sees_this_package_and_nothing_that_is_installed_beside_it(
     converter(body, tmp_path / "python")
     monkeypatch.setattr(convert, "__file__", str(site / "search_spaces" / "models" / "convert.py"))
     monkeypatch.setattr(convert, "_environment", lambda _: (str(tmp_path / "python"), "1"))
-    assert main(["inspect", str(tmp_path / "net.onnx")]) == 2
-    says(capsys.readouterr().err)
+    tells(capsys, "inspect", str(tmp_path / "net.onnx"), code=2)
 
 
 def test_what_was_converted_is_kept_until_its_source_changes(

@@ -35,10 +35,11 @@ from search_spaces.rewrites.lower import Lowering
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.cuts import every_layer
 from tests.benchmarks.operators import interpreted
-from tests.support.commands import SEARCHED
+from tests.support.commands import SEARCHED, tells
 from tests.support.models.custom_operator import kernels
 from tests.support.models.litert_loading import loaded
 from tests.support.models.tflite_models import SHAPE, TYPES, Array, Net, quantized
+from tests.support.narrowing import there
 from tests.support.sentences import fails, says
 
 PORTS = (Tensor("image", (2, 3), "float32", 24), Tensor("n", (), "int32", 4))
@@ -55,9 +56,7 @@ def run_alone(graph: Graph) -> list[Array]:
     plan = chain_plan(graph, every_layer(graph), ["cpu0"] * (len(every_layer(graph)) + 1))
     with LitertEvaluator().prepare(platform) as session, closing(loaded(session, graph, plan)) as candidate:
         candidate.run(1)
-        agreement = candidate.verify()
-        assert agreement is not None
-        assert agreement.identical
+        assert there(candidate.verify()).identical
         return [np.array(a) for a in candidate.outputs()]
 
 
@@ -225,11 +224,9 @@ def test_a_signature_is_chosen_by_its_name(tmp_path: Path, capsys: pytest.Captur
         assert same(list(runner.run(runner.read(tmp_path / "x.npy")).values()), [-values])
     assert main(["inspect", str(path), "--signature", "minus", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.rpartition("\n{")[2].join(["{", ""]))["totals"]["operators"] == 1
-    assert main(["inspect", str(path), "--signature", "none"]) == 2
-    says(capsys.readouterr().err)
+    tells(capsys, "inspect", str(path), "--signature", "none", code=2)
     np.save(tmp_path / "y.npy", np.zeros((2, 3), np.float32))
-    assert main(["execute", str(out), "--input", str(tmp_path / "y.npy")]) == 2
-    says(capsys.readouterr().err)
+    tells(capsys, "execute", str(out), "--input", str(tmp_path / "y.npy"), code=2)
 
 
 @pytest.mark.litert
@@ -251,8 +248,7 @@ def test_kernels_of_custom_operators(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["execute", str(out), "--custom-ops", str(library)]) == 0
     assert main(["compare", str(out), str(out), "--custom-ops", str(library), "-q"]) == 0
     capsys.readouterr()
-    assert main(["export", str(out)]) == 0
-    says(capsys.readouterr().out)
+    tells(capsys, "export", str(out))
     says((out / "export" / "README.md").read_text())
     assert " custom=Twice:1" in (out / "export" / "plan.txt").read_text()
     assert str(library) not in Path("/proc/self/maps").read_text()  # processes of their own have loaded it
@@ -262,8 +258,7 @@ def test_kernels_of_custom_operators(tmp_path: Path, capsys: pytest.CaptureFixtu
     with RunPlan(out / "export") as plan:
         assert same(list(plan.run(values).values()), [wanted])
     capsys.readouterr()
-    assert main(["execute", str(out)]) == 4
-    says(capsys.readouterr().err)
+    tells(capsys, "execute", str(out), code=4)
     allow(str(tmp_path / "ops.c"))
     with fails(UnavailableError):
         run_alone(load(str(path), custom_ops=tmp_path / "ops.c"))
@@ -286,14 +281,12 @@ def test_an_operator_whose_kernel_a_library_lacks_is_named(tmp_path: Path) -> No
 
 def test_rewritten_models_keep_inputs_and_kernels(tmp_path: Path) -> None:
     graph = load("squeezenet1_1@0.25/64")
-    assert graph.source is not None
     given, library = (np.ones(graph.tensors[graph.inputs[0]].shape, np.float32),), tmp_path / "libops.so"
-    graph = replace(graph, source=replace(graph.source, given=given, custom_ops=library))
+    graph = replace(graph, source=replace(there(graph.source), given=given, custom_ops=library))
     sides = (Share("height", 0, 15), Share("height", 15, 31))
     stages = [Stage((0,), processor, share) for processor, share in zip(("cpu0", "cpu1"), sides, strict=True)]
     plan = Plan(graph.digest, (*stages, Stage(tuple(range(1, len(graph.operators))), "cpu0")))
-    lowered = Lowering(graph).lower(plan).graph.source
-    assert lowered is not None
+    lowered = there(Lowering(graph).lower(plan).graph.source)
     assert lowered.rewritten
     assert (lowered.given, lowered.custom_ops) == (given, library)
 

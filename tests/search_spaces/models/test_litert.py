@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from ai_edge_litert import schema_py_generated as schema
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,12 +18,8 @@ from search_spaces.models.litert import read_model
 from search_spaces.models.source import Extent
 from search_spaces.models.zoo.builder import Builder
 from tests.support.models.tflite_models import single, tiny
+from tests.support.narrowing import there
 from tests.support.sentences import fails
-
-
-@pytest.fixture(scope="module")
-def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("scratch") / "scratch.tflite"
 
 
 def test_layers_come_back(scratch: Path) -> None:
@@ -57,8 +52,7 @@ def test_extents_hold_the_weights_and_the_schema_only_small_ones(tmp_path: Path)
     draft = net.finish(net.fully_connected(net.fully_connected(x, 16, "small"), 17, "large"))
     draft.write(tmp_path / "m.tflite")
     graph = read_model(tmp_path / "m.tflite")
-    source = graph.source
-    assert source is not None
+    source = there(graph.source)
     content = source.path.read_bytes()
     weights = {t.name: t for t in graph.tensors if t.constant}
     for name in ("small/kernel", "large/kernel"):
@@ -98,8 +92,7 @@ def test_a_custom_operator_has_its_own_name(scratch: Path) -> None:
     graph = write_and_read(model, scratch, dict.fromkeys(tiny().weights, bytes(1024)))
     assert graph.operators[0].kind == "Mine"
     assert graph.operators[0].options == {}
-    assert graph.source is not None
-    assert graph.source.schema.subgraphs[0].operators[0].customOptions.tolist() == [0, 1, 2, 3, 4]
+    assert there(graph.source).schema.subgraphs[0].operators[0].customOptions.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_codes_of_files_from_before_the_wider_field(scratch: Path) -> None:
@@ -148,8 +141,7 @@ def test_data_behind_the_flatbuffer(scratch: Path) -> None:
         read_model(scratch)
     with scratch.open("r+b") as file:
         file.truncate((1 << 20) + 16)
-    source = read_model(scratch).source
-    assert source is not None
+    source = there(read_model(scratch).source)
     assert source.extents == {1: Extent(1 << 20, 16, inline=False)}
 
 
@@ -161,8 +153,7 @@ def test_options_of_a_custom_operator_behind_the_flatbuffer_come_in(scratch: Pat
     with scratch.open("r+b") as file:
         file.seek(1 << 16)
         file.write(b"abc")
-    source = read_model(scratch).source
-    assert source is not None
+    source = there(read_model(scratch).source)
     operator = source.schema.subgraphs[0].operators[0]
     assert operator.customOptions.tobytes() == b"abc"
     assert operator.largeCustomOptionsOffset == 0
@@ -171,8 +162,7 @@ def test_options_of_a_custom_operator_behind_the_flatbuffer_come_in(scratch: Pat
 def test_further_subgraphs_stay_in_the_schema(scratch: Path) -> None:
     model = single([X])
     model.subgraphs.append(schema.SubGraphT(tensors=[X], inputs=[0], outputs=[0], operators=[], name="body"))
-    source = write_and_read(model, scratch).source
-    assert source is not None
+    source = there(write_and_read(model, scratch).source)
     assert [s.name for s in source.schema.subgraphs] == [b"main", b"body"]
 
 

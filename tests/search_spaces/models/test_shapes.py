@@ -15,6 +15,7 @@ from search_spaces.models.shapes import fix_shapes
 from search_spaces.models.stages import cut_stage
 from tests.support.models.stage_models import apart, same
 from tests.support.models.tflite_models import TYPES, Net
+from tests.support.narrowing import there
 from tests.support.sentences import says
 
 
@@ -57,9 +58,7 @@ def test_other_shapes_are_another_model(tmp_path: Path) -> None:
     path = str(flattening().write(tmp_path / "m.tflite"))
     one, two = (load(path, [f"image={n},2,2"]) for n in (1, 2))
     assert one.digest != two.digest
-    assert one.source is not None
-    assert two.source is not None
-    assert one.source.content_digest() != two.source.content_digest()
+    assert there(one.source).content_digest() != there(two.source).content_digest()
 
 
 def test_what_data_decides_stays_open_and_together(tmp_path: Path) -> None:

@@ -1,18 +1,24 @@
-"""What the file of a stage holds: its weights and no others, signatures, quantisation, and weights behind it."""
+"""What the file of a stage holds: its border, its weights and no others, signatures, and weights behind it."""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from ai_edge_litert import schema_py_generated as schema
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from search_spaces.core.errors import ModelError
+from search_spaces.core.graph import Graph
+from search_spaces.core.platform import Platform
 from search_spaces.models.flatbuffer import pack_header, point_outside, write_model
 from search_spaces.models.litert import read_model
-from search_spaces.models.stages import StageModel, cut_stage
+from search_spaces.models.source import ModelSource
+from search_spaces.models.stages import StageModel, cut_stage, packing_model
 from tests.support.models.stage_models import apart, pieces, same
 from tests.support.models.tflite_models import (
     TYPES,
@@ -22,12 +28,53 @@ from tests.support.models.tflite_models import (
     whole_model,
     with_signature,
 )
+from tests.support.narrowing import there
 from tests.support.sentences import fails
+from tests.support.strategies import chain_graph, one_core, placements
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("stages")
+@settings(max_examples=8, deadline=None)
+@given(data=st.data())
+def test_a_stage_file_has_the_border_of_its_stage(squeezenet: Graph, folder: Path, data: st.DataObject) -> None:
+    for stage in data.draw(placements(squeezenet, Platform("one", (one_core(0),)))).stages:
+        model, border = cut_stage(squeezenet, stage.operators), squeezenet.boundary(stage.operators)
+        assert (model.inputs, model.outputs) == (border.inputs, border.outputs)
+        assert len(model.view()) % 4096 == 0
+        file = folder / "stage.tflite"
+        assert model.write(file) == hashlib.sha256(file.read_bytes()).hexdigest()
+        again = read_model(file)
+        assert [o.kind for o in again.operators] == [squeezenet.operators[i].kind for i in stage.operators]
+        for mine, theirs in ((again.inputs, border.inputs), (again.outputs, border.outputs)):
+            assert [again.tensors[t] for t in mine] == [squeezenet.tensors[t] for t in theirs]
+
+
+def test_the_model_for_packing_holds_each_operator_with_weights_once_more(squeezenet: Graph, folder: Path) -> None:
+    model = packing_model(squeezenet)
+    alone = [o for o in squeezenet.operators if any(t != -1 and squeezenet.tensors[t].constant for t in o.inputs)]
+    assert len(model.schema.subgraphs) == 1 + len(alone)
+    model.write(folder / "packing.tflite")
+    packing = [(str(folder / "packing.tflite"), b"", squeezenet.inputs, squeezenet.outputs)]
+    found, wanted = (run_pieces(m, some_inputs(squeezenet))[0] for m in (packing, whole_model(squeezenet)))
+    assert found[squeezenet.outputs[0]].tobytes() == wanted[squeezenet.outputs[0]].tobytes()
+
+
+def test_a_file_that_changed_is_not_cut(folder: Path) -> None:
+    file = doubling().write(folder / "model.tflite")
+    model = cut_stage(read_model(file), [0])
+    file.write_bytes(b"x")
+    with fails(ModelError):
+        model.write(folder / "changed.tflite")
+    file.unlink()
+    with fails(ModelError):
+        model.write(folder / "changed.tflite")
+    assert not (folder / "changed.tflite").exists()
+    with fails(ModelError):
+        ModelSource(file, 0, model.schema, {}).content_digest()
+
+
+def test_a_graph_without_a_file_cannot_be_cut() -> None:
+    with fails(ModelError):
+        cut_stage(chain_graph(3), [0])
 
 
 def test_weights_go_only_where_they_are_read(folder: Path) -> None:
@@ -71,8 +118,7 @@ def test_the_least_version_of_the_runtime_is_kept(folder: Path) -> None:
     net.outputs(net.op("RELU", [net.op("RELU", [x])]))
     graph = read_model(net.write(folder / "m.tflite"))
     cut_stage(graph, [0]).write(folder / "stage.tflite")
-    source = read_model(folder / "stage.tflite").source
-    assert source is not None
+    source = there(read_model(folder / "stage.tflite").source)
     assert [m.name for m in source.schema.metadata] == [b"min_runtime_version"]
     assert source.schema.buffers[1].data.tobytes() == b"2.3.0"
     assert len(cut_stage(graph, [0, 1]).schema.metadata) == 2
@@ -87,8 +133,7 @@ def test_quantisation_and_names_are_kept(folder: Path) -> None:
     graph = read_model(net.write(folder / "m.tflite"))
     cut_stage(graph, [1]).write(folder / "stage.tflite")
     stage = read_model(folder / "stage.tflite")
-    assert stage.source is not None
-    tensor: Any = stage.source.schema.subgraphs[0].tensors[0]
+    tensor: Any = there(stage.source).schema.subgraphs[0].tensors[0]
     assert (tensor.name, tensor.quantization.scale.tolist()) == (b"q", [0.5, 0.25])
     assert tensor.quantization.quantizedDimension == 3
 
@@ -116,8 +161,7 @@ def test_weights_behind_the_flatbuffer(folder: Path) -> None:
     net = doubling()
     write_model(net.model, blobs(net), folder / "outside.tflite", outside=True)
     graph = read_model(folder / "outside.tflite")
-    assert graph.source is not None
-    assert {e.inline for e in graph.source.extents.values()} == {False}
+    assert {e.inline for e in there(graph.source).extents.values()} == {False}
     for views in (False, True):
         same(graph, apart(graph), folder, views=views)
 
@@ -128,8 +172,7 @@ def test_a_stage_of_more_than_two_gigabytes_has_its_weights_behind_it(
     graph = read_model(doubling().write(folder / "m.tflite"))
     monkeypatch.setattr("search_spaces.models.stages.MAX_INSIDE_NBYTES", 0)
     cut_stage(graph, [0]).write(folder / "stage.tflite")
-    source = read_model(folder / "stage.tflite").source
-    assert source is not None
+    source = there(read_model(folder / "stage.tflite").source)
     assert {e.inline for e in source.extents.values()} == {False}
     same(graph, apart(graph), folder)
 

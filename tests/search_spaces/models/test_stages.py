@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import networkx as nx
 import numpy as np
 import pytest
 from ai_edge_litert import schema_py_generated as schema
@@ -12,34 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search_spaces.core.errors import ModelError
-from search_spaces.core.graph import Graph
-from search_spaces.core.plan import Plan, Stage, canonical
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.models.litert import read_model
 from search_spaces.models.stages import cut_stage
-from search_spaces.spaces.chain import ChainSpace
 from tests.support.models.stage_models import apart, calling, counter, same
 from tests.support.models.tflite_models import SHAPE, Net, nets, variable
 from tests.support.sentences import fails
+from tests.support.strategies import placements
 
 PROCESSOR = Platform("one", (Processor("cpu", "cpu", {}, "cpu"),))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("stages")
-
-
-@st.composite
-def partitions(draw: st.DrawFn, graph: Graph) -> Plan:
-    """Every partition whose quotient graph is acyclic can be drawn: circles are joined into one stage."""
-    labels = [draw(st.integers(0, 3)) for _ in graph.operators]
-    quotient: nx.DiGraph[int] = nx.DiGraph()
-    quotient.add_nodes_from(set(labels))
-    quotient.add_edges_from((labels[b], labels[o]) for o in range(len(labels)) for b in graph.predecessors(o))
-    joined = list(nx.strongly_connected_components(quotient))
-    stages = tuple(Stage(tuple(o for o, label in enumerate(labels) if label in group), "cpu") for group in joined)
-    return canonical(Plan(graph.digest, stages), graph, PROCESSOR)
 
 
 # The law
@@ -49,19 +29,9 @@ def partitions(draw: st.DrawFn, graph: Graph) -> Plan:
 @settings(max_examples=60, deadline=None)
 def test_every_acyclic_partition_computes_what_the_whole_computes(folder: Path, net: Net, data: st.DataObject) -> None:
     graph = read_model(net.write(folder / "m.tflite"))
-    plan = data.draw(partitions(graph))
+    plan = data.draw(placements(graph, PROCESSOR))
     plan.validate(graph)
     same(graph, [s.operators for s in plan.stages], folder, views=data.draw(st.booleans()))
-
-
-@given(nets(), st.data())
-@settings(max_examples=60, deadline=None)
-def test_no_decoded_plan_has_a_circle(folder: Path, net: Net, data: st.DataObject) -> None:
-    graph = read_model(net.write(folder / "m.tflite"))
-    space = ChainSpace(graph, PROCESSOR, data.draw(st.integers(1, len(graph.operators))))
-    plan = space.plan_at(data.draw(st.integers(0, space.cardinality() - 1)))
-    plan.validate(graph, PROCESSOR)
-    assert canonical(plan, graph, PROCESSOR) == plan == space.decode(space.encode(plan))
 
 
 # Constants that operators compute

@@ -15,6 +15,7 @@ from search_spaces.models.litert import read_model
 from search_spaces.models.zoo import draft
 from search_spaces.models.zoo.builder import Builder
 from tests.support.models.tflite_models import Array, run_pieces, some_inputs, whole_model
+from tests.support.narrowing import there
 
 
 def kernel(graph: Graph, name: str) -> Array:
@@ -27,8 +28,7 @@ def kernel(graph: Graph, name: str) -> Array:
 
 def test_the_same_bytes_each_time(squeezenet: Graph, tmp_path: Path) -> None:
     draft("squeezenet1_1").write(tmp_path / "again.tflite")
-    assert squeezenet.source is not None
-    assert (tmp_path / "again.tflite").read_bytes() == squeezenet.source.path.read_bytes()
+    assert (tmp_path / "again.tflite").read_bytes() == there(squeezenet.source).path.read_bytes()
 
 
 def test_a_weight_depends_on_its_name_alone(tmp_path: Path) -> None:

@@ -27,19 +27,13 @@ from search_spaces.rewrites.lower import Lowering, lowering
 from search_spaces.rewrites.tucker import Layer, tucker_layers
 from search_spaces.spaces.segment_space import SegmentSpace
 from tests.search_spaces.rewrites.test_tucker import images, outputs
-from tests.search_spaces.spaces.test_segment_space import TWO
-from tests.support.models.split_models import VALID, Layers
+from tests.search_spaces.spaces.test_segment_space import TWO, small
+from tests.support.narrowing import there
 
 
 def written(folder: Path) -> Graph:
     """Return a network with two convolutions that may be decomposed and can be split along both axes."""
-    found = Layers((1, 32, 16, 8))
-    found.conv(16)
-    found.conv(16)
-    found.pool("MAX_POOL_2D", 2, 2, VALID)
-    found.dense(32)
-    found.done()
-    return read_model(found.net.write(folder / "model.tflite"))
+    return read_model(small().net.write(folder / "model.tflite"))
 
 
 def with_ranks(plan: Plan, layers: tuple[Layer, ...], share: float) -> Plan:
@@ -94,16 +88,14 @@ def test_triples_in_split_chains_run_and_are_predicted(tmp_path: Path, axis: str
             with closing(session.load(graph, each)) as candidate:
                 batch = candidate.run(2)
                 assert batch.stage_s.shape == (2, len(each.stages))
-                agreement = candidate.verify()
-                assert agreement is not None
+                agreement = there(candidate.verify())
                 errors.append(agreement.max_rel_error)
         (tmp_path / "best").mkdir()
         agreement = session.deploy(tmp_path / "best", graph, plan)
     assert errors[0] == pytest.approx(errors[1], abs=1e-4)
     assert agreement.max_rel_error == pytest.approx(errors[0], abs=1e-4)
     predictor = CostModelEvaluator()
-    described = predictor.described("pixel4")
-    assert described is not None
+    described = there(predictor.described("pixel4"))
     processors = [p.name for p in described.processors][:2]
     moved = replace(plan, stages=tuple(replace(s, processor=processors[int(s.processor[-1])]) for s in plan.stages))
     with predictor.prepare(described) as model, closing(model.load(graph, moved)) as candidate:

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from search_spaces.core.errors import RewriteError
 from search_spaces.core.graph import Graph
 from search_spaces.models.litert import read_model
-from search_spaces.models.stages import cut_stage
 from search_spaces.rewrites.locality import Window
 from search_spaces.rewrites.splits import Axis, Split, SplitGraph, divide, extent, split_operators
 from search_spaces.spaces.shared_parts import SharedParts
+from tests.search_spaces.rewrites.test_tucker import outputs
 from tests.support.models.split_models import SAME, VALID, Layers, layers
-from tests.support.models.tflite_models import Array, run_pieces
 from tests.support.sentences import fails
 
 AXES: tuple[Axis, ...] = ("height", "channels")
@@ -42,20 +41,13 @@ def splits(graph: Graph, data: st.DataObject, most_sides: int = 3) -> Split:
     return found
 
 
-def outputs(graph: Graph, path: Path, value: Array) -> list[Array]:
-    cut_stage(graph, range(len(graph.operators))).write(path)
-    (found,) = run_pieces([(str(path), b"", graph.inputs, graph.outputs)], {graph.inputs[0]: value})
-    return [found[t] for t in graph.outputs]
-
-
 def agree(drawn: Layers, made: tuple[Split, ...] | None, data: st.DataObject | None, *, exact: bool) -> SplitGraph:
     """Split a model and compare what it computes with what it computed before."""
     with tempfile.TemporaryDirectory() as folder:
         graph = read_model(drawn.net.write(Path(folder) / "model.tflite"))
         found = split_operators(graph, made or (splits(graph, data),) if data is not None else made or ())
         value = drawn.value()
-        before = outputs(graph, Path(folder) / "before.tflite", value)
-        after = outputs(found.graph, Path(folder) / "after.tflite", value)
+        before, after = outputs(graph, value), outputs(found.graph, value)
     for a, b in zip(after, before, strict=True):
         if exact:
             np.testing.assert_array_equal(a, b)

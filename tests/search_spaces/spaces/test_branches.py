@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from search_spaces.core.graph import Graph, Operator
 from search_spaces.models.zoo import draft
 from search_spaces.spaces.branches import Branch, BranchGroup, branch_groups, walk
-from tests.support.strategies import chain_graph, graphs, tensor, vgg16_graph
+from tests.support.strategies import chain_graph, followers, graphs, tensor, vgg16_graph
 
 
 def network(*edges: tuple[str, str]) -> Graph:
@@ -126,7 +126,7 @@ def test_what_was_built_of_runs_and_groups_is_found(recipe: Recipe, shortcuts: b
 
 @given(graphs(max_operators=12))
 def test_branches_have_one_entry_one_exit_and_no_path_between_them(graph: Graph) -> None:
-    edges = graph.to_networkx()
+    edges = followers(graph)
     for found in walk(branch_groups(graph)):
         members = [set(branch.members()) for branch in found.branches]
         assert len(members) >= 2
@@ -143,7 +143,7 @@ def test_branches_have_one_entry_one_exit_and_no_path_between_them(graph: Graph)
 
 @given(graphs(max_operators=12))
 def test_a_branch_hands_on_from_part_to_part(graph: Graph) -> None:
-    edges = graph.to_networkx()
+    edges = followers(graph)
     for found in walk(branch_groups(graph)):
         for branch in found.branches:
             assert branch.operators == tuple(sorted(branch.operators))
@@ -162,7 +162,7 @@ def test_a_branch_hands_on_from_part_to_part(graph: Graph) -> None:
 @given(graphs(max_operators=12))
 def test_every_set_of_plain_runs_between_two_operators_is_in_a_group(graph: Graph) -> None:
     """The seed's definition word by word, found by following edges."""
-    edges = graph.to_networkx()
+    edges = followers(graph)
     runs: dict[tuple[int | None, int | None], list[tuple[int, ...]]] = {}
     plain = {n for n in edges if edges.in_degree(n) <= 1 and edges.out_degree(n) <= 1}
     for run in nx.weakly_connected_components(edges.subgraph(plain)):
@@ -174,17 +174,6 @@ def test_every_set_of_plain_runs_between_two_operators_is_in_a_group(graph: Grap
     for ends, paths in runs.items():
         if len(paths) > 1:
             assert set(paths) <= set(found[ends])
-
-
-def test_squeezenet_has_8_groups_of_2(squeezenet: Graph) -> None:
-    groups = branch_groups(squeezenet)
-    assert [len(g.branches) for g in groups] == [2] * 8
-    assert list(walk(groups)) == list(groups)
-    for found in groups:
-        assert found.entry is not None
-        assert found.exit is not None
-        assert squeezenet.operators[found.exit].kind == "CONCATENATION"
-        assert found.members() == (found.entry + 1, found.entry + 2)
 
 
 # Counted by hand in the papers' figures and tables: branches of the outermost groups → how many such groups, and groups
@@ -219,34 +208,6 @@ def test_a_plain_shortcut_is_no_branch_and_a_projected_one_is() -> None:
     assert branch_groups(plain) == ()
     projected = network(("in", "a"), ("a", "b"), ("b", "c"), ("a", "p"), ("c", "sum"), ("p", "sum"), ("sum", "out"))
     assert branch_groups(projected) == (group(0, 4, (1, 2), (3,)),)
-
-
-def test_a_residual_block_within_a_branch() -> None:
-    graph = network(("a", "b"), ("b", "c"), ("c", "d"), ("b", "d"), ("a", "e"), ("d", "f"), ("e", "f"))
-    assert branch_groups(graph) == (group(0, 5, (1, 2, 3), (4,)),)
-
-
-@pytest.mark.parametrize("joined", [True, False], ids=["joined inside", "joined by the block's concatenation"])
-def test_inception_v3_block_e_splits_3x3_into_1x3_and_3x1(joined: bool) -> None:
-    stem = [("in", "x"), ("x", "1x1"), ("x", "3x3"), ("3x3", "1x3"), ("3x3", "3x1")]
-    if joined:
-        graph = network(*stem, ("1x3", "mixed"), ("3x1", "mixed"), ("1x1", "end"), ("mixed", "end"))
-        inner = Branch((2, 5), (group(2, 5, (3,), (4,)),))
-        assert branch_groups(graph) == (BranchGroup(0, 6, (Branch((1,)), inner)),)
-    else:
-        graph = network(*stem, ("1x1", "end"), ("1x3", "end"), ("3x1", "end"))
-        inner = Branch((2,), (group(2, 5, (3,), (4,)),))
-        assert branch_groups(graph) == (BranchGroup(0, 5, (Branch((1,)), inner)),)
-        assert inner.members() == (2, 3, 4)
-
-
-def test_attention_nests_query_and_key_beside_value() -> None:
-    graph = network(
-        ("in", "x"), ("x", "q"), ("x", "k"), ("q", "scores"), ("k", "scores"), ("scores", "softmax"), ("x", "v"),
-        ("softmax", "mixed"), ("v", "mixed"), ("mixed", "sum"), ("x", "sum"), ("sum", "out"),
-    )  # fmt: skip
-    scores = Branch((3, 4), (group(0, 3, (1,), (2,)),))
-    assert branch_groups(graph) == (BranchGroup(0, 6, (scores, Branch((5,)))),)
 
 
 def test_branches_share_a_group_though_their_entry_feeds_others_too() -> None:

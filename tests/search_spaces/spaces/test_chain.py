@@ -3,7 +3,7 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from optuna.distributions import CategoricalDistribution, IntDistribution
+from optuna.distributions import CategoricalDistribution
 
 from search_spaces.core.errors import PlanError, UsageError
 from search_spaces.core.graph import Graph
@@ -11,7 +11,7 @@ from search_spaces.core.plan import Plan, Stage, canonical
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.spaces.chain import ChainSpace, chain_plan
 from tests.support.sentences import fails
-from tests.support.strategies import chain_graph, chains, graphs, platforms
+from tests.support.strategies import chain_graph, chains, graphs, parameters, platforms
 
 
 @st.composite
@@ -19,17 +19,6 @@ def spaces(draw: st.DrawFn, max_operators: int = 6) -> tuple[ChainSpace, Graph, 
     graph, platform = draw(graphs(max_operators=max_operators)), draw(platforms())
     max_stages = draw(st.integers(1, min(3, len(graph.operators))))
     return ChainSpace(graph, platform, max_stages), graph, platform, max_stages
-
-
-def _params(draw: st.DataObject, space: ChainSpace) -> dict[str, int | str]:
-    params: dict[str, int | str] = {}
-    for name, distribution in space.distributions().items():
-        if isinstance(distribution, IntDistribution):
-            params[name] = draw.draw(st.integers(distribution.low, distribution.high))
-        else:
-            assert isinstance(distribution, CategoricalDistribution)
-            params[name] = draw.draw(st.sampled_from([str(c) for c in distribution.choices]))
-    return params
 
 
 def _brute_force(graph: Graph, platform: Platform, max_stages: int) -> set[Plan]:
@@ -45,7 +34,7 @@ def _brute_force(graph: Graph, platform: Platform, max_stages: int) -> set[Plan]
 @given(spaces(), st.data())
 def test_decode_is_total_and_canonical(drawn: tuple[ChainSpace, Graph, Platform, int], data: st.DataObject) -> None:
     space, graph, platform, _ = drawn
-    params = _params(data, space)
+    params = data.draw(parameters(space.distributions()))
     plan = space.decode(params)
     plan.validate(graph, platform)
     assert len(plan.stages) == params["stages"]

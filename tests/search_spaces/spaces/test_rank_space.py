@@ -7,13 +7,11 @@ import tempfile
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from optuna.distributions import CategoricalDistribution, IntDistribution
 
 from evaluators.cost_model.session import CostModelEvaluator
 from optimizer.exact.chain_costs import ChainCosts
@@ -34,8 +32,9 @@ from search_spaces.spaces.rank_space import RankSpace
 from search_spaces.spaces.registry import make_space
 from tests.search_spaces.rewrites.test_tucker import images, outputs
 from tests.support.models.split_models import Layers
+from tests.support.narrowing import there
 from tests.support.sentences import fails
-from tests.support.strategies import one_core
+from tests.support.strategies import one_core, parameters
 
 MIXED = Platform("mixed", (one_core(0), one_core(1), Processor("npu", "npu", {"npu": 1.0}, "npu")))
 
@@ -55,19 +54,9 @@ def space() -> RankSpace:
     return RankSpace(small(), ChainSpace(small(), MIXED, 2))
 
 
-def drawn_params(data: st.DataObject, found: RankSpace) -> dict[str, Any]:
-    params: dict[str, Any] = {}
-    for name, each in found.distributions().items():
-        if isinstance(each, IntDistribution):
-            params[name] = data.draw(st.integers(each.low, each.high))
-        elif isinstance(each, CategoricalDistribution):
-            params[name] = data.draw(st.sampled_from(each.choices))
-    return params
-
-
 @given(st.data())
 def test_every_draw_is_a_plan_of_the_space(data: st.DataObject) -> None:
-    plan = space().decode(drawn_params(data, space()))
+    plan = space().decode(data.draw(parameters(space().distributions())))
     plan.validate(small(), MIXED)
     assert space().decode(space().encode(plan)) == plan
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
@@ -174,8 +163,7 @@ def test_what_ranks_break_is_reported() -> None:
 def test_a_plan_with_ranks_costs_what_the_decomposed_model_costs() -> None:
     graph = draft("vgg11@0.25/32").graph()
     evaluator = CostModelEvaluator()
-    platform = evaluator.described("pixel4")
-    assert platform is not None
+    platform = there(evaluator.described("pixel4"))
     found = RankSpace(graph, ChainSpace(graph, platform, 3))
     ranks = {o: options[0] for o, options in found.options.items()}
     processors = [p.name for p in platform.processors]
@@ -189,9 +177,7 @@ def test_a_plan_with_ranks_costs_what_the_decomposed_model_costs() -> None:
         whole = session.load(graph, chain_plan(graph, (cut,), processors[:2])).run(1)
     np.testing.assert_allclose(mine.latency_s, theirs.latency_s)
     np.testing.assert_allclose(mine.stage_s, theirs.stage_s)
-    assert mine.errors is not None
-    assert whole.errors is not None
-    assert mine.errors.shape == whole.errors.shape
+    assert there(mine.errors).shape == there(whole.errors).shape
     assert mine.relative_sigma == pytest.approx(theirs.relative_sigma)
 
 

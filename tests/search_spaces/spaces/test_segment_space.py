@@ -31,8 +31,9 @@ from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.shared_parts import Part
 from tests.search_spaces.spaces.test_branches import Recipe, built, network, recipes
 from tests.support.models.split_models import VALID, Layers, layers
+from tests.support.narrowing import there
 from tests.support.sentences import fails
-from tests.support.strategies import one_core
+from tests.support.strategies import one_core, parameters
 
 TWO = Platform("two", (one_core(0), one_core(1)))
 
@@ -79,11 +80,7 @@ def test_decode_is_total_and_encode_finds_the_way_back(drawn: Layers, data: st.D
         params = space.encode(plan)
         assert params.keys() == space.distributions().keys()
         assert space.decode(params) == plan
-    drawn_params = {
-        name: data.draw(st.sampled_from(d.choices) if hasattr(d, "choices") else st.integers(d.low, d.high))  # type: ignore[attr-defined]
-        for name, d in space.distributions().items()
-    }
-    plan = space.decode(drawn_params)
+    plan = space.decode(data.draw(parameters(space.distributions())))
     assert space.decode(space.encode(plan)) == plan
     assert space.plan(space.parts(plan)) == plan
 
@@ -279,12 +276,9 @@ def test_split_plans_run_and_are_deployed(tmp_path: Path) -> None:
     with evaluator.prepare(platform) as session:
         with closing(session.load(graph, plan)) as candidate:
             batch = candidate.run(3)
-            agreement = candidate.verify()
-        assert agreement is not None
-        assert agreement.accepted
+            assert there(candidate.verify()).accepted
         assert batch.stage_s.shape == (3, len(plan.stages))
-        assert batch.timeline is not None
-        processors = {e.stage: e.processor for e in batch.timeline.events}
+        processors = {e.stage: e.processor for e in there(batch.timeline).events}
         assert {processors[0], processors[1]} == {"cpu0", "cpu1"}
         deployed = session.deploy(tmp_path / "best", graph, plan)
     assert deployed.accepted
@@ -308,25 +302,21 @@ def test_splits_and_branches_in_one_plan(squeezenet: Graph) -> None:
     )
     with evaluator.prepare(platform) as session, closing(session.load(squeezenet, plan)) as candidate:
         batch = candidate.run(3)
-        agreement = candidate.verify()
-    assert agreement is not None
-    assert agreement.accepted
+        assert there(candidate.verify()).accepted
     assert batch.stage_s.shape == (3, 6)
 
 
 def test_the_cost_model_prices_sides_that_run_at_once(tmp_path: Path) -> None:
     graph = read_model(small().net.write(tmp_path / "model.tflite"))
     evaluator = CostModelEvaluator()
-    platform = evaluator.described("snapdragon855")
-    assert platform is not None
+    platform = there(evaluator.described("snapdragon855"))
     processors = [p.name for p in platform.processors][:2]
     restricted = platform.restrict(processors)
     space = SegmentSpace(graph, restricted)
     plan = space.plan([Part(0, 3, (processors[0], processors[1]), "height", 8), Part(3, 5, (processors[0],))])
     with evaluator.prepare(restricted) as session, closing(session.load(graph, plan)) as candidate:
         batch = candidate.run(2)
-    assert batch.timeline is not None
-    sides = {e.stage: e for e in batch.timeline.events[:2]}
+    sides = {e.stage: e for e in there(batch.timeline).events[:2]}
     assert sides[0].start_s < sides[1].end_s
     assert sides[1].start_s < sides[0].end_s
     assert batch.stage_s.shape == (2, len(plan.stages))

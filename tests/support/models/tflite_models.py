@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from search_spaces.core.graph import Graph
 from search_spaces.models.flatbuffer import write_model
 from search_spaces.models.zoo.builder import Builder, Draft
+from tests.support.narrowing import there
 
 TYPES = schema.TensorType
 SHAPE = (1, 4, 4, 2)
@@ -221,23 +222,21 @@ def some_inputs(graph: Graph, seed: int = 0) -> dict[int, Array]:
     found: dict[int, Array] = {}
     for index in graph.inputs:
         tensor = graph.tensors[index]
-        high = 2 if tensor.dtype == "int32" else 1
-        found[index] = random.uniform(-1 if high == 1 else 0, high, tensor.shape).astype(tensor.dtype)
+        low, high = {"int32": (0, 2), "int8": (-100, 100)}.get(tensor.dtype, (-1, 1))
+        found[index] = random.uniform(low, high, tensor.shape).astype(tensor.dtype)
     return found
 
 
 def whole_model(graph: Graph) -> list[Piece]:
-    assert graph.source is not None
-    return [(str(graph.source.path), b"", graph.inputs, graph.outputs)]
+    return [(str(there(graph.source).path), b"", graph.inputs, graph.outputs)]
 
 
 def plain_interpreter(graph: Graph) -> Any:
     """Return the runtime with its own kernels, in which every tensor can be read after a run."""
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-    assert graph.source is not None
     interpreter = Interpreter(
-        str(graph.source.path),
+        str(there(graph.source).path),
         experimental_preserve_all_tensors=True,
         experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
     )

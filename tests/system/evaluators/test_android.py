@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from evaluators.android.adb import Phone
-from optimizer.cli import main
 from tests.support.adb_server import SERIAL, phone_in_farm
+from tests.support.commands import answered, tells
 from tests.support.sentences import says
 
 THERE = "/data/local/tmp/plan"
@@ -22,18 +22,15 @@ def test_from_a_phone_to_a_plan_that_runs_there(
     words = ["--model", "squeezenet1_1@0.25/64", "--budget", "5", "--max-stages", "2", "--evaluator", "adb"]
     run, plan = tmp_path / "run", tmp_path / "plan"
     with phone_in_farm(tmp_path, monkeypatch) as server:
-        assert main([*words, "--device", "pixel", "--out", str(run), "-q", "--json"]) == 0
-        result = json.loads(capsys.readouterr().out)
+        result = answered(capsys, [*words, "--device", "pixel", "--out", str(run), "-q"])
         assert result["unique_plans"] == 5
         assert {s["processor"] for s in result["best"]["plan"]["stages"]} <= {"big", "gpu"}
-        assert main(["execute", str(run)]) == 0
-        says(capsys.readouterr().out)
-        assert main(["export", str(run), "--target", "android", "--out", str(plan)]) == 0
-        says(capsys.readouterr().out)
+        tells(capsys, "execute", str(run))
+        tells(capsys, "export", str(run), "--target", "android", "--out", str(plan))
         for name in ("run_plan", "libLiteRt.so"):
             (plan / name).touch()
-        assert main(["export", str(run), "--target", "android", "--out", str(plan), "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["missing"] == []  # what was built is kept
+        found = answered(capsys, ["export", str(run), "--target", "android", "--out", str(plan)])
+        assert found["missing"] == []  # what was built is kept
         for name in ("run_plan", "libLiteRt.so"):
             (plan / name).unlink()
 

@@ -40,8 +40,9 @@ from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.shared_parts import Part
 from tests.search_spaces.models.test_flattened import dense
 from tests.support import strategies
-from tests.support.models.litert_loading import pid_of, signalled
+from tests.support.models.litert_loading import agrees, pid_of, signalled
 from tests.support.models.tflite_models import TYPES, Net
+from tests.support.narrowing import there
 from tests.support.sentences import fails
 
 SOFTWARE = [a for a in find_adapters(software=True) if a.matches("swiftshader")]
@@ -97,10 +98,8 @@ def test_any_plan_on_unlike_processors_computes_what_the_model_computes(
     plan = data.draw(st.one_of(strategies.placements(small, three, labels=5), strategies.chains(small, three)))
     with closing(session.load(small, plan)) as candidate:
         batch = candidate.run(3)
-        assert batch.timeline is not None
-        check_timeline(batch.timeline, small, plan, three)
-        agreement = candidate.verify()
-    assert agreement is not None
+        check_timeline(there(batch.timeline), small, plan, three)
+        agreement = there(candidate.verify())
     assert agreement.accepted
     alike = all(stage.processor == XNNPACK for stage in plan.stages)
     assert agreement.tolerance == (0.0 if alike else 1e-4)
@@ -112,11 +111,8 @@ def test_any_plan_on_unlike_processors_computes_what_the_model_computes(
 def test_transfers_in_every_direction(session: LitertSession, small: Graph, first: str, second: str) -> None:
     with closing(session.load(small, chain_plan(small, [17], [first, second]))) as candidate:
         batch = candidate.run(2)
-        agreement = candidate.verify()
-    assert agreement is not None
-    assert agreement.accepted
-    assert batch.timeline is not None
-    copied = [event.copied_s > 0 for event in sorted(batch.timeline.events, key=lambda e: e.stage)]
+        assert there(candidate.verify()).accepted
+    copied = [event.copied_s > 0 for event in sorted(there(batch.timeline).events, key=lambda e: e.stage)]
     assert copied == [name == GPU for name in (first, second)]
 
 
@@ -137,11 +133,7 @@ def test_between_stages_of_one_accelerator_nothing_is_copied(small: Graph) -> No
 def test_dense_layers_that_flatten(session: LitertSession, tmp_path: Path, shape: tuple[int, ...], fan_in: int) -> None:
     # LiteRT 2.3.0 alone is wrong here, fully accelerated and without a word; so VGG's and AlexNet's outputs were.
     graph = load(str(dense(shape, fan_in).write(tmp_path / "dense.tflite")))
-    with closing(session.load(graph, chain_plan(graph, (1,), [GPU, GPU]))) as candidate:
-        candidate.run(2)
-        agreement = candidate.verify()
-    assert agreement is not None
-    assert agreement.accepted
+    agrees(session, graph, chain_plan(graph, (1,), [GPU, GPU]), exactly=False)
     assert session.deploy(tmp_path, graph, chain_plan(graph, (), [GPU])).accepted
     assert [o.kind for o in load(str(tmp_path / "stage_0.tflite")).operators].count("RESHAPE") == 1
 
@@ -171,8 +163,7 @@ def test_what_is_queued_does_not_run_into_what_excludes_it(
     plan = Plan(small.digest, tuple(Stage(tuple(p), processor) for p, processor in zip(parts, processors, strict=True)))
     with closing(session.load(small, plan)) as candidate:
         for _ in range(5):
-            timeline = candidate.run(1).timeline
-            assert timeline is not None
+            timeline = there(candidate.run(1).timeline)
             check_timeline(timeline, small, plan, three)
 
 
@@ -191,9 +182,7 @@ def test_a_software_adapter_on_some_cores_shares_operators_with_the_others(
     plan = SegmentSpace(graph, two).plan((Part(0, 1, (gpu, XNNPACK), "height", 8),))
     with LitertEvaluator().prepare(two) as pair, closing(pair.load(graph, plan)) as candidate:
         candidate.run(1)
-        agreement = candidate.verify()
-        assert agreement is not None
-        assert agreement.accepted
+        assert there(candidate.verify()).accepted
         assert os.sched_getaffinity(pid_of(pair, gpu)) == {CORES[-1]}
 
 
@@ -207,22 +196,14 @@ def test_refused_operators_are_named_and_known_the_next_time(session: LitertSess
             session.load(odd, chain_plan(odd, cuts, processors))
         assert time.process_time() - begin_s < 0.1
     plan = chain_plan(odd, (2, 3), [GPU, XNNPACK, GPU])
-    with closing(session.load(odd, plan)) as candidate:
-        candidate.run(2)
-        agreement = candidate.verify()
-    assert agreement is not None
-    assert agreement.accepted
+    agrees(session, odd, plan, exactly=False)
     assert count == 7
 
 
 def test_litert_places_a_network_itself_by_name_only_and_tells(odd: Graph) -> None:
     with LitertEvaluator().prepare(platform(XNNPACK, OWN)) as session:
         for cuts in ((), (4,)):
-            with closing(session.load(odd, chain_plan(odd, cuts, [OWN] * (len(cuts) + 1)))) as candidate:
-                candidate.run(2)
-                agreement = candidate.verify()
-            assert agreement is not None
-            assert agreement.accepted
+            agrees(session, odd, chain_plan(odd, cuts, [OWN] * (len(cuts) + 1)), exactly=False)
         reported = session.placements(odd)[OWN]
     assert "2 (CAST)" in reported
     assert "INT64" in reported
@@ -315,11 +296,7 @@ def test_a_plan_whose_adapter_is_gone(session: LitertSession, small: Graph, tmp_
 
 
 def works(session: LitertSession, graph: Graph) -> None:
-    with closing(session.load(graph, chain_plan(graph, [10, 20], [XNNPACK, GPU, BUILTIN]))) as candidate:
-        candidate.run(2)
-        agreement = candidate.verify()
-    assert agreement is not None
-    assert agreement.accepted
+    agrees(session, graph, chain_plan(graph, [10, 20], [XNNPACK, GPU, BUILTIN]), exactly=False)
 
 
 @pytest.mark.parametrize(
@@ -385,8 +362,7 @@ def test_float16_is_checked_against_the_cpu(small: Graph) -> None:
     with LitertEvaluator().prepare(platform("gpu:swiftshader")) as session:  # no CPU among the processors
         with closing(session.load(small, chain_plan(small, [], ["gpu:swiftshader"]))) as candidate:
             candidate.run(1)
-            agreement = candidate.verify()
-        assert agreement is not None
+            agreement = there(candidate.verify())
         assert 0 < agreement.max_rel_error <= agreement.tolerance == 5e-2
 
 

@@ -27,15 +27,14 @@ from search_spaces.core.workload import Arrival, Client, workload_of
 from search_spaces.models import load
 from search_spaces.spaces.shared_workload_space import SharedWorkloadSpace
 from tests.evaluators.litert.test_workload import opened, plan_of, processors, two
+from tests.support.narrowing import there
 from tests.support.sentences import fails
 
 pytestmark = pytest.mark.litert
 
 
 def process_of(candidate_processor: str, session: LitertWorkload) -> int:
-    number = session.process(candidate_processor)
-    assert number is not None
-    return number
+    return there(session.process(candidate_processor))
 
 
 def signalled_once_it_works(process: int, how: signal.Signals) -> None:
@@ -119,8 +118,7 @@ def test_models_that_are_split_and_have_branches_side_by_side_compute_what_they_
             with closing(session.load(joined.graph, plan)) as candidate:
                 batch = candidate.run(2)
                 assert batch.stage_s.shape == (2, len(plan.stages))
-                found = candidate.verify()
-                assert found is not None
+                found = there(candidate.verify())
                 assert found.accepted
             if number == 0:
                 found = session.deploy(tmp_path, joined.graph, plan)

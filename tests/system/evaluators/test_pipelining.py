@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from evaluators.litert import pipeline
-from optimizer.cli import main
-from tests.support.sentences import says
+from tests.support.commands import answered, tells
 
 
 @pytest.mark.litert
@@ -19,11 +17,8 @@ def test_a_study_finds_a_pipeline_that_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pipeline, "_BLOCK_S", 0.01)  # this is no measurement
     words = ["--model", "mobilenet_v1@0.25/128", "--objective", "throughput", "--processors", "cpu0,cpu1"]
-    assert main([*words, "--max-stages", "2", "--budget", "4", "-q", "--json", "--out", "run"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = answered(capsys, [*words, "--max-stages", "2", "--budget", "4", "-q", "--out", "run"])
     assert found["best"]["period_ms"]["median"] > 0
     assert found["best"]["identical"] is not False
-    assert main(["execute", "run", "--stream"]) == 0
-    says(capsys.readouterr().out)
-    assert main(["execute", "run", "--stream", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["in_flight"] > 1
+    tells(capsys, "execute", "run", "--stream")
+    assert answered(capsys, ["execute", "run", "--stream"])["in_flight"] > 1

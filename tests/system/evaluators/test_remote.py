@@ -16,6 +16,7 @@ from search_spaces.core.errors import DeviceLostError
 from search_spaces.core.graph import Graph
 from search_spaces.spaces.chain import chain_plan
 from tests.evaluators.remote.test_session import evaluator_at
+from tests.support.commands import answered
 from tests.support.remote_agents import agent_process
 
 pytest.importorskip("grpc", reason="remote devices need the extra 'remote'")
@@ -91,8 +92,7 @@ def test_several_models_are_explained_without_their_device(
         words = ["--model", "squeezenet1_1@0.25/32*2", "--budget", "8", "--evaluator", "remote", "--device", "away"]
         assert main([*words, "--processors", "cpu,cpu0", "--allow", "cuts", "--out", run, "-q"]) in {0, 5}
         capsys.readouterr()
-    assert main(["explain", run, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = answered(capsys, ["explain", run])
     predicted = found["baselines"]["one after another on cpu"]["predicted_ms"]
     assert found["best"]["measured_ms"] > 0.0
     assert min(found["best"]["predicted_ms"], predicted) > 0.0

@@ -17,6 +17,7 @@ import pytest
 from evaluators.remote.devices import ENVIRONMENT
 from optimizer.tools.certificates import make_certificates
 from tests.support.commands import SEARCHED
+from tests.support.narrowing import there
 from tests.support.remote_agents import ROOT
 from tests.support.sentences import says
 
@@ -73,13 +74,11 @@ def test_a_study_on_a_board_behind_a_bad_link(tmp_path: Path) -> None:
         tls = f"--tls-cert {folder}/agent.pem --tls-key {folder}/agent.key --tls-client-ca {folder}/ca.pem"
         options = f"--evaluator synthetic --listen {BOARD}:7450 --folder {tmp_path}/board {tls}"
         agent = stack.enter_context(within(board, "-m", "optimizer.cli", "agent", *shlex.split(options)))
-        assert agent.stderr is not None
-        says(agent.stderr.readline())
+        says(there(agent.stderr).readline())
         proxy = stack.enter_context(
             within(client, "-m", "tests.faults.chaos_proxy", "127.0.0.1:0", f"{BOARD}:7450", *FATES)
         )
-        assert proxy.stdout is not None
-        port = int(proxy.stdout.readline())
+        port = int(there(proxy.stdout).readline())
         devices = tmp_path / "devices.yaml"
         devices.write_text(
             f"devices:\n  pi:\n    agent: 127.0.0.1:{port}\n    server_name: {BOARD}\n    authority: {folder}/ca.pem\n"

@@ -6,9 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.fuzz_reader import fuzz
+from tests.faults.fuzz_reader import Tally, corpus, examine, fuzz
 
 CASES, PARTS = 3_000, 2
+
+
+def test_what_is_damaged_is_whole_to_begin_with(tmp_path: Path) -> None:
+    tally = Tally()
+    for content in corpus(tmp_path):
+        (tmp_path / "m.tflite").write_bytes(content)
+        for memory in (False, True):  # the first one imports what it needs
+            examine(tmp_path / "m.tflite", tally, memory=memory)
+    assert (tally.read, tally.refused) == (12, 0)
 
 
 @pytest.mark.parametrize("part", range(PARTS))

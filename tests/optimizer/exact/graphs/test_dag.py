@@ -27,7 +27,16 @@ from search_spaces.core.platform import Platform, Processor, tell_apart
 from search_spaces.spaces.segments import gates
 from tests.search_spaces.spaces.test_branches import network
 from tests.support.sentences import fails
-from tests.support.strategies import chain_graph, graphs, one_core, placements, platforms, shared_platforms, tensor
+from tests.support.strategies import (
+    chain_graph,
+    followers,
+    graphs,
+    one_core,
+    placements,
+    platforms,
+    shared_platforms,
+    tensor,
+)
 
 
 @st.composite
@@ -121,7 +130,7 @@ def test_segments_hold_every_operator_once_and_gates_divide_the_graph(graph: Gra
     import networkx as nx
 
     assert [o for s in segments(graph) for o in s.operators] == list(range(len(graph.operators)))
-    whole = graph.to_networkx()
+    whole = followers(graph)
     for gate in gates(graph):
         assert nx.ancestors(whole, gate) == set(range(gate))
         assert nx.descendants(whole, gate) == set(range(gate + 1, len(graph.operators)))

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -61,7 +60,9 @@ from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.segment_space import SegmentSpace
 from search_spaces.spaces.shared_parts import Part
 from search_spaces.spaces.workload_space import WorkloadSpace
+from tests.support.models.litert_loading import agrees, survives
 from tests.support.models.tflite_models import Net
+from tests.support.narrowing import there
 from tests.support.sentences import fails, says
 
 if TYPE_CHECKING:
@@ -126,10 +127,8 @@ def test_plans_compute_what_the_whole_model_computes(session: LitertSession, sma
                 plan = chain_plan(graph, cuts, [names[i % len(names)] for i in range(len(cuts) + 1)])
                 with closing(session.load(graph, plan)) as candidate:
                     batch = candidate.run(2)
-                    assert batch.timeline is not None
-                    check_timeline(batch.timeline, graph, plan, platform)
-                    agreement = candidate.verify()
-                    assert agreement is not None
+                    check_timeline(there(batch.timeline), graph, plan, platform)
+                    agreement = there(candidate.verify())
                     assert agreement.accepted
                     assert agreement.tolerance == (
                         0.0 if {s.processor for s in plan.stages} == {FIRST} else TOLERANCE_F32
@@ -149,8 +148,7 @@ def test_weights_that_stay_in_the_models_file_give_the_same_bits(
     image = net.input()
     kernel, bias = (net.constant(np.ones(shape, np.float32)) for shape in ((2, 1, 1, 2), (2,)))
     named = read_model(net.outputs(net.conv(net.add(image, image), kernel, bias)).write(tmp_path / "net.tflite"))
-    assert named.source is not None
-    main = named.source.schema.subgraphs[0]
+    main = there(named.source).schema.subgraphs[0]
     main.tensors[main.inputs[0]].name = b"weights_as_input_0"  # as ours are called: these filters stay
     int8, dense = load("squeezenet1_1@0.5/64:int8"), load("alexnet@0.125")
     name = f"{LAST}:openvino" + (f"-{precision}" if precision else "")
@@ -189,9 +187,7 @@ def test_branches_and_streams_run_on_both_runtimes(session: LitertSession, squee
         candidate.run(3)
         batch = candidate.stream(3)
         assert (batch.latency_s > 0.0).all()
-        agreement = candidate.verify()
-        assert agreement is not None
-        assert agreement.accepted
+        assert there(candidate.verify()).accepted
 
 
 @runs
@@ -205,8 +201,7 @@ def test_reduced_precision_has_errors_of_its_own(
         errors = {}
         for processor in (reduced, f"{FIRST}:openvino"):  # the first leaves compiled stages on disk for the second
             with closing(session.load(squeezenet, chain_plan(squeezenet, [], [processor]))) as candidate:
-                agreement = candidate.verify()
-                assert agreement is not None
+                agreement = there(candidate.verify())
                 assert agreement.accepted
                 errors[processor] = agreement
         deployed = session.deploy(tmp_path, squeezenet, chain_plan(squeezenet, [], [reduced]))
@@ -226,13 +221,11 @@ def test_networks_of_8_bits_may_be_off_by_a_step(session: LitertSession) -> None
     graph = load("mobilenet_v1@0.25/128:int8")
     plan = chain_plan(graph, [5, 20], [MIXED[1], FIRST, MIXED[1]])
     with closing(session.load(graph, plan)) as candidate:
-        agreement = candidate.verify()
-    assert agreement is not None
+        agreement = there(candidate.verify())
     assert agreement.accepted
     assert agreement.tolerance == TOLERANCE_INT8
     with closing(session.load(graph, chain_plan(graph, [], [FIRST]))) as candidate:
-        agreement = candidate.verify()
-    assert agreement is not None
+        agreement = there(candidate.verify())
     assert (agreement.identical, agreement.tolerance) == (True, 0.0)
 
 
@@ -249,27 +242,13 @@ def test_operators_that_it_lacks_are_named(session: LitertSession, tmp_path: Pat
         session.load(graph, chain_plan(graph, [], [processor]))
     plan = Plan(graph.digest, (Stage((0,), processor), Stage((1,), FIRST), Stage((2,), processor)))
     with closing(session.load(graph, plan)) as candidate:
-        agreement = candidate.verify()
-    assert agreement is not None
-    assert agreement.accepted
+        assert there(candidate.verify()).accepted
 
 
 @runs
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=lambda n: signal.Signals(n).name)
 def test_a_process_that_dies_ends_its_trial_alone(session: LitertSession, squeezenet: Graph, number: int) -> None:
-    plan = chain_plan(squeezenet, [10], MIXED)
-    candidate = session.load(squeezenet, plan)
-    candidate.run(1)
-    timer = threading.Timer(0.1, os.kill, (session._workers._running[MIXED[1]].pid, number))
-    timer.start()
-    with fails(UnavailableError):
-        candidate.run(3000)
-    timer.join()
-    candidate.close()
-    with closing(session.load(squeezenet, plan)) as again:
-        agreement = again.verify()
-    assert agreement is not None
-    assert agreement.accepted
+    survives(session, squeezenet, chain_plan(squeezenet, [10], MIXED), MIXED[1], number, exactly=False)
 
 
 @runs
@@ -308,14 +287,11 @@ def test_compiled_stages_are_kept(squeezenet: Graph, cache_folder: Path) -> None
         LitertEvaluator().prepare(platform_of(*MIXED)) as session,
         closing(session.load(squeezenet, chain_plan(squeezenet, [7], [MIXED[1], FIRST]))) as candidate,
     ):
-        agreement = candidate.verify()
-    assert agreement is not None
-    assert agreement.accepted
+        assert there(candidate.verify()).accepted
 
 
 def test_folders_that_others_may_write_to_are_not_used(tmp_path: Path) -> None:
-    folder = private_folder(tmp_path / "mine")
-    assert folder is not None
+    folder = there(private_folder(tmp_path / "mine"))
     for number, nbytes in enumerate((10, 20, 30)):
         (folder / f"{number}.blob").write_bytes(b"x" * nbytes)
         os.utime(folder / f"{number}.blob", (number, number))
@@ -331,9 +307,8 @@ def test_folders_that_others_may_write_to_are_not_used(tmp_path: Path) -> None:
 def test_an_exported_plan_runs_with_the_two_runtimes_alone(squeezenet: Graph, tmp_path: Path) -> None:
     from optimizer.export import run_plan
 
-    assert squeezenet.source is not None
     plan = chain_plan(squeezenet, [9, 20], [FIRST, MIXED[1], FIRST])
-    write_deployment(tmp_path, squeezenet, plan, platform_of(*MIXED), squeezenet.source.content_digest())
+    write_deployment(tmp_path, squeezenet, plan, platform_of(*MIXED), there(squeezenet.source).content_digest())
     image = np.random.default_rng(0).uniform(-1, 1, (1, 224, 224, 3)).astype(np.float32)
     with PlanRunner(tmp_path) as runner:
         wanted = runner.run(image)
@@ -436,8 +411,7 @@ def test_without_it_one_line_tells_what_to_install(
     assert main(["--model", "squeezenet1_1", "--processors", "cpu,cpu:openvino", "--dry-run"]) == 4
     assert len(capsys.readouterr().err.splitlines()) == 1
     # A plan that was made where it is installed.
-    assert squeezenet.source is not None
-    plan, digest = chain_plan(squeezenet, [], [FIRST]), squeezenet.source.content_digest()
+    plan, digest = chain_plan(squeezenet, [], [FIRST]), there(squeezenet.source).content_digest()
     processor = make_processor(FIRST)
     options = {**processor.options, "runtime": OPENVINO, "precision": "f32"}
     write_deployment(tmp_path, squeezenet, plan, Platform("p", (replace(processor, options=options),)), digest)
@@ -503,8 +477,7 @@ def test_errors_of_stages_tell_which_plans_keep_a_limit(cache_folder: Path) -> N
     count = len(graph.operators)
     with LitertEvaluator().prepare(platform) as session:
         of = Profiler(session, graph, platform)
-        whole = error_of(of, [reduced] * count)
-        assert whole is not None
+        whole = there(error_of(of, [reduced] * count))
         most = whole / 2
         profiled = profile(of)
         found = error_profile(of, profiled, most)
@@ -524,8 +497,7 @@ def test_errors_of_stages_tell_which_plans_keep_a_limit(cache_folder: Path) -> N
         assert all(found.expected(platform, plan) <= most for plan in plans)
         assert chain_cost(costs, plans[0]) < chain_cost(costs, chain_plan(graph, (), [FIRST]))
         names = [s.processor for s in plans[0].stages for _ in s.operators]
-        measured = error_of(of, names)
-        assert measured is not None
+        measured = there(error_of(of, names))
         assert measured <= 2.0 * most
     with fails(RunFolderError):
         ErrorProfile.from_json({"squares": 3})
@@ -547,10 +519,9 @@ def test_compiled_stages_of_another_precision_are_not_taken(cache_folder: Path, 
 @runs
 def test_kernels_are_timed_where_they_stand(tmp_path: Path) -> None:
     graph = load("squeezenet1_1@0.25/64")
-    assert graph.source is not None
     reference_network().write(tmp_path / "reference.tflite")
     processor = make_processor(f"{FIRST}:openvino")
-    found = profile_kernels(graph.source.path, tmp_path / "reference.tflite", processor, seconds=0.02)
+    found = profile_kernels(there(graph.source).path, tmp_path / "reference.tflite", processor, seconds=0.02)
     assert min(found.kernel_s) > 0.0
     features = operator_features(graph)
     seconds = openvino_seconds(features, found.names, found.kernel_s)
@@ -575,9 +546,7 @@ def test_several_models_are_run_from_one_queue(squeezenet: Graph, mobilenet: Gra
         for plan in (b.plan for b in baselines):
             with closing(session.load(joined.graph, plan)) as candidate:
                 assert came_of(candidate.run(2)).answered == 6
-                found = candidate.verify()
-                assert found is not None
-                assert found.accepted
+                assert there(candidate.verify()).accepted
 
 
 @runs
@@ -588,8 +557,4 @@ def test_an_operator_is_split_between_the_two(session: LitertSession, squeezenet
     for on in (MIXED, MIXED[::-1]):
         plan = space.plan([Part(0, 1, tuple(on), "height", 40), rest])
         assert any(stage.share is not None for stage in plan.stages)
-        with closing(session.load(squeezenet, plan)) as candidate:
-            candidate.run(2)
-            agreement = candidate.verify()
-            assert agreement is not None
-            assert agreement.accepted
+        agrees(session, squeezenet, plan, exactly=False)

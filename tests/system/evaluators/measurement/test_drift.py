@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evaluators.base import Agreement, Batch, Candidate, Capabilities
+from evaluators.base import Batch, Candidate, Capabilities
 from evaluators.forwarding import ForwardingSession
 from evaluators.measurement.disturbance import RunFilter
 from evaluators.measurement.drift import SHARE, Drift, probe
@@ -79,9 +79,6 @@ class Slowed(Candidate):
                 break
         latency_s, stage_s = (np.concatenate([getattr(r, name) for r in rows]) for name in ("latency_s", "stage_s"))
         return Batch(latency_s, stage_s, rows[-1].timeline)
-
-    def verify(self) -> Agreement | None:
-        return None
 
     def close(self) -> None:
         self.inner.close()

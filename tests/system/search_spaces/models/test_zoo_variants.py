@@ -21,8 +21,9 @@ from search_spaces.models.zoo.calibration import _outward
 from search_spaces.models.zoo.int8 import _scale
 from search_spaces.models.zoo.names import parse_name
 from search_spaces.spaces.chain import ChainSpace
-from tests.support.models.stage_models import pieces
-from tests.support.models.tflite_models import Array, plain_interpreter, run_pieces, whole_model
+from tests.support.models.stage_models import same
+from tests.support.models.tflite_models import Array, plain_interpreter
+from tests.support.narrowing import there
 from tests.support.sentences import fails
 
 # One of each kind of operator that is quantised: the smallest models that have it.
@@ -68,26 +69,19 @@ def test_a_variant_computes_nearly_the_same_in_a_smaller_file(
     name: str, variant: str, likeness: float, size: float, cache_folder: Path
 ) -> None:
     plain, small = load(name), load(f"{name}:{variant}")
-    assert plain.source is not None
-    assert small.source is not None
     values = np.random.default_rng(5).uniform(-1, 1, plain.tensors[plain.inputs[0]].shape)
     mine, theirs = (observed(g, values, before_softmax(plain)).ravel() for g in (small, plain))
     assert mine @ theirs / np.sqrt((mine @ mine) * (theirs @ theirs)) > likeness
-    assert small.source.nbytes < plain.source.nbytes * size
+    assert there(small.source).nbytes < there(plain.source).nbytes * size
     assert small.name == f"{name}:{variant}"
 
 
 @pytest.mark.parametrize("name", [f"{m}:int8" for m in MODELS] + [f"{m}:f16" for m in MODELS[:4]])
 def test_random_stages_of_a_variant_compute_what_the_whole_computes(name: str, tmp_path: Path) -> None:
     graph = load(name)
-    tensor = graph.tensors[graph.inputs[0]]
-    values = np.random.default_rng(1).uniform(-1, 1, tensor.shape) * (100 if tensor.dtype == "int8" else 1)
-    given_values: dict[int, Array] = {graph.inputs[0]: values.astype(tensor.dtype)}
-    (wanted,) = run_pieces(whole_model(graph), given_values)
     space = ChainSpace(graph, PLATFORM, 4)
     plan = space.plan_at(int(np.random.default_rng(2).integers(space.cardinality())))
-    (found,) = run_pieces(pieces(graph, [s.operators for s in plan.stages], tmp_path), given_values)
-    assert all(found[t].tobytes() == wanted[t].tobytes() for t in graph.outputs)
+    same(graph, [s.operators for s in plan.stages], tmp_path)
 
 
 def test_int8_is_integers_only() -> None:
@@ -100,8 +94,7 @@ def test_int8_is_integers_only() -> None:
 
 def test_int8_follows_the_specification() -> None:
     graph = load("mobilenet_v1@0.25/64:int8")
-    assert graph.source is not None
-    tensors = graph.source.schema.subgraphs[0].tensors
+    tensors = there(graph.source).schema.subgraphs[0].tensors
     for operator in graph.operators:
         data, result = (tensors[t].quantization for t in (operator.inputs[0], operator.outputs[0]))
         if operator.kind in {"CONV_2D", "DEPTHWISE_CONV_2D"}:
@@ -119,8 +112,7 @@ def test_int8_follows_the_specification() -> None:
 
 def test_float16_weights_become_float32_by_operators() -> None:
     graph = load("squeezenet1_1@0.5/64:f16")
-    assert graph.source is not None
-    model = graph.source.schema
+    model = there(graph.source).schema
     kinds = [model.operatorCodes[o.opcodeIndex].builtinCode for o in model.subgraphs[0].operators]
     plain = draft("squeezenet1_1@0.5/64")
     assert kinds.count(6) == len(plain.weights) == 52  # DEQUANTIZE
@@ -144,7 +136,7 @@ def test_building_int8_again_gives_the_same_bytes(tmp_path: Path) -> None:
 def test_a_runtime_that_fails_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "m.tflite").write_bytes(b"no model")
     with fails(UnavailableError):
-        calibration.calibrated(tmp_path / "m.tflite")
+        calibration.calibrated(tmp_path / "m.tflite", draft("squeezenet1_1@0.25/64").graph())
 
 
 @given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6))
