@@ -333,17 +333,6 @@ def test_a_baseline_outside_the_space_that_fails_is_kept_as_failed(tmp_path: Pat
         assert loop.history.known[plan.digest].failure
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "qmc", "nsga2"])
-def test_a_seed_repeats_the_study_and_another_does_not(tmp_path: Path, sampler: str) -> None:
-    found = []
-    for i, seed in enumerate((1, 1, 2)):
-        (tmp_path / str(i)).mkdir()
-        with a_loop(tmp_path / str(i), sampler=sampler, seed=seed, budget=25) as (loop, _):
-            loop.run()
-            found.append(sequence(loop))
-    assert found[0] == found[1] != found[2]
-
-
 def test_the_loop_finds_a_better_plan_than_it_was_given(tmp_path: Path) -> None:
     evaluator = SyntheticEvaluator(noise=Noise(run=0.002))
     whole = chain_plan(GRAPH, (), ["cpu0"])
@@ -387,20 +376,6 @@ def test_plans_are_proposed_without_repeats(tmp_path: Path, sampler: str) -> Non
         reported = loop.history.study.trials
         assert [t.value for t in reported] == [t.median_s for t in loop.history.trials]
         assert [t.params for t in reported] == [t.params for t in loop.history.trials]
-
-
-@pytest.mark.parametrize("sampler", ["auto", "reinforce", "brute-force"])
-def test_an_interrupted_study_proposes_what_the_uninterrupted_one_does(tmp_path: Path, sampler: str) -> None:
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "parts").mkdir()
-    with a_loop(tmp_path / "whole", sampler=sampler, budget=26, seed=4) as (loop, _):
-        loop.run()
-        whole = sequence(loop)
-    for budget in (5, 13, 26):
-        with a_loop(tmp_path / "parts", sampler=sampler, budget=budget, seed=4) as (loop, _):
-            loop.run()
-            assert sequence(loop) == whole[: len(loop.history.trials)]
-    assert len(loop.history.trials) == len(whole)
 
 
 def test_brute_force_tries_every_plan(tmp_path: Path) -> None:
