@@ -200,7 +200,7 @@ def test_after_fifty_repeats_an_unseen_plan_is_drawn(tmp_path: Path) -> None:
         assert all(count == 1 for count in session.loads.values())
 
 
-@pytest.mark.parametrize("sampler", ["tpe", STUCK, "qmc"])
+@pytest.mark.parametrize("sampler", ["tpe", STUCK, "qmc", "brute-force"])
 def test_an_exhausted_space_ends_the_study(tmp_path: Path, sampler: str) -> None:
     with a_loop(tmp_path, sampler=sampler, budget=10_000, max_stages=2, graph=example_graph(4)) as (loop, session):
         assert loop.run()
@@ -222,16 +222,6 @@ def test_points_of_a_space_that_mean_one_plan_are_no_plans_to_wait_for(
         found = answered(capsys, [*words, *more, "--out", str(tmp_path / str(n))])
         assert found["space"]["exhausted"]
         assert found["unique_plans"] == 6
-
-
-def test_a_space_of_one_plan(tmp_path: Path) -> None:
-    graph = example_graph(3)
-    platform = PLATFORM.restrict(["cpu0"])
-    space = ChainSpace(graph, platform, 1)
-    assert space.cardinality() == 1
-    with a_loop(tmp_path, budget=5, max_stages=1, graph=graph) as (loop, session):
-        assert loop.run()
-        assert len(session.loads) == loop.space.cardinality()
 
 
 def two_stages(plan: Plan) -> bool:
@@ -376,12 +366,6 @@ def test_plans_are_proposed_without_repeats(tmp_path: Path, sampler: str) -> Non
         reported = loop.history.study.trials
         assert [t.value for t in reported] == [t.median_s for t in loop.history.trials]
         assert [t.params for t in reported] == [t.params for t in loop.history.trials]
-
-
-def test_brute_force_tries_every_plan(tmp_path: Path) -> None:
-    with a_loop(tmp_path, sampler="brute-force", budget=10_000, max_stages=2, graph=example_graph(4)) as (loop, _):
-        assert loop.run()
-        assert loop.history.measured == loop.space.cardinality() == len(loop.history.trials)
 
 
 @pytest.mark.parametrize("sampler", ["auto", "reinforce", "tpe"])
