@@ -156,7 +156,8 @@ def test_a_dry_run_measures_nothing(capsys: pytest.CaptureFixture[str], tmp_path
     assert err == ""
     assert not list(tmp_path.iterdir())
     if as_json:
-        assert json.loads(out)["operators"] == 39
+        found = json.loads(out)
+        assert (found["schema_version"], found["operators"]) == (1, 39)
     else:
         assert "whole on cpu" in out
 

@@ -144,19 +144,6 @@ def test_a_plan_below_the_bound_tells_how_wrong_the_model_is() -> None:
     assert model_error(0.9, 1.0) == pytest.approx(0.1)
 
 
-def test_a_cut_is_made_where_it_pays_and_not_where_it_does_not() -> None:
-    operator_s = np.array([[1.0, 1.0, 9.0, 9.0], [5.0, 5.0, 1.0, 1.0]])
-    transfer_s = np.zeros((4, 2, 2))
-    transfer_s[:, 0, 1] = transfer_s[:, 1, 0] = 2.0
-    costs = ChainCosts(_platform("cpu", "gpu"), operator_s, np.array([0.1, 0.2]), transfer_s)
-    best = best_chains(costs, 4)[0]
-    assert (best.cuts, best.processors) == ((2,), ("cpu", "gpu"))
-    assert best.cost_s == pytest.approx(1 + 1 + 0.1 + 2 + 0.2 + 1 + 1)
-    assert relax(chain_graph(4), costs).latency_s == pytest.approx(4.1)
-    dear = ChainCosts(costs.platform, operator_s, costs.overhead_s, 10 * transfer_s)
-    assert (best_chains(dear, 4)[0].cuts, best_chains(dear, 4)[0].processors) == ((), ("gpu",))
-
-
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_of_chains_that_cost_the_same_the_one_with_the_fewest_parts_is_named(objective: ChainObjective) -> None:
     operator_s = np.array([[0.1, 0.2, 0.3, 0.7, 0.11]])
@@ -210,21 +197,6 @@ def test_a_model_that_is_too_large_is_reported_with_what_is_missing() -> None:
     says(violation.lever)
     with fails(InfeasibleError):
         best_chains(costs, 4, min_stages=4)
-
-
-def test_the_busiest_processor_decides_the_period() -> None:
-    costs = ChainCosts(_platform("a", "b"), np.full((2, 4), 1.0), np.zeros(2), np.full((4, 2, 2), 0.5))
-    best = best_chains(costs, 4, objective="period")[0]
-    assert (best.cuts, best.processors, best.cost_s) == ((2,), ("a", "b"), 2.5)
-
-
-def test_alike_processors_are_one_choice() -> None:
-    processors = tuple(Processor(f"c{i}", "cpu", {}, "cpu") for i in range(8))
-    costs = ChainCosts(Platform("p", processors), np.ones((8, 3)), np.zeros(8), np.zeros((3, 8, 8)))
-    found = best_chains(costs, 3, k=1000)
-    assert len(found) == 1 + 2 * 2 + 5
-    assert [c.processors for c in found if len(c.cuts) == 1] == [("c0", "c0"), ("c0", "c1")] * 2
-    assert found[0].cuts == ()
 
 
 def test_wrong_shapes_and_numbers_are_refused() -> None:

@@ -9,7 +9,6 @@ import subprocess
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from html import escape
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,14 +31,13 @@ from optimizer.report.svg import Scale, standalone
 from optimizer.report.viewers import trace
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage
+from tests.support.pages import Page
 from tests.support.sentences import says
 from tests.support.short_studies import go
 from tests.support.timelines import one_at_a_time
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.usefixtures("few_steps")
-
-VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 
 @pytest.fixture(scope="module")
@@ -102,50 +100,14 @@ def test_spreads_are_the_samples_of_the_result(study: Study) -> None:
         assert found[name].median * 1e3 == pytest.approx(entry["latency_ms"]["median"])
 
 
-class Outline(HTMLParser):
-    """Checks that elements are closed in order, and gathers what assistive software goes by."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.refers: list[str] = []
-        self.headings: list[str] = []
-        self.remote: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        if given.get("id"):
-            self.ids.append(str(given["id"]))
-        for name in ("aria-labelledby", "aria-describedby"):
-            self.refers += str(given.get(name) or "").split()
-        href = str(given.get("href") or given.get("src") or "")
-        if href.startswith("#"):
-            self.refers.append(href[1:])
-        elif href and not href.startswith("data:"):
-            self.remote.append(href)
-        if tag in {"h1", "h2", "h3"}:
-            self.headings.append(tag)
-        if tag == "svg":
-            assert given.get("role") == "img"
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
 def test_the_page_stands_alone_and_can_be_read_by_all(page: str) -> None:
-    outline = Outline()
-    outline.feed(page)
-    assert outline.open == []
-    assert outline.remote == []
+    read = Page(page)
+    assert not read.outer
     assert "url(" not in page
     assert "<script" not in page
-    assert len(outline.ids) == len(set(outline.ids))
-    assert set(outline.refers) <= set(outline.ids)
-    assert outline.headings[0] == "h1"
-    assert outline.headings.count("h1") == 1
+    assert read.inner <= read.ids
+    assert read.headings[0] == "h1"
+    assert read.headings.count("h1") == 1
     assert "prefers-color-scheme:dark" in page
     assert len(page.encode()) < 5_000_000
 

@@ -290,19 +290,6 @@ def test_a_damaged_manifest_does_not_cost_a_whole_log(content: bytes) -> None:
         assert not third.changes
 
 
-def test_a_damaged_log_is_mended_and_told() -> None:
-    with opened() as run:
-        for i in range(3):
-            run.log.append("trial", {"i": i})
-    log = run.path / "trials.jsonl"
-    log.write_bytes(log.read_bytes()[:-4])
-    with opened() as again:
-        assert [r.data["i"] for r in again.contents.records] == [0, 1]
-        assert len(again.contents.damage) == 1
-        assert again.contents.original == run.path / "trials.jsonl.damaged-1"
-    opened().close()
-
-
 @pytest.mark.parametrize("out", ["file", "file/run", "dangling", "/proc/run", "a\0b", "x" * 300])
 def test_a_place_that_cannot_be_is_one_line(out: str) -> None:
     Path("file").touch()

@@ -34,8 +34,3 @@ def test_the_fastest_plan_within_the_energy(capsys: pytest.CaptureFixture[str]) 
 def test_energy_that_no_plan_keeps_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*STUDY, *POWERS, "--max-energy", "0.01"]) == 3
     says(capsys.readouterr().err)
-
-
-def test_a_model_knows_no_outputs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*STUDY, "--max-error", "0.1"]) == 2
-    says(capsys.readouterr().err)

@@ -138,14 +138,6 @@ def test_half_of_the_budget_is_left_for_proposals_where_processors_can_share_wor
     assert [origin in result.baselines for origin in origins] == [True] * 6 + [False] * 6
 
 
-def test_two_samplers_try_other_plans(tmp_path: Path) -> None:
-    found = {}
-    for sampler in ("auto", "random"):
-        go(tmp_path / sampler, sampler=sampler, model=MODEL, budget=20)
-        found[sampler] = {plan for number, plan, *_ in tried(tmp_path / sampler) if number >= 0}
-    assert found["auto"] != found["random"]
-
-
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(script=st.lists(st.integers(EXHAUSTED, 40), min_size=1, max_size=12))
 def test_a_sampler_that_repeats_itself_or_has_nothing_left_gets_unseen_plans(

@@ -204,16 +204,3 @@ def test_nothing_but_data_gets_onto_stdout_where_stderr_is_closed(words: str, tm
     if run.stdout:
         assert json.loads(run.stdout)["schema_version"] == 1
     assert (run.returncode == 0) == bool(run.stdout)
-
-
-def test_a_dry_run_tells_the_version_of_its_document(tmp_path: Path) -> None:
-    words = ["--model", "squeezenet1_1@0.5/64", "--evaluator", "synthetic", "--dry-run", "--json"]
-    run = subprocess.run(
-        [sys.executable, "-m", "optimizer.cli", *words],
-        stdout=subprocess.PIPE,
-        check=True,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        timeout=120,
-    )
-    assert json.loads(run.stdout)["schema_version"] == 1

@@ -200,7 +200,7 @@ def test_after_fifty_repeats_an_unseen_plan_is_drawn(tmp_path: Path) -> None:
         assert all(count == 1 for count in session.loads.values())
 
 
-@pytest.mark.parametrize("sampler", ["tpe", STUCK, "qmc"])
+@pytest.mark.parametrize("sampler", ["tpe", STUCK, "qmc", "brute-force"])
 def test_an_exhausted_space_ends_the_study(tmp_path: Path, sampler: str) -> None:
     with a_loop(tmp_path, sampler=sampler, budget=10_000, max_stages=2, graph=example_graph(4)) as (loop, session):
         assert loop.run()
@@ -222,16 +222,6 @@ def test_points_of_a_space_that_mean_one_plan_are_no_plans_to_wait_for(
         found = answered(capsys, [*words, *more, "--out", str(tmp_path / str(n))])
         assert found["space"]["exhausted"]
         assert found["unique_plans"] == 6
-
-
-def test_a_space_of_one_plan(tmp_path: Path) -> None:
-    graph = example_graph(3)
-    platform = PLATFORM.restrict(["cpu0"])
-    space = ChainSpace(graph, platform, 1)
-    assert space.cardinality() == 1
-    with a_loop(tmp_path, budget=5, max_stages=1, graph=graph) as (loop, session):
-        assert loop.run()
-        assert len(session.loads) == loop.space.cardinality()
 
 
 def two_stages(plan: Plan) -> bool:
@@ -333,17 +323,6 @@ def test_a_baseline_outside_the_space_that_fails_is_kept_as_failed(tmp_path: Pat
         assert loop.history.known[plan.digest].failure
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "qmc", "nsga2"])
-def test_a_seed_repeats_the_study_and_another_does_not(tmp_path: Path, sampler: str) -> None:
-    found = []
-    for i, seed in enumerate((1, 1, 2)):
-        (tmp_path / str(i)).mkdir()
-        with a_loop(tmp_path / str(i), sampler=sampler, seed=seed, budget=25) as (loop, _):
-            loop.run()
-            found.append(sequence(loop))
-    assert found[0] == found[1] != found[2]
-
-
 def test_the_loop_finds_a_better_plan_than_it_was_given(tmp_path: Path) -> None:
     evaluator = SyntheticEvaluator(noise=Noise(run=0.002))
     whole = chain_plan(GRAPH, (), ["cpu0"])
@@ -387,26 +366,6 @@ def test_plans_are_proposed_without_repeats(tmp_path: Path, sampler: str) -> Non
         reported = loop.history.study.trials
         assert [t.value for t in reported] == [t.median_s for t in loop.history.trials]
         assert [t.params for t in reported] == [t.params for t in loop.history.trials]
-
-
-@pytest.mark.parametrize("sampler", ["auto", "reinforce", "brute-force"])
-def test_an_interrupted_study_proposes_what_the_uninterrupted_one_does(tmp_path: Path, sampler: str) -> None:
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "parts").mkdir()
-    with a_loop(tmp_path / "whole", sampler=sampler, budget=26, seed=4) as (loop, _):
-        loop.run()
-        whole = sequence(loop)
-    for budget in (5, 13, 26):
-        with a_loop(tmp_path / "parts", sampler=sampler, budget=budget, seed=4) as (loop, _):
-            loop.run()
-            assert sequence(loop) == whole[: len(loop.history.trials)]
-    assert len(loop.history.trials) == len(whole)
-
-
-def test_brute_force_tries_every_plan(tmp_path: Path) -> None:
-    with a_loop(tmp_path, sampler="brute-force", budget=10_000, max_stages=2, graph=example_graph(4)) as (loop, _):
-        assert loop.run()
-        assert loop.history.measured == loop.space.cardinality() == len(loop.history.trials)
 
 
 @pytest.mark.parametrize("sampler", ["auto", "reinforce", "tpe"])

@@ -265,16 +265,3 @@ def test_a_verdict_does_not_speak_of_later_trials(tmp_path: Path) -> None:
     assert found[-1] == "trial"
     go(tmp_path / "run", budget=20)
     assert [r.kind for r in records(tmp_path / "run")] == [*found, "verdict"]
-
-
-def test_a_killed_verdict_is_made_again(
-    tmp_path: Path, whole_runs: dict[str, tuple[list[Any], Any, int]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    wanted, decided, count = uninterrupted("tpe", whole_runs, tmp_path_factory)
-    with pytest.MonkeyPatch.context() as patch:
-        killed_at(patch, count, after=False)
-        with pytest.raises(Killed):
-            go(tmp_path / "run", sampler="tpe")
-    assert not any(r.kind == "verdict" for r in records(tmp_path / "run"))
-    go(tmp_path / "run", sampler="tpe")
-    assert (tried(tmp_path / "run"), verdict(tmp_path / "run")) == (wanted, decided)

@@ -148,11 +148,6 @@ def test_workers_share_what_one_of_them_brings(
     assert tried("joined") == tried("begun")
 
 
-def test_a_folder_without_a_study_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--model", "squeezenet1_1", *STUDY, "--warm-start", "nowhere"]) == 2
-    says(capsys.readouterr().err)
-
-
 def test_a_warm_start_that_failed_is_made_up_for(capsys: pytest.CaptureFixture[str]) -> None:
     study(capsys, "squeezenet1_1@0.25/64", "first", "--budget", "12")
     second = ("squeezenet1_1@0.25/64", "second", "--budget", "12")

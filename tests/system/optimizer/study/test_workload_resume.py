@@ -21,7 +21,6 @@ from optimizer.study.several_models import SeveralModels
 from optimizer.workload.ranks import Variants, find_variants
 from optimizer.workload.search import WorkloadProposer
 from search_spaces.core.errors import EXIT_INTERRUPTED
-from search_spaces.core.plan import Plan
 from tests.support.commands import rewrite_log, studied, tried
 from tests.support.short_studies import Killed, go, killed_at
 from tests.support.short_studies import tried as trials
@@ -137,29 +136,6 @@ def test_a_plan_that_prices_say_nothing_of_corrects_none() -> None:
     proposed = proposer.propose()
     assert proposed is not None
     assert proposed not in plans
-
-
-def test_what_is_proposed_follows_from_the_trials_alone() -> None:
-    values = {"model": "squeezenet1_1@0.5/64×2", "budget": "1", "evaluator": "cost-model", "platform": "snapdragon855"}
-    problem = SeveralModels.read(parse_config({**values, "max_stages": "3"}), CostModelEvaluator())
-
-    def predict(plan: Plan) -> float:
-        return 1.0 + int(plan.digest[:8], 16) / 2**32  # a neighbour may be the best of all
-
-    def proposer() -> WorkloadProposer:
-        return WorkloadProposer(problem.space, predict, [problem.space.plan_at(0)], 0, steps=5)
-
-    trials: list[tuple[Plan, Measurement]] = []
-    going = proposer()
-    for _ in range(12):
-        resumed = proposer()
-        for trial in trials:
-            resumed.observe(*trial)
-        plan = going.propose()
-        assert plan is not None
-        assert plan == resumed.propose()
-        trials.append((plan, Measurement(Samples((predict(plan),) * 5, {}), (0.1,), (), "limit", None, None)))
-        going.observe(*trials[-1])
 
 
 def test_what_another_worker_measures_is_not_proposed() -> None:

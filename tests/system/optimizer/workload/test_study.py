@@ -16,7 +16,7 @@ from optimizer.study.config import parse_config
 from optimizer.study.several_models import SeveralModels
 from optimizer.workload.baselines import mapped
 from optimizer.workload.search import WorkloadProposer
-from tests.support.commands import printed, studied, tried
+from tests.support.commands import printed, studied
 from tests.support.sentences import says
 
 ON = ["--evaluator", "cost-model", "--platform", "snapdragon855", "-q"]
@@ -45,15 +45,6 @@ def test_what_the_model_may_be_wrong_about_is_in_the_interval(capsys: pytest.Cap
     low, high = found["ci95"]
     assert found["predicted"]
     assert low < found["ratio"] * 0.99 < found["ratio"] * 1.01 < high
-
-
-def test_a_study_that_goes_on_tries_what_an_uninterrupted_one_tries(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--model", "squeezenet1_1x2", "--max-stages", "2")
-    study(capsys, *words, "--budget", "8", "--out", "parts")
-    study(capsys, *words, "--budget", "14", "--out", "parts")
-    study(capsys, *words, "--budget", "14", "--out", "whole")
-    assert tried("parts") == tried("whole")
-    assert len(set(tried("whole"))) == 14
 
 
 def test_nothing_is_learned_from_trials_that_only_repeat_predictions(
