@@ -31,7 +31,7 @@ def calibrated(path: Path, graph: Graph) -> Mapping[int, Range]:
         UnavailableError: the runtime does not run the model here.
     """
     ports = [graph.tensors[t] for t in graph.inputs]
-    floats = [t for t in graph.activation_tensors if graph.tensors[t].dtype == "float32"]
+    floats = [int(t) for t in graph.activation_tensors if graph.tensors[t].dtype == "float32"]
     question = {"path": str(path), "shapes": {}, "tensors": 0, "values": (), "ranges": floats}
     found: dict[int, list[float]] = {t: [] for t in floats}
     for seed in SEEDS:

@@ -163,12 +163,12 @@ def test_devices_are_listed(
     says(text)
     assert re.search(r"^  cpu0 +core 0;", text, re.MULTILINE)
     assert re.search(r"^  pixel4 +[a-z]", text, re.MULTILINE)
-    assert re.search(r"^  board  127.0.0.1:7450$", text, re.MULTILINE)
+    assert re.search(r"^  board  .*127.0.0.1:7450", text, re.MULTILINE)
     named = re.findall(r"--evaluator ([\w-]+)", text)
     assert len(named) == 3
     assert all(make_evaluator(name).name == name for name in named)
     found = answered(capsys, ["devices"])
-    assert found["agents"] == {"board": "127.0.0.1:7450"}
+    assert found["agents"]["board"]["address"] == "127.0.0.1:7450"
     assert "pixel4" in found["platforms"]
     listed.write_text("devices: [\n")
     assert "devices.yaml:" in refused(capsys, ["devices"])
