@@ -109,6 +109,7 @@ _VALUES = {
     "names": _Values(_models),
     "platform": _Values(partial(_call, "search_spaces.core.platform_file:platform_names"), ("yaml", "yml", "json")),
     "evaluator": _Values(partial(_call, "evaluators.registry:evaluator_names")),
+    "robust": _Values(lambda: ("worst", "expected")),
     "sampler": _Values(partial(_call, "optimizer.samplers:sampler_names")),
     "objective": _Values(_objectives, several=True),
     "allow": _Values(_freedoms, several=True),
