@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import groupby
 from pathlib import Path
@@ -65,11 +65,12 @@ class Row:
     plan: Plan = field(repr=False)
 
 
-def _borders(plan: Plan) -> str:
-    """Return the stages of a plan, shortened: ``0–12 gpu, 13–40|41–82 cpu0``."""
-    runs = groupby(plan.stages[:_MOST_NAMED], lambda stage: stage.processor)
-    found = [f"{'|'.join(f'{s.operators[0]}–{s.operators[-1]}' for s in run)} {name}" for name, run in runs]
-    return ", ".join(found) + (", …" if len(plan.stages) > _MOST_NAMED else "")
+def _borders(stages: Sequence[tuple[Sequence[int], str]]) -> str:
+    """Return operators and processors of stages, shortened: ``0–12 gpu, 13|14–82 cpu0``."""
+    runs = groupby(stages[:_MOST_NAMED], lambda stage: stage[1])
+    ends = ((name, [dict.fromkeys((operators[0], operators[-1])) for operators, _ in run]) for name, run in runs)
+    found = [f"{'|'.join('–'.join(map(str, each)) for each in run)} {name}" for name, run in ends]
+    return ", ".join(found) + (", …" if len(stages) > _MOST_NAMED else "")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -231,7 +232,10 @@ class Result:
         if self.verdict.best in proposed:  # always shown
             proposed = [self.verdict.best, *(p for p in proposed if p != self.verdict.best)]
         number = self.history.number
-        return rows + [(f"plan {number(plan)}: {_borders(plan)}", plan) for plan in proposed[:_MOST_PROPOSED]]
+        return rows + [(f"plan {number(plan)}{self._described(plan)}", plan) for plan in proposed[:_MOST_PROPOSED]]
+
+    def _described(self, plan: Plan) -> str:
+        return f": {_borders([(s.operators, s.processor) for s in plan.stages])}"
 
     def table(self) -> list[Row]:
         """Return the terminal's table as typed rows."""
@@ -458,6 +462,18 @@ class WorkloadResult(Result):
                 scale = shown_scale(self.verdict, trial) if standing is None and trial is not None else 1.0
                 found[name] = self._figures(plan, measured.outcome, samples.median, scale)
         return found
+
+    def _described(self, plan: Plan) -> str:
+        """Return the order of the queue, and the stages of each model by its own operators, in the plan's order."""
+        models = dict[str, list[tuple[Sequence[int], str]]]()
+        for stage in plan.stages:
+            component = self.joined.components[self.joined.component_of[stage.operators[0]]]
+            models.setdefault(component.name, []).append((component.own(stage.operators), stage.processor))
+        told = (
+            f"{name} on {stages[0][1]}" if len(stages) == 1 else f"{name} {_borders(stages)}"
+            for name, stages in models.items()
+        )
+        return f" ({plan.dispatch}): {'; '.join(told)}"
 
     def _figures(self, plan: Plan, typical: Mapping[str, Any], value_s: float, scale: float) -> dict[str, Any]:
         """Return figures of runs of a plan, scaled to the verdict's value of the objective; by ``scale`` without one.
