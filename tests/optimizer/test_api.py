@@ -49,6 +49,7 @@ def test_a_study_from_python_gives_a_typed_result(tmp_path: Path) -> None:
 
 def test_a_result_is_one_line(tmp_path: Path) -> None:
     found = optimize(SMALL_MODEL, budget=2, evaluator="synthetic", out=tmp_path / "run")
+    assert isinstance(found, optimizer.Result)
     assert re.fullmatch(rf"<Result {SMALL_MODEL}: [^,]+, [0-9.]+ ms>", repr(found))
     where = Options(evaluator="cost-model", platform="pixel4", processors=["gpu", "1large"], out=tmp_path / "several")
     several = optimize([f"{SMALL_MODEL}*2"], budget=2, **where)
