@@ -62,7 +62,7 @@ class Truth:
 
 @dataclass(frozen=True, eq=False)
 class Instance:
-    """A search problem; see the module.
+    """A search problem: the seconds of operators, stages and transfers of a drawn platform.
 
     Attributes:
         number: which of the :data:`COUNT` it is.
