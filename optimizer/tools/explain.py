@@ -609,7 +609,7 @@ def blocks(found: Document) -> Iterator[Block]:
     if objective.aggregation == "plan":
         yield Text(f"Lower bound for any plan: {least['predicted_ms']:.4g} {unit}, from the model's operators alone.")
         return
-    shared = least["work_ms"] > least["critical_path_ms"]
+    shared = least["work_ms"] >= least["critical_path_ms"]
     why = "all work shared evenly" if shared else "the longest path of operators"
     if objective.aggregation == "sum":
         why = "each operator where it needs least"
