@@ -464,16 +464,17 @@ class WorkloadResult(Result):
         return found
 
     def _described(self, plan: Plan) -> str:
-        """Return the order of the queue, and the stages of each model by its own operators, in the plan's order."""
-        models = dict[str, list[tuple[Sequence[int], str]]]()
-        for stage in plan.stages:
+        """Return the order of the queue, and the first stages by model, by the numbers of its own operators."""
+        models, most = dict[str, list[tuple[Sequence[int], str]]](), plan.stages[:_MOST_NAMED]
+        for stage in most:
             component = self.joined.components[self.joined.component_of[stage.operators[0]]]
             models.setdefault(component.name, []).append((component.own(stage.operators), stage.processor))
+        whole = {component.name: len(component.operators) for component in self.joined.components}
         told = (
-            f"{name} on {stages[0][1]}" if len(stages) == 1 else f"{name} {_borders(stages)}"
+            f"{name} [{stages[0][1] if len(stages[0][0]) == whole[name] else _borders(stages)}]"
             for name, stages in models.items()
         )
-        return f" ({plan.dispatch}): {'; '.join(told)}"
+        return f" ({plan.dispatch}): {', '.join(told)}{', …' if len(plan.stages) > len(most) else ''}"
 
     def _figures(self, plan: Plan, typical: Mapping[str, Any], value_s: float, scale: float) -> dict[str, Any]:
         """Return figures of runs of a plan, scaled to the verdict's value of the objective; by ``scale`` without one.
