@@ -188,7 +188,8 @@ def render_dry_run(document: Mapping[str, Any]) -> Group:
         sizes = [many(study[k]) if study[k] is not None else "–" for k in ("operators", "plans", "budget")]
         about = f"{study['expected_s']:.0f} s" if study["expected_s"] else "–"
         rows.append((study["study"], *sizes, about, study["state"]))
-    listed = table(("study", ">operators", ">plans", ">budget", ">about", "state"), rows)
+    known = 6 if any(row[-1] != "pending" for row in rows) else 5  # a new campaign has no states
+    listed = table(("study", ">operators", ">plans", ">budget", ">about", "state")[:known], (r[:known] for r in rows))
     took, count = document["expected_s"], plural(len(rows), "study")
     about = seconds(took) if took < _LONG_S else f"{took / 60:.0f} minutes"
     ends = f"{count}{f', about {about} where nothing else runs' if took else ''}, into {document['folder']}"

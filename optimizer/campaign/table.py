@@ -82,7 +82,7 @@ class Tables:
         fronts: of each study with several objectives, the values of each plan of its front.
         gains: the mean gain over the models of the matrix, for each cell of its other axes.
         rates: the highest rate of each workload at which deadlines are kept, by our plans and by the best baseline.
-        expected: our figures that the campaign asks for, beside published ones.
+        expected: our figures that the campaign requires, beside published ones.
         indicators: work, weights and memory traffic of each model, with the latency of its best plan.
         explained: R² of each indicator, and relative errors of models that were left out.
         missing: baselines that the campaign names and no study has.

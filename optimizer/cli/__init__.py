@@ -110,7 +110,7 @@ def _parsed(work: Work, arguments: list[str]) -> int:
 _ALL: tuple[tuple[Work, str], ...] = (
     (agent, "serve this machine as a device for --evaluator remote"),
     (calibrate, "fit a cost model of this machine's processors"),
-    (compare, "compare the plans of two runs by latency: which is faster, by how much"),
+    (compare, "compare the plans of two runs: which is faster, by how much"),
     (devices, "list processors here, known devices, phones and agents"),
     (doctor, "check this machine (runtimes, processors, load) and suggest fixes"),
     (execute, "run a plan, or the plan of a study, and print its latency"),

@@ -13,12 +13,14 @@ def run(parser: Parser, arguments: list[str]) -> int:
     add = parser.add_argument
     add("file", metavar="FILE.yaml", type=Path, help="the campaign")
     add("--out", metavar="DIR", type=Path, help="folder of the campaign (default runs/NAME)")
-    add("--jobs", metavar="N", default="1", help="studies at a time, where none measures this machine")
+    add("--jobs", metavar="N", help="studies at a time, where none measures this machine (default 1)")
     add("--scheduler", metavar="URL", default="", help="a Dask cluster that runs the studies (default: this machine)")
     add("--allow-code", action="store_true", help="let the file load samplers and libraries; for files that you trust")
     add("--dry-run", action="store_true", help="list the studies with their sizes and expected time")
     options = parser.read(arguments, quiet=True)
-    options.jobs = parser.whole("--jobs", options.jobs, 1, 1024)
+    if options.jobs is not None and options.scheduler:
+        parser.error("--jobs has no effect with --scheduler")
+    options.jobs = parser.whole("--jobs", options.jobs or "1", 1, 1024)
     from optimizer.campaign.run import run_file
 
     return run_file(options, ["optimize", "run", *arguments])

@@ -11,7 +11,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 _COMPLETING = "_ARGCOMPLETE"
-"""Set by a shell that asks for completions: the index, from 1, of the first word that argcomplete reads."""
+"""Set by a shell that requests completions: the index, from 1, of the first word that argcomplete reads."""
 
 
 def completed_line() -> list[str]:
@@ -29,7 +29,7 @@ def skip_command() -> None:
 
 
 def complete(parser: argparse.ArgumentParser, commands: Iterable[str] = ()) -> None:
-    """Print the completions of a line and exit, where a shell asks for them.
+    """Print the completions of a line and exit, where a shell requests them.
 
     Args:
         commands: words that are offered where a model is expected.
@@ -109,6 +109,7 @@ _VALUES = {
     "names": _Values(_models),
     "platform": _Values(partial(_call, "search_spaces.core.platform_file:platform_names"), ("yaml", "yml", "json")),
     "evaluator": _Values(partial(_call, "evaluators.registry:evaluator_names")),
+    "robust": _Values(lambda: ("worst", "expected")),
     "sampler": _Values(partial(_call, "optimizer.samplers:sampler_names")),
     "objective": _Values(_objectives, several=True),
     "allow": _Values(_freedoms, several=True),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,8 @@ def storage(parser: Parser, arguments: list[str]) -> None:
     from optimizer.tools.storage_server import serve_storage
 
     host, port, credentials = server_options(options, _STORAGE_PORT)
-    serve_storage(options.url, heartbeat_s, host, port, credentials)
+    with suppress(KeyboardInterrupt):
+        serve_storage(options.url, heartbeat_s, host, port, credentials)
 
 
 def agent(parser: Parser, arguments: list[str]) -> None:
@@ -73,7 +75,7 @@ def agent(parser: Parser, arguments: list[str]) -> None:
     add("--max-model", metavar="MB", type=float, default=8192.0, help="largest model accepted, MB (default 8192)")
     certificates = "write a certificate authority and certificates for --hosts to DIR, and exit"
     add("--certificates", metavar="DIR", type=Path, help=certificates)
-    add("--hosts", metavar="A,B", default="", help="names and addresses of this agent")
+    add("--hosts", metavar="A,B", default="", help="names and addresses of agents, for --certificates")
     options = parser.read(arguments, as_json=False)
     if options.certificates is not None:
         from optimizer.tools.certificates import make_certificates
@@ -82,6 +84,8 @@ def agent(parser: Parser, arguments: list[str]) -> None:
         for path in make_certificates(options.certificates, hosts):
             print(path)
         return
+    if options.hosts:
+        parser.error("--hosts has no effect without --certificates")
     if not options.max_model > 0.0:
         raise UsageError(f"--max-model {options.max_model:g}: must be greater than 0")
     _serve(options)
@@ -108,6 +112,7 @@ def _serve(options: argparse.Namespace) -> None:
     served = serve(agent, where, port, credentials)
     try:
         print(f"optimize: device {name} ({processors}) at {served.address}, until Ctrl-C", file=sys.stderr, flush=True)
-        agent.serve()
+        with suppress(KeyboardInterrupt):
+            agent.serve()
     finally:
         served.close()

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from optimizer.study.config import StudyConfig
 
 EXIT_CODES = """exit codes:
-  0 a plan was found, 1 a defect of the program (please report it), 2 wrong use or input, 3 no feasible plan,
+  0 a plan was found, 1 a defect of the program (please report it),
+  2 wrong use or input, 3 no feasible plan,
   4 evaluator or device unavailable (execute: or wrong outputs),
   5 too disturbed to decide (the best known plan is written),
   130 interrupted (everything measured is saved)"""

@@ -121,12 +121,13 @@ def gain_text(result: Mapping[str, Any]) -> str:
         else:
             text = slower_than(ratio.inverse, objective, than)
         text += "" if ratio.significant else "; not significant"
-    elif (slower := slower_than(ratio.inverse, objective)) == UNDECIDED:
-        text = "not decided against the next best plan"
     else:
         other = f"the next best plan, {called(result, speedup['plan'], speedup.get('number'))}"
+        slower = slower_than(ratio.inverse, objective)
         text = f"none: {other}, is {slower}" if objective.is_time else f"none: {other}: {slower}"
-        if not (ratio.significant or slower.startswith("equal")):
+        if slower == UNDECIDED:
+            text = f"not decided against {other}"
+        elif not (ratio.significant or slower.startswith("equal")):
             simpler = ratio.value > 1.0 and len(best["stages"]) < stages
             text += f"; not significant{', so the plan of fewer stages is recommended' if simpler else ''}"
     criterion = (result.get("final") or {}).get("criterion")
@@ -159,6 +160,8 @@ def _front_gain(result: Mapping[str, Any]) -> str:
 def bound_text(result: Mapping[str, Any]) -> str:
     """Return how far the best plan can be from the best possible one, by the model; "" where that is unknown."""
     bound, gap, more = result["model_bound_ms"], result["gap"], result.get("bounds") or {}
+    if bound == 0.0:
+        return "none was found in the time for it"
     if bound is None or gap is None:
         return ""
     objective = objective_of(result)

@@ -183,7 +183,7 @@ def _times(row: Row) -> str:
     if row["ratio"] is None:
         return ""
     value, low, high = (f"{row[name]:.3f}" for name in ("ratio", "ratio_low", "ratio_high"))
-    return f"{value} times" if value == low == high else f"{value} [{low}, {high}] times"
+    return value if value == low == high else f"{value} [{low}, {high}]"
 
 
 def published(tables: Tables) -> Iterator[Block]:

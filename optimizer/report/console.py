@@ -292,7 +292,7 @@ def _stages(result: Result, plan: Plan, document: Mapping[str, Any]) -> Table:
     joined = result.joined
     kind = "recommended plan, predicted" if result.predicted else "recommended plan"
     figure = figure_text(samples.median, interval, result.objective.shown_unit) if samples and interval else ""
-    title = "best plan" if joined is not None else f"{kind}: {figure}" if figure else kind
+    title = kind if joined is not None or not figure else f"{kind}: {figure}"
     if samples and result.objective.aggregation == "busiest" and joined is None:
         title += f", {1.0 / samples.median:.4g} results a second"
     measured = result.measurement(plan)

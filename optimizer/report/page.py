@@ -109,7 +109,9 @@ def _text(text: str) -> str:
 def _figure(figure: Figure) -> Iterator[str]:
     label = escape(figure.caption, quote=True)
     if figure.wide:
-        yield f'<figure><div class="scroll wide" tabindex="0" role="group" aria-label="{label}">{figure.svg}</div>'
+        px = re.search(r'width="([0-9]+)', figure.svg)
+        yield f"<figure>{_hint(int(px[1]) if px else 0, 'Scroll sideways for all of it →')}"
+        yield f'<div class="scroll wide" tabindex="0" role="group" aria-label="{label}">{figure.svg}</div>'
     elif figure.narrow:
         yield f'<figure><div class="broad">{figure.svg}</div><div class="narrow">{figure.narrow}</div>'
     else:
@@ -122,6 +124,11 @@ def _figure(figure: Figure) -> Iterator[str]:
     yield "</figure>"
 
 
+def _hint(width_px: int, text: str) -> str:
+    """Return a line that shows where the screen is narrower than what follows."""
+    return f'<p class="hint" style="--w:{width_px}px" aria-hidden="true">{text}</p>'
+
+
 def _table(table: Table) -> Iterator[str]:
     label = escape(table.caption, quote=True)
     headed = table.group == 1  # each value of the first column is a row of its own, above those that it is about
@@ -131,7 +138,7 @@ def _table(table: Table) -> Iterator[str]:
     if many:
         widths = [max(_least(c.name), *(min(len(row[i]), _LONG) for row in rows)) for i, c in columns]
         px = round(sum(widths) * _CHARACTER + len(widths) * _PADDING)
-        yield f'<p class="hint" style="--w:{px}px" aria-hidden="true">Scroll sideways for all columns →</p>'
+        yield _hint(px, "Scroll sideways for all columns →")
     style = "table many" if many else "table"
     yield f'<div class="{style}" tabindex="0" role="group" aria-label="{label}"><table>'
     yield f"<caption>{escape(table.caption)}</caption><thead><tr>"

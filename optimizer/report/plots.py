@@ -220,8 +220,9 @@ def front(
     for index, (first, second) in enumerate(kept):
         label = f"{names[index]}: {figure(first)}, {figure(second)}" + (" (the knee)" if index == knee else "")
         plot.mark(x(first), y(second), "baseline" if index == knee else "model", label, 7.0 if index == knee else 4.0)
-    written: list[tuple[float, float, float]] = []  # left and right end, and baseline, of each name
-    for index in sorted(named, reverse=True):  # upwards: a name gives way to those below it
+    # Left and right end, and baseline, of each name and mark.
+    written = [(x(kept[i][0]) - 9, x(kept[i][0]) + 9, y(kept[i][1]) + 4) for i in named]
+    for index in sorted(named, reverse=True):  # upwards: a name gives way to marks, and to those below it
         first, second = kept[index]
         right = x(first) > width / 2
         longest = min(_LONGEST_NAME, int(width / 16))

@@ -13,6 +13,7 @@ import numpy as np
 
 from evaluators.machine import problems
 from evaluators.measurement.final import Ratio
+from evaluators.objectives import LATENCY
 from optimizer.exact.front import undominated
 from optimizer.model.baselines import glossary
 from optimizer.model.ranks_text import describe_ranks
@@ -50,6 +51,7 @@ from optimizer.report.document import (
 from optimizer.report.graph import render_svg
 from optimizer.report.svg import part_colour
 from optimizer.report.viewers import node_data, trace
+from optimizer.study.limits import missed
 from optimizer.tools.inspect import inspect_graph
 from search_spaces.core.errors import OptimizeError, plain_name
 from search_spaces.core.wording import many, percent, plural
@@ -98,13 +100,17 @@ def study_document(study: Study) -> Document:
 
 def _answer(study: Study) -> Iterator[Block]:
     result = dict(study.result)
-    took = ""
+    took, late = "", None
     if (known := result["best"]["latency_ms"]) and "front" not in result and study.objective.scales:
         low, high = (end / 1e3 for end in known["ci95"])
         unit = study.objective.shown_unit
-        verb = "takes" if study.objective.is_time else "needs"
-        took = f" It {verb} {figure_text(known['median'] / 1e3, (low, high), unit)}."
-    yield Text(f"Recommended: {answer_text(result)}.{took}", "answer")
+        title = study.objective.title
+        verb = "It takes" if study.objective == LATENCY else f"{title[:1].upper()}{title[1:]}:"
+        took = f" {verb} {figure_text(known['median'] / 1e3, (low, high), unit)}."
+        if study.objective == LATENCY and (deadline := study.config.get("deadline")) is not None:
+            late = missed(float(deadline) / 1e3, known["median"] / 1e3, predicted=study.predicted)
+    what = f"{late.what[:1].upper()}{late.what[1:]}. It is" if late is not None else "Recommended:"
+    yield Text(f"{what} {answer_text(result)}.{took if late is None else ''}", "answer")
     if result["complete"]:
         yield Text(f"Gain: {gain_text(result)}.")
     held, tried = sum(trial.number >= 0 for trial in study.trials), result["unique_plans"]
@@ -119,7 +125,7 @@ def _answer(study: Study) -> Iterator[Block]:
     yield from _outputs(result["best"], result.get("deployed"))
     if result.get("tolerances"):
         yield Text(f"{result['tolerances'][:1].upper()}{result['tolerances'][1:]}.")
-    yield stages_table(study.result, "The best plan, stage by stage", study.model_of)
+    yield stages_table(study.result, "The recommended plan, stage by stage", study.model_of)
     if any(study.result["best"].get("stage_ms") or ()) and not study.predicted:
         yield Text(
             "Each stage's figure is a median of its own, without waiting and transfers: they need not add up to the "
@@ -203,9 +209,10 @@ def _why(study: Study) -> Iterator[Block]:
     except OptimizeError as error:
         yield Text(f"The plan is not explained: {error}", "note")
         return
-    for block in blocks(found):  # another table of the page has the measured baselines
-        if isinstance(block, Table) and block.caption == "Baselines":
-            yield replace(block, caption="Baselines by the model that predicts")
+    for block in blocks(found):
+        if isinstance(block, Table) and block.caption == "Baselines":  # another table of the page has their values
+            if not study.predicted and not found["best"]["why_not"]:
+                yield replace(block, caption="Predictions of the baselines")
         elif isinstance(block, Table) and block.columns[0].form:
             yield _numbers_first(block)
         else:
@@ -236,7 +243,10 @@ def _workload(result: Mapping[str, Any]) -> Iterator[Block]:
     yield outcomes_table(result)
     if rows := tuple(decomposed_rows(result)):
         yield Table("Convolutions decomposed (Tucker-2)", headed("model; in the best plan"), rows)
-    each = tuple((plan, *(entry["instances_ms"].get(name) for name in names)) for plan, entry in outcomes.items())
+    each = tuple(
+        ("recommended plan" if plan == "best" else plan, *(entry["instances_ms"].get(name) for name in names))
+        for plan, entry in outcomes.items()
+    )
     yield Table(
         f"Each model's mean latency, {said}, ms", headed("plan", *(Column(f"{n}, ms", ".4g") for n in names)), each
     )
@@ -318,10 +328,11 @@ def _timeline(study: Study, drawn: tuple[Bar, ...]) -> Iterator[Block]:
     what = "Stages by processor"
     if any(bar.inferences for bar in drawn):
         what = f"Stages by processor, of {STREAMED} inferences that follow each other (stage·inference)"
+    until = "" if study.joined is None else " Beside each name: the time until all is done."
     yield at_two_widths(
         "timeline",
         partial(plots.timelines, drawn, kinds),
-        f"{what}; {source}; on one scale. viewers/trace.json holds the same for ui.perfetto.dev.{unseen}"
+        f"{what}; {source}; on one scale.{until} viewers/trace.json holds the same for ui.perfetto.dev.{unseen}"
         + (
             ""
             if "measured" not in sources
@@ -433,12 +444,13 @@ def _graph(study: Study) -> Iterator[Block]:
     svg = render_svg(inspect_graph(graph)).replace("</style>", f"{rules}</style>", 1)
     legend = "; ".join(f"stage {i} on {s.processor}" for i, s in enumerate(study.best.stages[:12]))
     more = ", …" if len(study.best.stages) > 12 else ""
+    viewers = " viewers/partition*.json colour it in Model Explorer, by stage or by ms of each operator."
     yield Figure(
         "graph",
         svg,
-        f"The model, coloured by stage of the best plan ({legend}{more}). The bars on the left are bytes that cross "
-        "a cut. viewers/partition*.json colour it in Model Explorer, by stage or by ms of each operator.",
-        stages_table(study.result, "The best plan, stage by stage", study.model_of),
+        f"The model, coloured by stage of the recommended plan ({legend}{more}). The bars on the left are bytes that "
+        f"cross a cut.{'' if study.joined is not None else viewers}",
+        stages_table(study.result, "The recommended plan, stage by stage", study.model_of),
         wide=True,
     )
 
@@ -481,7 +493,7 @@ def _again(study: Study) -> Iterator[Block]:
     yield Text("The study again, from the beginning, in a new run folder:")
     yield Code(shlex.join(_elsewhere(command)))
     lines = [f"optimize {command} {shlex.quote(str(study.path))}" for command in ("execute", "report")]
-    yield Text("The best plan again, and this report:")
+    yield Text("The recommended plan again, and this report:")
     yield Code("\n".join(lines))
     settings = {k: v for k, v in study.config.items() if v not in (None, "", [], ()) and k != "schema_version"}
     yield listed("Settings", ("setting", "value"), settings)

@@ -31,7 +31,7 @@ def node_data(study: Study, graph: Graph) -> dict[str, dict[str, Any]]:
         o: graph.tensors[operator.outputs[0]].name for o, operator in enumerate(graph.operators) if operator.outputs
     }
     index = {p.name: i for i, p in enumerate(costs.platform.processors)} if costs is not None else {}
-    partition = {}
+    partition: dict[str, dict[str, str]] = {}
     for number, stage in enumerate(plan.stages):
         label = f"{stage.processor} · stage {number}"
         if len(stage_ms) == len(plan.stages):
@@ -42,7 +42,9 @@ def node_data(study: Study, graph: Graph) -> dict[str, dict[str, Any]]:
             if costs is not None and stage.processor in index:
                 own = f" · operator {costs.operator_s[index[stage.processor], operator] * 1e3:.4g} ms {of_operator}"
             if operator in names:
-                partition[names[operator]] = {"value": f"{label}{own}", "bgColor": COLOURS[f"p{number % PARTS}"][0]}
+                other = partition.get(names[operator], {"value": ""})["value"]  # of the other side of a split
+                value = f"{other} | {label}{own}" if other else f"{label}{own}"
+                partition[names[operator]] = {"value": value, "bgColor": COLOURS[f"p{number % PARTS}"][0]}
     layers: dict[str, dict[str, Any]] = {"partition": {"name": "partition", "results": partition}}
     if costs is None:
         return layers
@@ -90,7 +92,7 @@ def trace(bars: Sequence[Bar], platform: Sequence[str]) -> dict[str, Any]:
                     "tid": platform.index(event.processor) + 1,
                     "args": {
                         "inference": inference,
-                        "operators": f"{operators[0]} to {operators[-1]}",
+                        "operators": " to ".join(map(str, dict.fromkeys((operators[0], operators[-1])))),
                         "copied_us": event.copied_s * 1e6,
                     },
                 }

@@ -145,11 +145,11 @@ def unreachable(deadline_s: float, bound_s: float) -> InfeasibleError | None:
     return infeasible(Violation("predicted latency of the best plan", bound_s, deadline_s, "s", _LEVER, sentence))
 
 
-def missed(deadline_s: float, best_s: float) -> InfeasibleError | None:
+def missed(deadline_s: float, best_s: float, *, predicted: bool) -> InfeasibleError | None:
     """Return the error for a deadline that the best plan of a finished study misses."""
     if best_s <= deadline_s:
         return None
-    sentence = f"{_NONE}found takes {{demand}}"
+    sentence = f"{_NONE}found {'is predicted to take' if predicted else 'takes'} {{demand}}"
     return infeasible(Violation("latency of the best plan found", best_s, deadline_s, "s", _LEVER, sentence))
 
 

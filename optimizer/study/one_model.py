@@ -305,6 +305,6 @@ class OneModel(Subject):
             took_s = samples.median
         if measured is not None and LATENCY.name in measured.figures:
             took_s = measured.figures[LATENCY.name]
-        if took_s is not None and (late := missed(self._deadline_s, took_s)) is not None:
+        if took_s is not None and (late := missed(self._deadline_s, took_s, predicted=result.predicted)) is not None:
             raise late
         Subject.check(self, result)

@@ -65,11 +65,12 @@ class Row:
     plan: Plan = field(repr=False)
 
 
-def _borders(plan: Plan) -> str:
-    """Return the stages of a plan, shortened: ``0–12 gpu, 13–40|41–82 cpu0``."""
-    runs = groupby(plan.stages[:_MOST_NAMED], lambda stage: stage.processor)
-    found = [f"{'|'.join(f'{s.operators[0]}–{s.operators[-1]}' for s in run)} {name}" for name, run in runs]
-    return ", ".join(found) + (", …" if len(plan.stages) > _MOST_NAMED else "")
+def _borders(stages: Sequence[tuple[Sequence[int], str]]) -> str:
+    """Return operators and processors of stages, shortened: ``0–12 gpu, 13|14–82 cpu0``."""
+    runs = groupby(stages[:_MOST_NAMED], lambda stage: stage[1])
+    ends = ((name, [dict.fromkeys((operators[0], operators[-1])) for operators, _ in run]) for name, run in runs)
+    found = [f"{'|'.join('–'.join(map(str, each)) for each in run)} {name}" for name, run in ends]
+    return ", ".join(found) + (", …" if len(stages) > _MOST_NAMED else "")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -238,7 +239,22 @@ class Result:
         if self.verdict.best in proposed:  # always shown
             proposed = [self.verdict.best, *(p for p in proposed if p != self.verdict.best)]
         number = self.history.number
-        return rows + [(f"plan {number(plan)}: {_borders(plan)}", plan) for plan in proposed[:_MOST_PROPOSED]]
+        return rows + [(f"plan {number(plan)}{self._described(plan)}", plan) for plan in proposed[:_MOST_PROPOSED]]
+
+    def _described(self, plan: Plan) -> str:
+        """Return the first stages; of several models their numbers in each model, after the order of the queue."""
+        if self.joined is None:
+            return f": {_borders([(s.operators, s.processor) for s in plan.stages])}"
+        models, most = dict[str, list[tuple[Sequence[int], str]]](), plan.stages[:_MOST_NAMED]
+        for stage in most:
+            component = self.joined.components[self.joined.component_of[stage.operators[0]]]
+            models.setdefault(component.name, []).append((component.own(stage.operators), stage.processor))
+        whole = {component.name: len(component.operators) for component in self.joined.components}
+        told = (
+            f"{name} [{stages[0][1] if len(stages[0][0]) == whole[name] else _borders(stages)}]"
+            for name, stages in models.items()
+        )
+        return f" ({plan.dispatch}): {', '.join(told)}{', …' if len(plan.stages) > len(most) else ''}"
 
     def table(self) -> list[Row]:
         """Return the terminal's table as typed rows."""

@@ -161,7 +161,9 @@ def compare_runs(
     text = slower_text(by)
     took = "takes" if "times as" in text else "is"
     found_out = f"the plan of {slower} {took} {slower_than(by, LATENCY, f'that of {faster}')}"
-    if text == UNDECIDED:
+    if one.predicted and ratio.value == 1.0:
+        found_out = "both plans are predicted to take the same time"
+    elif text == UNDECIDED:
         found_out = "which plan is faster is not decided"
     elif text.startswith("equal"):
         found_out = f"the two plans are {text}"

@@ -416,7 +416,7 @@ def render_devices(found: KnownDevices) -> str:
         asked = f"{agent.address}, {agent.state}: {_some(agent.processors)}" if agent.processors else agent.state
         lines.append(f"  {name}  {asked}")
     if not found.agents:
-        lines.append(f"  none in {found.agents_file}; see optimize help agent")
+        lines.append(f"  none in {found.agents_file}; an example: devices: {{board: {{agent: HOST:7450}}}}")
     if found.evaluators:
         lines += ["", "installed evaluators (--evaluator NAME)"]
         lines += [f"  {name}  {processors}" for name, processors in found.evaluators.items()]

@@ -151,12 +151,16 @@ def execute(plan: str, *, stream: bool = False, inputs: Sequence[str] = (), cust
             measured = measure(PricedCandidate(runner.candidate, deployed.plan, how), policy)
             flying = {"in_flight": runner.in_flight} if stream else {}
         document = _figures(deployed.graph.name, objective, measured, deployed.plan, flying)
-    known = "" if stream else _in_study(path)
+    known = "" if stream else _in_study(path, len(deployed.plan.stages))
     return Executed(document, "\n".join(_lines(document, objective, measured)) + known)
 
 
-def _in_study(plan: Path) -> str:
-    """Return a line about a plan's latency in its study; "" where there is none, or the study had another objective."""
+def _in_study(plan: Path, stages: int = 0) -> str:
+    """Return lines about a plan in its study: its latency, if the study had this objective, and its number of stages.
+
+    Args:
+        stages: of the plan's files; 0 for several models.
+    """
     if (run := study_of(plan)) is None:
         return ""
     try:
@@ -172,7 +176,11 @@ def _in_study(plan: Path) -> str:
         return ""
     there = "" if result.get("evaluator") in HOSTED else f", by {result.get('evaluator')} on another machine"
     figure = figure_text(known["median"] / 1e3, tuple(x / 1e3 for x in known["ci95"]), "ms")
-    return f"\nits study measured: {figure}{there}"
+    own = len(result["best"]["plan"]["stages"])
+    joins = (
+        f"\nthe files have {stages} stages, the study's plan {own}: shares of splits are joined by stages of their own"
+    )
+    return f"\nits study measured: {figure}{there}{joins if stages > own else ''}"
 
 
 def _figures(
@@ -249,8 +257,8 @@ def _of_workload(name: str, names: Sequence[str], outcomes: Sequence[Outcome], m
     document |= {"instances_ms": dict(zip(names, figures["instances_ms"], strict=True)), **more}
     how = "predicted" if document.get("predicted") else plural(len(outcomes), "run")
     latency = (
-        f"mean {document['mean_ms']:.4g} ms, worst {document['worst_ms']:.4g}, all done after "
-        f"{document['makespan_ms']:.4g}; {document['throughput_per_s']:.4g} requests a second, "
+        f"mean {document['mean_ms']:.4g} ms, worst {document['worst_ms']:.4g} ms, all done after "
+        f"{document['makespan_ms']:.4g} ms; {document['throughput_per_s']:.4g} requests a second, "
         f"{document['misses']:.0f} missed; {how}"
     )
     took = [

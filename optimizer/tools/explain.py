@@ -22,7 +22,15 @@ import numpy as np
 
 from evaluators.energy import OPTION
 from evaluators.measurement.final import Ratio
-from evaluators.objectives import LATENCY, Objective, PricedCandidate, PricedSession, Pricing, powers_or_meter
+from evaluators.objectives import (
+    LATENCY,
+    Objective,
+    PricedCandidate,
+    PricedSession,
+    Pricing,
+    find_objective,
+    powers_or_meter,
+)
 from evaluators.registry import make_evaluator
 from evaluators.simulated import SimulatedPlan
 from evaluators.workload.host import WorkloadSession
@@ -64,6 +72,8 @@ _PATIENCE_S = 2.0  # for each best chain: many equal chains of a period would ta
 _HAIR = 1e-9
 _LITTLE = 1e-3  # relative to the latency: a limit that costs less is shown as “hardly any”
 _TIME = ".4g"
+_WITHOUT = "no stage on "
+_SHARE = "–"  # in place of processors to which a stage might move
 
 Document = dict[str, Any]
 Best = Callable[[int, int], tuple[Plan, float] | None]
@@ -425,7 +435,7 @@ class _Work:
             alike: dict[str, list[str]] = {}
             others = [p.name for p in self._model.platform.processors if p.name != stage.processor]
             if stage.share is not None and self._model.costs is not None:
-                elsewhere, others = {"–": _figures(None, None, None, "one share of a split")}, []
+                elsewhere, others = {_SHARE: _figures(None, None, None, "one share of a split")}, []
             for name in others:
                 stages = list(self._plan.stages)
                 stages[index] = replace(stage, processor=name)
@@ -488,8 +498,7 @@ class _Work:
             without = costs.operator_s.copy()
             without[[p.name in names for p in costs.platform.processors]] = np.inf
             which = ", ".join(sorted(names)) if len(names) < 4 else f"{len(names)} processors like {like}"
-            what = f"no stage on {which}"
-            yield self._limit(what, replace(costs, operator_s=without))
+            yield self._limit(f"{_WITHOUT}{which}", replace(costs, operator_s=without))
 
     def _limit(self, what: str, costs: ChainCosts, most: int | None = None) -> Document:
         """Return the best plan under other costs, and what it saves, both by the additive model."""
@@ -557,12 +566,16 @@ def blocks(found: Document) -> Iterator[Block]:
         yield Text(f"All figures are of the {objective.title}: {why}.")
     elif found["front"] or found["objective"] != LATENCY.name:
         of = "the first of several objectives" if found["front"] else "the objective of the study"
-        yield Text(f"All figures are of {of}, {found['objective']}.")
+        title = objective.title if found["orders"] else find_objective(found["objective"]).title
+        yield Text(f"All figures are of {of}: {title}.")
     measured = "not measured" if best["measured_ms"] is None else f"{shown(best['measured_ms'], _TIME)} {unit} measured"
-    yield Text(
-        f"This plan: {shown(best['predicted_ms'], _TIME)} {unit} predicted by {found['predicted_by']}, {measured}. "
-        f"All predictions below are made in the same way.{_error(found)}"
+    text = (
+        f"{shown(best['predicted_ms'], _TIME)} {unit} predicted by {found['predicted_by']}, {measured}. All "
+        "predictions below are made in the same way."
     )
+    if best["why_not"]:
+        text = f"{measured}, not predicted: {best['why_not']}. Predictions below are by {found['predicted_by']}."
+    yield Text(f"This plan: {text}{_error(found)}")
     if states := found["states"]:
         yield Text(f"Predictions below are of the device as its profile has it, without {', '.join(states)}.", "note")
     if found["note"]:
@@ -573,10 +586,14 @@ def blocks(found: Document) -> Iterator[Block]:
         busiest = next(iter(busy))
         yield Text(f"The busiest processor is {busiest}: it works for {percent(busy[busiest])} of the makespan.")
         yield Table("How busy processors are", headed("processor; busy|.0%"), tuple(busy.items()))
-    if any(part["elsewhere"] for part in found["parts"]):
-        yield _parts(found)
-    else:
+    shares = sum(_SHARE in part["elsewhere"] for part in found["parts"])
+    if not any(part["elsewhere"] for part in found["parts"]):
         yield Text("There is no other processor to which a stage might move.")
+    elif shares < len(found["parts"]) and not best["why_not"]:
+        yield _parts(found)
+    if shares:
+        how_many = f"{shares} of {len(found['parts'])}"
+        yield Text(f"Note: stages that compute one share of a split ({how_many}) are not moved.", "note")
     if orders := found["orders"]:
         rows = tuple((ORDERS[name], *_known(entry)) for name, entry in orders.items())
         yield Table("Other orders of the queue", headed("order", *_columns(found)), rows)
@@ -592,7 +609,7 @@ def blocks(found: Document) -> Iterator[Block]:
     if objective.aggregation == "plan":
         yield Text(f"Lower bound for any plan: {least['predicted_ms']:.4g} {unit}, from the model's operators alone.")
         return
-    shared = least["work_ms"] > least["critical_path_ms"]
+    shared = least["work_ms"] >= least["critical_path_ms"]
     why = "all work shared evenly" if shared else "the longest path of operators"
     if objective.aggregation == "sum":
         why = "each operator where it needs least"
@@ -612,7 +629,8 @@ def _error(found: Document) -> str:
     if not known or find_workload_objective(found["objective"]).of_plan is not None:
         return ""
     wrong = statistics.median(abs(predicted / measured - 1.0) for predicted, measured in known)
-    of = f"in the median of {len(known)} plans (this one and baselines)" if len(known) > 1 else "for this plan"
+    which = "baselines" if found["best"]["why_not"] else "this one and baselines"
+    of = f"in the median of {len(known)} plans ({which})" if len(known) > 1 else "for the plan that has both"
     return f" The predictions were {percent(wrong)} off {of}: smaller differences say little."
 
 
@@ -668,6 +686,7 @@ def _parts(found: Document) -> Table:
     rows = tuple(
         (part["model"], part["operators"].partition(":")[0], part["processor"], part["stage_ms"], name, *_known(entry))
         for part in found["parts"]
+        if _SHARE not in part["elsewhere"]
         for name, entry in (part["elsewhere"] or alone).items()
     )
     source = "predicted" if found["best"]["measured_ms"] is None else "measured"
@@ -679,7 +698,10 @@ def _parts(found: Document) -> Table:
 
 def _limits(found: Document) -> Table:
     rows, same = [], found["best_predicted"] in (None, found["plan"])
-    for limit in found["limits"]:
+    idle = [limit for limit in found["limits"] if limit["what"].startswith(_WITHOUT) and limit["saves_ms"] == 0]
+    names = ", ".join(limit["what"].removeprefix(_WITHOUT) for limit in idle)
+    merged = [{**idle[0], "what": f"{_WITHOUT}any one of {names}"}] if len(idle) > 1 else idle
+    for limit in [*(limit for limit in found["limits"] if limit not in idle), *merged]:
         saves, without = limit["saves_ms"], limit["without_ms"]
         word = f"costs {found['amount']}" if limit["binds"] else "no plan found" if without is None else ""
         if limit["binds"] and saves < _LITTLE * without:
@@ -720,5 +742,5 @@ def _baselines(found: Document) -> Table:
     for name, entry in found["baselines"].items():
         more, measured, why_not = _known(entry)
         rows.append((name, more, measured, measured / best_ms if measured is not None and best_ms else None, why_not))
-    columns = headed("plan", *_columns(found)[:2], "times as long|.4f", _columns(found)[2])
+    columns = headed("plan", *_columns(found)[:2], "times as long|.4g", _columns(found)[2])
     return Table("Baselines", columns, tuple(rows))

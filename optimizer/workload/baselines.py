@@ -122,7 +122,8 @@ def _variants(space: WorkloadSpace, *, threads: bool) -> Iterator[tuple[str, tup
                 **({HOST: host} if host else {}),
             }
             many = f", {wanted} thread{'s' if wanted > 1 else ''} each" if len(kinds) > 1 and base.kind == "cpu" else ""
-            many += f" on {base.name}" if alike[wanted] > 1 else ""  # as cores of another size
+            if alike[wanted] > 1 or (len(group) == 1 and max(alike.values(), default=0) > 1):
+                many += f" on {base.name}"  # as cores of another size
             what = f"{label}{many}" if base.kind == "cpu" else f"{label} on {base.name}"
             names = [f"{what}: {k}" for k in range(1, count + 1)]
             processors = tuple(replace(base, name=name, resources={}, options=options) for name in names)

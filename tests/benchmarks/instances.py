@@ -62,7 +62,7 @@ class Truth:
 
 @dataclass(frozen=True, eq=False)
 class Instance:
-    """A search problem; see the module.
+    """A search problem: a graph, a space of plans, and their drawn costs.
 
     Attributes:
         number: which of the :data:`COUNT` it is.

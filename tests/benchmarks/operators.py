@@ -175,7 +175,7 @@ def table(found: Sequence[Outcome]) -> str:
 
 
 def main() -> None:
-    """Run the corpus, or the operators named on the command line, which are told and not written down."""
+    """Run the corpus, or the operators named on the command line, which are printed and not written down."""
     names = set(sys.argv[1:])
     found = []
     for outcome in outcomes(c for c in corpus() if not names or c.kind in names):

@@ -9,7 +9,7 @@ stays in it.
 
 HEBO and SMAC3 run in an environment of their own: ``--hebo /env/bin/python --smac /other/bin/python``.
 
-A study begins with everything on one processor, for all samplers alike; then it asks for plans until so many different
+A study begins with everything on one processor, for all samplers alike; then it requests plans until so many different
 ones are measured. A generic sampler runs a second time with the first plan of ``auto`` before its own. Regret is what
 the fastest plan so far takes more than the reference: the least that a search knowing the truth found, or any sampler.
 """
@@ -185,7 +185,7 @@ def _first(tasks: Iterator[Any], count: int) -> list[Any]:
 
 
 def refer(case: Case) -> dict[str, Any]:
-    """Return what is known of a case's best plan."""
+    """Return the figures of a case's best plan."""
     found = setup(case, 0)
     best_s, best = reference(found)
     return {

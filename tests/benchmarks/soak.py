@@ -194,7 +194,7 @@ def _differ(one: Any, other: Any) -> bool:
 
 
 def main() -> None:
-    """See the module."""
+    """Run the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("count", type=int, nargs="?", default=10_000)

@@ -103,7 +103,7 @@ def train(network: Network, data: Data, epochs: int, rate: float, seed: int) -> 
 
 
 def accuracy(network: Network, data: Data) -> float:
-    """Return the share of test images that are told right."""
+    """Return the share of test images that are classified correctly."""
     images, shows = data.test
     network.modules.eval()
     with torch.no_grad():

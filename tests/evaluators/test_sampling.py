@@ -24,7 +24,7 @@ LATENCIES = st.lists(st.floats(1e-3, 1.0), min_size=1, max_size=60)
 
 @dataclass
 class Scripted(Candidate):
-    """Gives the latencies that it is told, one after another, the last for ever; counts what was asked."""
+    """Returns given latencies, one after another, then always the last; counts the calls."""
 
     values_s: list[float]
     asked: list[tuple[int, float]] = field(default_factory=list)

@@ -27,7 +27,7 @@ class Seen:
 
     Attributes:
         kills: worker processes that were killed.
-        starts: how often the study was begun or gone on with.
+        starts: how often the study was begun or resumed.
         codes: exit codes, with how often they came.
         lost: records that were in the log once and were not later.
         damaged: whether the log was damaged at the end.

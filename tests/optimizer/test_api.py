@@ -49,10 +49,15 @@ def test_a_study_from_python_gives_a_typed_result(tmp_path: Path) -> None:
 
 def test_a_result_is_one_line(tmp_path: Path) -> None:
     found = optimize(SMALL_MODEL, budget=2, evaluator="synthetic", out=tmp_path / "run")
+    assert isinstance(found, optimizer.Result)
     assert re.fullmatch(rf"<Result {SMALL_MODEL}: [^,]+, [0-9.]+ ms>", repr(found))
     where = Options(evaluator="cost-model", platform="pixel4", processors=["gpu", "1large"], out=tmp_path / "several")
-    several = optimize([f"{SMALL_MODEL}*2"], budget=2, **where)
+    several = optimize([f"{SMALL_MODEL}*2"], budget=4, **where)
     assert re.fullmatch(r"<Result [^\n]{10,80}: [^\n]+, [0-9.]+ ms>", repr(several))
+    one = rf"{SMALL_MODEL} \d \[(\w+|[\d–]+(\|[\d–]+)* \w+(, .+)?)\]"
+    proposed = [name for name, _ in several.rows() if name.startswith("plan ")]
+    assert all(re.fullmatch(rf"plan \d+ \((fifo|priority|edf)\): {one}, ({one}|…).*", name) for name in proposed)
+    assert proposed
 
 
 def test_a_warning_comes_with_the_line_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ SPEED = {"cpu": 1e9, "gpu": 4e9}  # bytes of outputs in a second
 
 
 class PhoneServer(socketserver.ThreadingTCPServer):
-    """See the module.
+    """An adb server with one phone.
 
     Attributes:
         present: whether the phone is plugged in; without it the server says so.

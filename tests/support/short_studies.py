@@ -20,7 +20,7 @@ class Killed(BaseException):
 
 
 class Quiet:
-    """A watcher that keeps what it is told."""
+    """A watcher that keeps its messages."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []

@@ -53,7 +53,7 @@ class Case:
     Attributes:
         model: as the command line takes it.
         gain: how much longer the best one-stage plan takes than the best plan, where that is known.
-        slower: what the slowed evaluator is told, so that the price of the cut is made up for.
+        slower: what the slowed evaluator reports, so that the price of the cut is made up for.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What a profile cannot vouch for is told in one line, once."""
+"""Extrapolation warnings: one line for each model, once."""
 
 from __future__ import annotations
 

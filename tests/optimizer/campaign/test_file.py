@@ -1,4 +1,4 @@
-"""Campaign files: what a matrix asks for, and one clear line for what is wrong in a file."""
+"""Campaign files: the studies of a matrix, and one clear line for each error in a file."""
 
 from __future__ import annotations
 

@@ -184,6 +184,7 @@ def test_devices_are_listed(
         ("optimize inspect mob", {"mobilenet_v2"}, {"models"}),
         ("optimize vgg16 --platform pix", {"pixel4"}, {"zcu102"}),
         ("optimize vgg16 --platform ", {"pixel4", "device.yaml", "here/"}, {"notes.txt"}),
+        ("optimize vgg16 --robust ", {"worst", "expected"}, {"here/"}),
         ("optimize vgg16 --sampler t", {"tpe"}, {"auto"}),
         ("optimize vgg16 --objective ", {"latency", "makespan"}, {"device.yaml", "here/"}),
         ("optimize vgg16 --objective latency,e", {"latency,energy"}, {"latency", "energy"}),
@@ -210,6 +211,12 @@ def test_a_shell_completes(line: str, wanted: set[str], unwanted: set[str], tmp_
     found = {word.strip() for word in completions.read_text().split()}
     assert wanted <= found
     assert not unwanted & found
+
+
+@pytest.mark.parametrize("words", ["agent --hosts board.local", "run x.yaml --jobs 2 --scheduler tcp://127.0.0.1:1"])
+def test_options_without_an_effect_are_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+    says(capsys.readouterr().err)
 
 
 def test_a_start_that_fails_does_not_take_the_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

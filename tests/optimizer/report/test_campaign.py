@@ -1,4 +1,4 @@
-"""Reports of campaigns: predictions are told from measurements, and tables and curves can be read."""
+"""Reports of campaigns: predictions are marked, and tables and curves can be read."""
 
 from __future__ import annotations
 

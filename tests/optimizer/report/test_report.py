@@ -26,11 +26,11 @@ from optimizer.report.document import Column, Document, Figure, Section, Table, 
 from optimizer.report.markdown import render as render_markdown
 from optimizer.report.page import render as render_page
 from optimizer.report.plots import NARROW, by_stages, front
-from optimizer.report.study import _history, _outputs, _quiet, _ranking, study_document
+from optimizer.report.study import _answer, _history, _outputs, _quiet, _ranking, study_document
 from optimizer.report.svg import Scale, standalone
-from optimizer.report.viewers import trace
+from optimizer.report.viewers import node_data, trace
 from search_spaces.core.graph import Graph
-from search_spaces.core.plan import Plan, Stage
+from search_spaces.core.plan import Plan, Share, Stage
 from tests.support.pages import Page
 from tests.support.sentences import says
 from tests.support.short_studies import go
@@ -121,6 +121,12 @@ def test_the_answer_comes_first(page: str, study: Study, run: Path) -> None:
     named = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", markdown)
     assert len(named) >= 6
     assert all((run / name).is_file() for name in named)
+
+
+def test_the_answer_says_that_a_deadline_is_missed(study: Study) -> None:
+    best_ms = study.result["best"]["latency_ms"]["median"]
+    late = replace(study, config={**study.config, "deadline": best_ms / 2.0})
+    says(re.sub(r"[\d.]+ ms", "N ms", str(next(_answer(late)).text).partition(":")[0]))  # type: ignore[union-attr]
 
 
 def test_plots_are_files_of_their_own(page: str, run: Path) -> None:
@@ -226,6 +232,25 @@ def test_model_explorer_gets_every_operator(page: str, run: Path, squeezenet: Gr
         limits = [step["value"] for step in layer["thresholds"]]
         assert limits == sorted(limits)
         assert max(entry["value"] for entry in layer["results"].values()) <= limits[-1]
+
+
+def test_model_explorer_gets_both_sides_of_a_split(study: Study, squeezenet: Graph) -> None:
+    whole, rest = tuple(range(1, len(squeezenet.operators))), study.best.stages[0].processor
+    sides = [Stage((0,), f"cpu{i}", Share("height", 5 * i, 5 * i + 5)) for i in range(2)]
+    plan = replace(study.best, stages=(*sides, Stage(whole, rest)))
+    split = replace(study, result={**study.result, "best": {"plan": plan.to_json(), "stage_ms": None}})
+    values = [v["value"] for v in node_data(split, squeezenet)["partition"]["results"].values()]
+    assert re.findall(r"(\w+) · stage", values[0]) == ["cpu0", "cpu1"]
+    assert values[1].count("stage") == 1
+
+
+def test_names_on_a_front_leave_the_marks_free() -> None:
+    kept = [(5.0, 160.0), (17.0, 35.0), (26.0, 26.0)]
+    drawn = front(kept, [], ["x", "y"], 1, ["a", "b", "whole on 1large1med"], width=NARROW)
+    name, knee = (re.search(p, drawn) for p in (r'y="([\d.]+)"[^>]*>whole on', r'class="k1" d="M[\d.]+ ([\d.]+)h14'))
+    assert name is not None
+    assert knee is not None
+    assert not -2.0 < float(name[1]) - float(knee[1]) < 24.0  # of a line of text above, or a mark below
 
 
 @pytest.mark.parametrize("far", [0, 1, 3])

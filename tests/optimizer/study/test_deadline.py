@@ -1,4 +1,4 @@
-"""``--deadline``: what clearly misses it is not run; where nothing keeps it, demand, bound and gap are told."""
+"""``--deadline``: plans that clearly miss it are not run; if all do, the error names demand, bound and gap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits on energy and on the outputs' error: what breaks them is not the answer, and where all do, that is told."""
+"""Limits on energy and on the outputs' error: plans that break them are not recommended; if all do, the study fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``optimize rewrite --split``: the file computes what the model computes; what is no split is told."""
+"""``optimize rewrite --split``: the file computes what the model computes; wrong splits are errors."""
 
 from __future__ import annotations
 

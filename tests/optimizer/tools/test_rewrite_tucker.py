@@ -1,4 +1,4 @@
-"""``optimize rewrite --tucker``: the file, what is told of it, and what is refused."""
+"""``optimize rewrite --tucker``: the file, its summary, and wrong options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of workloads, joined graphs and their space; wrong files are told at file:line."""
+"""Laws of workloads, joined graphs and their space; errors in files name file and line."""
 
 from __future__ import annotations
 

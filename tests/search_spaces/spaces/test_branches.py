@@ -61,7 +61,7 @@ def recipes() -> st.SearchStrategy[Recipe]:
 
 
 class Maker:
-    """Makes a graph from a recipe, with a shortcut past every operator run that it is told to."""
+    """Makes a graph from a recipe, with a shortcut past the operator runs that the recipe names."""
 
     def __init__(self, *, shortcuts: bool) -> None:
         self.edges: list[tuple[int, int]] = []

@@ -68,7 +68,7 @@ def test_a_study_survives_the_death_of_its_device(tmp_path: Path, monkeypatch: p
     try:
         assert known.wait(60.0)
         words = ["--model", "squeezenet1_1@0.25/64", "--budget", "40", "--evaluator", "remote", "--device", "flaky"]
-        for _ in range(8):  # a study that lost the device where nothing may be repeated ends, and is gone on with
+        for _ in range(8):  # a study that lost the device where nothing may be repeated ends, and is resumed
             if main([*words, "--out", str(tmp_path / "run"), "--json", "-q"]) == 0:
                 break
     finally:

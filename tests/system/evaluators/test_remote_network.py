@@ -86,7 +86,7 @@ def test_a_study_on_a_board_behind_a_bad_link(tmp_path: Path) -> None:
         )
         words = ["--model", "squeezenet1_1@0.25/64", "--budget", "12", "--evaluator", "remote", "--device", "pi"]
         words += ["--out", str(tmp_path / "run"), "--json", "-q"]
-        for _ in range(6):  # where the link broke in a comparison, the study ends and is gone on with
+        for _ in range(6):  # where the link broke in a comparison, the study ends and is resumed
             with within(client, "-m", "optimizer.cli", *words, **{ENVIRONMENT: str(devices)}) as study:
                 out, errors = study.communicate(timeout=240)
             if study.returncode in SEARCHED:

@@ -1,4 +1,4 @@
-"""Shared studies of several objectives and of several states: every worker is told all values, and finds the same."""
+"""Shared studies of several objectives and of several states: every worker gets all values, and finds the same plan."""
 
 from __future__ import annotations
 

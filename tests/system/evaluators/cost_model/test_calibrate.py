@@ -254,7 +254,7 @@ def test_an_interrupted_calibration_goes_on(calibrated: Callable[..., Any], tmp_
 
 def test_what_a_kill_has_left_of_a_pair_is_timed(tmp_path: Path) -> None:
     def started(*words: str) -> str:
-        """Return what is told by a calibration of two cores that ends when it comes to a text."""
+        """Return the messages of a calibration of two cores that ends at a given one."""
         messages: list[str] = []
 
         def progress(text: str) -> None:

@@ -58,7 +58,7 @@ def test_of_many_claims_of_a_plan_one_stands(url: str) -> None:
     assert Counter(c.digest for c in won) == {f"plan {plan}": 1 for plan in range(6)}
     found = workers[0].look()
     assert sorted(str(data["digest"]) for _, data in found) == [f"plan {plan}" for plan in range(6)]
-    assert workers[0].look() == []  # each is told once
+    assert workers[0].look() == []  # each is returned once
 
 
 def test_the_budget_is_kept_to_the_trial(url: str) -> None:

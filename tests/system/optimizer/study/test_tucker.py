@@ -1,4 +1,4 @@
-"""``optimize --tucker`` from end to end: on the cost model, measured here, with other samplers, and gone on with."""
+"""``optimize --tucker`` from end to end: on the cost model, measured here, with other samplers, and resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``--warm-start``: what is known of the same model on the same device is not measured again; else plans carry over."""
+"""``--warm-start``: measurements of the same model on the same device are reused; else plans carry over."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
 
 
 def synthetic(capsys: pytest.CaptureFixture[str], out: str, *words: str) -> str:
-    """Do a study on a device that has to be measured, and return what was told of the warm start."""
+    """Do a study on a device that has to be measured, and return its messages about the warm start."""
     options = ["--model", "squeezenet1_1@0.25/64", "--evaluator", "synthetic", "--max-stages", "2", "--budget", "8"]
     capsys.readouterr()
     assert main([*options, "--out", out, *words]) == 0

@@ -1,4 +1,4 @@
-"""Why a plan is the best: what is told is what the evaluator says of the changed plans."""
+"""Explanations: their figures are the evaluator's for the changed plans."""
 
 from __future__ import annotations
 

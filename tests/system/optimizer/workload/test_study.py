@@ -1,4 +1,4 @@
-"""Studies of several models on the cost model: what they find, how they go on, and what is told of wrong wishes."""
+"""Studies of several models on the cost model: what they find, how they resume, and errors in options."""
 
 from __future__ import annotations
 
