@@ -131,7 +131,7 @@ def execute(plan: str, *, stream: bool = False, inputs: Sequence[str] = (), cust
             raise UsageError("--stream: a plan of several models has its own arrivals", "leave it out")
         found = _workload_by_evaluator(study) if study is not None else _workload_files(path, inputs, custom_ops)
         return replace(found, text=found.text + _in_study(path))
-    objective = OBJECTIVES["throughput" if stream else "latency"]
+    objective, stages = OBJECTIVES["throughput" if stream else "latency"], 0
     policy = _STREAM_POLICY if stream else _POLICY
     if study is not None:
         with reloaded(study) as again, closing(again.load()) as candidate:
@@ -151,7 +151,8 @@ def execute(plan: str, *, stream: bool = False, inputs: Sequence[str] = (), cust
             measured = measure(PricedCandidate(runner.candidate, deployed.plan, how), policy)
             flying = {"in_flight": runner.in_flight} if stream else {}
         document = _figures(deployed.graph.name, objective, measured, deployed.plan, flying)
-    known = "" if stream else _in_study(path, len(deployed.plan.stages))
+        stages = len(deployed.plan.stages)
+    known = "" if stream else _in_study(path, stages)
     return Executed(document, "\n".join(_lines(document, objective, measured)) + known)
 
 
@@ -159,7 +160,7 @@ def _in_study(plan: Path, stages: int = 0) -> str:
     """Return lines about a plan in its study: its latency, if the study had this objective, and its number of stages.
 
     Args:
-        stages: of the plan's files; 0 for several models.
+        stages: of the plan's files; 0 for several models, and without files.
     """
     if (run := study_of(plan)) is None:
         return ""
