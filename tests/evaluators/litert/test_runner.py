@@ -94,22 +94,22 @@ IMAGE = np.zeros((1, 224, 224, 3), np.float32)
 
 
 @pytest.mark.parametrize(
-    ("inputs", "statement"),
+    "inputs",
     [
-        (IMAGE[0], r"has shape \(224, 224, 3\)"),
-        (IMAGE.astype(np.float64), "float64"),
-        (IMAGE.astype(">f4"), ">f4"),
-        ([], "0 inputs are given"),
-        ([IMAGE, IMAGE], "2 inputs are given"),
-        ({}, "missing: input"),
-        ({"image": IMAGE}, "unknown: image"),
-        ({"input": IMAGE, "b": IMAGE}, "unknown: b"),
-        ({"input": None}, "type object"),
-        ({"input": "cat"}, "input"),
-        ([object()], "input"),
+        IMAGE[0],
+        IMAGE.astype(np.float64),
+        IMAGE.astype(">f4"),
+        [],
+        [IMAGE, IMAGE],
+        {},
+        {"image": IMAGE},
+        {"input": IMAGE, "b": IMAGE},
+        {"input": None},
+        {"input": "cat"},
+        [object()],
     ],
 )
-def test_wrong_inputs_are_one_line(runner: PlanRunner, inputs: Any, statement: str) -> None:
+def test_wrong_inputs_are_one_line(runner: PlanRunner, inputs: Any) -> None:
     with pytest.raises(UsageError) as caught:
         runner.run(inputs)
     assert "\n" not in str(caught.value)
