@@ -160,8 +160,8 @@ def _front_gain(result: Mapping[str, Any]) -> str:
 def bound_text(result: Mapping[str, Any]) -> str:
     """Return how far the best plan can be from the best possible one, by the model; "" where that is unknown."""
     bound, gap, more = result["model_bound_ms"], result["gap"], result.get("bounds") or {}
-    if bound == 0.0:
-        return "none was found in the time for it"
+    if bound == 0.0:  # of values that follow from a plan or its runs none is looked for
+        return "none was found in the time for it" if objective_of(result).is_additive else ""
     if bound is None or gap is None:
         return ""
     objective = objective_of(result)
