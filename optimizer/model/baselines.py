@@ -140,7 +140,7 @@ def own_plans(given: Sequence[str], checked: Callable[[Plan], Plan]) -> tuple[Ba
             plan = checked(_read_plan(path))
         except OSError as error:
             raise PlanError(
-                f"--compare-with {text}: {error.strerror}",
+                f"--compare-with {text}: {str(error.strerror).lower()}",
                 "give a plan.json, a run folder, or a baseline's name (see --dry-run)",
             ) from error
         except (ValueError, LookupError, TypeError, RecursionError) as error:

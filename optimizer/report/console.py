@@ -266,9 +266,7 @@ def _against(result: Result, plan: Plan) -> str:
     if plan == result.verdict.best:
         return "recommended"
     ratio = result.against_best(plan)
-    if ratio is None:
-        return "not in the final" if result.predicted and result.samples(plan) is not None else ""
-    return against_text(ratio, result.objective, racing=result.verdict.still_racing(plan))
+    return against_text(ratio, result.objective, racing=result.verdict.still_racing(plan)) if ratio is not None else ""
 
 
 def _front(document: Mapping[str, Any]) -> Table:
