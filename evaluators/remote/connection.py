@@ -39,7 +39,7 @@ _NO_ANSWER = (
     "must name authority, certificate and key, and a host that the certificate was made for"
 )
 _MOVES = 3
-_UNLIKE = "name boards together only where processor, memory and versions are the same"
+_UNLIKE = "name boards together only where CPU, runtime and versions are the same"
 _BUSY = "wait for it, or raise its wait_s in devices.yaml"
 
 Found = TypeVar("Found")
