@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from search_spaces.core.bounded import parsed_json, read_bounded
-from search_spaces.core.errors import OptimizeError, PlanError, RunFolderError, UsageError, damage
+from search_spaces.core.errors import OptimizeError, PlanError, RunFolderError, UsageError, damage, reason_of
 from search_spaces.models.files import replacing
 
 _MOST_NBYTES = 256 << 20
@@ -28,7 +28,7 @@ def disk_errors(path: Path, hint: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunFolderError(f"{path}: {(error.strerror or str(error)).lower()}", hint) from error
+        raise RunFolderError(f"{path}: {reason_of(error)}", hint) from error
     except ValueError as error:
         if "null" not in str(error):  # "embedded null byte": others are defects
             raise

@@ -45,7 +45,7 @@ settings.load_profile("shared machine")
 # Whoever starts tests in the background may have Ctrl-C ignored, which programs started by them would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-SHORT = {"_DISTURBED_S": 0.0, "_FINAL_S": 2.0, "_LEAST_FINAL_S": 1.7, "PAUSE_S": 0.1, "_PAUSES": 1, "_CLAIM_SHARE": 0.0}
+SHORT = {"_DISTURBED_S": 0.0, "_FINAL_S": 0.8, "_LEAST_FINAL_S": 0.6, "PAUSE_S": 0.1, "_PAUSES": 1, "_CLAIM_SHARE": 0.0}
 """Settings of a study's final in the process of the tests."""
 USUAL = {name: getattr(course, name) for name in SHORT}
 

@@ -21,7 +21,7 @@ from evaluators.cost_model.correction import Process
 from evaluators.cost_model.features import Array, OperatorFeatures, columns, matrix_shares, products
 from evaluators.cost_model.kernels import Count, KernelModel, Number, Price
 from search_spaces.core.bounded import built, parsed_json, plain, read_bounded
-from search_spaces.core.errors import ProfileError, UsageError, shown
+from search_spaces.core.errors import ProfileError, UsageError, reason_of, shown
 from search_spaces.core.platform import Platform
 from search_spaces.core.wording import plural
 
@@ -354,7 +354,7 @@ def read_profile(path: Path) -> tuple[CostProfile, Platform]:
             raise UsageError(f"{path}: there is no such file", "optimize calibrate --out FILE makes a profile")
         content = parsed_json(read_bounded(path, _MAX_NBYTES))
     except OSError as error:
-        raise UsageError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+        raise UsageError(f"{path}: {reason_of(error)}") from error
     except (ValueError, RecursionError) as error:
         raise ProfileError(f"{path}: is not a JSON document: {error}") from error
     try:

@@ -30,7 +30,7 @@ from evaluators.workload.lowered import Lowerings
 from evaluators.workload.scheduler import QueueClient
 from evaluators.workload.setting import Setting, exclusions, setting
 from search_spaces.core.bounded import built, parsed_json, read_bounded
-from search_spaces.core.errors import ModelError, PlanError, UnavailableError, damage, shown
+from search_spaces.core.errors import ModelError, PlanError, UnavailableError, damage, reason_of, shown
 from search_spaces.core.graph import Graph, Operator, Tensor
 from search_spaces.core.plan import Dispatch, Plan, Stage
 from search_spaces.core.platform import Platform, Processor
@@ -189,7 +189,7 @@ def _document(path: Path) -> Any:
         return parsed_json(read_bounded(path, _MAX_NBYTES))
     except OSError as error:
         hint = "give the folder of a finished study, or the path of a plan.json"
-        raise PlanError(f"{path}: {(error.strerror or str(error)).lower()}", hint) from error
+        raise PlanError(f"{path}: {reason_of(error)}", hint) from error
     except RecursionError as error:
         raise PlanError(f"{path}: is not a plan: it is nested too deeply") from error
     except ValueError as error:
@@ -317,9 +317,7 @@ def _stage_file(folder: Path, name: str, digest: str, parts: Sequence[Any] | Non
             raise PlanError(f"{path}: is not a regular file", "keep stage files beside plan.json")
         found = file_digest(path)
     except OSError as error:
-        raise PlanError(
-            f"{path}: {(error.strerror or str(error)).lower()}", "keep stage files beside plan.json"
-        ) from error
+        raise PlanError(f"{path}: {reason_of(error)}", "keep stage files beside plan.json") from error
     if found != digest:
         raise PlanError(f"{path}: is not the stage file that the plan was made with: its digest differs")
     return path

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from search_spaces.core.errors import PlanError
+from search_spaces.core.errors import PlanError, reason_of
 from search_spaces.models.files import replacing
 from search_spaces.models.litert import read_model
 
@@ -175,7 +175,7 @@ def join(folder: Path, parts: Sequence[Any], digest: str) -> Path:
         raise PlanError(f"{folder}: the plan is damaged: parts of a stage file are not numbers") from error
     except OSError as error:
         raise PlanError(
-            f"{error.filename or folder}: {(error.strerror or str(error)).lower()}", "keep stage files beside plan.json"
+            f"{error.filename or folder}: {reason_of(error)}", "keep stage files beside plan.json"
         ) from error
     to = Path(_room().name, f"{digest}.tflite")
     return Path(file.name).replace(to)  # processes that have an earlier one open keep it

@@ -25,7 +25,7 @@ from evaluators.litert.worker.runtimes import INTERPRETER, LITERT, OPENVINO, ker
 from evaluators.litert.workers import Request, WorkerError, Workers
 from evaluators.machine import available_nbytes
 from evaluators.workload.setting import HOST
-from search_spaces.core.errors import UnavailableError
+from search_spaces.core.errors import UnavailableError, reason_of
 from search_spaces.core.graph import Graph, Tensor
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
@@ -495,7 +495,7 @@ def _opened(stack: ExitStack, paths: Sequence[Path]) -> list[int]:
     try:
         return [stack.enter_context(path.open("rb")).fileno() for path in paths]
     except OSError as error:
-        raise UnavailableError(f"{error.filename}: {(error.strerror or str(error)).lower()}") from error
+        raise UnavailableError(f"{error.filename}: {reason_of(error)}") from error
 
 
 def opens(processor: Processor, stages: int) -> bool:

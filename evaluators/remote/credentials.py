@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from search_spaces.core.bounded import read_bounded
-from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.errors import UnavailableError, UsageError, reason_of
 
 MIN_TOKEN_CHARACTERS = 16
 _MAX_NBYTES = 1 << 20
@@ -166,7 +166,7 @@ def read_pem(path: Path | None, what: str) -> bytes:
     try:
         content = read_bounded(path, _MAX_NBYTES)
     except OSError as error:
-        raise UsageError(f"{path}: {(error.strerror or str(error)).lower()}", f"give the PEM file of {what}") from error
+        raise UsageError(f"{path}: {reason_of(error)}", f"give the PEM file of {what}") from error
     if b"-----BEGIN " not in content:
         raise UsageError(f"{path}: is not a file of {what}", "give a PEM file")
     return content

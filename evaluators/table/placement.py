@@ -22,7 +22,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from search_spaces.core.bounded import built, parsed_json, read_bounded
-from search_spaces.core.errors import UsageError, shown
+from search_spaces.core.errors import UsageError, reason_of, shown
 
 MAX_NBYTES = 64 << 20
 MOST_DEVICES = 256
@@ -100,7 +100,7 @@ def read_placement(path: Path) -> PlacementProblem:
     try:
         content = read_bounded(path, MAX_NBYTES)
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: {(getattr(error, 'strerror', None) or str(error)).lower()}") from error
+        raise UsageError(f"{path}: {reason_of(error)}") from error
     try:
         data = parsed_json(content)
     except (ValueError, RecursionError) as error:

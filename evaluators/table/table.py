@@ -46,7 +46,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 
 from search_spaces.core.bounded import read_bounded
-from search_spaces.core.errors import UsageError, shown
+from search_spaces.core.errors import UsageError, reason_of, shown
 from search_spaces.core.graph import Graph, Operator, Tensor
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.core.wording import did_you_mean
@@ -320,7 +320,7 @@ def _rows(file: Document[_Table], where: Loc, name: str, kinds: Sequence[str]) -
     try:
         lines = read_bounded(path, _MAX_CSV_NBYTES).decode().splitlines()
     except (OSError, ValueError) as error:
-        raise file.error(where, f"{path}: {(getattr(error, 'strerror', None) or str(error)).lower()}") from error
+        raise file.error(where, f"{path}: {reason_of(error)}") from error
     rows = csv.DictReader(lines, strict=True)
     found: list[dict[str, Any]] = []
     at: dict[Loc, int] = {(): 1}

@@ -22,7 +22,14 @@ from optimizer.campaign.file import AXES, Campaign, CampaignFile, Settings
 from optimizer.model.baselines import OWN, is_baseline
 from optimizer.samplers import make_sampler
 from optimizer.study.config import StudyConfig, option, parse_config
-from search_spaces.core.errors import EXIT_INTERRUPTED, ModelError, UnavailableError, UnstableError, UsageError
+from search_spaces.core.errors import (
+    EXIT_INTERRUPTED,
+    ModelError,
+    UnavailableError,
+    UnstableError,
+    UsageError,
+    reason_of,
+)
 from search_spaces.core.plugins import find_entry
 from search_spaces.core.wording import did_you_mean
 from search_spaces.core.workload import is_workload, names_file, workload_of
@@ -262,7 +269,7 @@ def _inputs(
         try:
             digests[path] = digests.get(path) or file_digest(path)
         except OSError as error:
-            raise file.error((*loc, axis), f"{path}: {error.strerror}") from error
+            raise file.error((*loc, axis), f"{path}: {reason_of(error)}") from error
         inputs[axis] = digests[path]
     return inputs
 

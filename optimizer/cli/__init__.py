@@ -19,7 +19,7 @@ from optimizer.cli.models import inspect, models, rewrite
 from optimizer.cli.parsing import Parser, Work, note, show_notes
 from optimizer.cli.plans import compare, dashboard, execute, explain, export, report
 from optimizer.cli.serving import agent, storage
-from search_spaces.core.errors import EXIT_INTERRUPTED, OptimizeError, UsageError, shown
+from search_spaces.core.errors import EXIT_INTERRUPTED, OptimizeError, UsageError, reason_of, shown
 
 
 class _Warnings(logging.Handler):
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        text = f"{error.filename or 'output'}: {(error.strerror or str(error)).lower()}"
+        text = f"{error.filename or 'output'}: {reason_of(error)}"
         return _fail(text, UsageError.exit_code, traced=debug)
     except Exception as error:  # noqa: BLE001 - a defect ends with one line and its exit code, too
         text = f"a defect of the program: {type(error).__name__}: {error}; run again with --debug and report it"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from search_spaces.core.bounded import Own, parsed_json, read_bounded
-from search_spaces.core.errors import OptimizeError, PlanError, UsageError, damage
+from search_spaces.core.errors import OptimizeError, PlanError, UsageError, damage, reason_of
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, canonical
 from search_spaces.core.platform import Platform
@@ -140,7 +140,7 @@ def own_plans(given: Sequence[str], checked: Callable[[Plan], Plan]) -> tuple[Ba
             plan = checked(_read_plan(path))
         except OSError as error:
             raise PlanError(
-                f"--compare-with {text}: {str(error.strerror).lower()}",
+                f"--compare-with {text}: {reason_of(error)}",
                 "give a plan.json, a run folder, or a baseline's name (see --dry-run)",
             ) from error
         except (ValueError, LookupError, TypeError, RecursionError) as error:

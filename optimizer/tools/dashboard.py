@@ -13,7 +13,7 @@ from optimizer.report.data import Study, read_study
 from optimizer.report.markdown import render
 from optimizer.report.study import study_document
 from optimizer.report.svg import standalone
-from search_spaces.core.errors import UnavailableError, needs_extra
+from search_spaces.core.errors import UnavailableError, needs_extra, reason_of
 
 if TYPE_CHECKING:
     import optuna
@@ -114,4 +114,4 @@ def serve(run: Path, port: int, ready: Callable[[str], object]) -> None:
         try:
             optuna_dashboard.run_server(made._storage, HOST, port, store)  # noqa: SLF001 - not public otherwise
         except OSError as error:
-            raise UnavailableError(f"port {port} cannot be used: {error.strerror}", "give another --port") from error
+            raise UnavailableError(f"port {port} cannot be used: {reason_of(error)}", "give another --port") from error

@@ -48,6 +48,11 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
 
 
+def reason_of(error: Exception) -> str:
+    """Return why a file cannot be read or written as the system says it, in small letters as our messages are."""
+    return (getattr(error, "strerror", None) or str(error)).lower()
+
+
 def absent(noun: str, index: int, count: int) -> str:
     """Return ``tensor 7; there are tensors 0 to 2`` for an index that no tensor has."""
     there = f"are {noun}s 0 to {count - 1}" if count > 1 else f"is only {noun} 0" if count else "is none"

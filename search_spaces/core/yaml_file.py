@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, mod
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from search_spaces.core.bounded import read_bounded
-from search_spaces.core.errors import UsageError, shown
+from search_spaces.core.errors import UsageError, reason_of, shown
 from search_spaces.core.wording import did_you_mean
 
 MAX_NBYTES = 256 << 10
@@ -233,8 +233,7 @@ def composed(path: Path, what: str, empty: str, most_nbytes: int = MAX_NBYTES, m
     try:
         content = read_bounded(path, most_nbytes)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"{path}: {reason.lower()}", hint) from error
+        raise UsageError(f"{path}: {reason_of(error)}", hint) from error
     with yaml_errors(path):
         depth = 0
         for event in yaml.parse(content, Loader=yaml.SafeLoader):

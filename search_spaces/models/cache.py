@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from search_spaces.core.bounded import parsed_json, read_bounded
-from search_spaces.core.errors import UsageError
+from search_spaces.core.errors import UsageError, reason_of
 from search_spaces.models.files import file_digest, replacing
 
 ENVIRONMENT = "PARTITION_OPTIMIZER_CACHE"
@@ -68,7 +68,7 @@ def kept(path: Path, build: Callable[[Path], None]) -> Path:
     except OSError as error:
         if _problem(path) is None:  # a read-only cache still serves its files
             return path
-        raise UsageError(f"{error.filename or path}: the cache cannot be written: {error.strerror}", _HINT) from error
+        raise UsageError(f"{error.filename or path}: the cache cannot be written: {reason_of(error)}", _HINT) from error
     except UsageError as error:
         if isinstance(error.__cause__, OSError):
             raise UsageError(error.what, _HINT) from error
@@ -82,7 +82,7 @@ def private_folder(path: Path) -> Path | None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.stat()
     except OSError as error:
-        _LOGGER.warning("%s: the cache folder cannot be used: %s", path, (error.strerror or str(error)).lower())
+        _LOGGER.warning("%s: the cache folder cannot be used: %s", path, reason_of(error))
         return None
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
         _LOGGER.warning("%s: the cache folder is not used: another user could write to it", path)
@@ -146,7 +146,7 @@ def _problem(path: Path) -> str | None:
     except FileNotFoundError as error:
         return f"{error.filename} is missing"
     except OSError as error:
-        return error.strerror or str(error)
+        return reason_of(error)
     except (ValueError, RecursionError):
         return "its digest file cannot be read"
 

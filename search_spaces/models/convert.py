@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.core.allowed_code import is_allowed
-from search_spaces.core.errors import ModelError, UnavailableError
+from search_spaces.core.errors import ModelError, UnavailableError, reason_of
 from search_spaces.models.cache import cached
 from search_spaces.models.files import file_digest
 
@@ -196,7 +196,7 @@ def _digest(source: str, kind: str) -> str:
                 files += sorted(p for p in named if p.is_file())
         return " ".join(f"{os.path.relpath(file, path)} {file_digest(file)}" for file in files)
     except OSError as error:
-        raise ModelError(f"{source}: {(error.strerror or str(error)).lower()}") from error
+        raise ModelError(f"{source}: {reason_of(error)}") from error
 
 
 def _convert(source: str, kind: str, python: str, path: Path) -> None:

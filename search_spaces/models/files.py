@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from search_spaces.core.errors import OptimizeError, UsageError
+from search_spaces.core.errors import OptimizeError, UsageError, reason_of
 
 _HINTS = {
     errno.ENOSPC: "free some space, or choose another folder",
@@ -52,7 +52,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         sync_folder(path.parent)
     except OSError as error:
         hint = _HINTS.get(error.errno or 0, "")
-        raise UsageError(f"{path}: cannot be written: {error.strerror or error}", hint) from error
+        raise UsageError(f"{path}: cannot be written: {reason_of(error)}", hint) from error
     finally:
         with suppress(OSError):
             temporary.unlink()

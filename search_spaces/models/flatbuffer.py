@@ -28,7 +28,7 @@ from ai_edge_litert import schema_py_generated as schema
 from flatbuffers.table import Table
 from numpy.typing import NDArray
 
-from search_spaces.core.errors import ModelError
+from search_spaces.core.errors import ModelError, reason_of
 from search_spaces.models.files import replacing
 from search_spaces.models.source import Extent
 
@@ -270,8 +270,7 @@ def _open(path: Path) -> Iterator[_Mapped]:
     except FileNotFoundError:
         raise ModelError(f"{path}: there is no such file", "give the path of a .tflite file") from None
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ModelError(f"{path}: cannot be read: {reason}", "give the path of a .tflite file") from None
+        raise ModelError(f"{path}: cannot be read: {reason_of(error)}", "give the path of a .tflite file") from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -286,7 +285,7 @@ def _open(path: Path) -> Iterator[_Mapped]:
             )
         mapped = _Mapped(descriptor, 0, access=mmap.ACCESS_READ)
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
+        raise ModelError(f"{path}: cannot be read: {reason_of(error)}") from None
     finally:
         os.close(descriptor)
     mapped.allowance = min(2 * len(mapped), MAX_COPIED_NBYTES)  # twice: equal names may be stored once

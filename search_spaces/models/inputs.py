@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.core.bounded import read_bounded
-from search_spaces.core.errors import UsageError, shown
+from search_spaces.core.errors import UsageError, reason_of, shown
 from search_spaces.core.graph import Graph, Operator, Tensor
 from search_spaces.models.dtypes import integers
 from search_spaces.models.files import replacing
@@ -351,9 +351,7 @@ def read_inputs(path: Path, ports: Sequence[Tensor], model: str = "the model") -
             packed = content[:2] == b"PK"
             arrays = _unpacked(content, [array_form(t) for t in ports]) if packed else {"": _plain(content)}
     except OSError as error:
-        raise UsageError(
-            f"{OPTION} {path}: {(error.strerror or str(error)).lower()}", "give an .npy or .npz file"
-        ) from None
+        raise UsageError(f"{OPTION} {path}: {reason_of(error)}", "give an .npy or .npz file") from None
     except Exception as error:  # noqa: BLE001 - NumPy and zipfile raise anything for a damaged file
         text = " ".join(str(error).split())[:200]
         raise UsageError(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.core.allowed_code import is_allowed
-from search_spaces.core.errors import ModelError, UsageError
+from search_spaces.core.errors import ModelError, UsageError, reason_of
 from search_spaces.core.workload import by_name
 from search_spaces.models.files import file_digest
 
@@ -145,7 +145,7 @@ class ModelSource:
                 file.seek(extent.offset)
                 return file.read(extent.nbytes)
         except OSError as error:
-            raise ModelError(f"{self.path}: {error.strerror}") from error
+            raise ModelError(f"{self.path}: {reason_of(error)}") from error
 
     def buffer_bytes(self, buffer: int) -> bytes:
         """Return the data of a buffer, in memory or in the file; raises what :meth:`read` raises."""
@@ -165,7 +165,7 @@ class ModelSource:
                 raise ModelError(f"{self.path}: the file changed while it was in use", "start again")
             digest = file_digest(self.path)
         except OSError as error:
-            raise ModelError(f"{self.path}: {error.strerror}") from error
+            raise ModelError(f"{self.path}: {reason_of(error)}") from error
         if not self.fixed:
             return digest
         sizes = [list(t.shape) for t in self.schema.subgraphs[0].tensors]

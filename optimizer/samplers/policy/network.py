@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from optimizer.samplers.policy.features import NAMES, Choices, softmax
 from search_spaces.core.bounded import read_bounded
-from search_spaces.core.errors import UsageError
+from search_spaces.core.errors import UsageError, reason_of
 
 SCHEMA_VERSION = 2
 HIDDEN = 16
@@ -104,7 +104,7 @@ class Weights:
                 version, names = int(content["schema_version"]), tuple(str(n) for n in content["features"])
                 found = cls(*(np.asarray(content[name], dtype=np.float64) for name in ("inner", "bias", "out")))
         except OSError as error:
-            raise UsageError(f"{path}: not a policy: {(error.strerror or str(error)).lower()}", _MAKE_ONE) from error
+            raise UsageError(f"{path}: not a policy: {reason_of(error)}", _MAKE_ONE) from error
         except _DAMAGED as error:
             raise UsageError(f"{path}: not a policy, or a damaged one", _MAKE_ONE) from error
         if version != SCHEMA_VERSION or names != NAMES:

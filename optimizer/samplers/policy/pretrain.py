@@ -24,7 +24,7 @@ from optimizer.samplers.policy.features import Choices
 from optimizer.samplers.policy.network import Weights
 from optimizer.samplers.policy.reinforce import task_of
 from optimizer.samplers.policy.training import TrainingTask, pretrain
-from search_spaces.core.errors import UsageError
+from search_spaces.core.errors import UsageError, reason_of
 from search_spaces.core.wording import plural
 from search_spaces.models import load
 from search_spaces.spaces.chain import ChainSpace
@@ -112,7 +112,7 @@ def train(
     try:
         weights.save(out)
     except OSError as error:
-        raise UsageError(f"--out {out}: {(error.strerror or str(error)).lower()}") from error
+        raise UsageError(f"--out {out}: {reason_of(error)}") from error
     return Trained(out, tuple(names), count, first, last)
 
 
