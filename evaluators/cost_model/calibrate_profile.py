@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -95,10 +96,16 @@ def _doubt(drawn: Sequence[Sequence[OperatorFeatures]], timed: Sequence[Timed], 
     kind, count = timed[0].like, len(timed)
     if kind not in fits or fits[kind][0] != count:
         usual = usual_reference_s(timed)
-        fitted = CostProfile("so far", {"it": fit_processor([t.model(usual) for t in timed], tune=False)})
+        fitted = CostProfile("so far", {"it": _fitted(timed, usual, tune=False)})
         fits[kind] = count, fitted
     profile = fits[kind][1]
     return [float(profile.predict(features, "it").relative_sigma.mean()) for features in drawn]
+
+
+def _fitted(timed: Sequence[Timed], usual_s: float, **options: Any) -> ProcessorProfile:
+    """Return what is fitted to timings at one reference time; options as of :func:`fit_processor`."""
+    fitted = fit_processor([t.model(usual_s) for t in timed], **options)
+    return replace(fitted, fuses=any(t.fuses for t in timed))
 
 
 def build_profile(
@@ -123,7 +130,7 @@ def build_profile(
             )
         usual = usual_reference_s([t for t in timed if t.like == like])
         invocation_s = next((cut.invocation_s for cut in cuts if cut.like == like), 0.0)
-        found[like] = fit_processor([t.model(usual) for t in mine], invocation_s=invocation_s)
+        found[like] = _fitted(mine, usual, invocation_s=invocation_s)
     return CostProfile(platform.name, found, tuple(links), tuple(contention))
 
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from evaluators.base import Batch, Candidate, Evaluator, Session, unsupported_operators
 from evaluators.cost_model.calibrate_nets import network
-from evaluators.cost_model.features import Array, OperatorFeatures, operator_features
+from evaluators.cost_model.features import Array, OperatorFeatures, fused, operator_features
 from evaluators.cost_model.fit import TimedModel
 from evaluators.cost_model.profile import COLD_BYTES, ContentionProfile, LinkProfile
 from evaluators.cost_model.transfers import one_core
@@ -70,7 +70,7 @@ _KINDS_OF: Mapping[str, tuple[str, ...]] = {
     "Space To Depth": ("SPACE_TO_DEPTH",),
     "Static Resize Bilinear": ("RESIZE_BILINEAR",),
 }
-# Types of OpenVINO's kernels, and the schema's kinds that they run; a Subgraph holds sums and products.
+# Types of OpenVINO's kernels, and the schema's kinds that they run.
 _OPENVINO_KINDS: Sequence[tuple[frozenset[str], frozenset[str]]] = tuple(
     (frozenset(kernels.split()), frozenset(kinds.split()))
     for kernels, kinds in (
@@ -81,10 +81,6 @@ _OPENVINO_KINDS: Sequence[tuple[frozenset[str], frozenset[str]]] = tuple(
         ("MaxPool", "MAX_POOL_2D"),
         ("AvgPool", "AVERAGE_POOL_2D"),
         ("ReduceMean", "MEAN"),
-        ("Add Subgraph", "ADD"),
-        ("Add", "ADD"),
-        ("Multiply Subgraph", "MUL"),
-        ("HSwish", "HARD_SWISH"),
         ("Concat", "CONCATENATION"),
         ("Pad", "PAD"),
         ("Softmax", "SOFTMAX"),
@@ -92,6 +88,14 @@ _OPENVINO_KINDS: Sequence[tuple[frozenset[str], frozenset[str]]] = tuple(
         ("Interpolate", "RESIZE_BILINEAR"),
     )
 )
+# Those of elementwise operators; a Subgraph is generated for any number of them.
+_OPENVINO_ELEMENTWISE = frozenset(
+    {
+        *("Subgraph", "Eltwise", "Add", "Subtract", "Multiply", "Divide", "Convert"),
+        *("Relu", "Clamp", "HSwish", "HSigmoid", "Sigmoid", "Gelu", "Tanh"),
+    }
+)
+_RAN_S = 1e-6  # a kernel that took less did not run: it is fused with another one
 _KIND = re.compile(r"[A-Z][A-Z0-9_]+")
 _CLAMPED = frozenset({"ADD", "MUL", "SUB", "DIV", "MAXIMUM", "MINIMUM"})
 _CLAMPS = frozenset({"RELU", "RELU6", "RELU_0_TO_1", "RELU_N1_TO_1"})
@@ -138,13 +142,22 @@ def operator_seconds(
 def openvino_seconds(
     features: Sequence[OperatorFeatures], names: Sequence[str], kernel_s: Sequence[float]
 ) -> NDArray[np.float64]:
-    """Return the same from OpenVINO's kernels, which are in the operators' order; fused ones have a time near 0."""
+    """Return the same from OpenVINO's kernels, which are in the operators' order.
+
+    Args:
+        features: with those that OpenVINO fuses as ``free`` (:func:`~evaluators.cost_model.features.fused`).
+    """
     found = np.array([0.0 if f.free else np.nan for f in features])
-    for kernels, kinds in _OPENVINO_KINDS:
-        where = [i for i, f in enumerate(features) if f.kind in kinds and not f.free]
-        seconds = [s for name, s in zip(names, kernel_s, strict=True) if name in kernels]
-        if where and len(where) == len(seconds):
-            found[where] = seconds
+    kernels = list(zip(names, kernel_s, strict=True))
+    classes = [
+        ([s for name, s in kernels if name in types], [i for i, f in enumerate(features) if f.kind in kinds])
+        for types, kinds in _OPENVINO_KINDS
+    ]
+    ran = [s for name, s in kernels if name in _OPENVINO_ELEMENTWISE and s > _RAN_S]
+    for seconds, where in (*classes, (ran, [i for i, f in enumerate(features) if f.kernel == "elementwise"])):
+        own = [i for i in where if not features[i].free]
+        if len(own) == len(seconds):
+            found[own] = seconds
     return found
 
 
@@ -285,6 +298,7 @@ class Timed:
         whole_s: time of the model as one stage.
         reference_s: time of the reference network meanwhile.
         seed: of a generated network; None for a model that is kept out of the fit.
+        fuses: whether the runtime fuses elementwise operators, which are then ``free``.
     """
 
     name: str
@@ -294,6 +308,7 @@ class Timed:
     whole_s: float
     reference_s: float
     seed: int | None = None
+    fuses: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values; the features follow from the name, or from the seed."""
@@ -304,6 +319,7 @@ class Timed:
             "whole_s": self.whole_s,
             "reference_s": self.reference_s,
             "seed": self.seed,
+            "fuses": self.fuses,
         }
 
     @classmethod
@@ -316,11 +332,11 @@ class Timed:
         try:
             name, seed = str(data["name"]), data["seed"]
             made = draft(name) if seed is None else network(name, int(seed))
-            features = operator_features(made.graph())
+            fuses, features = bool(data["fuses"]), operator_features(made.graph())
             operator_s = np.array([np.nan if s is None else float(s) for s in data["operator_s"]])
-            found = cls(
-                name, str(data["like"]), features, operator_s, float(data["whole_s"]), float(data["reference_s"]), seed
-            )
+            whole_s, reference_s = float(data["whole_s"]), float(data["reference_s"])
+            features = fused(features) if fuses else features
+            found = cls(name, str(data["like"]), features, operator_s, whole_s, reference_s, seed, fuses)
         except (KeyError, TypeError, ValueError) as error:
             raise ProfileError(f"a timing in the calibration's log is damaged: {damage(error)}") from error
         if len(features) != len(operator_s):
@@ -601,10 +617,12 @@ class Bench:
         # The runtime reports kernel times where XNNPACK or OpenVINO runs them on the CPU.
         profiled = packs_weights(processor) or (processor.kind == "cpu" and runtime_of(processor) == OPENVINO)
         if self._runtime == "litert" and profiled and graph.source is not None:
+            fuses = not packs_weights(processor)
+            features = fused(features) if fuses else features
             kernel_s, clock_s = self._kernels(processor, graph, features)
             whole_s, usual_s = self._whole(processor, graph, reference)
             kernel_s = kernel_s * (usual_s / clock_s)
-            return Timed(graph.name, processor.like, features, kernel_s, whole_s, usual_s)
+            return Timed(graph.name, processor.like, features, kernel_s, whole_s, usual_s, fuses=fuses)
         stage_s, whole_s, usual_s = time_model(self.session, graph, processor.name, reference, seconds=SECONDS)
         call_s = max(0.0, (float(stage_s.sum()) - whole_s) / max(1, len(features) - 1))
         own_s = np.where(stage_s > 2 * call_s, stage_s - call_s, stage_s / 2)

@@ -4,10 +4,10 @@ The logarithm of measured over predicted time is smooth over the logarithms of a
 pixels, filter). :class:`Correction` corrects near measured shapes and fades away from them, where the sum of terms
 remains; the distance to the nearest support point says how far a prediction can be trusted.
 
-:class:`Process` is finer, with a length scale for each feature. Where thousands of operators were timed within models,
+:class:`Process` is finer. Where thousands of operators were timed within models,
 neighbours of a shape predict better than a smooth correction: how sizes are divided into tiles, what the producer left
-in cache. The covariance is Matérn 3/2, since neighbouring shapes may lie on either side of a tile; the scales maximise
-the likelihood (Rasmussen and Williams 2006, algorithm 2.1).
+in cache. The covariance is Matérn 3/2, since neighbouring shapes may lie on either side of a tile; the length scale and
+the noise are those that predict networks best which are left out.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 
 import numpy as np
-from scipy.linalg import cho_solve, cholesky, solve_triangular
+import numpy.typing as npt
+from scipy.linalg import cho_solve, cholesky, solve, solve_triangular
 
 from evaluators.cost_model.features import Array, Columns, history_effect
 
@@ -77,8 +79,8 @@ _TILES_CHANNELS, _TILE_PIXELS = (16, 32, 64), 7
 _INTERVALS_S = (5e-4, 3e-2)
 _HISTORY = 5.0  # scale of the history effect, in octaves
 _DOUBTS, _SLOW, _FAST, _LOUDER = 2, 2.5, -4.0, 4.0
-_MOST_TUNED = 200
-_USUAL_SCALE = np.e  # octaves
+_SCALES, _USUAL_SCALE = (1.5, 2.7, 5.0, 9.0, 16.0, 30.0), 5.0  # octaves
+_FACTORS, _USUAL_FACTOR = (1.0, 2.0, 4.0, 8.0), 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,23 +155,32 @@ def _left_over(values: Array, tile: int) -> Array:
 
 
 def fit_process(
-    rows: Columns, residual: Array, noise: Array, like: Process | None = None, *, tune: bool = True
+    rows: Columns,
+    residual: Array,
+    noise: Array,
+    networks: npt.NDArray[np.int64],
+    seconds: Array,
+    like: Process | None = None,
+    *,
+    tune: bool = True,
 ) -> Process:
     """Fit a process to the logarithms of measured over analytic times.
 
     Args:
         residual: shape ``(n,)``.
         noise: standard deviation of each residual's measurement.
-        like: a process whose scales and spread are used instead of the likeliest ones.
-        tune: whether to search for the likeliest ones, which takes a while.
+        networks, seconds: as of :func:`smoothest`.
+        like: a process whose scales and spread are used instead of the best ones.
+        tune: whether to search for the best ones, which takes a while.
     """
     points = np.round(shape_features(rows), 4)
-    if like is None and tune:
-        scales, spread, louder = likeliest(points, residual, noise)
-    elif like is None:
-        scales, spread, louder = np.full(points.shape[1], _USUAL_SCALE), max(0.05, float(residual.std())), 1.0
-    else:
+    if like is not None:
         scales, spread, louder = np.array(like.scales), like.spread, like.louder
+    else:
+        spread = max(0.05, float(residual.std()))
+        usual = _USUAL_SCALE, _USUAL_FACTOR
+        scale, louder = smoothest(points, residual, noise, networks, seconds, spread) if tune else usual
+        scales = np.full(points.shape[1], scale)
     noise = noise * louder
     covariance = _matern(points / scales, points / scales, spread)
     noise = _doubted(covariance, residual, noise)
@@ -200,34 +211,32 @@ def _doubted(covariance: Array, residual: Array, noise: Array) -> Array:
     return noise
 
 
-def likeliest(points: Array, residual: Array, noise: Array) -> tuple[Array, float, float]:
-    """Return length scales, spread and factor on the noise under which residuals are likeliest.
+def smoothest(
+    points: Array, residual: Array, noise: Array, networks: npt.NDArray[np.int64], seconds: Array, spread: float
+) -> tuple[float, float]:
+    """Return the length scale and the factor on the noise that predict networks best which were left out.
 
-    A weak prior keeps scales near 3, in octaves, and the factor near 1.
+    The error is that of the sum of a network's operators, and of each. Likelihood would choose shorter scales:
+    operators of one network are more alike than those of two.
+
+    Args:
+        networks: the network of each residual, shape ``(n,)``.
+        seconds: time of each operator, shape ``(n,)``.
     """
-    if len(points) > _MOST_TUNED:
-        chosen = np.random.default_rng(0).choice(len(points), _MOST_TUNED, replace=False)
-        points, residual, noise = points[chosen], residual[chosen], noise[chosen]
-    varies = points.std(axis=0) > 1e-9
-    used = points[:, varies]
-
-    from scipy.optimize import minimize  # its import takes a quarter of a second, which predictions do not need
-
-    def loss(theta: Array) -> float:
-        scaled = used / np.exp(theta[:-2])
-        covariance = _matern(scaled, scaled, float(np.exp(theta[-2])))
-        covariance[np.diag_indices_from(covariance)] += (noise * np.exp(theta[-1])) ** 2 + _JITTER
-        factor = cholesky(covariance, lower=True)
-        half = solve_triangular(factor, residual, lower=True)
-        prior = 0.5 * float(((theta[:-2] - 1.0) ** 2).sum() + theta[-1] ** 2)
-        return float(0.5 * half @ half + np.log(np.diag(factor)).sum()) + prior
-
-    start = np.concatenate([np.ones(used.shape[1]), [np.log(max(0.05, float(residual.std()))), 0.0]])
-    bounds = [(-1.0, 4.0)] * used.shape[1] + [(-4.0, 1.0), (-1.0, 2.0)]
-    found = minimize(loss, start, method="L-BFGS-B", bounds=bounds, options={"maxiter": 20})
-    scales = np.full(points.shape[1], _USUAL_SCALE)
-    scales[varies] = np.exp(found.x[:-2])
-    return scales, float(np.exp(found.x[-2])), float(np.exp(found.x[-1]))
+    where = [np.flatnonzero(networks == network) for network in np.unique(networks)]
+    losses: dict[tuple[float, float], float] = {}
+    for scale, louder in product(_SCALES, _FACTORS):
+        covariance = _matern(points / scale, points / scale, spread)
+        covariance[np.diag_indices_from(covariance)] += (noise * louder) ** 2 + _JITTER
+        inverse = cho_solve((cholesky(covariance, lower=True), True), np.eye(len(points)))
+        weights = inverse @ residual
+        # Errors of operators that are left out together (Rasmussen and Williams 2006, equation 5.12, for blocks).
+        errors = [solve(inverse[np.ix_(at, at)], weights[at], assume_a="pos") for at in where]
+        pairs = list(zip(where, errors, strict=True))
+        losses[scale, louder] = float(
+            np.mean([abs(seconds[at] @ e) / seconds[at].sum() + abs(e).mean() for at, e in pairs])
+        )
+    return min(losses, key=losses.__getitem__)
 
 
 def _matern(a: Array, b: Array, spread: float) -> Array:

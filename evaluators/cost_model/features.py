@@ -68,6 +68,7 @@ class OperatorFeatures:
             each pixel, "pixels" where it has one row of channels, "" where nothing or a single value is broadcast.
         dtype: of the activations.
         free: whether no kernel runs: it only changes a shape, or the runtime fuses it with a neighbour.
+        fusable: whether a runtime that fuses elementwise operators runs it in the kernel of the operator before it.
         interval_s: time from one inference to the next (s), which decides how much of its weights the caches still
             hold; 0 where unknown.
         matrix_share: share of matrix products in the time just before (:func:`with_matrix_shares`), from 0 to 1.
@@ -90,6 +91,7 @@ class OperatorFeatures:
     repeats: str = ""
     dtype: str = "float32"
     free: bool = False
+    fusable: bool = False
     resident_bytes: int = 0
     interval_s: float = 0.0
     matrix_share: float = 0.0
@@ -142,6 +144,34 @@ def operator_features(graph: Graph) -> tuple[OperatorFeatures, ...]:
     before = [frozenset[int](), *(frozenset(operator.outputs) for operator in graph.operators)]
     each = zip(graph.operators, operator_costs(graph), before, strict=False)
     return tuple(_described(graph, operator, cost, written) for operator, cost, written in each)
+
+
+def fused(features: Sequence[OperatorFeatures]) -> tuple[OperatorFeatures, ...]:
+    """Return features as they are on a runtime that fuses elementwise operators, as OpenVINO does."""
+    return tuple(replace(f, free=True) if f.fusable else f for f in features)
+
+
+def fusing_writer(graph: Graph, operator: Operator) -> int | None:
+    """Return the operator in whose kernel an elementwise operator may run; None where there is none.
+
+    It writes a tensor that nothing else reads, of the shape of the result. Fully connected kernels take constants and
+    functions of one value only; convolutions, and other elementwise operators, also another activation.
+    """
+    if _KERNEL_OF.get(operator.kind) != "elementwise" or not operator.outputs:
+        return None
+    tensors, written = graph.tensors, operator.outputs[0]
+    reads = [t for t in operator.inputs if t != -1 and not tensors[t].constant]
+    for tensor in reads:
+        writer = graph.producer.get(tensor)
+        alone = len(graph.consumers.get(tensor, ())) == 1 and tensor not in graph.outputs
+        if writer is None or not alone or tensors[tensor].shape != tensors[written].shape:
+            continue
+        kind = graph.operators[writer].kind
+        if kind in _FILTERED or _KERNEL_OF.get(kind) == "elementwise":
+            return writer
+        if kind == "FULLY_CONNECTED" and len(reads) == 1:
+            return writer
+    return None
 
 
 def _in_consumer(graph: Graph, operator: Operator) -> bool:
@@ -197,6 +227,7 @@ def _described(graph: Graph, operator: Operator, cost: Cost, just_written: froze
         repeats=_repeats(operator, graph) if kernel == "elementwise" else "",
         dtype=(writes or reads)[0].dtype if writes or reads else "float32",
         free=operator.kind in _FREE or _in_consumer(graph, operator),
+        fusable=fusing_writer(graph, operator) is not None,
         resident_bytes=min(cost.read_bytes - constants, sum(tensors[i].nbytes for i in inputs & just_written)),
     )
 

@@ -220,10 +220,11 @@ _MATRIX = (
 )
 _TERMS: Mapping[str, tuple[str, ...]] = {
     **{kernel: (*terms, *_BEYOND) for kernel, terms in OPERATOR_TERMS.items()},
-    **dict.fromkeys(("conv", "pointwise", "transpose_conv"), _MATRIX),
+    **dict.fromkeys(("conv", "pointwise", "transpose_conv"), (*_MATRIX, "far_launch")),
+    "depthwise": (*OPERATOR_TERMS["depthwise"], *_BEYOND, "far_launch"),
     "concat": ("inputs", "rows", "read", *_BEYOND),
     "elementwise": (*OPERATOR_TERMS["elementwise"], "rows", *_BEYOND),
-    "fully_connected": ("launch", "macs", "far_weight", "near_weight", "read", "written"),
+    "fully_connected": ("launch", "macs", "far_weight", "near_weight", "read", "written", "far_launch"),
 }
 _TILED = frozenset({"conv", "pointwise"})
 _LEAST_SHAPES = 6
@@ -254,7 +255,7 @@ def fit_processor(
     Args:
         tuned: kernel models of an earlier fit, whose tiles and length scales are used again, which is faster.
         noise: standard deviation of one operator's time.
-        tune: whether to search for the likeliest length scales.
+        tune: whether to search for the best length scales.
         invocation_s: known lower bound of the cost of a stage call.
 
     Raises:
@@ -265,21 +266,17 @@ def fit_processor(
     models = [awake(m, wait_s) for m in models]
     features = [f for m in models for f in m.with_intervals()]
     seconds = np.concatenate([m.operator_s for m in models])
+    networks = np.repeat(np.arange(len(models)), [len(m.features) for m in models])
     kernels: dict[str, KernelModel] = {}
-    timed = {
-        key: (columns([features[i] for i in where]), seconds[where])
-        for key, where in _groups(features, seconds).items()
-    }
+    groups = _groups(features, seconds)
+    timed = {key: (columns([features[i] for i in where]), seconds[where]) for key, where in groups.items()}
     near_s = 0.0 if tuned else _near_s(timed)
     for key, (rows, took) in timed.items():
         if _stand_in(key, timed) is not None:
             continue
         like = (tuned or {}).get(key)
         base = _priced(rows, took, _terms(key), like.tile)[0] if like else _base(key, rows, took, near_s)
-        # The coarse model of kernels with fine ones only serves kinds that were not timed. Residuals of kernels with
-        # tiles are too small to determine length scales: usual ones predict unseen families better.
-        usual = _kernel(key) in _TILED or any(fine.startswith(f"{key}/") for fine in timed)
-        kernels[key] = _corrected(base, rows, took, like, noise, tune=tune and not usual)
+        kernels[key] = _corrected(base, rows, took, networks[groups[key]], like, noise, tune=tune)
     for key, (rows, took) in timed.items():
         if (other := _stand_in(key, timed)) is not None:
             kernels[key] = _standing_in(kernels[other], rows, took)
@@ -356,7 +353,14 @@ def _implementation(feature: OperatorFeatures) -> str | None:
 
 
 def _corrected(
-    model: KernelModel, rows: Columns, seconds: Array, like: KernelModel | None, noise: float, *, tune: bool
+    model: KernelModel,
+    rows: Columns,
+    seconds: Array,
+    networks: npt.NDArray[np.int64],
+    like: KernelModel | None,
+    noise: float,
+    *,
+    tune: bool,
 ) -> KernelModel:
     """Return a priced kernel with its correction, ranges and deviation."""
     model = replace(model, ranges=ranges_of(rows), samples=len(seconds))
@@ -369,7 +373,8 @@ def _corrected(
     if len(first) > _MOST_POINTS:
         chosen = np.sort(np.random.default_rng(0).choice(len(first), _MOST_POINTS, replace=False))
     process = like.correction if like and isinstance(like.correction, Process) else None
-    fitted = fit_process(rows[np.array(first)[chosen]], mean[chosen], deviation[chosen], process, tune=tune)
+    at = np.array(first)[chosen]
+    fitted = fit_process(rows[at], mean[chosen], deviation[chosen], networks[at], seconds[at], process, tune=tune)
     model = replace(model, correction=fitted)
     left = np.log(seconds / np.maximum(model.predict(rows)[0], 1e-12))
     return replace(model, sigma=round(float(1.4826 * np.median(np.abs(left)) + 0.01), 4))
@@ -404,7 +409,7 @@ def _cut(key: str, rows: Columns, seconds: Array, first: Tile) -> Tile:
 
 def _base(key: str, rows: Columns, seconds: Array, near_s: float) -> KernelModel:
     """Return prices on the tile and with the cache that fit best."""
-    tile = _cut(key, rows, seconds, replace(_FIRST, near_s=near_s if "far_weight" in _terms(key) else 0.0))
+    tile = _cut(key, rows, seconds, replace(_FIRST, near_s=near_s if "far_launch" in _terms(key) else 0.0))
     found = [_priced(rows, seconds, _terms(key), replace(tile, cache_bytes=nbytes)) for nbytes in _CACHE_BYTES]
     return min(found, key=lambda one: one[1])[0]
 

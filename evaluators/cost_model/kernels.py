@@ -39,7 +39,7 @@ class Tile:
         depth: input channels that are multiplied at once.
         narrow: output channels of the tiles of another kernel, which runs where there are fewer than ``channels``; 0
             where there is none.
-        near_s: weights that are used again within about this time come from a near cache; 0: none do.
+        near_s: weights and code that are used again within about this time come from a near cache; 0: none do.
         cache_bytes: activations beyond this do not stay in the cache that writes go to; 0: all do.
     """
 
@@ -83,7 +83,7 @@ def _macs(c: Columns, tile: Tile, *, narrow: bool) -> Array:
 
 
 def _near(c: Columns, tile: Tile) -> Array:
-    """Return the share of the weights used in the last inference that a near cache still holds."""
+    """Return the share of what was used in the last inference that a near cache still holds."""
     if not tile.near_s:
         return np.zeros_like(c.macs)
     result: Array = 1.0 / (1.0 + (c.interval / tile.near_s) ** _STEEP)
@@ -113,6 +113,7 @@ _PLAIN: Mapping[str, Callable[[Columns], Array]] = {
 _TILED: Mapping[str, Callable[[Columns, Tile], Array]] = {
     "macs": partial(_macs, narrow=False),
     "narrow": partial(_macs, narrow=True),
+    "far_launch": lambda c, tile: 1.0 - _near(c, tile),  # of a kernel whose code and state caches no longer hold
     "steps": lambda c, tile: _covered(c, tile) * c.taps,  # each tap of a filter is a loop of its own
     "far_weight": lambda c, tile: c.weight * (1.0 - _near(c, tile)),
     "near_weight": lambda c, tile: c.weight * _near(c, tile),

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.base import PartCosts
+from evaluators.cost_model.features import fusing_writer
 from evaluators.cost_model.profile import COLD_BYTES
 from evaluators.cost_model.transfers import Prices
 from evaluators.schedule import (
@@ -77,7 +78,7 @@ class PlanSimulator:
         self._work: dict[tuple[int, tuple[int, ...]], tuple[float, float, tuple[float, ...]]] = {}
         crowded = (prices.slow_compute > 1.0) | (prices.slow_memory > 1.0)
         self._crowded = [bool(row.any()) for row in crowded]
-        self._reader = readers_of_merged(graph, prices)
+        self._fused_with = fused_with(graph, prices)
         self._latency: list[list[float]] = prices.latency_s.tolist()
         self._byte: list[list[float]] = prices.byte_s.tolist()
         self._cold: list[list[float]] | None = None if prices.cold_s is None else prices.cold_s.tolist()
@@ -179,7 +180,7 @@ class PlanSimulator:
             total = float(each.sum() + p.invocation_s[processor] + inside.io_bytes * p.io_s_per_byte[processor])
             if p.alone_s is not None:
                 total += sum(
-                    float(p.alone_s[processor, o]) for o in operators if self._reader.get(o, o) not in inside.all
+                    float(p.alone_s[processor, o]) for o in operators if self._fused_with.get(o, o) not in inside.all
                 )
             if p.capacity_bytes[processor]:
                 beyond = max(0.0, inside.weight_bytes - float(p.capacity_bytes[processor]))
@@ -199,12 +200,13 @@ class PlanSimulator:
         return self._insides[operators]
 
 
-def readers_of_merged(graph: Graph, prices: Prices) -> dict[int, int]:
-    """Return for each operator that is fused with its reader that reader."""
-    if prices.alone_s is None:
-        return {}
-    found = (int(o) for o in np.flatnonzero(prices.alone_s.any(axis=0)))
-    return {o: graph.consumers[graph.operators[o].outputs[0]][0] for o in found}
+def fused_with(graph: Graph, prices: Prices) -> dict[int, int]:
+    """Return for each operator that some processor fuses with its reader or its writer which one that is."""
+    found: dict[int, int] = {}
+    for o in () if prices.alone_s is None else np.flatnonzero(prices.alone_s.any(axis=0)).tolist():
+        writer = fusing_writer(graph, graph.operators[o])
+        found[o] = graph.consumers[graph.operators[o].outputs[0]][0] if writer is None else writer
+    return found
 
 
 def by_origins(errors: Errors, origins: Sequence[tuple[int, int]], count: int, kinds: int) -> Errors:
@@ -311,9 +313,10 @@ def _beyond_s(simulator: PlanSimulator) -> Seconds:
         found += np.where(finite, operators_s, 0.0) * share
     if p.io_s_per_byte.any():
         found += np.where(finite, p.io_s_per_byte[:, None, None] * _border_bytes(simulator.graph), 0.0)
-    for merged, reader in readers_of_merged(simulator.graph, p).items():
-        if p.alone_s is not None:  # stages that hold it without its reader
-            found[:, : merged + 1, merged + 1 : reader + 1] += p.alone_s[:, merged, None, None]
+    for one, other in fused_with(simulator.graph, p).items():
+        if p.alone_s is not None:  # stages that hold it without the one that it is fused with
+            without = np.s_[: one + 1, one + 1 : other + 1] if other > one else np.s_[other + 1 : one + 1, one + 1 :]
+            found[:, *without] += p.alone_s[:, one, None, None]
     return found
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from evaluators.cost_model.correction import Process
-from evaluators.cost_model.features import Array, OperatorFeatures, columns, matrix_shares, products
+from evaluators.cost_model.features import Array, OperatorFeatures, columns, fused, matrix_shares, products
 from evaluators.cost_model.kernels import Count, KernelModel, Number, Price
 from search_spaces.core.bounded import built, parsed_json, plain, read_bounded
 from search_spaces.core.errors import ProfileError, UsageError, reason_of, shown
@@ -90,6 +90,8 @@ class ProcessorProfile:
             their time: convolutions are slow together with large fully connected layers, and each is fast alone.
         power_w: while it runs, above idle; None where unknown.
         merged: kernels that the runtime fuses with the operator before them, whose time includes theirs.
+        fuses: whether it does so with elementwise operators that are ``fusable``
+            (:class:`~evaluators.cost_model.features.OperatorFeatures`).
         errors: of the fit on what was kept out of it: ``median``, ``p90``, ``within_5``, ``within_10``, ….
     """
 
@@ -102,6 +104,7 @@ class ProcessorProfile:
     pressure_per_byte: Number = 0.0
     power_w: Number | None = None
     merged: tuple[str, ...] = ()
+    fuses: bool = False
     errors: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -239,7 +242,7 @@ def _by_key(
 ) -> dict[str, np.ndarray[Any, np.dtype[np.intp]]]:
     found: dict[str, list[int]] = {}
     fine_keys = any(key.endswith(("+pixels", "+channels")) for key in model.kernels)
-    for index, feature in enumerate(features):
+    for index, feature in enumerate(fused(features) if model.fuses else features):
         if not feature.free and feature.kernel not in model.merged:
             fine = feature.fine if fine_keys else feature.fine_once
             key = fine if fine in model.kernels else feature.key

@@ -6,6 +6,7 @@ nothing else, so that it can also run on measured tables.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
@@ -47,8 +48,8 @@ class Prices:
         capacity_bytes, pressure_per_byte: each byte of a stage's weights beyond the first (0: no limit) slows all its
             operators by the second, as a share of their time.
         power_w: while a processor runs, shape ``(P,)``; NaN where unknown.
-        alone_s: for an operator that runtimes fuse with its reader: its time where the reader is in another stage; 0
-            for all others; shape ``(P, n)``, or None where there is none.
+        alone_s: for an operator that a processor fuses with its reader or its writer: its time where that is in
+            another stage; 0 for all others; shape ``(P, n)``, or None where there is none.
     """
 
     operator_s: Table
@@ -101,12 +102,8 @@ def prices(profile: CostProfile, graph: Graph, platform: Platform) -> Prices:
     processors = platform.processors
     keys = [profile_key(profile, processor) for processor in processors]
     known = {key: profile.predict(features, key) for key in dict.fromkeys(keys)}
-    merged = [i for i, f in enumerate(features) if f.free and f.kind in MERGED]
-    alone_s = np.zeros((len(processors), len(features))) if merged else None
-    if alone_s is not None:
-        apart = [replace(features[i], free=False) for i in merged]
-        apart_s = {key: profile.predict(apart, key).seconds for key in known}
-        alone_s[:, merged] = [apart_s[key] for key in keys]
+    apart_s = {key: _apart_s(profile, features, key) for key in known}
+    alone_s = np.array([apart_s[key] for key in keys])
     of: list[ProcessorProfile] = [profile[key] for key in keys]
     latency_s, byte_s, cold_s = _links(profile, platform, keys)
     compute, memory = _contention(profile, platform, keys)
@@ -123,10 +120,20 @@ def prices(profile: CostProfile, graph: Graph, platform: Platform) -> Prices:
         capacity_bytes=np.array([float(p.capacity_bytes) for p in of]),
         pressure_per_byte=np.array([p.pressure_per_byte for p in of]),
         power_w=np.array([np.nan if p.power_w is None else p.power_w for p in of]),
-        alone_s=alone_s,
+        alone_s=alone_s if alone_s.any() else None,
         cold_s=cold_s if cold_s.any() else None,
         asleep_s=_asleep(platform, latency_s) if any(link.one_core is not None for link in profile.links) else None,
     )
+
+
+def _apart_s(profile: CostProfile, features: Sequence[OperatorFeatures], key: str) -> Table:
+    """Return the time of each operator that a processor fuses with another one, where that is not there (s)."""
+    found = np.zeros(len(features))
+    merged = [i for i, f in enumerate(features) if (f.free and f.kind in MERGED) or (f.fusable and profile[key].fuses)]
+    if merged:
+        apart = [replace(features[i], free=False, fusable=False) for i in merged]
+        found[merged] = profile.predict(apart, key).seconds
+    return found
 
 
 def slowed(usual: Prices, state: State, platform: Platform) -> Prices:

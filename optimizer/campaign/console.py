@@ -16,7 +16,7 @@ from optimizer.campaign.table import Tables
 from optimizer.report.campaign import explained, published, summary
 from optimizer.report.console import make_console, progress_bar
 from optimizer.report.terminal import render, table
-from optimizer.study.course import foreseen
+from optimizer.study.course import final_s, foreseen
 from search_spaces.core.errors import OptimizeError
 from search_spaces.core.wording import did_you_mean, many, plural, seconds
 
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from optimizer.study.history import History, Trial
     from search_spaces.core.yaml_file import Loc
 
-# Rough seconds of a study: profile and known plans, one trial, all trials at most, and the final comparison.
+# Rough seconds of a study before its final: profile and known plans, one trial, and all trials at most.
 _REST_S, _TRIAL_S, _MOST_TRIALS_S = 15.0, 0.4, 60.0
-_FINAL_OF_TRIAL_S, _LEAST_FINAL_S, _MOST_FINAL_S = 0.5, 5.0, 20.0
 _PREDICTED_REST_S, _PREDICTED_TRIAL_S = 2.0, 0.005
 # Where there is more to choose than cuts: of a trial, and of two operators on a processor, once and in each trial.
 _CHOSEN_TRIAL_S, _PAIR_S, _PAIR_OF_TRIAL_S = 0.06, 5e-5, 3e-6
@@ -177,8 +176,7 @@ def _expected_s(config: StudyConfig, found: Mapping[str, Any]) -> float:
             return _PREDICTED_REST_S + trials * _PREDICTED_TRIAL_S
         size = int(found["operators"]) ** 2 * len(found["processors"])
         return _PREDICTED_REST_S + size * _PAIR_S + trials * (_CHOSEN_TRIAL_S + size * _PAIR_OF_TRIAL_S)
-    final_s = min(_MOST_FINAL_S, max(_LEAST_FINAL_S, _FINAL_OF_TRIAL_S * config.budget))
-    return _REST_S + min(trials * _TRIAL_S, _MOST_TRIALS_S) + final_s
+    return _REST_S + min(trials * _TRIAL_S, _MOST_TRIALS_S) + final_s(config)
 
 
 def render_dry_run(document: Mapping[str, Any]) -> Group:

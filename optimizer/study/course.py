@@ -345,17 +345,26 @@ def _decide(study: Study, search: Search, loop: Loop) -> Verdict:
     return decide(search.session, history, study.baselines, how, loop.by_estimate())
 
 
-def _policy(config: StudyConfig, spent_s: float) -> tuple[FinalPolicy, int]:
-    """Return the final's policy, and the inferences after a pause: at most 20 s or a fifth of the study.
-
-    Less after a quick search of a few trials. Two rounds find the best plan, but a gain of 3 % took five rounds or more
-    to become significant, and twice as many among forty plans on a busier machine: a third is added for those.
+def final_s(config: StudyConfig, spent_s: float = 0.0) -> float:
+    """Return the seconds of a study's final: at most 20 s or a fifth of the study, less for a few quick trials.
 
     Args:
         spent_s: seconds of the study so far.
     """
     least_s = max(_LEAST_FINAL_S, spent_s, _FINAL_OF_TRIAL_S * config.budget)
-    limit_s = min(max(_FINAL_S, _FINAL_SHARE * spent_s), least_s)
+    return min(max(_FINAL_S, _FINAL_SHARE * spent_s), least_s)
+
+
+def _policy(config: StudyConfig, spent_s: float) -> tuple[FinalPolicy, int]:
+    """Return the final's policy, and the inferences after a pause.
+
+    Two rounds find the best plan, but a gain of 3 % took five rounds or more to become significant, and twice as many
+    among forty plans on a busier machine: a third is added for those.
+
+    Args:
+        spent_s: as of :func:`final_s`.
+    """
+    limit_s = final_s(config, spent_s)
     pauses = _PAUSES if spent_s >= _FINAL_S else 1
     policy = FinalPolicy(
         precision=min(config.precision, _PRECISION),

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from evaluators.cost_model.calibrate_time import openvino_seconds, operator_seconds, reference_network
-from evaluators.cost_model.features import Array, OperatorFeatures, operator_features
+from evaluators.cost_model.features import Array, OperatorFeatures, fused, operator_features
 from evaluators.cost_model.fit import TimedModel, awake, errors_of, fit_processor, nonnegative_prices, waited_s
 from evaluators.cost_model.profile import CostProfile
 from evaluators.litert.processors import make_processor
@@ -133,6 +133,7 @@ def timed_models(data: Path, processor: str, runs: Sequence[int] = ()) -> list[T
         graph = made[name].graph()
         features = operator_features(graph)
         if OPENVINO in processor:
+            features = fused(features)
             seconds = openvino_seconds(features, names, [float(s) for s in kernel_s])
         else:
             seconds = operator_seconds(features, names, [float(s) for s in kernel_s], graph)

@@ -13,6 +13,7 @@ from evaluators.cost_model.features import (
     OperatorFeatures,
     columns,
     convolution_kernel,
+    fused,
     operator_features,
 )
 from search_spaces.core.graph import Graph
@@ -84,6 +85,23 @@ def test_operands_are_repeated_along_pixels_or_channels() -> None:
         "elementwise/ADD",
     ]
     assert [f.fine_once for f in features] == ["elementwise/MUL"] * 2 + ["elementwise/ADD"] * 2
+
+
+def test_an_elementwise_operator_may_run_in_the_kernel_before_it() -> None:
+    net = Builder("fused")
+    x = net.input((1, 8, 8, 4))
+    first = net.conv(x, 4, 3, "conv")
+    gate = net.unary("LOGISTIC", net.add(first, x, "sum"), "gate")  # both into the convolution
+    second = net.conv(gate, 4, 3, "again")
+    third = net.add(second, net.unary("TANH", second, "read twice"), "late")  # the TANH has another reader beside it
+    rows = net.fully_connected(net.reshape(third, (1, 64, 4), "rows"), 4, "dense", keep=True)
+    dense = net.unary("GELU", rows, "gelu")
+    product = net.fully_connected(dense, 4, "denser", keep=True)
+    graph = net.finish(net.add(product, dense, "residual")).graph()
+    features = operator_features(graph)
+    into = [f.kind for f in features if f.fusable]
+    assert into == ["ADD", "LOGISTIC", "ADD", "GELU"]  # the second sum into the TANH, the last one into nothing
+    assert [f.kind for f in fused(features) if f.free and f.kind != "RESHAPE"] == into
 
 
 def test_int8_has_kernels_of_its_own() -> None:

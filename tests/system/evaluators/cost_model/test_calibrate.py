@@ -14,9 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluators.cost_model.calibrate_nets import GENERATOR, network
-from evaluators.cost_model.calibrate_profile import Fits, next_network
+from evaluators.cost_model.calibrate_profile import Fits, build_profile, next_network
 from evaluators.cost_model.calibrate_time import MAPS, Bench, Timed, _convolutions
-from evaluators.cost_model.features import OperatorFeatures, multiplies_matrices, operator_features, with_matrix_shares
+from evaluators.cost_model.features import (
+    OperatorFeatures,
+    fused,
+    multiplies_matrices,
+    operator_features,
+    with_matrix_shares,
+)
 from evaluators.cost_model.fit import TimedModel, fit_processor
 from evaluators.cost_model.indicators import explained, indicators, left_out_errors
 from evaluators.cost_model.kernels import Tile
@@ -28,6 +34,7 @@ from optimizer.study.course import run_study
 from optimizer.study.log import Record
 from optimizer.tools.calibrate import Measured, calibrate, refine
 from search_spaces.core.errors import ProfileError, RunFolderError, UsageError
+from search_spaces.core.platform import Platform, Processor
 from search_spaces.models import zoo
 from search_spaces.models.zoo.builder import Builder
 from tests.support.commands import tells
@@ -128,6 +135,21 @@ def test_a_fit_predicts_what_it_has_not_seen() -> None:
     assert np.all(sigma >= 0)
 
 
+def test_a_runtime_that_fuses_is_predicted_so() -> None:
+    def timed(seed: int) -> Timed:
+        features = fused(operator_features(network(f"net{seed}", seed).graph()))
+        seconds = np.array([true_s(f) for f in features])
+        return Timed(f"net{seed}", "core", features, seconds, float(np.nansum(seconds)), 1.0, seed, fuses=True)
+
+    known = [Timed.from_json(json.loads(json.dumps(timed(seed).to_json()))) for seed in range(4)]
+    profile = build_profile(Platform("one", (Processor("core", "cpu", {}, "core"),)), known)
+    assert profile["core"].fuses
+    features = operator_features(network("net0", 0).graph())
+    into = [f.fusable for f in features]
+    assert any(into)
+    assert not profile.predict(features, "core").seconds[into].any()
+
+
 def test_a_fitted_profile_survives_its_file() -> None:
     profile = CostProfile("fitted", {"core": fitted_to_six()})
     platform = SyntheticEvaluator().platform()
@@ -184,7 +206,7 @@ def test_networks_of_one_name_are_not_mixed_up() -> None:
 
 def make_small(patch: pytest.MonkeyPatch) -> None:
     """Let calibrations time few networks and small models, and look less hard for length scales."""
-    patch.setattr("evaluators.cost_model.correction._MOST_TUNED", 30)
+    patch.setattr("evaluators.cost_model.correction._SCALES", (5.0,))
     patch.setattr("evaluators.cost_model.fit._TILES", (Tile(), Tile(1, 16)))
     patch.setattr("evaluators.cost_model.fit._NEAR_S", (3e-3,))
     patch.setattr("evaluators.cost_model.fit._CACHE_BYTES", (0.0,))

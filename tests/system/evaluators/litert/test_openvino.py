@@ -22,7 +22,7 @@ from evaluators.base import Evaluator
 from evaluators.contract import check_timeline
 from evaluators.cost_model.calibrate_kernels import profile_kernels
 from evaluators.cost_model.calibrate_time import openvino_seconds, reference_network
-from evaluators.cost_model.features import operator_features
+from evaluators.cost_model.features import fused, operator_features
 from evaluators.litert import processors, settings, stages
 from evaluators.litert.deployment import write_deployment
 from evaluators.litert.processor_names import processor_options
@@ -523,7 +523,7 @@ def test_kernels_are_timed_where_they_stand(tmp_path: Path) -> None:
     processor = make_processor(f"{FIRST}:openvino")
     found = profile_kernels(there(graph.source).path, tmp_path / "reference.tflite", processor, seconds=0.02)
     assert min(found.kernel_s) > 0.0
-    features = operator_features(graph)
+    features = fused(operator_features(graph))
     seconds = openvino_seconds(features, found.names, found.kernel_s)
     assert np.isfinite(seconds).all()
     assert sum(seconds) <= sum(found.kernel_s)
