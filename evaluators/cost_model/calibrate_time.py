@@ -88,7 +88,7 @@ _OPENVINO_KINDS: Sequence[tuple[frozenset[str], frozenset[str]]] = tuple(
         ("Interpolate", "RESIZE_BILINEAR"),
     )
 )
-# Those of elementwise operators; a Subgraph is generated for any number of them.
+# Types of its elementwise kernels; a Subgraph is generated for any number of operators.
 _OPENVINO_ELEMENTWISE = frozenset(
     {
         *("Subgraph", "Eltwise", "Add", "Subtract", "Multiply", "Divide", "Convert"),
@@ -332,12 +332,12 @@ class Timed:
         try:
             name, seed = str(data["name"]), data["seed"]
             made = draft(name) if seed is None else network(name, int(seed))
-            fuses, features = bool(data["fuses"]), operator_features(made.graph())
+            fuses, features = data["fuses"] is True, operator_features(made.graph())
             operator_s = np.array([np.nan if s is None else float(s) for s in data["operator_s"]])
             whole_s, reference_s = float(data["whole_s"]), float(data["reference_s"])
             features = fused(features) if fuses else features
             found = cls(name, str(data["like"]), features, operator_s, whole_s, reference_s, seed, fuses)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ProfileError(f"a timing in the calibration's log is damaged: {damage(error)}") from error
         if len(features) != len(operator_s):
             raise ProfileError(

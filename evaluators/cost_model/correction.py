@@ -7,7 +7,7 @@ remains; the distance to the nearest support point says how far a prediction can
 :class:`Process` is finer. Where thousands of operators were timed within models,
 neighbours of a shape predict better than a smooth correction: how sizes are divided into tiles, what the producer left
 in cache. The covariance is Matérn 3/2, since neighbouring shapes may lie on either side of a tile; the length scale and
-the noise are those that predict networks best which are left out.
+the noise are those that predict left-out networks best.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ _HISTORY = 5.0  # scale of the history effect, in octaves
 _DOUBTS, _SLOW, _FAST, _LOUDER = 2, 2.5, -4.0, 4.0
 _SCALES, _USUAL_SCALE = (1.5, 2.7, 5.0, 9.0, 16.0, 30.0), 5.0  # octaves
 _FACTORS, _USUAL_FACTOR = (1.0, 2.0, 4.0, 8.0), 2.0
+_LEAST_NETWORKS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,7 @@ def fit_process(
     Args:
         residual: shape ``(n,)``.
         noise: standard deviation of each residual's measurement.
-        networks, seconds: as of :func:`smoothest`.
+        networks, seconds: as of :func:`scale_and_noise`.
         like: a process whose scales and spread are used instead of the best ones.
         tune: whether to search for the best ones, which takes a while.
     """
@@ -178,8 +179,8 @@ def fit_process(
         scales, spread, louder = np.array(like.scales), like.spread, like.louder
     else:
         spread = max(0.05, float(residual.std()))
-        usual = _USUAL_SCALE, _USUAL_FACTOR
-        scale, louder = smoothest(points, residual, noise, networks, seconds, spread) if tune else usual
+        known = networks if tune else networks[:0]
+        scale, louder = scale_and_noise(points, residual, noise, known, seconds, spread)
         scales = np.full(points.shape[1], scale)
     noise = noise * louder
     covariance = _matern(points / scales, points / scales, spread)
@@ -211,19 +212,21 @@ def _doubted(covariance: Array, residual: Array, noise: Array) -> Array:
     return noise
 
 
-def smoothest(
+def scale_and_noise(
     points: Array, residual: Array, noise: Array, networks: npt.NDArray[np.int64], seconds: Array, spread: float
 ) -> tuple[float, float]:
-    """Return the length scale and the factor on the noise that predict networks best which were left out.
+    """Return the length scale and the factor on the noise that predict left-out networks best.
 
     The error is that of the sum of a network's operators, and of each. Likelihood would choose shorter scales:
-    operators of one network are more alike than those of two.
+    operators of one network are more alike than those of two. Of fewer than three networks nothing is learnt.
 
     Args:
         networks: the network of each residual, shape ``(n,)``.
         seconds: time of each operator, shape ``(n,)``.
     """
     where = [np.flatnonzero(networks == network) for network in np.unique(networks)]
+    if len(where) < _LEAST_NETWORKS:
+        return _USUAL_SCALE, _USUAL_FACTOR
     losses: dict[tuple[float, float], float] = {}
     for scale, louder in product(_SCALES, _FACTORS):
         covariance = _matern(points / scale, points / scale, spread)

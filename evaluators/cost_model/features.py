@@ -68,7 +68,7 @@ class OperatorFeatures:
             each pixel, "pixels" where it has one row of channels, "" where nothing or a single value is broadcast.
         dtype: of the activations.
         free: whether no kernel runs: it only changes a shape, or the runtime fuses it with a neighbour.
-        fusable: whether a runtime that fuses elementwise operators runs it in the kernel of the operator before it.
+        fusable: whether a runtime that fuses elementwise operators runs it in the kernel of an operator before it.
         interval_s: time from one inference to the next (s), which decides how much of its weights the caches still
             hold; 0 where unknown.
         matrix_share: share of matrix products in the time just before (:func:`with_matrix_shares`), from 0 to 1.
@@ -142,8 +142,11 @@ def operator_features(graph: Graph) -> tuple[OperatorFeatures, ...]:
     ``resident_bytes`` assumes that the whole graph runs on one processor in this order.
     """
     before = [frozenset[int](), *(frozenset(operator.outputs) for operator in graph.operators)]
-    each = zip(graph.operators, operator_costs(graph), before, strict=False)
-    return tuple(_described(graph, operator, cost, written) for operator, cost, written in each)
+    each = zip(graph.operators, operator_costs(graph), before, fusions(graph), strict=False)
+    return tuple(
+        replace(_described(graph, operator, cost, written), fusable=bool(needs))
+        for operator, cost, written, needs in each
+    )
 
 
 def fused(features: Sequence[OperatorFeatures]) -> tuple[OperatorFeatures, ...]:
@@ -151,26 +154,57 @@ def fused(features: Sequence[OperatorFeatures]) -> tuple[OperatorFeatures, ...]:
     return tuple(replace(f, free=True) if f.fusable else f for f in features)
 
 
-def fusing_writer(graph: Graph, operator: Operator) -> int | None:
-    """Return the operator in whose kernel an elementwise operator may run; None where there is none.
+def fusions(graph: Graph) -> list[tuple[int, ...]]:
+    """Return for each operator those that a stage must hold for it to run in the kernel of one of them.
 
-    It writes a tensor that nothing else reads, of the shape of the result. Fully connected kernels take constants and
-    functions of one value only; convolutions, and other elementwise operators, also another activation.
+    Empty where it always has a kernel of its own. What OpenVINO fuses, by its profiler: into convolutions functions of
+    one tensor, constants, and sums with a second tensor that the stage computes before; into fully connected layers
+    functions and constants; any elementwise operator into another one that has a kernel. The fused operator is the only
+    reader of what the other one writes, and keeps its shape; only ``x * sigmoid(x)`` reads a convolution twice.
     """
-    if _KERNEL_OF.get(operator.kind) != "elementwise" or not operator.outputs:
-        return None
-    tensors, written = graph.tensors, operator.outputs[0]
-    reads = [t for t in operator.inputs if t != -1 and not tensors[t].constant]
-    for tensor in reads:
-        writer = graph.producer.get(tensor)
-        alone = len(graph.consumers.get(tensor, ())) == 1 and tensor not in graph.outputs
-        if writer is None or not alone or tensors[tensor].shape != tensors[written].shape:
+    found: list[tuple[int, ...]] = []
+    kernels: list[str] = []  # in which each runs
+    for index, operator in enumerate(graph.operators):
+        host, needs = _fused(graph, index, kernels) if _KERNEL_OF.get(operator.kind) == "elementwise" else (-1, ())
+        own = "conv" if operator.kind in _FILTERED else _KERNEL_OF.get(operator.kind, "other")
+        kernels.append(kernels[host] if needs else own)
+        found.append(needs)
+    return found
+
+
+def _fused(graph: Graph, index: int, kernels: Sequence[str]) -> tuple[int, tuple[int, ...]]:
+    """Return the operator in whose kernel an elementwise operator runs, and those that its stage must hold."""
+    operator = graph.operators[index]
+    reads = {t for t in operator.inputs if t != -1 and not graph.tensors[t].constant}
+    # Inputs have no writer, and variables one that may come later.
+    writers = {t: graph.producer[t] for t in reads if graph.producer.get(t, index) < index}
+    if (gated := _gated(graph, index)) is not None:
+        return gated, (gated,)
+    once = len(reads) == 1 and sum(t in reads for t in operator.inputs) == 1
+    for tensor, writer in sorted(writers.items(), key=lambda pair: -pair[1]):  # a stage with any holds the last
+        alone = graph.consumers[tensor] == (index,) and tensor not in graph.outputs
+        if not alone or graph.tensors[tensor].shape != graph.tensors[operator.outputs[0]].shape:
             continue
-        kind = graph.operators[writer].kind
-        if kind in _FILTERED or _KERNEL_OF.get(kind) == "elementwise":
-            return writer
-        if kind == "FULLY_CONNECTED" and len(reads) == 1:
-            return writer
+        if kernels[writer] == "elementwise" or (once and kernels[writer] in {"conv", "fully_connected"}):
+            return writer, (writer,)
+        if kernels[writer] == "conv" and operator.kind == "ADD" and len(writers) == len(reads) > 1:
+            return writer, tuple(sorted(set(writers.values())))
+    return -1, ()
+
+
+def _gated(graph: Graph, index: int) -> int | None:
+    """Return the convolution whose result a LOGISTIC and a MUL multiply by its own sigmoid; None where they do not."""
+    operator = graph.operators[index]
+    for tensor in operator.inputs if operator.kind in {"LOGISTIC", "MUL"} else ():
+        readers, writer = graph.consumers.get(tensor, ()), graph.producer.get(tensor, index)
+        if writer >= index or len(readers) != 2 or index not in readers or tensor in graph.outputs:
+            continue
+        function, product = (graph.operators[reader] for reader in readers)
+        if (function.kind, product.kind) != ("LOGISTIC", "MUL") or graph.operators[writer].kind not in _FILTERED:
+            continue
+        (gate,) = function.outputs
+        if set(product.inputs) == {tensor, gate} and graph.consumers.get(gate) == readers[1:]:
+            return writer if gate not in graph.outputs else None
     return None
 
 
@@ -227,7 +261,6 @@ def _described(graph: Graph, operator: Operator, cost: Cost, just_written: froze
         repeats=_repeats(operator, graph) if kernel == "elementwise" else "",
         dtype=(writes or reads)[0].dtype if writes or reads else "float32",
         free=operator.kind in _FREE or _in_consumer(graph, operator),
-        fusable=fusing_writer(graph, operator) is not None,
         resident_bytes=min(cost.read_bytes - constants, sum(tensors[i].nbytes for i in inputs & just_written)),
     )
 

@@ -389,7 +389,7 @@ def _kernel(key: str) -> str:
 
 
 def _near_s(timed: Mapping[str, tuple[Columns, Array]]) -> float:
-    """Return how long weights stay in near caches (s), for all kernels of a processor: the value that fits best."""
+    """Return how long weights stay in near caches (s), for all of a processor: what fits kernels with weights best."""
     loss = np.zeros(len(_NEAR_S))
     for key, (rows, seconds) in timed.items():
         if "far_weight" in _terms(key):

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.base import PartCosts
-from evaluators.cost_model.features import fusing_writer
+from evaluators.cost_model.features import fusions
 from evaluators.cost_model.profile import COLD_BYTES
 from evaluators.cost_model.transfers import Prices
 from evaluators.schedule import (
@@ -157,10 +157,10 @@ class PlanSimulator:
         for stage in plan.stages:
             processor = self._processors[stage.processor]
             kind = known.index(kinds[processor])
-            operators = list(stage.operators)
-            single[kind, operators] = p.operator_s[processor, operators] * p.sigma[processor, operators]
+            operators, each = list(stage.operators), self._each_s(processor, stage.operators)
+            single[kind, operators] = each * p.sigma[processor, operators]
             calls[kind] += UNSURE * p.invocation_s[processor]
-            total += float(p.operator_s[processor, operators].sum() + p.invocation_s[processor])
+            total += float(each.sum() + p.invocation_s[processor])
             for writer, _, nbytes in self._inside(stage.operators).reads:
                 if (source := place[writer]) != processor:
                     transfer_s = p.latency_s[source, processor] + nbytes * p.byte_s[source, processor]
@@ -176,12 +176,8 @@ class PlanSimulator:
         key = (processor, operators)
         if key not in self._work:
             p, inside = self.prices, self._inside(operators)
-            each = p.operator_s[processor, list(operators)]
+            each = self._each_s(processor, operators)
             total = float(each.sum() + p.invocation_s[processor] + inside.io_bytes * p.io_s_per_byte[processor])
-            if p.alone_s is not None:
-                total += sum(
-                    float(p.alone_s[processor, o]) for o in operators if self._fused_with.get(o, o) not in inside.all
-                )
             if p.capacity_bytes[processor]:
                 beyond = max(0.0, inside.weight_bytes - float(p.capacity_bytes[processor]))
                 total += beyond * float(p.pressure_per_byte[processor]) * float(each.sum())
@@ -194,19 +190,28 @@ class PlanSimulator:
             self._work[key] = (total, share, slowed)
         return self._work[key]
 
+    def _each_s(self, processor: int, operators: tuple[int, ...]) -> Seconds:
+        """Return the time of each operator in a stage (s), also of those fused elsewhere with what the stage lacks."""
+        p, inside = self.prices, self._inside(operators).all
+        found: Seconds = p.operator_s[processor, list(operators)]
+        if p.alone_s is None:
+            return found
+        alone = [not inside.issuperset(self._fused_with.get(o, ())) for o in operators]
+        return found + np.where(alone, p.alone_s[processor, list(operators)], 0.0)
+
     def _inside(self, operators: tuple[int, ...]) -> _Inside:
         if operators not in self._insides:
             self._insides[operators] = _inside(self.graph, operators)
         return self._insides[operators]
 
 
-def fused_with(graph: Graph, prices: Prices) -> dict[int, int]:
-    """Return for each operator that some processor fuses with its reader or its writer which one that is."""
-    found: dict[int, int] = {}
-    for o in () if prices.alone_s is None else np.flatnonzero(prices.alone_s.any(axis=0)).tolist():
-        writer = fusing_writer(graph, graph.operators[o])
-        found[o] = graph.consumers[graph.operators[o].outputs[0]][0] if writer is None else writer
-    return found
+def fused_with(graph: Graph, prices: Prices) -> dict[int, tuple[int, ...]]:
+    """Return for each operator that some processor fuses with others those that its stage must hold for that."""
+    if prices.alone_s is None:
+        return {}
+    needs = fusions(graph)
+    where = np.flatnonzero(prices.alone_s.any(axis=0)).tolist()
+    return {o: needs[o] or graph.consumers[graph.operators[o].outputs[0]][:1] for o in where}
 
 
 def by_origins(errors: Errors, origins: Sequence[tuple[int, int]], count: int, kinds: int) -> Errors:
@@ -313,9 +318,10 @@ def _beyond_s(simulator: PlanSimulator) -> Seconds:
         found += np.where(finite, operators_s, 0.0) * share
     if p.io_s_per_byte.any():
         found += np.where(finite, p.io_s_per_byte[:, None, None] * _border_bytes(simulator.graph), 0.0)
-    for one, other in fused_with(simulator.graph, p).items():
-        if p.alone_s is not None:  # stages that hold it without the one that it is fused with
-            without = np.s_[: one + 1, one + 1 : other + 1] if other > one else np.s_[other + 1 : one + 1, one + 1 :]
+    for one, others in fused_with(simulator.graph, p).items():
+        if p.alone_s is not None:  # stages that hold it without one that it is fused with
+            least, most = min(others), max(others)
+            without = np.s_[: one + 1, one + 1 : most + 1] if most > one else np.s_[least + 1 : one + 1, one + 1 :]
             found[:, *without] += p.alone_s[:, one, None, None]
     return found
 

@@ -90,8 +90,8 @@ class ProcessorProfile:
             their time: convolutions are slow together with large fully connected layers, and each is fast alone.
         power_w: while it runs, above idle; None where unknown.
         merged: kernels that the runtime fuses with the operator before them, whose time includes theirs.
-        fuses: whether it does so with elementwise operators that are ``fusable``
-            (:class:`~evaluators.cost_model.features.OperatorFeatures`).
+        fuses: whether the runtime runs operators that are ``fusable``
+            (:class:`~evaluators.cost_model.features.OperatorFeatures`) in the kernels of others.
         errors: of the fit on what was kept out of it: ``median``, ``p90``, ``within_5``, ``within_10``, ….
     """
 
@@ -214,7 +214,7 @@ class CostProfile:
         """Return the extrapolated predictions: kernels missing in the fit, and shapes far outside its range."""
         found = []
         rows = columns(features)
-        for key, where in _by_key(features, self[processor]).items():
+        for key, where in _by_key(features, replace(self[processor], fuses=False)).items():  # each may be cut off
             kernel, seen = self._kernel(processor, key)
             beyond = kernel.outside(rows[where]) if seen else np.full(len(where), np.inf)
             far = where[beyond > TOLERATED]

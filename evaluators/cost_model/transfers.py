@@ -48,8 +48,8 @@ class Prices:
         capacity_bytes, pressure_per_byte: each byte of a stage's weights beyond the first (0: no limit) slows all its
             operators by the second, as a share of their time.
         power_w: while a processor runs, shape ``(P,)``; NaN where unknown.
-        alone_s: for an operator that a processor fuses with its reader or its writer: its time where that is in
-            another stage; 0 for all others; shape ``(P, n)``, or None where there is none.
+        alone_s: for an operator that a processor fuses with others: its time where one of these is in another stage;
+            0 for all others; shape ``(P, n)``, or None where there is none.
     """
 
     operator_s: Table
@@ -102,14 +102,14 @@ def prices(profile: CostProfile, graph: Graph, platform: Platform) -> Prices:
     processors = platform.processors
     keys = [profile_key(profile, processor) for processor in processors]
     known = {key: profile.predict(features, key) for key in dict.fromkeys(keys)}
-    apart_s = {key: _apart_s(profile, features, key) for key in known}
-    alone_s = np.array([apart_s[key] for key in keys])
+    alone = {key: _alone(profile, features, key) for key in known}
+    alone_s = np.array([alone[key][0] for key in keys])
     of: list[ProcessorProfile] = [profile[key] for key in keys]
     latency_s, byte_s, cold_s = _links(profile, platform, keys)
     compute, memory = _contention(profile, platform, keys)
     return Prices(
         operator_s=np.array([known[key].seconds for key in keys]),
-        sigma=np.array([known[key].relative_sigma for key in keys]),
+        sigma=np.array([np.maximum(known[key].relative_sigma, alone[key][1]) for key in keys]),
         traffic=np.array([_traffic(f) for f in features]),
         invocation_s=np.array([p.invocation_s for p in of]),
         io_s_per_byte=np.array([p.io_s_per_byte for p in of]),
@@ -126,14 +126,19 @@ def prices(profile: CostProfile, graph: Graph, platform: Platform) -> Prices:
     )
 
 
-def _apart_s(profile: CostProfile, features: Sequence[OperatorFeatures], key: str) -> Table:
-    """Return the time of each operator that a processor fuses with another one, where that is not there (s)."""
-    found = np.zeros(len(features))
-    merged = [i for i, f in enumerate(features) if (f.free and f.kind in MERGED) or (f.fusable and profile[key].fuses)]
-    if merged:
-        apart = [replace(features[i], free=False, fusable=False) for i in merged]
-        found[merged] = profile.predict(apart, key).seconds
-    return found
+def _alone(profile: CostProfile, features: Sequence[OperatorFeatures], key: str) -> tuple[Table, Table]:
+    """Return what the operators that a processor fuses take alone (s), and their relative standard deviations."""
+    seconds, sigma = np.zeros(len(features)), np.zeros(len(features))
+    if padded := [i for i, f in enumerate(features) if f.free and f.kind in MERGED]:
+        apart = profile.predict([replace(features[i], free=False) for i in padded], key)
+        seconds[padded], sigma[padded] = apart.seconds, apart.relative_sigma
+    if not profile[key].fuses:
+        return seconds, sigma
+    if fusable := [i for i, f in enumerate(features) if f.fusable]:
+        unfused = CostProfile(profile.name, {key: replace(profile[key], fuses=False)})
+        apart = unfused.predict(features, key)
+        seconds[fusable], sigma[fusable] = apart.seconds[fusable], apart.relative_sigma[fusable]
+    return seconds, sigma
 
 
 def slowed(usual: Prices, state: State, platform: Platform) -> Prices:

@@ -349,7 +349,7 @@ def final_s(config: StudyConfig, spent_s: float = 0.0) -> float:
     """Return the seconds of a study's final: at most 20 s or a fifth of the study, less for a few quick trials.
 
     Args:
-        spent_s: seconds of the study so far.
+        spent_s: seconds of the study so far; 0 before it begins, as for the plan of a campaign.
     """
     least_s = max(_LEAST_FINAL_S, spent_s, _FINAL_OF_TRIAL_S * config.budget)
     return min(max(_FINAL_S, _FINAL_SHARE * spent_s), least_s)

@@ -49,8 +49,9 @@ def shown(value: object) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """Return why a file cannot be read or written as the system says it, in small letters as our messages are."""
-    return (getattr(error, "strerror", None) or str(error)).lower()
+    """Return why something failed: the system's reason, which begins with a small letter as our messages do."""
+    reason = getattr(error, "strerror", None)
+    return reason[:1].lower() + reason[1:] if reason else str(error) or type(error).__name__
 
 
 def absent(noun: str, index: int, count: int) -> str:

@@ -14,6 +14,7 @@ from evaluators.cost_model.features import (
     columns,
     convolution_kernel,
     fused,
+    fusions,
     operator_features,
 )
 from search_spaces.core.graph import Graph
@@ -90,18 +91,33 @@ def test_operands_are_repeated_along_pixels_or_channels() -> None:
 def test_an_elementwise_operator_may_run_in_the_kernel_before_it() -> None:
     net = Builder("fused")
     x = net.input((1, 8, 8, 4))
-    first = net.conv(x, 4, 3, "conv")
-    gate = net.unary("LOGISTIC", net.add(first, x, "sum"), "gate")  # both into the convolution
-    second = net.conv(gate, 4, 3, "again")
-    third = net.add(second, net.unary("TANH", second, "read twice"), "late")  # the TANH has another reader beside it
-    rows = net.fully_connected(net.reshape(third, (1, 64, 4), "rows"), 4, "dense", keep=True)
-    dense = net.unary("GELU", rows, "gelu")
-    product = net.fully_connected(dense, 4, "denser", keep=True)
-    graph = net.finish(net.add(product, dense, "residual")).graph()
-    features = operator_features(graph)
-    into = [f.kind for f in features if f.fusable]
-    assert into == ["ADD", "LOGISTIC", "ADD", "GELU"]  # the second sum into the TANH, the last one into nothing
-    assert [f.kind for f in fused(features) if f.free and f.kind != "RESHAPE"] == into
+    shortcut = net.conv(x, 4, 3, "first")
+    y = net.add(net.conv(shortcut, 4, 3, "second"), shortcut, "sum")
+    y = net.conv(net.unary("TANH", y, "tanh"), 4, 3, "third")
+    y = net.binary("MUL", y, net.unary("LOGISTIC", y, "gate"), "by its own sigmoid")
+    y = net.binary("MUL", net.conv(y, 4, 3, "fourth"), x, "by another tensor")  # has a kernel
+    y = net.add(y, x, "into that")
+    y = net.add(net.conv(y, 4, 3, "fifth"), x, "sum with an input")  # a stage does not compute that
+    y = net.conv(y, 4, 3, "sixth")
+    y = net.binary("MUL", y, y, "square")
+    rows = net.reshape(y, (1, 64, 4), "rows")
+    dense = net.unary("GELU", net.fully_connected(rows, 4, "dense", keep=True), "gelu")
+    again = net.fully_connected(dense, 4, "again", keep=True)
+    graph = net.finish(net.add(again, dense, "sum behind a fully connected layer")).graph()
+    features, needs = operator_features(graph), fusions(graph)
+    found = [(f.kind, needs[i]) for i, f in enumerate(features) if f.kernel == "elementwise"]
+    assert found == [
+        *(("ADD", (0, 1)), ("TANH", (2,)), ("LOGISTIC", (4,)), ("MUL", (4,)), ("MUL", ()), ("ADD", (8,))),
+        *(("ADD", ()), ("MUL", ()), ("GELU", (15,)), ("ADD", ())),
+    ]
+    assert [f.fusable for f in features] == list(map(bool, needs))
+    assert all(f.free for f, into in zip(fused(features), needs, strict=True) if into)
+
+
+@given(graphs())
+def test_what_is_fused_follows_what_it_is_fused_with(graph: Graph) -> None:
+    for index, into in enumerate(fusions(graph)):
+        assert all(other < index for other in into)
 
 
 def test_int8_has_kernels_of_its_own() -> None:
