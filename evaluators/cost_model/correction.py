@@ -79,8 +79,8 @@ _TILES_CHANNELS, _TILE_PIXELS = (16, 32, 64), 7
 _INTERVALS_S = (5e-4, 3e-2)
 _HISTORY = 5.0  # scale of the history effect, in octaves
 _DOUBTS, _SLOW, _FAST, _LOUDER = 2, 2.5, -4.0, 4.0
-_SCALES, _USUAL_SCALE = (1.5, 2.7, 5.0, 9.0, 16.0, 30.0), 5.0  # octaves
-_FACTORS, _USUAL_FACTOR = (1.0, 2.0, 4.0, 8.0), 2.0
+_SCALES, _USUAL_SCALE = (1.5, 2.7, 5.0, 9.0, 16.0, 30.0), 2.7  # octaves
+_FACTORS, _USUAL_FACTOR = (1.0, 2.0, 4.0, 8.0), 1.0
 _LEAST_NETWORKS = 3
 
 
