@@ -126,7 +126,7 @@ NOT_RUN = {
         for arguments in (
             "calibrate --out here.json",
             "calibrate --out here.json --minutes 5",
-            "calibrate --processors cpu,cpu:openvino --minutes 6 --out two.json",
+            "calibrate --processors cpu0,cpu0:openvino --minutes 6 --out two.json",
             "--model resnet50 --platform here.json --evaluator cost-model --budget 50",
         )
     },
