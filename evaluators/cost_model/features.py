@@ -165,7 +165,8 @@ def fusions(graph: Graph) -> list[tuple[int, ...]]:
     found: list[tuple[int, ...]] = []
     kernels: list[str] = []  # in which each runs
     for index, operator in enumerate(graph.operators):
-        host, needs = _fused(graph, index, kernels) if _KERNEL_OF.get(operator.kind) == "elementwise" else (-1, ())
+        maps = _KERNEL_OF.get(operator.kind) == "elementwise" and len(operator.outputs) == 1
+        host, needs = _fused(graph, index, kernels) if maps else (-1, ())
         own = "conv" if operator.kind in _FILTERED else _KERNEL_OF.get(operator.kind, "other")
         kernels.append(kernels[host] if needs else own)
         found.append(needs)
@@ -202,7 +203,7 @@ def _gated(graph: Graph, index: int) -> int | None:
         function, product = (graph.operators[reader] for reader in readers)
         if (function.kind, product.kind) != ("LOGISTIC", "MUL") or graph.operators[writer].kind not in _FILTERED:
             continue
-        (gate,) = function.outputs
+        gate = next(iter(function.outputs), -1)
         if set(product.inputs) == {tensor, gate} and graph.consumers.get(gate) == readers[1:]:
             return writer if gate not in graph.outputs else None
     return None

@@ -17,7 +17,7 @@ from evaluators.cost_model.features import (
     fusions,
     operator_features,
 )
-from search_spaces.core.graph import Graph
+from search_spaces.core.graph import Graph, Operator, Tensor
 from search_spaces.core.intensity import operator_costs
 from search_spaces.models.zoo import draft
 from search_spaces.models.zoo.builder import Builder
@@ -112,6 +112,14 @@ def test_an_elementwise_operator_may_run_in_the_kernel_before_it() -> None:
     ]
     assert [f.fusable for f in features] == list(map(bool, needs))
     assert all(f.free for f, into in zip(fused(features), needs, strict=True) if into)
+
+
+@pytest.mark.parametrize("outputs", [(), (2, 4)])
+def test_an_elementwise_operator_of_a_damaged_file_is_not_fused(outputs: tuple[int, ...]) -> None:
+    tensors = tuple(Tensor(f"t{i}", (1, 4, 4, 2), "float32", 128) for i in range(5))
+    conv, gate = Operator("CONV_2D", (0,), (1,)), Operator("LOGISTIC", (1,), outputs)
+    graph = Graph("damaged", tensors, (conv, gate, Operator("MUL", (1, 0), (3,))), (0,), (3,))
+    assert fusions(graph) == [(), (), ()]
 
 
 @given(graphs())
