@@ -4,6 +4,7 @@ An operator's time depends on what runs before it, since that fills the caches; 
 small networks, not one by one. A walk starts from an image or from a map of some size and adds operators of random
 kinds and widths while they stay affordable. Some walks use two kinds of operators only: what a core ran just before
 affects the next operator (:mod:`evaluators.cost_model.features`), which cannot be seen where all kinds are mixed.
+Others repeat one kind of block at falling sizes and even widths, as published networks do.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from search_spaces.models.zoo.builder import Activation, Builder, Draft, Padding, Value
 from search_spaces.models.zoo.transformer import attention
 
-GENERATOR = 1
+GENERATOR = 2
 """Version of the generator; increase it with every change after which a seed draws another network.
 
 A log of timings identifies networks by their seeds, so it is of no use with another version.
@@ -88,6 +89,72 @@ def random_network(name: str, rng: Rng, operators: int = 24, *, kinds: Collectio
             _pointwise(walk, most=64)
     _head(walk)
     return net.finish(walk.x)
+
+
+def random_blocks(name: str, rng: Rng) -> Draft:
+    """Return a network that repeats one kind of block, each time at half the size, or smaller, and wider."""
+    net = Builder(name)
+    size = 16 * int(rng.integers(6, 17))
+    unit = int(rng.choice([8, 8, 16]))
+    width = unit * int(rng.integers(1, 3))
+    x = net.conv(net.input((1, size, size, 3)), width, 3, "stem", stride=2, activation="RELU6")
+    block = _BLOCKS[int(rng.integers(len(_BLOCKS)))]
+    expansion, kernel = int(rng.choice([2, 3, 4, 6])), int(rng.choice([3, 3, 5]))
+    expansion = max(1, min(expansion, MOST_ELEMENTS // (2 * math.prod(x.shape))))
+    left = MOST_MACS
+    for stage in range(int(rng.integers(3, 6))):
+        width = max(unit, int(width * rng.uniform(1.2, 2.0)) // unit * unit)
+        for repetition in range(int(rng.integers(1, 5))):
+            stride = 2 if repetition == 0 and x.shape[1] >= 8 else 1
+            pixels = (x.shape[1] // stride) ** 2
+            inner = expansion * max(width, x.shape[3])
+            cost = x.shape[1] * x.shape[2] * x.shape[3] * inner + pixels * inner * (width + kernel**2)
+            if cost > left or x.shape[1] * x.shape[2] * inner > MOST_ELEMENTS:
+                break
+            left -= cost
+            x = block(net, x, width, expansion, kernel, stride, f"block{stage}_{repetition}")
+    most = MOST_MACS // (2 * math.prod(x.shape))
+    x = net.conv(x, max(8, min(4 * width, most, MOST_WEIGHTS // x.shape[3]) // 8 * 8), 1, "last", activation="RELU6")
+    x = net.mean(x, "head_mean", keep=True)
+    return net.finish(net.softmax(net.fully_connected(x, 1000, "head")))
+
+
+def _inverted(net: Builder, x: Value, width: int, expansion: int, kernel: int, stride: int, name: str) -> Value:
+    """Add an expansion, a depthwise convolution and a linear projection, and the block's input where it fits."""
+    y = net.conv(x, expansion * x.shape[3], 1, f"{name}/expand", activation="RELU6")
+    y = net.depthwise_conv(y, kernel, f"{name}/depth", stride=stride, activation="RELU6")
+    y = net.conv(y, width, 1, f"{name}/project")
+    return net.add(x, y, f"{name}/add") if x.shape == y.shape else y
+
+
+def _separable(net: Builder, x: Value, width: int, _expansion: int, kernel: int, stride: int, name: str) -> Value:
+    """Add a depthwise convolution and one by 1x1."""
+    y = net.depthwise_conv(x, kernel, f"{name}/depth", stride=stride, activation="RELU6")
+    return net.conv(y, width, 1, f"{name}/point", activation="RELU6")
+
+
+def _bottleneck(net: Builder, x: Value, width: int, expansion: int, kernel: int, stride: int, name: str) -> Value:
+    """Add a narrow convolution between two of 1x1, and the block's input where it fits."""
+    inner = max(8, width // 4)
+    y = net.conv(x, inner, 1, f"{name}/narrow", activation="RELU")
+    y = net.conv(y, inner, kernel, f"{name}/conv", stride=stride, activation="RELU")
+    fits = stride == 1 and x.shape[3] == expansion * inner
+    y = net.conv(y, expansion * inner, 1, f"{name}/widen", activation="NONE" if fits else "RELU")
+    return net.add(x, y, f"{name}/add", activation="RELU") if fits else y
+
+
+def _growing(net: Builder, x: Value, width: int, expansion: int, kernel: int, stride: int, name: str) -> Value:
+    """Add two convolutions to what is there, as in dense blocks, after a narrower map of half the size where asked."""
+    if stride == 2:
+        x = net.average_pool(net.conv(x, width, 1, f"{name}/narrow", activation="RELU"), 2, 2, f"{name}/pool")
+    for layer in range(2):
+        y = net.affine(x, f"{name}/norm{layer}", "RELU")
+        y = net.conv(y, expansion * 16, 1, f"{name}/point{layer}", activation="RELU")
+        x = net.concat([x, net.conv(y, 16, kernel, f"{name}/conv{layer}")], f"{name}/concat{layer}")
+    return x
+
+
+_BLOCKS = (_inverted, _inverted, _separable, _bottleneck, _growing)
 
 
 def random_dense(name: str, rng: Rng) -> Draft:
@@ -272,7 +339,10 @@ _FEW = (
 
 
 def network(name: str, seed: int) -> Draft:
-    """Return the network of a seed; in each ten seeds four use few kinds of operators, and two have dense layers."""
+    """Return the network of a seed.
+
+    In each ten seeds four repeat blocks, two use few kinds of operators, and two have dense layers.
+    """
     return drawn(name, np.random.default_rng([seed, 0]), seed)
 
 
@@ -280,4 +350,6 @@ def drawn(name: str, rng: Rng, turn: int) -> Draft:
     """Return the network that comes at a turn of every ten."""
     if turn % 5 == 4:
         return random_attention(name, rng) if turn % 10 == 9 else random_dense(name, rng)
+    if turn % 5 in {1, 3}:
+        return random_blocks(name, rng)
     return random_network(name, rng, kinds=_FEW[int(rng.integers(len(_FEW)))] if turn % 2 else ())

@@ -23,10 +23,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
@@ -38,6 +38,8 @@ from search_spaces.core.yaml_file import Document, Part, Word, read_document
 ENVIRONMENT = "PARTITION_OPTIMIZER_DEVICES"
 WAIT_S = 60.0
 STORAGE_PORT = 13000
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,20 +175,26 @@ def _server(file: Document[DevicesFile], section: str, name: str) -> Device:
     document = file.part((section, name), kind, what, getattr(file.content, section)[name])
     found = document.content
 
+    def read(key: str, content: Callable[[], T]) -> T:
+        try:
+            return content()
+        except UsageError as error:
+            raise document.error((key,), f"{what}: {error.what}", error.hint) from error
+
+    def pem(key: str, kind: str) -> bytes:
+        return read(key, lambda: read_pem(at(getattr(found, key)), kind))
+
     def at(text: str | None) -> Path | None:
         return None if text is None else file.path.parent / Path(text).expanduser()
 
-    try:
-        host, port = split_address(found.address, usual)
-        credentials = ClientCredentials(
-            read_pem(at(found.authority), "certificates"),
-            read_pem(at(found.certificate), "a certificate"),
-            read_pem(at(found.key), "a key"),
-            read_token(at(found.token_file)),
-            found.server_name or "",
-        )
-    except UsageError as error:
-        raise document.error((), f"{what}: {error.what}", error.hint) from error
+    host, port = read("agent" if section == "devices" else "server", lambda: split_address(found.address, usual))
+    credentials = ClientCredentials(
+        pem("authority", "certificates"),
+        pem("certificate", "a certificate"),
+        pem("key", "a key"),
+        read("token_file", lambda: read_token(at(found.token_file))),
+        found.server_name or "",
+    )
     if bool(credentials.certificate) != bool(credentials.key):
         raise document.error((), f"{what}: a certificate and its key go together")
     if not credentials.authority and not is_loopback(host):

@@ -395,8 +395,9 @@ def _of_requests(outcome: Mapping[str, Any], *, due: bool) -> Row:
 
 def makespan_text(results: Sequence[Row]) -> str:
     """Return how far the simulator's makespans are off those that were measured, in a sentence; "" without any."""
-    known = [row for row in results if row["predicted_makespan_ms"] and row["makespan_ms"] and row["plan"] != "best"]
-    if not known or all(row["predicted_makespan_ms"] == row["makespan_ms"] for row in known):
+    simulated = [row for row in results if row["predicted_makespan_ms"] and row["plan"] != "best"]
+    known = [row for row in simulated if row["makespan_ms"] and not row["predicted"]]
+    if not known:
         return ""
     off = [abs(row["predicted_makespan_ms"] / row["makespan_ms"] - 1.0) for row in known]
     near = sum(error <= 0.1 for error in off)
@@ -584,9 +585,9 @@ def _expected(expected: Expectation, results: Sequence[Row]) -> Row:
             continue
         found = None
         if expected.metric == "latency_ms" and plan:
-            found, missing = _range(plan, "latency_ms", "ci_low_ms", "ci_high_ms"), "not measured"
-            if first_objective(plan) != LATENCY:
-                missing = f"latency_ms is of the objective latency, not of {plan['objective']}"
+            found, missing = _range(plan, "value", "value_low", "value_high"), "not measured"
+            if first_objective(plan).name not in {LATENCY.name, "mean"}:
+                found, missing = None, f"latency_ms is of the objectives latency and mean, not of {plan['objective']}"
         elif expected.metric == "speedup":
             found, missing = _range(plans["best"], "ratio", "ratio_low", "ratio_high"), "not compared with a baseline"
         elif plan and over:

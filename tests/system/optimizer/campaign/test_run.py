@@ -221,7 +221,8 @@ def test_rates_are_told_of_workloads_with_deadlines() -> None:
 
     def row(plan: str, rate: float, misses: int | None) -> dict[str, Any]:
         makespan = {"makespan_ms": 10.0, "predicted_makespan_ms": 9.5 if plan != "best" else 1.0}
-        return axes | {"plan": plan, "rate": rate, "misses": misses, "requests": 20, **makespan}
+        known = {"misses": misses, "requests": 20, "predicted": False}
+        return axes | {"plan": plan, "rate": rate, **known, **makespan}
 
     assert not _rates([row("best", 1.0, None)])
     ours = [row("best", 1.0, 0), row("best", 2.0, 1), row("best", 3.0, 2), row("best", 4.0, 0)]  # one in 20 may be late
@@ -235,6 +236,7 @@ def test_rates_are_told_of_workloads_with_deadlines() -> None:
     says(rate_text(found, ["model"]))
     says(makespan_text([*ours, row("whole", 1.0, 0), row("other", 1.0, 0)]))
     assert not makespan_text(ours)
+    assert not makespan_text([row("whole", 1.0, 0) | {"predicted": True}])  # by the simulator itself
 
 
 def test_what_explains_latency_is_reported(tmp_path: Path) -> None:
@@ -295,21 +297,24 @@ def test_half_of_a_run_folder_is_gone_on_with_or_told(tmp_path: Path, capsys: py
 def test_a_published_figure_says_how_ours_is_known_or_why_there_is_none() -> None:
     def row(plan: str, value: float | None, **more: Any) -> dict[str, Any]:
         axes = dict.fromkeys(AXES) | {"objective": "latency", "model": "a", "study": "a", "predicted": True}
-        known = {"value": value, "latency_ms": value, "ci_low_ms": None, "ci_high_ms": None, "source": "predicted"}
+        known = {"value": value, "value_low": None, "value_high": None, "source": "predicted"}
         known |= dict.fromkeys(("over_best", "over_best_low", "over_best_high", "ratio", "ratio_low", "ratio_high"))
         return axes | known | {"plan": plan} | more
 
     def found(**wanted: Any) -> dict[str, Any]:
         rows = [row("best", 2.0), row("whole on cpu", 4.0), row("every layer", None)]
-        other = {"study": "b", "model": "b", "objective": "energy", "latency_ms": None, "predicted": False}
+        other = {"study": "b", "model": "b", "objective": "energy", "predicted": False}
+        mean = {"study": "d", "model": "a*6", "objective": "mean"}
         about = {"name": "x", "paper": 0.5, "source": "y"} | wanted
-        return _expected(Expectation.model_validate(about), [*rows, *(each | other for each in rows)])
+        rows += [each | more for more in (other, mean) for each in rows]
+        return _expected(Expectation.model_validate(about), rows)
 
     both = {"metric": "ratio", "over": "whole on cpu"}
     assert (found(**both)["known"], found(**both)["within"]) == ("measured, predicted", True)
     fitted = found(**both, where={"model": "a"}, fitted=True)
     assert (fitted["known"], fitted["within"], fitted["ours"]) == ("fitted", None, 0.5)
     assert found(**both, where={"model": "b"}, fitted=True)["known"] == "measured"
+    assert found(plan="whole on cpu", where={"model": "a*6"})["ours"] == 4.0
     asked = found(**both, paper=None, source="")
     assert (asked["ours"], asked["ratio"], asked["within"]) == (0.5, None, None)
     for wanted in (
