@@ -8,8 +8,10 @@ what DATA holds;
 
 Protocol: for each family of the zoo (one module of it, so that MobileNet v1, v2 and v3 are one family) a fit is made
 from the generated networks and all other families, and predicts that family's models at all their widths and sizes.
-Length scales of the fit come from the generated networks alone. Predicted is the latency of a whole model as one
-stage; what is fitted are the times of kernels within models, and whole models of the other families. All models are
+Length scales of the fit come from the generated networks alone. ``generated_alone`` predicts the zoo's models by a fit
+to generated networks, as a calibration does; ``without_blocks`` by those of them that repeat no blocks. Predicted is
+the latency of a whole model as one stage; what is fitted are the times of kernels within models, and whole models of
+the other families. All models are
 visited in turns, and brought to one pace by what the others took just before and after; of the visits to a model the
 quicker half count, since the others were disturbed.
 """
@@ -30,7 +32,7 @@ from evaluators.cost_model.calibrate_nets import random_blocks
 from evaluators.cost_model.calibrate_time import openvino_seconds, operator_seconds, reference_network
 from evaluators.cost_model.features import Array, OperatorFeatures, fused, operator_features
 from evaluators.cost_model.fit import TimedModel, awake, errors_of, fit_processor, nonnegative_prices, waited_s
-from evaluators.cost_model.profile import CostProfile
+from evaluators.cost_model.profile import CostProfile, ProcessorProfile
 from evaluators.litert.processors import make_processor
 from evaluators.litert.worker.runtimes import OPENVINO
 from optimizer.provenance import provenance
@@ -57,7 +59,7 @@ retinaface/320 retinaface@0.5/320 retinaface@0.5/192 fast_style_transfer/240x320
 mobilebert/64 mobilebert@0.5/64 vit_b16@0.25 vit_b16@0.5/112
 """.split()  # noqa: SIM905 - a list of 75 quoted names is harder to read
 NETS, BLOCKS, SEED = 100, 60, 3
-GENERATED = "generated"
+GENERATED, OF_BLOCKS = "generated", "net_of_blocks"
 
 
 def family(name: str) -> str:
@@ -68,7 +70,7 @@ def family(name: str) -> str:
 def drafts() -> dict[str, Draft]:
     """Return the structure of everything that is timed."""
     names = [f"net{i}" for i in range(NETS)]
-    blocks = {f"net_of_blocks{i}": random_blocks("net", np.random.default_rng([i, 7])) for i in range(BLOCKS)}
+    blocks = {f"{OF_BLOCKS}{i}": random_blocks("net", np.random.default_rng([i, 7])) for i in range(BLOCKS)}
     return dict(zip(names, networks(names, SEED), strict=True)) | blocks | {name: draft(name) for name in MODELS}
 
 
@@ -188,10 +190,12 @@ def flops_only(models: list[TimedModel], unseen: list[TimedModel]) -> list[float
 def evaluate_processor(data: Path, processor: str) -> dict[str, Any]:
     """Return predictions and errors of one processor, each family kept out in its turn."""
     models = timed_models(data, processor)
-    tuned = fit_processor([m for m in models if m.family == GENERATED])
+    generated, zoo = ([m for m in models if (m.family == GENERATED) is own] for own in (True, False))
+    tuned = fit_processor(generated)
+    walks = fit_processor([m for m in generated if not m.name.startswith(OF_BLOCKS)])
     rows: list[dict[str, Any]] = []
     operators: list[tuple[float, float]] = []
-    for out in sorted({m.family for m in models} - {GENERATED}):
+    for out in sorted({m.family for m in zoo}):
         seen, unseen = [m for m in models if m.family != out], [m for m in models if m.family == out]
         profile = CostProfile("fold", {processor: fit_processor(seen, tuned.kernels)})
         plain = flops_only([m for m in seen if m.family != GENERATED], unseen)
@@ -217,10 +221,19 @@ def evaluate_processor(data: Path, processor: str) -> dict[str, Any]:
         "models": errors_of([r["predicted_ms"] for r in rows], measured),
         "without_transformers": errors_of([r["predicted_ms"] for r in cnn], [r["measured_ms"] for r in cnn]),
         "flops_only": errors_of([r["flops_only_ms"] for r in rows], measured),
+        "generated_alone": errors_by(tuned, zoo, processor),
+        "without_blocks": errors_by(walks, zoo, processor),
         "operators": errors_of([p for p, _ in operators], [s for _, s in operators]),
         "machine_drift": drift(data, processor),
         "rows": rows,
     }
+
+
+def errors_by(fitted: ProcessorProfile, models: Sequence[TimedModel], processor: str) -> dict[str, float]:
+    """Return the errors of models by a fit."""
+    profile = CostProfile("fitted", {processor: fitted})
+    predicted = [profile.predict_whole(m.features, processor) for m in models]
+    return errors_of(predicted, [m.whole_s for m in models])
 
 
 def counts(feature: OperatorFeatures, seconds: float) -> bool:
@@ -253,7 +266,7 @@ def main() -> None:
     if options.out is not None:
         options.out.write_text(json.dumps(document, indent=1) + "\n")
     for processor, found in document["processors"].items():
-        for what in ("models", "without_transformers", "flops_only", "operators", "machine_drift"):
+        for what in found.keys() - {"rows"}:
             print(processor, what, found[what])  # noqa: T201
 
 
