@@ -34,6 +34,7 @@ from search_spaces.core.platform import Platform, Processor
 from search_spaces.core.states import State
 
 if TYPE_CHECKING:
+    from evaluators.workload.apart import Apart
     from evaluators.workload.host import WorkloadSession
     from search_spaces.core.joined_graph import JoinedGraph
     from search_spaces.core.workload import Workload
@@ -237,7 +238,7 @@ class EvaluatorCapabilities:
         targets: ``at(device)`` selects a device.
         graphs: ``graph_of(source)`` provides the model.
         workloads: ``host(…)`` runs workloads.
-        sliced_processors: baselines of workloads may use processors that the operating system time-shares.
+        apart: ``apart(platform, count)`` returns processors on which models of a workload run apart, for baselines.
         measures_here: results depend on the load of this machine, so studies do not run in parallel.
         predicts: latencies are predictions without noise; their precision cannot be chosen.
     """
@@ -249,7 +250,7 @@ class EvaluatorCapabilities:
     targets: bool = False
     graphs: bool = False
     workloads: bool = False
-    sliced_processors: bool = False
+    apart: bool = False
     measures_here: bool = True
     predicts: bool = False
 
@@ -482,6 +483,14 @@ class Evaluator(Protocol):
     def own_placements(self, platform: Platform) -> tuple[Processor, ...]:  # noqa: ARG002
         """Return processors on which the runtime itself places a whole network, for baselines; with ``places``."""
         raise _unsupported(self, "own_placements")
+
+    def apart(self, platform: Platform, count: int) -> Sequence[Apart]:  # noqa: ARG002
+        """Return the ways to run ``count`` models in processes or threads of their own, for baselines; with ``apart``.
+
+        Args:
+            platform: processors, and pools of them.
+        """
+        raise _unsupported(self, "apart")
 
     def processor(self, name: str) -> Processor:  # noqa: ARG002
         """Return the processor of a name; with ``names``.

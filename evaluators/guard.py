@@ -142,6 +142,7 @@ class _Evaluator(_Guarded, Evaluator):
             return bool(context.__exit__(*error))
 
     own_placements = forwarded(Evaluator.own_placements)
+    apart = forwarded(Evaluator.apart)
     processor = forwarded(Evaluator.processor)
     reduced = forwarded(Evaluator.reduced)
     described = forwarded(Evaluator.described)

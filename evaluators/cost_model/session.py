@@ -18,6 +18,7 @@ from evaluators.cost_model.profile import CostProfile, extrapolation_warning, fi
 from evaluators.cost_model.transfers import Prices, prices, profile_key, slowed
 from evaluators.forwarding import ForwardingSession
 from evaluators.simulated import Prediction, SimulatedSession
+from evaluators.workload.apart import Apart, on_cores
 from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Objective
 from evaluators.workload.predicted import PredictedSession, WorkloadSimulator
@@ -49,7 +50,7 @@ class CostModelEvaluator(Evaluator):
 
     name = "cost-model"
     capabilities = EvaluatorCapabilities(
-        descriptions=True, workloads=True, sliced_processors=True, measures_here=False, predicts=True
+        descriptions=True, workloads=True, apart=True, measures_here=False, predicts=True
     )
 
     def __init__(self, profile: CostProfile | None = None, platform: Platform | None = None) -> None:
@@ -73,6 +74,10 @@ class CostModelEvaluator(Evaluator):
             return None
         self._profile, self._platform = found
         return self._platform
+
+    def apart(self, platform: Platform, count: int) -> list[Apart]:
+        """Return the ways to run models in processes of their own, for baselines."""
+        return on_cores(platform, count, threads=False)
 
     def prepare(self, platform: Platform, scratch: Path | None = None) -> AbstractContextManager[CostModelSession]:  # noqa: ARG002
         """Open a session on a platform; leaving the context closes it.

@@ -48,12 +48,15 @@ class Client:
         device: ``cuda`` or ``cpu``.
         busy: number of streams that compute at once while variants are timed.
         chosen: variants that are known already; extended here. None: PyTorch's ordinary calls.
+        apart: how models run apart in it (:data:`~evaluators.cuda.devices.APART`); "" where a plan schedules them.
         log: file for PyTorch's own messages; none by default.
     """
 
-    def __init__(self, device: str, busy: int, chosen: dict[str, str] | None, log: Path | None = None) -> None:
+    def __init__(
+        self, device: str, busy: int, chosen: dict[str, str] | None, apart: str = "", log: Path | None = None
+    ) -> None:
         self.generation = 0
-        self.chosen = chosen
+        self.chosen, self.apart = chosen, apart
         self._device, self._busy = device, busy
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
@@ -108,7 +111,7 @@ class Client:
         finally:
             os.close(log)
         self._channel = channel
-        hello = {"device": self._device, "busy": self._busy, "known": self.chosen}
+        hello = {"device": self._device, "busy": self._busy, "known": self.chosen, "apart": self.apart}
         answer, _ = self._exchange(channel, hello, START_LIMIT_S)
         if "error" in answer:
             self._end()
@@ -167,6 +170,7 @@ class Loaded:
     """An instance that has been requested.
 
     Attributes:
+        bench: that loads and runs it.
         jobs: operators, precision and processor name of each.
         after: for each job a bit set of the jobs that it waits for; () where each waits for the one before it.
         owner: name; instances of one owner never run at the same time.
@@ -174,6 +178,7 @@ class Loaded:
         generation: of the process that holds it.
     """
 
+    bench: Bench
     number: int
     graph: Graph
     jobs: tuple[tuple[tuple[int, ...], str, str], ...]
@@ -222,7 +227,7 @@ class Bench:
         made = tuple((tuple(operators), str(precision_of(processor)), processor.name) for operators, processor in jobs)
         check(graph, [o for operators, *_ in made for o in operators])
         needs = () if all(job == 0 or bits >> (job - 1) & 1 for job, bits in enumerate(after)) else tuple(after)
-        loaded = Loaded(next(self._numbers), graph, made, needs, owner, weights, inputs)
+        loaded = Loaded(self, next(self._numbers), graph, made, needs, owner, weights, inputs)
         self.ready(loaded)
         return loaded
 
@@ -237,7 +242,9 @@ class Bench:
         model = self._model(loaded.graph)
         head = {"op": "load", "instance": loaded.number, "model": model.number, "owner": loaded.owner}
         jobs = [[list(operators), precision, processor] for operators, precision, processor in loaded.jobs]
-        rest = {"weights": loaded.weights, "jobs": jobs, "after": list(loaded.after)}
+        rest: dict[str, Any] = {"weights": loaded.weights, "jobs": jobs, "after": list(loaded.after)}
+        if self.client.apart:  # another process has chosen them since this one began
+            rest["known"] = self.client.chosen or {}
         self.client.ask({**head, **rest}, self._limits.load_s)
         loaded.generation = self.client.generation
         self.set_inputs(loaded)
@@ -278,12 +285,14 @@ class Bench:
         instances: Sequence[Loaded],
         runs: int = 1,
         stop_above_s: float = math.inf,
+        begin_ns: int = 0,
     ) -> list[Scheduler]:
         """Run a setting ``runs`` times, and return the scheduler's state after each run.
 
         Args:
             instances: one for each client.
             stop_above_s: stop after a run whose first request takes longer.
+            begin_ns: on the clock of :func:`time.perf_counter_ns`, when the first run begins; else at once.
 
         Raises:
             UnavailableError: a job failed or took too long.
@@ -299,6 +308,7 @@ class Bench:
             "runs": runs,
             "stop_above_ns": int(stop_above_s * 1e9) if math.isfinite(stop_above_s) else None,
             "limit_s": self._limits.run_s,
+            "begin_ns": begin_ns,
         }
         most = max(len(client.processors) * client.requests for client in found.clients)
         last_s = max(max(client.releases_ns) for client in found.clients) * 1e-9

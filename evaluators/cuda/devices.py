@@ -5,16 +5,33 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from evaluators.own_process import output_of, own_process
+from evaluators.workload import apart
+from evaluators.workload.setting import RUNS_AS
 from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.pools import members
 
 Precision = Literal["tf32", "f32"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 PRECISION = "precision"
 """Option of a processor: ``tf32`` multiplies with 10-bit mantissas on tensor cores, ``f32`` with 23-bit ones."""
+
+GRAPHS, KERNELS, THREADS = "process", "process of kernels", "threads"
+"""How models run apart (:data:`~evaluators.workload.setting.RUNS_AS`): in a process each, as captured graphs or kernel
+by kernel; or in threads of one process, kernel by kernel."""
+APART = {
+    GRAPHS: apart.PROCESSES,
+    KERNELS: f"{apart.PROCESSES}, kernel by kernel",
+    THREADS: f"{apart.THREADS}, kernel by kernel",
+}
+"""How models run apart → the baseline's name."""
+
+MPS = "CUDA_MPS_PIPE_DIRECTORY"
+"""Environment variable: where a server listens that lets processes compute at once; it takes them one at a time."""
 
 EXTRA = "cuda"
 HINT = "pip install 'partition-optimizer[cuda]'"
@@ -114,6 +131,18 @@ def platform_of(device: str, precision: Precision = "tf32", streams: int = STREA
         device: its name.
     """
     return Platform(device, tuple(stream(number, device, precision) for number in range(streams)))
+
+
+def runs_apart(platform: Platform, count: int) -> list[apart.Apart]:
+    """Return the ways to run ``count`` models apart, in each precision of the streams."""
+    found = []
+    kinds = [group[0] for group in platform.classes().values() if len(members(group[0])) == 1]
+    for base in kinds:
+        for how, name in APART.items():
+            told = f"{name}, {precision_of(base)}" if len(kinds) > 1 else name
+            each = replace(base, options={**base.options, RUNS_AS: how})
+            found.append(apart.Apart(told, apart.numbered(told, each, count)))
+    return found
 
 
 def parse_stream(text: str, device: str) -> Processor:

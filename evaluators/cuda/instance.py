@@ -162,6 +162,15 @@ def as_function(call: Callable[[], None]) -> Any:
     return call
 
 
+class Launched:
+    """Repeats a function that launches kernels, one by one; it was run once."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        call()
+        torch_module().cuda.synchronize()
+        self.replay = call
+
+
 class Capturing:
     """Captures functions as CUDA graphs, all in one memory pool.
 
@@ -188,6 +197,7 @@ class Instance:
         entered: called with a job's number before the job is made and captured.
         recorder: returns the recorder for a job, given its number.
         after: for each job a bit set of the jobs that it waits for; () where each waits for the one before it.
+        plain: whether values are NCHW in memory, and kernels PyTorch's own.
 
     Raises:
         UnavailableError: an operator cannot be computed.
@@ -201,6 +211,8 @@ class Instance:
         recorder: Callable[[int], Recorder],
         entered: Callable[[int], None],
         after: Sequence[int] = (),
+        *,
+        plain: bool = False,
     ) -> None:
         graph, self._weights = weights.graph, weights
         gpu = weights.device != "cpu"
@@ -213,13 +225,15 @@ class Instance:
             t: held(torch_module().zeros(graph.tensors[t].shape, device=device), len(graph.tensors[t].shape))
             for t in graph.inputs
         }
+        if plain:
+            self._values = {t: value.contiguous() for t, value in self._values.items()}
         self._jobs: list[Job] = []  # keeps the constants alive whose addresses the graphs hold
         self.work: list[Any] = []
         """For each job the object that a stream starts."""
         copied: list[set[int]] = []  # for each job the inputs that are on the device once it has begun
         for place, (operators, choose) in enumerate(jobs):
             entered(place)
-            job = lower(weights, operators, choose, gpu=gpu)
+            job = lower(weights, operators, choose, gpu=gpu and not plain, first=plain)
             self._jobs.append(job)
             needs = after[place] if after else (1 << place) - 1
             there = {t for other, known in enumerate(copied) if needs >> other & 1 for t in known}

@@ -16,7 +16,18 @@ from numpy.typing import NDArray
 
 from evaluators.base import Agreement, Batch, Candidate, Capabilities, Evaluator, EvaluatorCapabilities, Session
 from evaluators.cuda.client import Bench, Client, Loaded
-from evaluators.cuda.devices import EXTRA, MAX_INSTANCES, check_streams, find_gpu, parse_stream, platform_of, tolerance
+from evaluators.cuda.devices import (
+    EXTRA,
+    KERNELS,
+    MAX_INSTANCES,
+    THREADS,
+    check_streams,
+    find_gpu,
+    parse_stream,
+    platform_of,
+    runs_apart,
+    tolerance,
+)
 from evaluators.cuda.lowering import refused
 from evaluators.forwarding import LoweredCandidate
 from evaluators.litert import tensors
@@ -34,6 +45,7 @@ from search_spaces.spaces.chain import chain_plan
 
 if TYPE_CHECKING:
     from evaluators.cuda.workload import CudaWorkload
+    from evaluators.workload.apart import Apart
     from evaluators.workload.outcome import Objective
     from search_spaces.core.joined_graph import JoinedGraph
     from search_spaces.core.workload import Workload
@@ -89,7 +101,7 @@ class CudaEvaluator(Evaluator):
     """
 
     name = EXTRA
-    capabilities = EvaluatorCapabilities(names=True, workloads=True)
+    capabilities = EvaluatorCapabilities(names=True, workloads=True, apart=True)
     _chosen: ClassVar[dict[str, dict[str, str]]] = {}
     """GPU → chosen variants of its kernels, for all sessions of this process."""
 
@@ -108,16 +120,21 @@ class CudaEvaluator(Evaluator):
         """Return the processor of a name; ``stream0``, ``stream1:f32``, …."""
         return parse_stream(name, self._gpu())
 
+    def apart(self, platform: Platform, count: int) -> list[Apart]:
+        """Return the ways to run models in processes or threads of their own, for baselines."""
+        return runs_apart(platform, count)
+
     def _gpu(self) -> str:
         if not self._name:
             self._name = _CPU if self._device == _CPU else find_gpu()
         return self._name
 
-    def _client(self, platform: Platform, busy: int, scratch: Path | None) -> Client:
+    def _bench(self, platform: Platform, busy: int, scratch: Path | None, apart: str = "") -> Bench:
         check_streams(platform)
-        name = self._gpu()
-        chosen = None if self._device == _CPU else self._chosen.setdefault(name, {})
-        return Client(self._device, busy, chosen, scratch / "runtime.log" if scratch else None)
+        plain = self._device == _CPU or apart in {KERNELS, THREADS}
+        chosen = None if plain else self._chosen.setdefault(self._gpu(), {})
+        log = scratch / "runtime.log" if scratch else None
+        return Bench(Client(self._device, busy, chosen, apart, log), platform.limits)
 
     @contextmanager
     def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[CudaSession]:
@@ -125,7 +142,7 @@ class CudaEvaluator(Evaluator):
 
         PyTorch's own messages go to ``scratch/runtime.log``.
         """
-        with closing(Bench(self._client(platform, 1, scratch), platform.limits)) as bench:
+        with closing(self._bench(platform, 1, scratch)) as bench:
             yield CudaSession(platform, bench)
 
     @contextmanager
@@ -152,8 +169,9 @@ class CudaEvaluator(Evaluator):
             )
         processors = replace(platform, processors=single_processors(platform))
         busy = min(_BUSY, len(workload.instances))
-        with closing(Bench(self._client(processors, busy, scratch), platform.limits)) as bench:
-            yield CudaWorkload(Lowerings(workload, joined, platform), objective, bench)
+        another = partial(self._bench, processors, busy, scratch)
+        with closing(CudaWorkload(Lowerings(workload, joined, platform), objective, another)) as session:
+            yield session
 
 
 class CudaSession(Session):

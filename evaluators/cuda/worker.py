@@ -21,11 +21,13 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any, Protocol
 
-from evaluators.cuda.devices import MAX_INSTANCES, MAX_STREAMS, torch_module
-from evaluators.cuda.instance import Capturing, Instance, Tuning, apart, as_function, joined
+from evaluators.cuda.devices import GRAPHS, KERNELS, MAX_INSTANCES, MAX_STREAMS, MPS, THREADS, torch_module
+from evaluators.cuda.instance import Capturing, Instance, Launched, Tuning, apart, as_function, joined
 from evaluators.cuda.lowering import Choose, Weights, plainly
 from evaluators.litert.worker import wire
 from evaluators.workload.scheduler import NEVER_NS, QueueClient, Scheduler
@@ -33,7 +35,7 @@ from search_spaces.core.errors import OptimizeError, UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.models.litert import read_model
 
-_LOOK_S = 20e-6
+_LOOK_S = 100e-6
 
 
 class Streams(Protocol):
@@ -84,16 +86,18 @@ class CudaStreams(Streams):
         self._torch.cuda.synchronize()
 
 
-class Threads:
+class Threads(Streams):
     """Threads of this process in place of streams; a job is a function."""
 
     def __init__(self, count: int) -> None:
         self._pools = [ThreadPoolExecutor(1, f"stream{i}") for i in range(count)]
         self._running: list[Future[Any] | None] = [None] * count
+        self._ended = Event()
 
     def start(self, processor: int, work: Callable[[], Any]) -> None:
         """Start a job on a free processor."""
-        self._running[processor] = self._pools[processor].submit(work)
+        self._running[processor] = running = self._pools[processor].submit(work)
+        running.add_done_callback(lambda _: self._ended.set())
 
     def finished(self, processor: int) -> bool:
         """Return whether the job on a processor has ended and its outputs can be read."""
@@ -104,13 +108,32 @@ class Threads:
         return True
 
     def idle(self) -> None:
-        """Called when no job has ended since the last poll; sleeps, because the threads need this core."""
-        time.sleep(_LOOK_S)
+        """Called when no job has ended since the last poll; waits for one, because the threads need this core."""
+        self._ended.wait(_LOOK_S)
+        self._ended.clear()
 
     def close(self) -> None:
         """End the threads."""
         for pool in self._pools:
             pool.shutdown(cancel_futures=True)
+
+
+class LaunchingThreads(Threads):
+    """Threads of this process, each with a stream on which it launches kernel by kernel; a job is a function."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self._torch = torch = torch_module()
+        self._streams = [torch.cuda.Stream() for _ in range(count)]
+
+    def start(self, processor: int, work: Callable[[], Any]) -> None:
+        """Start a job on a free processor."""
+        super().start(processor, partial(self._launched, self._streams[processor], work))
+
+    def _launched(self, stream: Any, work: Callable[[], Any]) -> None:
+        with self._torch.no_grad(), self._torch.cuda.stream(stream):
+            work()
+            stream.synchronize()
 
 
 _NEAR_NS = 2_000_000
@@ -199,13 +222,14 @@ class Worker:
         device: ``cuda`` or ``cpu``.
         busy: number of streams that compute at once while variants are timed.
         known: variants that were chosen before; None: PyTorch's ordinary calls.
+        apart: how models run apart in this process (:data:`~evaluators.cuda.devices.APART`); "" where a plan schedules.
     """
 
-    def __init__(self, device: str, busy: int = 1, known: Mapping[str, str] | None = None) -> None:
+    def __init__(self, device: str, busy: int = 1, known: Mapping[str, str] | None = None, apart: str = "") -> None:
         self._torch = torch = torch_module()
         torch.set_grad_enabled(mode=False)
         self._device, self._tunes = device, device != "cpu" and known is not None
-        self._busy, self._known = busy, dict(known or {})
+        self._busy, self._known, self._apart = busy, dict(known or {}), apart
         self._tunings: dict[str, Tuning] = {}
         self._graphs: dict[int, Graph] = {}
         self._weights: dict[tuple[int, str], Weights] = {}
@@ -217,8 +241,10 @@ class Worker:
         self._streams: Streams | None = None
         self._count = 0
         self._capturing: list[Any] = []
-        if device != "cpu":
-            torch.backends.cudnn.benchmark = True
+        if device == "cpu" and apart:
+            torch.set_num_threads(1)
+        elif device != "cpu":
+            torch.backends.cudnn.benchmark = apart not in {KERNELS, THREADS}
             self._capturing = [torch.cuda.Stream() for _ in range(MAX_INSTANCES)]
 
     def answer(self, head: Mapping[str, Any], payload: bytes) -> Answer:
@@ -244,6 +270,7 @@ class Worker:
         weights = self._weights_of(model, str(head["weights"]))
         key = model, owner, str(head["weights"]), f"{head['jobs']} {head['after']}"
         instance = self._kept.pop(key, None)
+        self._known.update(head.get("known", {}))
         if instance is None:
             jobs = [(operators, self._choose(precision)) for operators, precision, _ in head["jobs"]]
 
@@ -255,14 +282,17 @@ class Worker:
             def entered(place: int) -> None:
                 self._compute_in(head["jobs"][place][1])
 
-            instance = Instance(weights, jobs, recorder, entered, head["after"])
+            plain = self._apart in {KERNELS, THREADS}
+            instance = Instance(weights, jobs, recorder, entered, head["after"], plain=plain)
             gc.collect()
         self._instances[head["instance"]], self._keys[head["instance"]] = instance, key
         return {"chosen": self._new_choices()}, b""
 
     def _recorder(self, model: int, owner: str) -> Any:
-        if self._device == "cpu":
+        if self._device == "cpu" or self._apart == THREADS:
             return as_function
+        if self._apart == KERNELS:
+            return Launched
         key = model, owner
         if key not in self._recorders:
             self._recorders[key] = Capturing(self._stream_of(owner))
@@ -282,7 +312,9 @@ class Worker:
     def _choose(self, precision: str) -> Choose:
         if not self._tunes:
             return plainly
-        return self._tunings.setdefault(precision, Tuning(precision, self._busy, self._known))
+        found = self._tunings.setdefault(precision, Tuning(precision, self._busy))
+        found.chosen.update(self._known)
+        return found
 
     def _new_choices(self) -> dict[str, str]:
         return {key: way for t in self._tunings.values() for key, way in t.chosen.items() if key not in self._known}
@@ -329,6 +361,8 @@ class Worker:
         stores, stop_ns = array("q"), head["stop_above_ns"]
         gc.disable()
         try:
+            while time.perf_counter_ns() < head["begin_ns"]:
+                pass
             for _ in range(head["runs"]):
                 attend(scheduler, work, streams, head["limit_s"])
                 stores.extend(scheduler.store)
@@ -347,7 +381,8 @@ class Worker:
         if self._streams is None or count > self._count:
             if self._streams is not None:
                 self._streams.close()
-            self._streams = Threads(count) if self._device == "cpu" else CudaStreams(count)
+            kind = LaunchingThreads if self._apart == THREADS else CudaStreams
+            self._streams = Threads(count) if self._device == "cpu" else kind(count)
             self._count = count
         return self._streams
 
@@ -390,11 +425,16 @@ def serve(channel: socket.socket, worker: Worker) -> None:
 
 def main() -> None:
     """Serve the parent; the first argument is the file descriptor of this end of the channel."""
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # streams that share a connection wait for each other
     with socket.socket(fileno=int(sys.argv[1])) as channel:
         head, _, _ = wire.receive(channel)
+        # Streams that share a connection wait for each other. A process of one model needs one; a server that several
+        # processes share (MPS) runs out of memory with more, so that one of many streams is no client of it.
+        alone = head["apart"] in {GRAPHS, KERNELS}
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1" if alone else "32")
+        if not alone:
+            os.environ.pop(MPS, None)
         try:
-            worker = Worker(head["device"], head["busy"], head["known"])
+            worker = Worker(head["device"], head["busy"], head["known"], head["apart"])
         except (OptimizeError, RuntimeError) as error:
             wire.send(channel, {"error": str(error)})
             return

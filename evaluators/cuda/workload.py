@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, pairwise
@@ -14,14 +18,15 @@ from numpy.typing import NDArray
 
 from evaluators.base import Agreement, Capabilities
 from evaluators.cuda.client import Bench, Loaded
-from evaluators.cuda.devices import EXTRA, tolerance
+from evaluators.cuda.devices import EXTRA, GRAPHS, MPS, THREADS, tolerance
 from evaluators.cuda.session import References, fed
 from evaluators.litert import tensors
 from evaluators.workload.host import Execution, MeasuredWorkload, Outputs, Parts
 from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Objective, Outcome, outcome
 from evaluators.workload.prices import JobTimer, PriceTable, kind_of
-from evaluators.workload.setting import Setting, closed_loops
+from evaluators.workload.scheduler import Scheduler
+from evaluators.workload.setting import RUNS_AS, Setting, alone, closed_loops
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Dispatch
@@ -38,7 +43,8 @@ def crowding(
 
     All instances run in closed loops, each on a stream of its own, as far as there are streams. One that takes ``r``
     times as long beside ``k - 1`` others is slowed by ``r ** (1 / (k - 1))`` by each of them. Where there are
-    processors of several precisions, all of one precision are timed, and mixed pairs get the larger factor.
+    processors of several precisions, all of one precision are timed, and mixed pairs get the larger factor. Models that
+    run apart are a kind, too.
 
     Args:
         graphs: one for each instance.
@@ -54,11 +60,17 @@ def crowding(
             continue
         timer.progress(f"timing {together} models at once on {kind}")
         chosen = [graphs[i * len(graphs) // together] for i in range(together)]
-        alone_s = [whole_s[graph.digest][kind] for graph in chosen]
+        alone_s = [whole_s[graph.digest][timer.processors[numbers[0]].like] for graph in chosen]
         wanted_s = max(_TIMED_S, _FEWEST * max(alone_s))  # the same for all
         counts = [int(np.clip(wanted_s / max(s, 1e-6) / together, _FEWEST, _MOST)) for s in alone_s]
         setting = closed_loops(numbers[:together], counts, timer.processors)
-        outcome = timer.alone(setting, [(graph, ()) for graph in chosen], 2)[-1]
+        try:
+            outcome = timer.alone(setting, [(graph, ()) for graph in chosen], 2)[-1]
+        except UnavailableError as error:
+            if RUNS_AS not in timer.processors[numbers[0]].options:
+                raise
+            timer.progress(f"models do not run apart: {error}")
+            continue
         ratios: dict[str, list[float]] = {}
         for graph, requests, own_s in zip(chosen, outcome.requests, alone_s, strict=True):
             # In the second half of the fastest one's requests, others may have finished.
@@ -76,9 +88,8 @@ def crowding(
 
 @dataclass(frozen=True, slots=True)
 class _Execution:
-    """Instances that one CUDA process runs, so that a job which fails makes the whole run fail."""
+    """Instances in one CUDA process, or in several that begin at once; a job that fails makes the whole run fail."""
 
-    bench: Bench
     found: Setting
     dispatch: Dispatch
     instances: Sequence[Loaded]
@@ -86,10 +97,31 @@ class _Execution:
 
     def run(self) -> Outcome:
         """Run the workload once."""
-        (scheduler,) = self.bench.run(self.found, self.dispatch, self.instances)
-        return outcome(scheduler, self.found.stages, self.found.processors)
+        mine: dict[int, list[int]] = {}
+        for client, instance in enumerate(self.instances):
+            instance.bench.ready(instance)
+            mine.setdefault(id(instance.bench), []).append(client)
+        groups = list(mine.values())
+        begin_ns = time.perf_counter_ns() + int(len(groups) * _AHEAD_NS) if len(groups) > 1 else 0
+        with ThreadPoolExecutor(len(groups)) as pool:
+            ran = list(pool.map(partial(self._ran, begin_ns=begin_ns), groups))
+        whole = Scheduler(self.found.clients, self.found.excluded, self.dispatch)
+        whole.begin(min(scheduler.store[0] for scheduler, _ in ran))
+        for clients, (scheduler, processors) in zip(groups, ran, strict=True):
+            for number, client in enumerate(clients):
+                whole.copy(client, scheduler, number, processors)
+        return outcome(whole, self.found.stages, self.found.processors)
+
+    def _ran(self, clients: Sequence[int], begin_ns: int) -> tuple[Scheduler, Sequence[int]]:
+        """Run the clients of one process; return the scheduler's state there, and the processors that it numbers."""
+        found, processors = alone(self.found, clients)
+        instances = [self.instances[client] for client in clients]
+        (scheduler,) = instances[0].bench.run(found, self.dispatch, instances, begin_ns=begin_ns)
+        return scheduler, processors
 
 
+_AHEAD_NS = 1e6  # for each process, from the request to run until it begins
+_AT_ONCE = 8  # processes that start at the same time
 _INPUT_SEED = 0
 _SHARED = ""  # name of the weights of instances that share them
 
@@ -100,15 +132,16 @@ class CudaWorkload(MeasuredWorkload[Loaded]):
     Instances whose client sets ``own_weights`` have weights of their own on the device; all have buffers of their own.
 
     Args:
-        bench: the computing process.
+        another: makes a computing process, given how models run apart in it.
     """
 
     capabilities = Capabilities(decompose=True, outputs=True)
     keeps_outputs = False
 
-    def __init__(self, lowerings: Lowerings, objective: Objective, bench: Bench) -> None:
+    def __init__(self, lowerings: Lowerings, objective: Objective, another: Callable[[str], Bench]) -> None:
         super().__init__(lowerings, objective)
-        self._bench = bench
+        self._another, self._bench = another, another("")
+        self._apart: dict[str, Bench] = {}  # processor, or how models run apart in one process
         self._reference_processor = self._processors[0]
         self._references = References()
         self._inputs: dict[tuple[str, int], list[NDArray[np.generic]]] = {}
@@ -134,20 +167,61 @@ class CudaWorkload(MeasuredWorkload[Loaded]):
         each = zip(count(), model.lowered.plan.stages, model.processors, strict=False)
         jobs = [(stage.operators, self._processor(processor, job)) for job, stage, processor in each]
         weights = name if self.workload.client_of(index).own_weights else _SHARED
-        return self._bench.take(model.graph, jobs, name, weights, self._fed(model.graph), model.after)
+        return self._taken(model.graph, jobs, name, weights, model.after)
 
     def executor(self, found: Setting, dispatch: Dispatch, instances: Sequence[Loaded]) -> Execution:
         """Return what runs instances in a setting."""
-        return _Execution(self._bench, found, dispatch, instances)
+        return _Execution(found, dispatch, instances)
 
     def outputs(self, instance: Loaded) -> list[NDArray[np.generic]]:
         """Return the outputs of an instance's last request."""
-        self._bench.ready(instance)
-        return self._bench.outputs(instance)
+        instance.bench.ready(instance)
+        return instance.bench.outputs(instance)
 
     def release(self, instance: Loaded) -> None:
         """Release an instance; a second call does nothing."""
-        self._bench.give_back(instance)
+        instance.bench.give_back(instance)
+
+    def close(self) -> None:
+        """End the processes."""
+        with ExitStack() as stack:
+            for bench in (self._bench, *self._apart.values()):
+                stack.callback(bench.close)
+
+    def _taken(
+        self,
+        graph: Graph,
+        jobs: Sequence[tuple[Sequence[int], Processor]],
+        owner: str,
+        weights: str,
+        after: Sequence[int] = (),
+    ) -> Loaded:
+        """Load an instance in the process that its processors tell.
+
+        Raises:
+            UnavailableError: they tell several.
+        """
+        benches = {id(bench): bench for bench in (self._bench_of(processor) for _, processor in jobs)}
+        if len(benches) > 1:
+            raise UnavailableError("a model that runs apart has one processor", "give all of its stages the same")
+        (bench,) = benches.values()
+        if bench.client.apart == GRAPHS:  # its kernels are chosen where nothing else runs
+            self._bench.give_back(self._bench.take(graph, jobs, owner, weights, self._fed(graph), after))
+        return bench.take(graph, jobs, owner, weights, self._fed(graph), after)
+
+    def _bench_of(self, processor: Processor) -> Bench:
+        """Return the process that runs a processor's jobs; those of one kind start at the same time."""
+        how = processor.options.get(RUNS_AS, "")
+        if not how:
+            return self._bench
+        alike = [p.name for p in self._processors if kind_of(p) == kind_of(processor)]
+        mine = {name: how if how == THREADS else name for name in alike}
+        if mine[processor.name] not in self._apart:
+            made = {key: self._another(how) for key in dict.fromkeys(mine.values())}
+            self._apart |= made
+            with ThreadPoolExecutor(1 if MPS in os.environ else _AT_ONCE) as pool:
+                list(pool.map(Bench.facts, made.values()))
+        return self._apart[mine[processor.name]]
 
     def _processor(self, name: str, job: int) -> Processor:
         """Return a processor of the name that a plan gives a job; those of a pool are alike, so its first serves."""
@@ -170,7 +244,7 @@ class CudaWorkload(MeasuredWorkload[Loaded]):
             processors = (self.platform[found.processors[each[0]]] for each in client.processors)
             jobs = [(range(a, b), processor) for (a, b), processor in zip(borders, processors, strict=True)]
             weights = owner if self._own(graph) else _SHARED
-            yield self._bench.take(graph, jobs, owner, weights, self._fed(graph))
+            yield self._taken(graph, jobs, owner, weights)
 
     def _owners(self, graphs: Sequence[Graph]) -> list[str]:
         """Return the owner of each of some models: where possible an instance of the same model, to share its weights.

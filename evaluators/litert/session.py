@@ -38,6 +38,7 @@ from evaluators.litert.worker.runtimes import LITERT, PACKAGES, runtime_of, vers
 from evaluators.litert.workers import Arena, Workers
 from evaluators.machine import Conditions, cpu_model
 from evaluators.measurement.disturbance import Counters, TaskCounters
+from evaluators.workload.apart import Apart, on_cores
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
@@ -51,6 +52,7 @@ from search_spaces.spaces.chain import chain_plan
 
 if TYPE_CHECKING:
     from evaluators.litert.workload import LitertWorkload
+    from evaluators.workload.apart import Apart
     from evaluators.workload.outcome import Objective
     from search_spaces.core.joined_graph import JoinedGraph
     from search_spaces.core.workload import Workload
@@ -68,7 +70,7 @@ class LitertEvaluator(Evaluator):
     """Measures plans by LiteRT and OpenVINO on this machine."""
 
     name = "litert"
-    capabilities = EvaluatorCapabilities(names=True, reduced=True, places=True, workloads=True, sliced_processors=True)
+    capabilities = EvaluatorCapabilities(names=True, reduced=True, places=True, workloads=True, apart=True)
 
     def platform(self) -> Platform:
         """Return the processors that this evaluator finds by itself."""
@@ -87,6 +89,10 @@ class LitertEvaluator(Evaluator):
         firsts = [members[0] for members in platform.classes().values()]
         own = [with_cpu(p) for p in firsts if p.kind != "cpu" and runtime_of(p) == LITERT]
         return tuple(p for p in own if p.like not in there)
+
+    def apart(self, platform: Platform, count: int) -> list[Apart]:
+        """Return the ways to run models in processes or threads of their own, for baselines."""
+        return on_cores(platform, count, threads=True)
 
     def reduced(self) -> Sequence[Processor]:
         """Return processors of lower precision, for studies that allow an error and name no processors."""

@@ -17,7 +17,7 @@ from evaluators.simulated import rewritten_s
 from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Outcome
 from evaluators.workload.predicted import Grids, Price, WorkloadSimulator
-from evaluators.workload.setting import HOST, SLICED, Setting, closed_loops, demand
+from evaluators.workload.setting import HOST, RUNS_AS, SLICED, Setting, closed_loops, demand
 from evaluators.workload.simulate import JobCost
 from search_spaces.core.bounded import built
 from search_spaces.core.decoded_plan import RankSet
@@ -150,8 +150,9 @@ def _damaged(what: str) -> RunFolderError:
 
 def kind_of(processor: Processor) -> str:
     """Return the kind of a processor; processors of one kind have the same costs."""
-    sliced = f"~{processor.options.get(HOST, 'process')}" if SLICED in processor.options else ""
-    return f"{processor.like}{sliced}"
+    options = processor.options
+    apart = options.get(RUNS_AS) or (options.get(HOST, "process") if SLICED in options else "")
+    return f"{processor.like}~{apart}" if apart else processor.like
 
 
 def first_of_kinds(processors: Sequence[Processor]) -> dict[str, int]:

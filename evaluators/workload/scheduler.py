@@ -261,6 +261,20 @@ class Scheduler:
         rows = list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
         return [rows[i : i + jobs] for i in range(0, len(rows), jobs)]
 
+    def copy(self, k: int, other: Scheduler, of: int, processors: Sequence[int]) -> None:
+        """Take the requests and runs of an instance from another scheduler whose run is over.
+
+        Args:
+            k: the instance.
+            other, of: the other scheduler, and the instance's number there.
+            processors: for each processor there, its number here.
+        """
+        requests = [value for request in other.requests(of) for value in request]
+        runs = [value for row in other.runs(of) for start, end, p in row for value in (start, end, processors[p])]
+        for first, values in ((self._records[k], requests), (self._runs[k], runs)):
+            for place, value in enumerate(values, first):
+                self.store[place] = value
+
     def _key(self, n: int) -> tuple[int, ...]:
         """Return the sort key of a ready job in the queue."""
         if self._dispatch in {"fifo", "static"}:

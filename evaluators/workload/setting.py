@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from evaluators.workload.lowered import LoweredModel, Lowerings
@@ -19,6 +19,9 @@ SLICED = "sliced"
 
 HOST = "host"
 """Option of a processor that is a thread: the processor whose process has this thread."""
+
+RUNS_AS = "runs_as"
+"""Option of a processor on which a model runs apart and the device shares what there is: how it runs there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,23 @@ def closed_loops(on: Sequence[int], requests: Sequence[int], processors: Sequenc
     )
     stages = tuple(tuple(range(k * jobs, (k + 1) * jobs)) for k in range(len(on)))
     return Setting(clients, tuple(range(len(on))), stages, tuple(p.name for p in processors), exclusions(processors))
+
+
+def alone(found: Setting, clients: Sequence[int]) -> tuple[Setting, tuple[int, ...]]:
+    """Return some clients of a setting as a setting of their own, and which processor is each of its processors."""
+    used = sorted({p for k in clients for processors in found.clients[k].processors for p in processors})
+    place = {processor: i for i, processor in enumerate(used)}
+    excluded = tuple(sum(1 << place[q] for q in used if found.excluded[p] >> q & 1) for p in used)
+    mine = tuple(
+        replace(
+            found.clients[k],
+            processors=tuple(tuple(place[p] for p in processors) for processors in found.clients[k].processors),
+        )
+        for k in clients
+    )
+    names = tuple(found.processors[p] for p in used)
+    components, stages = tuple(found.components[k] for k in clients), tuple(found.stages[k] for k in clients)
+    return Setting(mine, components, stages, names, excluded), tuple(used)
 
 
 def demand(processor: Processor) -> dict[str, float]:

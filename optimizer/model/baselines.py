@@ -54,9 +54,10 @@ MEANINGS = {
     "Tucker, one share for all layers": "All convolutions are decomposed with the same share of their ranks.",
     "the best chain without Tucker": "The model is cut into consecutive stages in the best predicted way, and no "
     "convolution is decomposed.",
-    "one process per model": "Each model runs whole in its own process, and the operating system shares the cores.",
-    "one thread per model": "Each model runs whole in a thread of one process, and the operating system shares the "
-    "cores.",
+    "one process per model": "Each model runs whole in its own process; the operating system, or the GPU, shares what "
+    "there is.",
+    "one thread per model": "Each model runs whole in a thread of one process; the operating system, or the GPU, "
+    "shares what there is.",
     "one after another": "The models run whole on this processor, one at a time.",
     "one processor per model": "The models run whole, each on a processor of its own, in turns if there are too few.",
     "whole models": "Each model runs whole on the processor that is best for all models together, by prediction.",

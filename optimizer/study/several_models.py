@@ -148,15 +148,14 @@ class SeveralModels(Subject):
         found = as_told(found, config, evaluator)
         config = with_freedoms(config, graphs, found)
         space = make_workload_space(config.allow, workload, joined, with_pools(found), config.max_stages)
-        threads = config.evaluator == "litert"
-        processes = evaluator.capabilities.sliced_processors
         objectives = _objectives(config.objective)
         if any(o.name == "misses" for o in objectives) and not workload.deadlines:
             raise UsageError("--objective misses: no model has a deadline", "set deadline_ms in the workload's file")
         # The busy time of processes that share cores is not known, and no state names them.
-        if config.state or any(o.aggregation in ("sum", "run") for o in objectives):
-            threads = processes = False
-        named, processors = workload_baselines(space, threads=threads, processes=processes)
+        known_busy = evaluator.capabilities.apart and not config.state
+        known_busy = known_busy and not any(o.aggregation in ("sum", "run") for o in objectives)
+        apart = evaluator.apart(space.platform, len(workload.instances)) if known_busy else ()
+        named, processors = workload_baselines(space, apart)
         choices = choices_of(workload, graphs)
         return cls(config, evaluator, joined.graph, processors, space, objectives, workload, joined, named, choices)
 

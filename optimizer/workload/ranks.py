@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from evaluators.workload.apart import PROCESSES
 from evaluators.workload.host import WorkloadSession
 from evaluators.workload.prices import Size
 from optimizer.exact.chain_costs import ChainCosts
@@ -29,7 +30,7 @@ from optimizer.model.ranks import warn_of_none
 from optimizer.model.ranks_text import macs_saved
 from optimizer.study.config import StudyConfig
 from optimizer.study.limits import allowed_error
-from optimizer.workload.baselines import PROCESSES, SEQUENTIAL, STATIC
+from optimizer.workload.baselines import SEQUENTIAL, STATIC
 from search_spaces.core.bounded import built
 from search_spaces.core.decoded_plan import RankSet, joined_ranks
 from search_spaces.core.errors import InfeasibleError, RewriteError, RunFolderError, UnavailableError, UsageError

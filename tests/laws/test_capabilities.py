@@ -74,14 +74,15 @@ OF_EVALUATORS = {
     "reduced": Evaluator.reduced,
     "descriptions": Evaluator.described,
     "places": Evaluator.own_placements,
+    "apart": Evaluator.apart,
     "targets": Evaluator.at,
     "graphs": Evaluator.graph_of,
     "workloads": Evaluator.host,
 }
 NOT_OF_OLD = {
-    ("tflite-runtime", what) for what in ("workloads", "reduced", "places")
+    ("tflite-runtime", what) for what in ("workloads", "reduced", "places", "apart")
 }  # what it inherits would be LiteRT's
-FACTS = {"sliced_processors", "measures_here", "predicts"}  # of evaluators, without a method
+FACTS = {"measures_here", "predicts"}  # of evaluators, without a method
 
 Opened = tuple[Session, Graph, Platform]
 

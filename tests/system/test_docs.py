@@ -5,6 +5,7 @@ Commands run here on small models and budgets (``CHEAPER``); those that cannot r
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shlex
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 from evaluators.android.farm import find_handset
 from evaluators.base import Evaluator
+from evaluators.cuda.devices import APART, GRAPHS, KERNELS, THREADS
 from evaluators.litert.session import LitertEvaluator
 from evaluators.registry import make_evaluator
 from evaluators.remote.devices import ENVIRONMENT
@@ -117,6 +119,7 @@ NOT_RUN = {
         f"optimize run experiments/{name}.yaml": "needs a GPU"
         for name in (
             "seed_000_criteria_gpu",
+            "seed_001_gpu",
             "seed_001_pairs_gpu",
             "seed_002_sharing_gpu",
             "seed_002_sharing_software",
@@ -159,7 +162,7 @@ NOT_RUN = {
     "python -m tests.benchmarks.main_job vgg16 200 --plain-trials 20": "measures for 5 minutes",
     **{
         f"python -m tests.benchmarks.{name} OUT.json": "needs an NVIDIA GPU"
-        for name in ("seed_000_pool", "seed_001_gpu", "seed_002_terms", "gpu_traffic")
+        for name in ("seed_000_pool", "seed_002_terms", "gpu_traffic")
     },
     "python -m tests.benchmarks.seed_000_memory OUT.json": "makes control groups, as root",
     "python -m tests.benchmarks.exact placement REFERENCE OUT": "test_placement.py solves the same files",
@@ -464,6 +467,20 @@ def test_figures_of_the_pages_are_those_of_the_results() -> None:
     within = sum(abs(r["ratio"] - 1.0) <= r["tolerance"] for r in profile)
     assert f"| {ratios[1]} | fitted, not predicted: {within} of {len(profile)} ratios" in text
     assert f"{near} times within 10 %, at worst {worst}" in text
+    with (results / "seed_001_gpu.csv").open() as file:
+        at_once = {(row["study"], row["plan"]): row for row in csv.DictReader(file)}
+    sets = tuple(dict.fromkeys(study for study, _ in at_once))
+    ways = {
+        "our plan, searched": "best",
+        "one process, graphs on a stream each": "one processor per model",
+        "one process, graphs one after another": "one after another on stream0",
+        "a process each, the tuned kernels as a CUDA graph": APART[GRAPHS],
+        "a thread each, kernel by kernel": APART[THREADS],
+    }
+    for what, plan in ways.items():
+        less = [1 - float(at_once[s, plan]["value"]) / float(at_once[s, APART[KERNELS]]["value"]) for s in sets]
+        shown = " | ".join(f"{100 * part:.0f}".replace("-", "−") for part in less)
+        assert f"| {what} | {shown} |" in text
 
 
 def _percent(row: Mapping[str, float], name: str) -> str:

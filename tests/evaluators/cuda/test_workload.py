@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from evaluators.cuda.devices import MAX_INSTANCES
+from evaluators.cuda.devices import APART, GRAPHS, MAX_INSTANCES
 from evaluators.cuda.session import CudaEvaluator
 from evaluators.cuda.workload import CudaWorkload
+from evaluators.workload.host import came_of
+from evaluators.workload.prices import kind_of
+from optimizer.workload.baselines import workload_baselines
 from search_spaces.core.decoded_plan import RankSet
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import merge
-from search_spaces.core.plan import LayerRanks
-from search_spaces.core.pools import with_pools
+from search_spaces.core.plan import LayerRanks, Plan
+from search_spaces.core.platform import Platform
+from search_spaces.core.pools import single_processors, with_pools
 from search_spaces.core.workload import workload_of
 from search_spaces.models import load
+from search_spaces.spaces.workload_space import WorkloadSpace
 from tests.support.narrowing import there
 from tests.support.sentences import fails, says
 from tests.support.strategies import chain_graph
@@ -110,3 +119,70 @@ def test_decomposed_models_that_were_only_looked_at_leave_nothing() -> None:
         ((kind, times),) = more["triple_s"][graph.digest].items()
         assert set(times) == {str(layer) for each in ranks for layer in each}
         assert known["triple_s"][graph.digest][kind].items() <= times.items()
+
+
+def apart(count: int) -> tuple[dict[str, Plan], Platform]:
+    """Return the plans in which each of ``count`` models runs apart, and their processors."""
+    workload, graph = workload_of(f"{VGG}×{count}"), load(VGG)
+    joined = merge("test", [(i.name, graph) for i in workload.instances])
+    platform = with_pools(CudaEvaluator("cpu").platform().restrict(["stream0", "stream1"]))
+    space = WorkloadSpace(workload, joined, platform, 4)
+    named, processors = workload_baselines(space, CudaEvaluator("cpu").apart(platform, count))
+    return {b.name: b.plan for b in named}, processors
+
+
+def test_models_run_apart_in_each_precision_of_the_streams() -> None:
+    streams = [CudaEvaluator("cpu").processor(name) for name in ("stream0", "stream1:f32", "stream2:f32")]
+    found = CudaEvaluator("cpu").apart(with_pools(Platform("two", tuple(streams))), 3)
+    assert [a.name for a in found[:3]] == [f"{name}, tf32" for name in APART.values()]
+    assert [a.name for a in found[3:]] == [f"{name}, f32" for name in APART.values()]
+    for each in found:
+        assert len(each.processors) == 3
+        assert len({kind_of(p) for p in each.processors}) == 1
+        assert not any(a.excludes(b) for a, b in pairwise(each.processors))
+    assert len({kind_of(each.processors[0]) for each in found}) == 6
+
+
+@needs_torch
+def test_models_that_run_apart_have_processes_of_their_own_and_begin_at_once() -> None:
+    plans, processors = apart(2)
+    workload, graph = workload_of(f"{VGG}×2"), load(VGG)
+    joined = merge("test", [(i.name, graph) for i in workload.instances])
+    with CudaEvaluator("cpu").host(workload, joined, processors, "mean") as session:
+        (crowded,) = session.price(None, lambda _: None)["slowed"].values()
+        assert {f"{kind_of(p)}|{kind_of(p)}" for p in single_processors(processors)} <= crowded.keys()
+        for name in APART.values():
+            with closing(session.load(joined.graph, plans[name])) as run:
+                found = came_of(run.run(2))
+                assert there(run.verify()).accepted
+            assert {e.processor for e in found.timeline.events} == {f"{name}: 1", f"{name}: 2"}
+            assert max(r.came_s for each in found.requests for r in each) < 0.1
+        processes = {bench.client.pid for bench in session._apart.values()}
+        assert len(processes) == 5  # two, two, and one with two threads
+        assert session._bench.client.pid not in processes
+        one = session._apart[f"{APART[GRAPHS]}: 1"]
+        with closing(session.load(joined.graph, plans[APART[GRAPHS]])) as run:
+            os.kill(there(one.client.pid), signal.SIGKILL)
+            with fails(UnavailableError):
+                run.run(1)
+            assert run.run(1).latency_s[0] > 0.0  # by a new process
+        wrong = replace(
+            plans[APART[GRAPHS]], stages=tuple(replace(s, processor="stream0") for s in plans[APART[GRAPHS]].stages)
+        )
+        with closing(session.load(joined.graph, wrong)) as run:
+            assert came_of(run.run(1)).timeline.events[0].processor == "stream0"
+
+
+@needs_torch
+def test_a_model_that_runs_apart_is_not_cut_over_processes() -> None:
+    plans, processors = apart(2)
+    workload, graph = workload_of(f"{VGG}×2"), load(VGG)
+    joined = merge("test", [(i.name, graph) for i in workload.instances])
+    first, *rest = plans[APART[GRAPHS]].stages
+    mine = sorted(first.operators)
+    halves = [replace(first, operators=tuple(mine[:4])), replace(first, operators=tuple(mine[4:]), processor="stream0")]
+    with (
+        CudaEvaluator("cpu").host(workload, joined, processors, "mean") as session,
+        fails(UnavailableError),
+    ):
+        session.load(joined.graph, replace(plans[APART[GRAPHS]], stages=(*halves, *rest)))

@@ -15,6 +15,7 @@ from evaluators.litert.processors import local_platform, make_processor
 from evaluators.litert.runner import WorkloadRunner
 from evaluators.litert.session import LitertEvaluator
 from evaluators.litert.workload import LitertWorkload
+from evaluators.workload.apart import on_cores
 from evaluators.workload.host import came_of
 from optimizer.workload.baselines import workload_baselines
 from search_spaces.core.errors import PlanError, UsageError
@@ -45,7 +46,7 @@ def opened(
     workload = Workload("test", clients)
     joined = merge("test", [(i.name, g) for i, g in zip(workload.instances, graphs, strict=True)])
     space = WorkloadSpace(workload, joined, with_pools(processors(run_s)), 3)
-    _, platform = workload_baselines(space, threads=True)
+    _, platform = workload_baselines(space, on_cores(space.platform, len(space.joined.components), threads=True))
     with LitertEvaluator().host(workload, joined, platform, "mean") as session:
         yield session, space
 
@@ -66,7 +67,15 @@ def plan_of(space: WorkloadSpace, **params: object) -> Plan:
 
 def test_models_at_once_compute_what_they_compute_alone(squeezenet: Graph, mobilenet: Graph) -> None:
     with opened([squeezenet, mobilenet], *two(Arrival("closed", 3))) as (session, space):
-        plans = [plan_of(space), *(b.plan for b in workload_baselines(space, threads=True)[0])]
+        plans = [
+            plan_of(space),
+            *(
+                b.plan
+                for b in workload_baselines(
+                    space, on_cores(space.platform, len(space.joined.components), threads=True)
+                )[0]
+            ),
+        ]
         for plan in plans:
             with closing(session.load(space.joined.graph, plan)) as candidate:
                 batch = candidate.run(2)

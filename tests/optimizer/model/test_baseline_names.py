@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from evaluators.workload import apart
 from optimizer.model import baselines, ranks, robust
 from optimizer.model.baselines import MEANINGS, glossary
 from optimizer.study import one_model, several_models
@@ -17,7 +18,7 @@ NAMES = [
     *(getattr(baselines, name) for name in ("SEED_003", "SIDE_BY_SIDE", "GREEDY", "SINGLE", "CHAINS", "EVERY")),
     *(baselines.BRANCHES, baselines.CUTS, baselines.LIST, f"{baselines.OWN}mine", robust.NOMINAL),
     *(ranks.UNIFORM, ranks.CHAIN, of_ranks.PLAIN, one_model._NO_OTHER, several_models._NO_OTHER),
-    *(of_several.PROCESSES, of_several.THREADS, of_several.SEQUENTIAL, of_several.STATIC, of_several.MAPPED),
+    *(apart.PROCESSES, apart.THREADS, of_several.SEQUENTIAL, of_several.STATIC, of_several.MAPPED),
     "LiteRT's own placement (gpu)",
 ]
 

@@ -36,6 +36,7 @@ from evaluators.litert.worker.openvino import Device, computes_natively, find_de
 from evaluators.litert.worker.runtimes import OPENVINO, check_installed
 from evaluators.litert.workers import WorkerError
 from evaluators.testing import EvaluatorContract
+from evaluators.workload.apart import on_cores
 from evaluators.workload.host import came_of
 from optimizer.cli import main
 from optimizer.devices import choose_platform, unused_precisions
@@ -540,7 +541,9 @@ def test_several_models_are_run_from_one_queue(squeezenet: Graph, mobilenet: Gra
     workload = Workload("test", tuple(Client(name, model, 1, Arrival("closed", 3)) for name, model in models))
     joined = merge("test", [(i.name, g) for i, g in zip(workload.instances, (squeezenet, mobilenet), strict=True)])
     space = WorkloadSpace(workload, joined, with_pools(platform_of(*MIXED)), 3)
-    baselines, processors = workload_baselines(space, threads=True)
+    baselines, processors = workload_baselines(
+        space, on_cores(space.platform, len(space.joined.components), threads=True)
+    )
     assert any(MIXED[1] in {s.processor for s in b.plan.stages} for b in baselines)
     with LitertEvaluator().host(workload, joined, processors, "mean") as session:
         for plan in (b.plan for b in baselines):
