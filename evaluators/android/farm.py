@@ -28,7 +28,7 @@ from evaluators.remote.devices import devices_file, read_devices
 from search_spaces.core.errors import UsageError
 from search_spaces.core.platform import Link, Platform, Processor
 from search_spaces.core.platform_file import Bandwidth, Kind, Seconds, Share
-from search_spaces.core.yaml_file import Part, Word, wrong
+from search_spaces.core.yaml_file import Part, Word, beside, wrong
 
 _FLAG = re.compile(r"--[a-z][a-z0-9_]{0,63}=[A-Za-z0-9_.,:/-]{0,200}")
 _OURS = ("graph", "num_runs", "min_secs", "warmup", "op_profiling", "enable_op_profiling", "max_secs")
@@ -102,7 +102,10 @@ def find_handset(name: str) -> Handset:
     document = file.part(("android", name), _Phone, f"phone {name!r}", phones[name])
     found = document.content
     server = split_address(found.server, PORT) if found.server else ("127.0.0.1", PORT)
-    benchmark = path.parent / Path(found.benchmark_model).expanduser()
+    try:
+        benchmark = beside(path, found.benchmark_model)
+    except UsageError as error:
+        raise document.error(("benchmark_model",), error.what, error.hint) from error
     if not benchmark.is_file():
         hint = "get benchmark_model for the phone's processor"
         raise document.error(("benchmark_model",), f"{benchmark} is not a file", hint)

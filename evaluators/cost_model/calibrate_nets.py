@@ -18,7 +18,7 @@ import numpy as np
 from search_spaces.models.zoo.builder import Activation, Builder, Draft, Padding, Value
 from search_spaces.models.zoo.transformer import attention
 
-GENERATOR = 2
+GENERATOR = 3
 """Version of the generator; increase it with every change after which a seed draws another network.
 
 A log of timings identifies networks by their seeds, so it is of no use with another version.
@@ -92,24 +92,27 @@ def random_network(name: str, rng: Rng, operators: int = 24, *, kinds: Collectio
 
 
 def random_blocks(name: str, rng: Rng) -> Draft:
-    """Return a network that repeats one kind of block, each time at half the size, or smaller, and wider."""
+    """Return a network that repeats one kind of block, in at least three stages of falling size and rising width.
+
+    All of its blocks together have at most :data:`MOST_MACS`.
+    """
     net = Builder(name)
     size = 16 * int(rng.integers(6, 17))
     unit = int(rng.choice([8, 8, 16]))
     width = unit * int(rng.integers(1, 3))
     x = net.conv(net.input((1, size, size, 3)), width, 3, "stem", stride=2, activation="RELU6")
-    block = _BLOCKS[int(rng.integers(len(_BLOCKS)))]
+    block, macs = _BLOCKS[int(rng.integers(len(_BLOCKS)))]
     expansion, kernel = int(rng.choice([2, 3, 4, 6])), int(rng.choice([3, 3, 5]))
     expansion = max(1, min(expansion, MOST_ELEMENTS // (2 * math.prod(x.shape))))
-    left = MOST_MACS
-    for stage in range(int(rng.integers(3, 6))):
+    left, stages = MOST_MACS, int(rng.integers(3, 6))
+    for stage in range(stages):
         width = max(unit, int(width * rng.uniform(1.2, 2.0)) // unit * unit)
         for repetition in range(int(rng.integers(1, 5))):
             stride = 2 if repetition == 0 and x.shape[1] >= 8 else 1
-            pixels = (x.shape[1] // stride) ** 2
-            inner = expansion * max(width, x.shape[3])
-            cost = x.shape[1] * x.shape[2] * x.shape[3] * inner + pixels * inner * (width + kernel**2)
-            if cost > left or x.shape[1] * x.shape[2] * inner > MOST_ELEMENTS:
+            cost = macs(x.shape[1], x.shape[3], width, expansion, kernel, stride)
+            if cost > left / (stages - stage) or x.shape[1] ** 2 * expansion * max(width, x.shape[3]) > MOST_ELEMENTS:
+                if repetition == 0:  # too much already at the beginning of a stage: another network is drawn
+                    return random_blocks(name, rng)
                 break
             left -= cost
             x = block(net, x, width, expansion, kernel, stride, f"block{stage}_{repetition}")
@@ -154,7 +157,35 @@ def _growing(net: Builder, x: Value, width: int, expansion: int, kernel: int, st
     return x
 
 
-_BLOCKS = (_inverted, _inverted, _separable, _bottleneck, _growing)
+def _inverted_macs(size: int, given: int, width: int, expansion: int, kernel: int, stride: int) -> int:
+    inner = expansion * given
+    return size**2 * given * inner + (-(-size // stride)) ** 2 * inner * (kernel**2 + width)
+
+
+def _separable_macs(size: int, given: int, width: int, _expansion: int, kernel: int, stride: int) -> int:
+    return (-(-size // stride)) ** 2 * given * (kernel**2 + width)
+
+
+def _bottleneck_macs(size: int, given: int, width: int, expansion: int, kernel: int, stride: int) -> int:
+    inner = max(8, width // 4)
+    return size**2 * given * inner + (-(-size // stride)) ** 2 * inner**2 * (kernel**2 + expansion)
+
+
+def _growing_macs(size: int, given: int, width: int, expansion: int, kernel: int, stride: int) -> int:
+    before = size**2 * given * width if stride == 2 else 0
+    pixels, first = (size // stride) ** 2, width if stride == 2 else given
+    return before + pixels * expansion * 16 * sum(first + 16 * layer + 16 * kernel**2 for layer in range(2))
+
+
+_INVERTED = _inverted, _inverted_macs
+_BLOCKS = (
+    _INVERTED,
+    _INVERTED,
+    (_separable, _separable_macs),
+    (_bottleneck, _bottleneck_macs),
+    (_growing, _growing_macs),
+)
+"""What adds a block, and how many multiply-accumulates it has; the first is drawn twice as often."""
 
 
 def random_dense(name: str, rng: Rng) -> Draft:

@@ -34,7 +34,7 @@ from evaluators.own_process import output_of
 from search_spaces.core.allowed_code import allow, is_allowed
 from search_spaces.core.errors import UnavailableError, UsageError, damage, shown
 from search_spaces.core.platform import Platform, Processor, with_cpu
-from search_spaces.core.yaml_file import Part, Word, read_document
+from search_spaces.core.yaml_file import Part, Word, beside, read_document
 
 LIBRARIES = "PARTITION_OPTIMIZER_LIBRARIES"
 _CPU = Path("/sys/devices/system/cpu")
@@ -363,7 +363,7 @@ def bound_folders() -> Mapping[str, Path]:
     if not path.exists():
         return {}
     found = read_document(path, _Libraries, "a file of libraries").content.libraries
-    return {name: path.parent / Path(folder).expanduser() for name, folder in found.items()}
+    return {name: beside(path, folder) for name, folder in found.items()}
 
 
 def library_folder(word: str, text: str = "") -> Path:

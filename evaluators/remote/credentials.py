@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from search_spaces.core.bounded import read_bounded
-from search_spaces.core.errors import UnavailableError, UsageError, reason_of
+from search_spaces.core.errors import UnavailableError, UsageError, reason_of, shown
 
 MIN_TOKEN_CHARACTERS = 16
 _MAX_NBYTES = 1 << 20
@@ -146,12 +146,12 @@ def split_address(address: str, default_port: int) -> tuple[str, int]:
     if (
         not host
         or alone
-        or not port.isdecimal()
+        or not (port.isascii() and port.isdecimal() and len(port) <= 5)
         or not 0 <= int(port) <= 65535
         or not host.isprintable()
         or "/" in host
     ):
-        raise UsageError(f"address {address!r}: must be HOST:PORT", "use for example 127.0.0.1:7450")
+        raise UsageError(f"address {shown(address)}: must be HOST:PORT", "use for example 127.0.0.1:7450")
     return host, int(port)
 
 

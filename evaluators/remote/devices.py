@@ -33,7 +33,7 @@ from pydantic import Field
 from evaluators.remote.credentials import ClientCredentials, is_loopback, read_pem, read_token, split_address
 from evaluators.remote.wire import DEFAULT_PORT
 from search_spaces.core.errors import UsageError
-from search_spaces.core.yaml_file import Document, Part, Word, read_document
+from search_spaces.core.yaml_file import Document, Part, Word, beside, read_document
 
 ENVIRONMENT = "PARTITION_OPTIMIZER_DEVICES"
 WAIT_S = 60.0
@@ -185,7 +185,7 @@ def _server(file: Document[DevicesFile], section: str, name: str) -> Device:
         return read(key, lambda: read_pem(at(getattr(found, key)), kind))
 
     def at(text: str | None) -> Path | None:
-        return None if text is None else file.path.parent / Path(text).expanduser()
+        return None if text is None else beside(file.path, text)
 
     host, port = read("agent" if section == "devices" else "server", lambda: split_address(found.address, usual))
     credentials = ClientCredentials(

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, Field, field_validator, model_va
 from evaluators.objectives import OBJECTIVES
 from evaluators.workload.outcome import OBJECTIVES as OF_WORKLOADS
 from optimizer.study.config import unsafe_name
-from search_spaces.core.yaml_file import Document, Part, read_document
+from search_spaces.core.yaml_file import Document, Part, read_document, wrong
 
 MAX_NBYTES = 1 << 20
 _MAX_DEPTH = 12
@@ -34,8 +34,9 @@ def _objective(value: str | None) -> str | None:
 
 Objective = Annotated[str, AfterValidator(_objective)]
 Whole = Annotated[int, Field(strict=True, le=2**32 - 1)]
-Error = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Rate = Annotated[float, Field(ge=1e-3, le=1e3)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Error = Annotated[Number, Field(ge=0)]
+Rate = Annotated[Number, Field(ge=1e-3, le=1e3)]
 
 
 class Matrix(Part):
@@ -125,16 +126,16 @@ class Settings(Part):
         stop_when_proven: whether to end once the best plan is within ``precision`` of the predicted lower bound.
     """
 
-    precision: float | None = Field(default=None, gt=0, lt=1)
+    precision: Number | None = Field(default=None, gt=0, lt=1)
     device: str | None = Field(default=None, min_length=1, max_length=1000)
     allow_fallback: bool = False
     input_shape: tuple[str, ...] = ()
     power: tuple[str, ...] = ()
     state: tuple[str, ...] = ()
     robust: Literal["worst", "expected"] | None = None
-    deadline: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    max_energy: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    minutes: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    deadline: Number | None = Field(default=None, gt=0)
+    max_energy: Number | None = Field(default=None, gt=0)
+    minutes: Number | None = Field(default=None, gt=0)
     stop_when_proven: bool = False
 
 
@@ -159,8 +160,8 @@ class Expectation(Part):
     metric: Literal["latency_ms", "ratio", "speedup"] = "latency_ms"
     plan: str = "best"
     over: str | None = None
-    paper: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    tolerance: float = Field(default=0.1, ge=0, allow_inf_nan=False)
+    paper: Number | None = Field(default=None, ge=1e-9, le=1e12)
+    tolerance: Number = Field(default=0.1, ge=0)
     fitted: bool = False
     source: str = ""
 
@@ -168,6 +169,12 @@ class Expectation(Part):
     def _named(self) -> Self:
         if self.paper and not self.source.strip():
             raise ValueError("a published figure needs its source")
+        if self.metric == "ratio" and self.over is None:
+            raise wrong("a ratio needs a plan to compare with", "add 'over'")
+        if self.metric != "ratio" and self.over is not None:
+            raise wrong(f"{self.metric} is not of two plans", "leave 'over' out, or give 'metric: ratio'", "over")
+        if self.metric == "speedup" and self.plan != "best":
+            raise wrong("speedup is of the best plan", "leave 'plan' out, or give 'metric: ratio'", "plan")
         return self
 
 
@@ -195,7 +202,7 @@ class Campaign(Part):
     matrix: Matrix
     include: tuple[Cell, ...] = ()
     exclude: tuple[Cell, ...] = ()
-    repetitions: int = Field(default=1, ge=1, le=1000)
+    repetitions: int = Field(default=1, strict=True, ge=1, le=1000)
     baselines: tuple[str, ...] = ()
     indicators: bool = False
     settings: Settings = Settings()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluators.litert.processors import check_libraries
+from evaluators.objectives import LATENCY
 from evaluators.own_process import own_process
 from optimizer.campaign.file import AXES, Campaign, CampaignFile, Settings
 from optimizer.model.baselines import OWN, is_baseline
@@ -144,6 +145,7 @@ def plan_studies(file: CampaignFile) -> list[Planned]:
             name = _name(axes, varying) + (f"-r{repetition}" if campaign.repetitions > 1 else "")
             found.append(Planned(name, axes, repetition, config, hashlib.sha256(text.encode()).hexdigest()))
     _check_names(file, found)
+    _check_expected(file, found)
     return found
 
 
@@ -299,8 +301,6 @@ def _check_plans(file: CampaignFile) -> None:
         named.append((("expect", i, "plan"), expected.plan))
         if expected.over is not None:
             named.append((("expect", i, "over"), expected.over))
-        if expected.metric == "ratio" and expected.over is None:
-            raise file.error(("expect", i), "a ratio needs a plan to compare with", "add 'over'")
     for loc, name in named:
         if not (name == "best" or name.startswith(OWN) or is_baseline(name)):
             hint = did_you_mean(name, _EXAMPLES, f"there are: {', '.join(_EXAMPLES)}", cutoff=0.4, quoted=True)
@@ -313,6 +313,19 @@ def _check_names(file: CampaignFile, found: list[Planned]) -> None:
         other = names.setdefault(study.name, study)
         if other is not study:
             raise file.error(("matrix",), f"two studies have one name, {study.name!r}", "change one of them")
+
+
+def _check_expected(file: CampaignFile, found: Sequence[Planned]) -> None:
+    """Raise if no study can have a figure that is expected."""
+    for i, expected in enumerate(file.content.expect):
+        wanted = expected.where.values.items()
+        mine = [study for study in found if wanted <= study.axes.items()]
+        if not mine:
+            raise file.error(("expect", i, "where"), "no study has these values", "see whether they are in the matrix")
+        others = [o for o in (s.axes["objective"].partition(",")[0] for s in mine) if o not in {LATENCY.name, "mean"}]
+        if expected.metric == "latency_ms" and len(others) == len(mine):
+            problem = f"latency_ms is of the objectives latency and mean, not of {others[0]}"
+            raise file.error(("expect", i), problem, "give 'metric: ratio'")
 
 
 def as_keys(text: str) -> str:

@@ -47,6 +47,7 @@ COLUMNS: Mapping[str, str] = {
     "source": "of the figure: `final`, `search` (few samples, not compared with the others), or `predicted`.",
     "over_best, over_best_low, over_best_high": "how many times the recommended plan's value this one's is, with its "
     "95 % interval, where the final compared both.",
+    "over_others": "the same over each other baseline of the final: ratio, low and high, as JSON.",
     "ratio, ratio_low, ratio_high": "row `best`: how many times as fast the recommended plan is as the baseline in "
     "`compared_with`, with its 95 % interval. Where that baseline is itself recommended, of the next best plan: below "
     "1, or about 1 where the two tie.",
@@ -360,6 +361,7 @@ def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
                 "over_best": slower.get("ratio"),
                 "over_best_low": over_low,
                 "over_best_high": over_high,
+                "over_others": {other: [r["ratio"], *r["ci95"]] for other, r in entry.get("against", {}).items()},
                 "ratio": speedup.get("ratio"),
                 "ratio_low": ratio_low,
                 "ratio_high": ratio_high,
@@ -631,18 +633,21 @@ def _range(row: Row, *names: str) -> _Range | None:
 def _over(plan: Row, over: Row) -> _Range | None:
     """Return how many times another plan's value a plan's is: as the final found it, or else of the two medians.
 
-    None where one of them has no value. The interval is known where one of the two is the recommended plan.
+    None where one of them has no value. The interval is known where the final compared both.
     """
     if not plan["value"] or not over["value"]:
         return None
+    if found := plan["over_others"].get(over["plan"]):
+        ratio, low, high = found
+        return ratio, low, high
     names = ("over_best", "over_best_low", "over_best_high")
     one, other = (_SAME if row["plan"] == "best" else _range(row, *names) for row in (plan, over))
-    if one is None or other is None:
-        return float(plan["value"] / over["value"]), None, None
-    if other == _SAME:
+    if one is not None and other == _SAME:
         return one
-    low, high = (other[2], other[1]) if one == _SAME else (None, None)
-    return one[0] / other[0], low and 1.0 / low, high and 1.0 / high
+    if other is not None and one == _SAME:
+        ratio, low, high = other
+        return 1.0 / ratio, low and 1.0 / low, high and 1.0 / high
+    return float(plan["value"] / over["value"]), None, None
 
 
 def mean_excess(rows: Sequence[Row]) -> dict[str, list[float]]:

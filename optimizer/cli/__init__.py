@@ -58,8 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except OptimizeError as error:
         return _fail(str(error), error.exit_code, traced=debug)
-    except KeyboardInterrupt:
-        return _fail("interrupted; this run saved nothing, and the same command starts it again", EXIT_INTERRUPTED)
+    except KeyboardInterrupt as error:
+        what = str(error) or "this run saved nothing, and the same command starts it again"
+        return _fail(f"interrupted; {what}", EXIT_INTERRUPTED)
     except BrokenPipeError:
         # The reader of our pipe has ended; the interpreter must not report that again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -354,7 +354,9 @@ class Result:
             "decided": verdict is not None and not verdict.undecided,
             "predicted": self.predicted,
             "best": self._plan_json(self.best) if self.best else None,
-            "baselines": {name: self._plan_json(plan) for name, plan in self.baselines.items()},
+            "baselines": {
+                name: self._plan_json(plan) | {"against": self._against(plan)} for name, plan in self.baselines.items()
+            },
             "speedup": self._speedup_json(),
             "final": self._final_json(),
             f"model_bound_{self.objective.shown_unit.lower()}": self.model_bound_s * 1e3
@@ -459,6 +461,14 @@ class Result:
             "repeated": verdict.final.repeated,
             "undecided": verdict.undecided or None,
         }
+
+    def _against(self, plan: Plan) -> dict[str, Any]:
+        """Return the ratio of a plan's time to that of each other baseline, where the final compared both."""
+        ratios = (
+            {name: self.verdict.ratio(plan, other) for name, other in self.baselines.items()} if self.verdict else {}
+        )
+        others = {name: ratio for name, ratio in ratios.items() if ratio is not None and self.baselines[name] != plan}
+        return {name: _ratio_json(ratio) for name, ratio in others.items()}
 
     def _plan_json(self, plan: Plan) -> dict[str, Any]:
         samples, measured, agreement = self.samples(plan), self.measurement(plan), self.agreement(plan)

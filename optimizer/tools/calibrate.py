@@ -152,7 +152,12 @@ def calibrate(
     if not LEAST_MINUTES <= minutes <= MOST_MINUTES:
         raise UsageError(f"--minutes {minutes:g}: give {LEAST_MINUTES:g} to {MOST_MINUTES:g} minutes")
     if out.suffix not in SUFFIXES:
-        raise UsageError(f"--out {out}: a profile is a .json or .yaml file", f"give {out.with_suffix('.json')}")
+        raise UsageError(
+            f"--out {out}: a profile is a .json or .yaml file",
+            f"give {out.with_suffix('.json') if out.name else 'here.json'}",
+        )
+    if out.is_dir():
+        raise UsageError(f"--out {out}: is a folder", "give a file")
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}", "make it first")
     measurer = make_evaluator(evaluator)
@@ -294,7 +299,7 @@ def _finish(
         profile = build_profile(platform, measured.timed, measured.links, measured.contention, measured.cuts)
     except ProfileError as error:
         if interrupted:
-            raise KeyboardInterrupt from error
+            raise KeyboardInterrupt("what was timed is kept; the same command goes on") from error
         raise
     profile = replace(
         profile,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -83,6 +84,18 @@ class Document(Generic[Content]):
         """
         lines = {at[len(loc) :]: line for at, line in self.lines.items() if at[: len(loc)] == loc}
         return Document(self.path, checked(self.path, kind, what, data, lines), lines)
+
+
+def beside(file: Path, text: str) -> Path:
+    """Return the path that a file names: relative to the file's folder, or to a home folder (``~``).
+
+    Raises:
+        UsageError: nobody has such a home folder.
+    """
+    try:
+        return file.parent / Path(text).expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"{text}: there is no such home folder", "give the whole path") from error
 
 
 def read_document(
@@ -171,6 +184,7 @@ def _explained(path: Path, what: str, lines: Mapping[Loc, int], error: ErrorDeta
         "literal_error": f"must be {context.get('expected')}",
         "greater_than": f"must be above {bounds.get('gt')}",
         "greater_than_equal": f"must be at least {bounds.get('ge')}",
+        "less_than": f"must be below {bounds.get('lt')}",
         "less_than_equal": f"must be at most {bounds.get('le')}",
         "value_error": str(context.get("error")),
         **dict.fromkeys(("model_type", "dict_type"), "must be a mapping of keys to values"),
@@ -190,7 +204,7 @@ def _plain(path: Path, loader: Any, node: Any, loc: Loc, lines: dict[Loc, int]) 
     if node.id == "sequence":
         return [_plain(path, loader, child, (*loc, i), lines) for i, child in enumerate(node.value)]
     if node.id == "scalar":
-        return node.value if loader is None else loader.construct_object(node)
+        return node.value if loader is None else _scalar(path, loader, node)
     found: dict[str, Any] = {}
     for key, value in node.value:
         name = str(key.value) if key.id == "scalar" else ""
@@ -198,6 +212,16 @@ def _plain(path: Path, loader: Any, node: Any, loc: Loc, lines: dict[Loc, int]) 
             raise UsageError(f"{path}:{key.start_mark.line + 1}: {shown(name)} is there twice", "keep one of the two")
         found[name] = _plain(path, loader, value, (*loc, name), lines)
         lines[*loc, name] = key.start_mark.line + 1
+    return found
+
+
+def _scalar(path: Path, loader: Any, node: Any) -> Any:
+    try:
+        found = loader.construct_object(node)
+    except ValueError as error:  # Python reads integers of at most 4300 digits
+        raise UsageError(f"{path}:{node.start_mark.line + 1}: {shown(node.value)} has too many digits") from error
+    if found is not None and not isinstance(found, str | int | float):
+        found = node.value  # a date is text, and so is what a tag makes something else of
     return found
 
 
@@ -234,9 +258,10 @@ def composed(path: Path, what: str, empty: str, most_nbytes: int = MAX_NBYTES, m
         content = read_bounded(path, most_nbytes)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: {reason_of(error)}", hint) from error
+    text = _text(path, content)
     with yaml_errors(path):
         depth = 0
-        for event in yaml.parse(content, Loader=yaml.SafeLoader):
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
             # A few lines of anchors can expand to gigabytes, and a few of brackets take minutes.
             where = path if event.start_mark is None else f"{path}:{event.start_mark.line + 1}"
             if isinstance(event, yaml.AliasEvent):
@@ -246,10 +271,30 @@ def composed(path: Path, what: str, empty: str, most_nbytes: int = MAX_NBYTES, m
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > most_depth:
                 raise UsageError(f"{where}: is nested more than {most_depth} deep")
-        root = yaml.compose(content, Loader=yaml.SafeLoader)
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
     if root is None:
         raise UsageError(f"{path}:1: the file is empty", empty)
     return root
+
+
+def _text(path: Path, content: bytes) -> str:
+    """Return the text of a file, whose characters YAML allows.
+
+    Raises:
+        UsageError: it is not UTF-8, or UTF-16 with a byte order mark, or has other characters.
+    """
+    import yaml
+
+    wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    try:
+        text = content.decode("utf-16" if wide else "utf-8")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise UsageError(f"{path}:{line}: is not text in UTF-8", "save the file as UTF-8") from error
+    if other := yaml.reader.Reader.NON_PRINTABLE.search(text):
+        line = text[: other.start()].count("\n") + 1
+        raise UsageError(f"{path}:{line}: has the character {other[0]!r}, which YAML does not allow", "remove it")
+    return text
 
 
 def _check_tagged(event: Any, where: str) -> None:

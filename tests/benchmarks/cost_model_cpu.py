@@ -192,7 +192,10 @@ def evaluate_processor(data: Path, processor: str) -> dict[str, Any]:
     models = timed_models(data, processor)
     generated, zoo = ([m for m in models if (m.family == GENERATED) is own] for own in (True, False))
     tuned = fit_processor(generated)
-    walks = fit_processor([m for m in generated if not m.name.startswith(OF_BLOCKS)])
+    of_blocks = {
+        name for name, made in drafts().items() if any(t.name.startswith("block") for t in made.graph().tensors)
+    }
+    walks = fit_processor([m for m in generated if m.name not in of_blocks])
     rows: list[dict[str, Any]] = []
     operators: list[tuple[float, float]] = []
     for out in sorted({m.family for m in zoo}):

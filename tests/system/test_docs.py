@@ -461,6 +461,12 @@ def test_figures_of_the_pages_are_those_of_the_results() -> None:
         ratios.append(f"{min(criteria):.2f} to {max(criteria):.2f} | {every_layer:.2f}")
     assert f"| two cores of an EPYC | {ratios[0]} |" in text
     assert f"{min(r['ours_low'] for r in measured):.2f} to {max(r['ours_high'] for r in measured):.2f}, and" in text
+    kept = json.loads((results / "seed_000_criteria_gpu.json").read_text())
+    *criteria, every_layer = (r["ours"] for r in kept["expected"] if r["name"].endswith("VGG16"))
+    by_length, by_type, by_count = criteria[:3], criteria[3], criteria[4:]
+    row = f"layer length {min(by_length):.2f} to {max(by_length):.2f}; layer type {by_type:.2f}; parameter count "
+    row += f"{min(by_count):.2f} to {max(by_count):.2f} | {every_layer:.2f}"
+    assert f"| an H200 in float16 | {row} |" in text
     left_out = json.loads((results / "published.json").read_text())["devices"]["exynos2200"]["left_out"]
     off = [abs(f["error"]) for each in left_out.values() for f in each["figures_ms"].values()]
     near, worst = f"{sum(e <= 0.1 for e in off)} of {len(off)}", f"{max(off) * 100:.0f} %"

@@ -258,6 +258,9 @@ def test_devices_are_named_or_told_what_is_wrong(tmp_path: Path, monkeypatch: py
     for text in (
         "devices:\n  pi: {agent: 10.0.0.7}\n",
         "devices:\n  pi: {agent: 10.0.0.7, authority: no.pem}\n",
+        "devices:\n  pi:\n    agent: 10.0.0.7\n    authority: ~nobody-here/x.pem\n",
+        "devices:\n  pi: {agent: '127.0.0.1:\u0663\u0664'}\n",
+        f"devices:\n  pi: {{agent: '127.0.0.1:{'7' * 5000}'}}\n",
         "devices:\n  pi: {agnt: 10.0.0.7}\n",
         "devices:\n  pi: {agent: 'a:b:c/d'}\n",
         "devices:\n  other: {agent: 127.0.0.1}\n",

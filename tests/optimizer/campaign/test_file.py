@@ -117,6 +117,18 @@ BOMB = "a: &a [x, x]\n" + "".join(
         "name: x\nmatrix: {model: vgg16}\nexpect:\n- {name: a, papr: 1}\n",
         "name: x\nmatrix: {model: vgg16}\nexpect:\n- {name: a, paper: 1, source: b, metric: ratio}\n",
         "name: x\nmatrix: {model: vgg16}\nexpect:\n- {name: a, paper: 1}\n",
+        "name: x\nmatrix: {model: vgg16}\nexpect:\n- {name: a, paper: 1.0e-320, source: b}\n",
+        "name: x\nmatrix: {model: vgg16}\nexpect:\n- {name: a, paper: true, source: b}\n",
+        "name: x\nmatrix: {model: vgg16}\nexpect:\n- {name: a, paper: '3', source: b}\n",
+        "name: x\nmatrix: {model: vgg16}\nexpect:\n- {name: a, metric: speedup, plan: every layer}\n",
+        "name: x\nmatrix: {model: vgg16}\nexpect:\n- {name: a, metric: speedup, over: every layer}\n",
+        "name: x\nmatrix: {model: vgg16}\nexpect:\n- {name: a, over: every layer}\n",
+        "name: x\nmatrix: {model: vgg16}\nexpect:\n- {name: a, where: {model: vgg19}}\n",
+        "name: x\nmatrix: {model: vgg16, objective: memory}\nexpect:\n- {name: a}\n",
+        "name: x\nmatrix: {model: vgg16}\nsettings: {precision: 2}\n",
+        "name: x\nmatrix: {model: vgg16}\nrepetitions: true\n",
+        "name: x\nmatrix: {model: vgg16, seed: 1\0}\n",
+        f"name: x\nmatrix: {{model: vgg16}}\nrepetitions: {'7' * 5000}\n",
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_a_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
@@ -128,6 +140,20 @@ def test_what_is_wrong_in_a_file_is_one_line(tmp_path: Path, capsys: pytest.Capt
     assert err.startswith(f"optimize: {path}")
     says(err)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("encoded", ["é".encode("latin-1"), b"\x80", "é".encode("utf-16")[:-1]], ids=str)
+def test_a_file_that_is_not_utf8_is_named_with_its_line(tmp_path: Path, encoded: bytes) -> None:
+    path = tmp_path / "campaign.yaml"
+    path.write_bytes(encoded if encoded.startswith(b"\xff") else b"name: x\ndescription: " + encoded)
+    with fails(UsageError):
+        read_campaign(path)
+
+
+def test_a_file_in_utf16_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "campaign.yaml"
+    path.write_text("name: x\ndescription: é\nmatrix: {model: vgg16}\n", encoding="utf-16")
+    assert read_campaign(path).content.description == "é"
 
 
 def test_a_tag_that_is_true_of_its_value_is_read(tmp_path: Path) -> None:

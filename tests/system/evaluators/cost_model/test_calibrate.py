@@ -307,6 +307,11 @@ def test_wrong_input(tmp_path: Path, copied: Path) -> None:
         calibrate(tmp_path / "x.txt")
     with fails(UsageError):
         calibrate(tmp_path / "nowhere" / "x.json")
+    with fails(UsageError):
+        calibrate(Path())
+    (tmp_path / "folder.json").mkdir()
+    with fails(UsageError):
+        calibrate(tmp_path / "folder.json")
     with fails(ProfileError):
         Measured().add(Record(1, "timed", {"name": "net1"}))
     timed = Timed("net3", "core", operator_features(network("net3", 3).graph()), np.zeros(0), 1.0, 1.0, 3)
