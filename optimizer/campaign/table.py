@@ -646,7 +646,7 @@ def _over(plan: Row, over: Row) -> _Range | None:
         return one
     if other is not None and one == _SAME:
         ratio, low, high = other
-        return 1.0 / ratio, low and 1.0 / low, high and 1.0 / high
+        return 1.0 / ratio, high and 1.0 / high, low and 1.0 / low
     return float(plan["value"] / over["value"]), None, None
 
 

@@ -280,8 +280,8 @@ def _config(case: Plain, folder: Path | None = None, **more: Any) -> StudyConfig
         source = str(folder / "workload.yaml")
         Path(source).write_text(json.dumps({"name": "pins", "models": case["models"], "seed": 1}))
     platform = case.get("platform")
-    if platform == "twins":
-        platform = str(Path(__file__).with_name("twins.yaml"))
+    beside = (Path(__file__).with_name(f"{platform}{suffix}") for suffix in (".yaml", ".json"))
+    platform = next((str(path) for path in beside if path.exists()), platform)
     known = {n: case[n] for n in ("processors", "objective", "max_stages", "power", "max_error") if n in case}
     last = case["allow"][-1] if "allow" in case else "cuts"
     allow = "cuts,branches,splits" if last == "splits" else last  # as the pins were recorded

@@ -1,7 +1,7 @@
 """What is pinned, in plain words that outlive the product's types.
 
 ``allow`` are the freedoms of a plan, of which today's product takes the last one beside cuts. A platform is the name of
-one that ships, or ``twins`` for the file beside this one.
+one that ships, or that of a file beside this one (``twins``, and profiles as they were when plans were drawn).
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ CHEAPER = {
     "optimize run experiments/quickstart.yaml": "optimize run experiments/quickstart.yaml --dry-run",
     **{
         f"optimize run experiments/{name}.yaml": f"optimize run experiments/{name}.yaml --dry-run"
-        for name in ("five_samplers", "seed_001_xavier")
+        for name in ("five_samplers", "seed_001_xavier", "seed_002_codl")
     },
 }
 NOT_RUN = {
@@ -473,6 +473,11 @@ def test_figures_of_the_pages_are_those_of_the_results() -> None:
     within = sum(abs(r["ratio"] - 1.0) <= r["tolerance"] for r in profile)
     assert f"| {ratios[1]} | fitted, not predicted: {within} of {len(profile)} ratios" in text
     assert f"{near} times within 10 %, at worst {worst}" in text
+    shared = [r for r in json.loads((results / "seed_002_codl.json").read_text())["expected"] if "shared" in r["name"]]
+    for r in shared:
+        assert f"{r['paper']:.2f}, {r['ours']:.2f} [{r['ours_low']:.2f}, {r['ours_high']:.2f}]" in text, r["name"]
+    known = sum(r["ours_low"] <= r["paper"] <= r["ours_high"] for r in shared)
+    assert f"Within 15 % of CoDL are {sum(r['within'] for r in shared)} of {len(shared)}, and {known} published" in text
     with (results / "seed_001_gpu.csv").open() as file:
         at_once = {(row["study"], row["plan"]): row for row in csv.DictReader(file)}
     sets = tuple(dict.fromkeys(study for study, _ in at_once))

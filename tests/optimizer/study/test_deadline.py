@@ -30,7 +30,7 @@ def best_ms(capsys: pytest.CaptureFixture[str]) -> float:
 
 
 def test_what_the_model_expects_to_miss_it_is_not_run(capsys: pytest.CaptureFixture[str]) -> None:
-    deadline_ms = 3.0 * best_ms(capsys)
+    deadline_ms = 1.1 * best_ms(capsys)
     assert main([*STUDY, "--deadline", f"{deadline_ms}"]) == 0
     proposed = [t for t in trials() if t["origin"] == "random" and t["repeat_of"] is None]
     late = [t for t in proposed if t["failure"].startswith("infeasible: misses --deadline ")]

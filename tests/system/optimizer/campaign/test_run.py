@@ -297,7 +297,13 @@ def test_half_of_a_run_folder_is_gone_on_with_or_told(tmp_path: Path, capsys: py
 def test_a_published_figure_says_how_ours_is_known_or_why_there_is_none() -> None:
     def row(plan: str, value: float | None, **more: Any) -> dict[str, Any]:
         axes = dict.fromkeys(AXES) | {"objective": "latency", "model": "a", "study": "a", "predicted": True}
-        known = {"value": value, "value_low": None, "value_high": None, "source": "predicted"}
+        known: dict[str, Any] = {
+            "value": value,
+            "value_low": None,
+            "value_high": None,
+            "source": "predicted",
+            "over_others": {},
+        }
         known |= dict.fromkeys(("over_best", "over_best_low", "over_best_high", "ratio", "ratio_low", "ratio_high"))
         return axes | known | {"plan": plan} | more
 
@@ -333,13 +339,14 @@ def test_a_published_figure_says_how_ours_is_known_or_why_there_is_none() -> Non
 def test_a_ratio_to_the_recommended_plan_has_the_interval_of_the_final() -> None:
     def row(plan: str, value: float, *over_best: float) -> dict[str, Any]:
         over = dict(zip(("over_best", "over_best_low", "over_best_high"), over_best or (None,) * 3, strict=True))
-        return {"plan": plan, "value": value} | over
+        return {"plan": plan, "value": value, "over_others": {}} | over
 
     best, slower, other = row("best", 2.0), row("a", 4.5, 2.0, 1.6, 2.5), row("b", 3.0, 1.5, 1.4, 1.6)
     assert _over(best, slower) == (0.5, 0.4, 0.625)
     assert _over(slower, best) == (2.0, 1.6, 2.5)
     assert _over(row("the best one", 2.0, 1.0, 1.0, 1.0), slower) == _over(best, slower)
-    assert _over(slower, other) == (2.0 / 1.5, None, None)  # the final keeps no interval of these two
+    assert _over(slower, other) == (4.5 / 3.0, None, None)  # nothing is known of these two together
+    assert _over(slower | {"over_others": {"b": [1.4, 1.2, 1.6]}}, other) == (1.4, 1.2, 1.6)
     assert _over(slower, row("c", 9.0)) == (0.5, None, None)  # the search alone measured one of them
 
 

@@ -136,7 +136,7 @@ def test_what_cannot_be_is_one_line_with_its_exit_code(
     one = "  - {model: squeezenet1_1"
     Path("small.yaml").write_text(f"memory_limit_mb: 1\nmodels:\n{one}}}\n")
     Path("late.yaml").write_text(f"models:\n{one}, deadline_ms: 0.5}}\n")
-    periodic = "arrival: {kind: periodic, period_ms: 20, requests: 3}, deadline_ms: 1000"
+    periodic = "arrival: {kind: periodic, period_ms: 5, requests: 3}, deadline_ms: 1000"
     Path("busy.yaml").write_text(f"models:\n{one}, count: 8, {periodic}}}\n")
     output = run(capsys, *words, "--budget", "3", code=code)
     assert output.startswith("optimize: ")
@@ -168,7 +168,7 @@ def test_the_report_tells_model_by_model(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_states_of_the_platform_are_allowed_for(capsys: pytest.CaptureFixture[str]) -> None:
     found = {}
-    for words in ((), ("--state", "cool:", "--state", "hot:cpu=2")):
+    for words in ((), ("--state", "cool:", "--state", "hot:cpu=2,gpu=2")):
         output = study(
             capsys,
             "--model",
