@@ -104,6 +104,7 @@ NOT_RUN = {
         for name in (
             "joint",
             "machine",
+            "pipelines",
             "runtimes",
             "seed_000_criteria",
             "seed_001_pairs",
@@ -184,7 +185,6 @@ NOT_RUN = {
             "samplers run OUT.json",
             "trial_cost OUT.json",
             "converters FOLDER OUT.json",
-            "streams OUT.json vgg16 squeezenet1_1 mobilenet_v1 --runs FOLDER",
         )
     },
     "pytest --benchmark-only tests/benchmarks/test_cut_cost.py": "a benchmark",
