@@ -92,7 +92,7 @@ def random_network(name: str, rng: Rng, operators: int = 24, *, kinds: Collectio
 
 
 def random_blocks(name: str, rng: Rng) -> Draft:
-    """Return a network that repeats one kind of block, in at least three stages of falling size and rising width.
+    """Return a network that repeats one kind of block in at least three stages of falling size and mostly rising width.
 
     All of its blocks together have at most :data:`MOST_MACS`.
     """

@@ -111,6 +111,9 @@ class Client:
         finally:
             os.close(log)
         self._channel = channel
+        if self._closed:  # meanwhile, by another thread
+            self._end()
+            raise UnavailableError("the session is closed")
         hello = {"device": self._device, "busy": self._busy, "known": self.chosen, "apart": self.apart}
         answer, _ = self._exchange(channel, hello, START_LIMIT_S)
         if "error" in answer:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from evaluators.own_process import output_of, own_process
@@ -32,6 +34,7 @@ APART = {
 
 MPS = "CUDA_MPS_PIPE_DIRECTORY"
 """Environment variable: where a server listens that lets processes compute at once; it takes them one at a time."""
+_MPS_USUALLY = Path("/tmp/nvidia-mps")  # noqa: S108 - where that server listens if the variable is not set
 
 EXTRA = "cuda"
 HINT = "pip install 'partition-optimizer[cuda]'"
@@ -131,6 +134,11 @@ def platform_of(device: str, precision: Precision = "tf32", streams: int = STREA
         device: its name.
     """
     return Platform(device, tuple(stream(number, device, precision) for number in range(streams)))
+
+
+def under_mps() -> bool:
+    """Return whether processes that start now become clients of a server that they share (MPS)."""
+    return MPS in os.environ or _MPS_USUALLY.exists()
 
 
 def runs_apart(platform: Platform, count: int) -> list[apart.Apart]:

@@ -26,7 +26,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any, Protocol
 
-from evaluators.cuda.devices import GRAPHS, KERNELS, MAX_INSTANCES, MAX_STREAMS, MPS, THREADS, torch_module
+from evaluators.cuda.devices import GRAPHS, KERNELS, MAX_INSTANCES, MAX_STREAMS, MPS, THREADS, torch_module, under_mps
 from evaluators.cuda.instance import Capturing, Instance, Launched, Tuning, apart, as_function, joined
 from evaluators.cuda.lowering import Choose, Weights, plainly
 from evaluators.litert.worker import wire
@@ -431,8 +431,8 @@ def main() -> None:
         # processes share (MPS) runs out of memory with more, so that one of many streams is no client of it.
         alone = head["apart"] in {GRAPHS, KERNELS}
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1" if alone else "32")
-        if not alone:
-            os.environ.pop(MPS, None)
+        if not alone and under_mps():
+            os.environ[MPS] = "/dev"  # no server listens there
         try:
             worker = Worker(head["device"], head["busy"], head["known"], head["apart"])
         except (OptimizeError, RuntimeError) as error:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.base import Agreement, Capabilities
 from evaluators.cuda.client import Bench, Loaded
-from evaluators.cuda.devices import EXTRA, GRAPHS, MPS, THREADS, tolerance
+from evaluators.cuda.devices import EXTRA, GRAPHS, THREADS, tolerance, under_mps
 from evaluators.cuda.session import References, fed
 from evaluators.litert import tensors
 from evaluators.workload.host import Execution, MeasuredWorkload, Outputs, Parts
@@ -33,6 +32,8 @@ from search_spaces.core.plan import Dispatch
 from search_spaces.core.platform import Processor
 from search_spaces.core.pools import members
 
+Found = TypeVar("Found")
+_NEVER = 1e6  # factor of what does not run
 _TIMED_S, _FEWEST, _MOST = 0.2, 6, 200
 
 
@@ -70,6 +71,8 @@ def crowding(
             if RUNS_AS not in timer.processors[numbers[0]].options:
                 raise
             timer.progress(f"models do not run apart: {error}")
+            for factors in found.values():
+                factors[f"{kind}|{kind}"] = _NEVER
             continue
         ratios: dict[str, list[float]] = {}
         for graph, requests, own_s in zip(chosen, outcome.requests, alone_s, strict=True):
@@ -102,15 +105,25 @@ class _Execution:
             instance.bench.ready(instance)
             mine.setdefault(id(instance.bench), []).append(client)
         groups = list(mine.values())
-        begin_ns = time.perf_counter_ns() + int(len(groups) * _AHEAD_NS) if len(groups) > 1 else 0
-        with ThreadPoolExecutor(len(groups)) as pool:
-            ran = list(pool.map(partial(self._ran, begin_ns=begin_ns), groups))
+        ran = [self._ran(groups[0], 0)] if len(groups) == 1 else self._in_processes(groups)
         whole = Scheduler(self.found.clients, self.found.excluded, self.dispatch)
         whole.begin(min(scheduler.store[0] for scheduler, _ in ran))
         for clients, (scheduler, processors) in zip(groups, ran, strict=True):
             for number, client in enumerate(clients):
                 whole.copy(client, scheduler, number, processors)
         return outcome(whole, self.found.stages, self.found.processors)
+
+    def _in_processes(self, groups: Sequence[Sequence[int]]) -> list[tuple[Scheduler, Sequence[int]]]:
+        """Run the clients of several processes, which begin at once; where one was late, all run again."""
+        benches = [self.instances[clients[0]].bench for clients in groups]
+        ahead_ns = int(len(groups) * _AHEAD_NS)
+        for _ in range(_TRIES):
+            begin_ns = time.perf_counter_ns() + ahead_ns
+            ran = _at_once(benches, [partial(self._ran, clients, begin_ns) for clients in groups], len(groups))
+            if max(scheduler.store[0] for scheduler, _ in ran) <= begin_ns + _AHEAD_NS:
+                break
+            ahead_ns *= 2
+        return ran
 
     def _ran(self, clients: Sequence[int], begin_ns: int) -> tuple[Scheduler, Sequence[int]]:
         """Run the clients of one process; return the scheduler's state there, and the processors that it numbers."""
@@ -120,7 +133,20 @@ class _Execution:
         return scheduler, processors
 
 
-_AHEAD_NS = 1e6  # for each process, from the request to run until it begins
+def _at_once(benches: Iterable[Bench], calls: Sequence[Callable[[], Found]], most: int) -> list[Found]:
+    """Call functions that wait for processes, in ``most`` threads; Ctrl-C ends the processes instead of waiting."""
+    with ThreadPoolExecutor(most) as pool:
+        asked = [pool.submit(call) for call in calls]
+        try:
+            return [each.result() for each in asked]
+        except KeyboardInterrupt:
+            for bench in benches:
+                bench.client.close()
+            raise
+
+
+_AHEAD_NS = 1e6  # for each process, from the request to run until it begins; one that is later than this is late
+_TRIES = 4
 _AT_ONCE = 8  # processes that start at the same time
 _INPUT_SEED = 0
 _SHARED = ""  # name of the weights of instances that share them
@@ -141,7 +167,7 @@ class CudaWorkload(MeasuredWorkload[Loaded]):
     def __init__(self, lowerings: Lowerings, objective: Objective, another: Callable[[str], Bench]) -> None:
         super().__init__(lowerings, objective)
         self._another, self._bench = another, another("")
-        self._apart: dict[str, Bench] = {}  # processor, or how models run apart in one process
+        self._apart: dict[str, Bench] = {}  # of a processor, or of a kind of them where threads share a process
         self._reference_processor = self._processors[0]
         self._references = References()
         self._inputs: dict[tuple[str, int], list[NDArray[np.generic]]] = {}
@@ -215,12 +241,11 @@ class CudaWorkload(MeasuredWorkload[Loaded]):
         if not how:
             return self._bench
         alike = [p.name for p in self._processors if kind_of(p) == kind_of(processor)]
-        mine = {name: how if how == THREADS else name for name in alike}
+        mine = {name: kind_of(processor) if how == THREADS else name for name in alike}
         if mine[processor.name] not in self._apart:
             made = {key: self._another(how) for key in dict.fromkeys(mine.values())}
             self._apart |= made
-            with ThreadPoolExecutor(1 if MPS in os.environ else _AT_ONCE) as pool:
-                list(pool.map(Bench.facts, made.values()))
+            _at_once(made.values(), [each.facts for each in made.values()], 1 if under_mps() else _AT_ONCE)
         return self._apart[mine[processor.name]]
 
     def _processor(self, name: str, job: int) -> Processor:
@@ -274,7 +299,8 @@ class CudaWorkload(MeasuredWorkload[Loaded]):
 
     def forget(self, graph: Graph) -> None:
         """Release a decomposed model that ran only for its error."""
-        self._bench.forget(graph)
+        for bench in (self._bench, *self._apart.values()):
+            bench.forget(graph)
         self._inputs.pop(fed(graph), None)
 
     def facts(self) -> dict[str, Any]:

@@ -52,7 +52,6 @@ from search_spaces.spaces.chain import chain_plan
 
 if TYPE_CHECKING:
     from evaluators.litert.workload import LitertWorkload
-    from evaluators.workload.apart import Apart
     from evaluators.workload.outcome import Objective
     from search_spaces.core.joined_graph import JoinedGraph
     from search_spaces.core.workload import Workload

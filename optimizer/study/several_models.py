@@ -152,9 +152,9 @@ class SeveralModels(Subject):
         if any(o.name == "misses" for o in objectives) and not workload.deadlines:
             raise UsageError("--objective misses: no model has a deadline", "set deadline_ms in the workload's file")
         # The busy time of processes that share cores is not known, and no state names them.
-        known_busy = evaluator.capabilities.apart and not config.state
-        known_busy = known_busy and not any(o.aggregation in ("sum", "run") for o in objectives)
-        apart = evaluator.apart(space.platform, len(workload.instances)) if known_busy else ()
+        can = evaluator.capabilities.apart and not config.state
+        can = can and not any(o.aggregation in ("sum", "run") for o in objectives)
+        apart = evaluator.apart(space.platform, len(workload.instances)) if can else ()
         named, processors = workload_baselines(space, apart)
         choices = choices_of(workload, graphs)
         return cls(config, evaluator, joined.graph, processors, space, objectives, workload, joined, named, choices)

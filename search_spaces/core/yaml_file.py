@@ -18,6 +18,8 @@ from search_spaces.core.wording import did_you_mean
 
 MAX_NBYTES = 256 << 10
 _MAX_DEPTH = 8
+_MOST_DIGITS = 4300
+_PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str")}
 
 Loc = tuple[str | int, ...]
 """Where a part of a document is: its keys and positions."""
@@ -216,13 +218,13 @@ def _plain(path: Path, loader: Any, node: Any, loc: Loc, lines: dict[Loc, int]) 
 
 
 def _scalar(path: Path, loader: Any, node: Any) -> Any:
+    if node.tag not in _PLAIN_TAGS:
+        return node.value  # a date is text
     try:
-        found = loader.construct_object(node)
-    except ValueError as error:  # Python reads integers of at most 4300 digits
-        raise UsageError(f"{path}:{node.start_mark.line + 1}: {shown(node.value)} has too many digits") from error
-    if found is not None and not isinstance(found, str | int | float):
-        found = node.value  # a date is text, and so is what a tag makes something else of
-    return found
+        return loader.construct_object(node)
+    except ValueError as error:  # as Python reads integers of at most 4300 digits
+        what = "has too many digits" if len(node.value) > _MOST_DIGITS else "is not a number"
+        raise UsageError(f"{path}:{node.start_mark.line + 1}: {shown(node.value)} {what}") from error
 
 
 def read_settings(path: Path) -> dict[str, Any]:
