@@ -1,4 +1,7 @@
-"""Workloads on the streams of a GPU: jobs as captured graphs, replayed from one process, and their costs."""
+"""Workloads on the streams of a GPU: jobs as captured graphs, replayed from one process, and their costs.
+
+As baselines, models also run apart, each in a process or a thread of its own.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +108,10 @@ class _Execution:
             instance.bench.ready(instance)
             mine.setdefault(id(instance.bench), []).append(client)
         groups = list(mine.values())
-        ran = [self._ran(groups[0], 0)] if len(groups) == 1 else self._in_processes(groups)
+        if len(groups) == 1:
+            scheduler, processors = self._ran(groups[0], 0)
+            return outcome(scheduler, self.found.stages, [self.found.processors[p] for p in processors])
+        ran = self._in_processes(groups)
         whole = Scheduler(self.found.clients, self.found.excluded, self.dispatch)
         whole.begin(min(scheduler.store[0] for scheduler, _ in ran))
         for clients, (scheduler, processors) in zip(groups, ran, strict=True):
@@ -153,7 +159,7 @@ _SHARED = ""  # name of the weights of instances that share them
 
 
 class CudaWorkload(MeasuredWorkload[Loaded]):
-    """A session of several models, all run by one process.
+    """A session of several models, run by one process, and where they run apart by others, which start when needed.
 
     Instances whose client sets ``own_weights`` have weights of their own on the device; all have buffers of their own.
 

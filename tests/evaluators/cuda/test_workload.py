@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from evaluators.cuda.client import Bench
 from evaluators.cuda.devices import APART, GRAPHS, MAX_INSTANCES
 from evaluators.cuda.session import CudaEvaluator
 from evaluators.cuda.workload import CudaWorkload
@@ -141,6 +142,20 @@ def test_models_run_apart_in_each_precision_of_the_streams() -> None:
         assert len({kind_of(p) for p in each.processors}) == 1
         assert not any(a.excludes(b) for a, b in pairwise(each.processors))
     assert len({kind_of(each.processors[0]) for each in found}) == 6
+
+
+def test_threads_of_one_precision_share_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that are launched one by one compute in the precision that their process has at that moment."""
+    streams = [CudaEvaluator("cpu").processor(name) for name in ("stream0", "stream1:f32")]
+    platform, workload, graph = with_pools(Platform("two", tuple(streams))), workload_of("a×2"), chain_graph(3)
+    joined = merge("test", [(i.name, graph) for i in workload.instances])
+    found = {each.name: each.processors for each in CudaEvaluator("cpu").apart(platform, 2)}
+    every = replace(platform, processors=(*platform.processors, *(p for each in found.values() for p in each)))
+    monkeypatch.setattr(Bench, "facts", lambda _: {})
+    with CudaEvaluator("cpu").host(workload, joined, every, "mean") as session:
+        benches = {name: [id(session._bench_of(p)) for p in each] for name, each in found.items()}
+    assert [len(set(each)) for each in benches.values()] == [2, 2, 1] * 2
+    assert len({one for each in benches.values() for one in each}) == 10
 
 
 @needs_torch
