@@ -335,15 +335,23 @@ class Final:
             return self.fastest
         best = self._table.fastest(among)
 
+        def beaten(i: int) -> bool:
+            return any(self.ratio(i, j).low > 1.0 for j in among if j != i)
+
         def eligible(i: int) -> bool:
             if i == best:
                 return True
-            to_best = self.ratio(i, best)
-            near = to_best.value <= 1.0 + tie or self.model_sigma(i, best) > 0.0
+            near = self.ratio(i, best).value <= 1.0 + tie or self.model_sigma(i, best) > 0.0
             near = near or (ended and i in self.racing and self._is_noise(i, best))
-            return near and to_best.low <= 1.0 and not any(self.ratio(i, j).low > 1.0 for j in among if j != i)
+            return near and not beaten(i)
 
-        return min((i for i in among if eligible(i)), key=lambda i: (stages[i], self._table.effect(i, best), i))
+        def fewest_stages(plans: Iterable[int]) -> int:
+            return min(plans, key=lambda i: (stages[i], self._table.effect(i, best), i))
+
+        chosen = fewest_stages(filter(eligible, among))
+        # A plan with more stages may have raced to the end on a tie that one it does not beat left early.
+        rest = (i for i in among if stages[i] < stages[chosen] and self._table.effect(i, chosen) <= 0.0)
+        return fewest_stages((chosen, *(i for i in rest if not beaten(i))))
 
     def _is_noise(self, plan: int, best: int) -> bool:
         """Return whether noise alone would give a plan that leads another one its lead."""

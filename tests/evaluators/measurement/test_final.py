@@ -132,6 +132,21 @@ def test_a_lead_within_heavy_noise_is_a_tie_and_open_and_plans_that_left_are_not
     assert any(found.may_lose(chosen, i) for i in racing if i != chosen) == is_open
 
 
+def test_a_plan_with_fewer_stages_that_left_the_race_is_chosen_over_a_tie_that_is_no_faster() -> None:
+    noise = 0.02 * np.random.default_rng(1).standard_normal((6, 3))
+    levels = noise - noise.mean(axis=0) + (0.0, 0.014, 0.012)
+    found = final_of(levels, racing=(0, 1))
+    assert not any(found.ratio(i, j).significant for i in range(3) for j in range(3))
+    assert found.choose([3, 2, 2], 0.01) == 1, "as many stages: the one that raced to the end"
+    assert found.effect(2, 1) <= 0.0
+    assert found.choose([3, 2, 1], 0.01) == 2
+    assert found.choose([3, 2, 1], 0.01, allowed=(0, 1)) == 1
+    levels[:, 2] += 0.004
+    behind = final_of(levels, racing=(0, 1))
+    assert behind.effect(2, 1) > 0.0
+    assert behind.choose([3, 2, 1], 0.01) == 1
+
+
 def test_exchanging_two_plans_inverts_the_ratio() -> None:
     rng = np.random.default_rng(0)
     slow, fast = loader(0.03, STILL, rng), loader(0.02, STILL, rng)
