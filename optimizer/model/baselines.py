@@ -23,6 +23,7 @@ SEED_003 = "branch greedy (NEST-C)"
 SIDE_BY_SIDE = "every group side by side"
 GREEDY = "CoDL's greedy chains"
 SINGLE = "operators split one by one"
+BY_HEIGHT, BY_CHANNELS = "operators split by height alone", "operators split by channels alone"
 CHAINS = "chains split"
 EVERY = "every operator shared"
 BRANCHES = "branches side by side"
@@ -43,8 +44,13 @@ MEANINGS = {
     GREEDY: "Each operator is split between two processors where that is predicted to be faster, and chains of them "
     "grow while that saves time, as in CoDL.",
     SINGLE: "Each operator alone is split between two processors where that is predicted to be faster.",
+    BY_HEIGHT: "Each operator alone is split between two processors where that is predicted to be faster, by height "
+    "wherever that is possible. A module's operators are all split, or none.",
+    BY_CHANNELS: "Each operator alone is split between two processors where that is predicted to be faster, by "
+    "channels wherever that is possible. A module's operators are all split, or none.",
     CHAINS: "Chains of operators are split between two processors in the best predicted way; branches stay together.",
-    EVERY: "Every operator that can be is split between the two fastest cores, in proportion to their speed.",
+    EVERY: "Every operator that can be is split between the two processors that are the fastest together, in "
+    "proportion to their speed.",
     BRANCHES: "Branches run on different processors at once in the best predicted way; no operator is split.",
     CUTS: "The model is cut into consecutive stages in the best predicted way, without branches or splits.",
     LIST: "Stages are placed in order of priority, each where it ends first (HEFT).",

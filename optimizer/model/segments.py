@@ -21,6 +21,8 @@ from optimizer.exact.segment_model import SegmentModel
 from optimizer.exact.side_by_side import side_by_side
 from optimizer.model.baselines import (
     BRANCHES,
+    BY_CHANNELS,
+    BY_HEIGHT,
     CHAINS,
     CUTS,
     EVERY,
@@ -166,10 +168,11 @@ def segment_baselines(
     """Return the baselines: each processor alone, published procedures for branches and splits, and those of cuts.
 
     Of branches the procedure of NEST-C (seed 003), and all of them side by side. Of splits CoDL's procedure (seed 002),
-    the best splits of one operator each, and each operator split in proportion, as a pool of threads would, by the two
-    cores that are the quickest together. Also the best plan of cuts alone by the model, which is outside the space if a
-    module is cut twice, and, if there are both, those of branches and of splits alone. Where runs are too many for all
-    their placements to be tried, also the plan of list scheduling, whose stages the space need not have.
+    the best splits of one operator each, along one axis and along both, and each operator split in proportion, as a
+    pool of threads would, by the two processors that are the quickest together. Also the best plan of cuts alone by the
+    model, which is outside the space if a module is cut twice, and, if there are both, those of branches and of splits
+    alone. Where runs are too many for all their placements to be tried, also the plan of list scheduling, whose stages
+    the space need not have.
     """
     model = SegmentModel(space, costs)
     usual = baselines(graph, platform, fastest)
@@ -181,6 +184,7 @@ def segment_baselines(
         named += [(SEED_003, _greedy(space, costs, main)), (SIDE_BY_SIDE, _greedy(space, free, main))]
     if space.axes:
         named += [(GREEDY, model.greedy().parts), (SINGLE, model.best(chains=False, branches=False).parts)]
+        named += [(BY_HEIGHT, model.along("height").parts), (BY_CHANNELS, model.along("channels").parts)]
     if space.axes and space.branching:
         named += [(BRANCHES, model.best(splits=False).parts), (CHAINS, model.best(branches=False).parts)]
     with suppress(InfeasibleError, UnavailableError):
@@ -190,9 +194,8 @@ def segment_baselines(
     scheduled = None if _tried(model) else list_scheduled(graph, _between(graph, costs))
     if scheduled is not None:
         found.setdefault(scheduled.digest, Baseline(LIST, scheduled))
-    cores = [p.name for p in platform.processors if p.kind == "cpu"]
-    whole_s = {core: chain_cost(costs, chain_plan(graph, (), [core])) for core in cores}
-    able = [pair for pair in space.pairs if all(np.isfinite(whole_s.get(processor, np.inf)) for processor in pair)]
+    whole_s = {p: chain_cost(costs, chain_plan(graph, (), [p])) for pair in space.pairs for p in pair}
+    able = [pair for pair in space.pairs if all(np.isfinite(whole_s[processor]) for processor in pair)]
     if able and space.axes:
         on = max(able, key=lambda pair: sum(1 / max(whole_s[processor], 1e-12) for processor in pair))
         named.append((EVERY, _shared_by(space, on, (whole_s[on[0]], whole_s[on[1]]))))

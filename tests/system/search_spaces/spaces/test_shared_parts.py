@@ -112,6 +112,16 @@ def test_the_optimum_with_branches_is_that_of_parts_priced_one_by_one(recipe: Re
     model = model_of(space, seed)
     assert model.best().cost_s == pytest.approx(least_s(model))
     assert model.best(branches=False).cost_s == pytest.approx(least_s(model, branches=False))
+    alone = model.best(chains=False, branches=False)
+    for axis in AXES:
+        along = model.along(axis)
+        assert along.cost_s == model.price(space.plan(along.parts))
+        assert along.cost_s >= alone.cost_s * (1 - 1e-9)
+        assert {block.way for block in along.blocks} <= {"whole", axis, f"each {axis}"}
+    for segment in space.segments:
+        for before in (None, *space.processors):
+            apart = model.each_s(segment.first, segment.last, before)
+            assert apart == pytest.approx({block: model.block_s(block, before) for block in apart})
 
 
 @settings(max_examples=25, deadline=None)
