@@ -10,6 +10,7 @@ import numpy as np
 from optimizer.exact.chain_costs import NEVER_S, Seconds
 from optimizer.exact.shared_ways import Ways
 from optimizer.exact.side_by_side import side_by_side
+from search_spaces.rewrites.splits import Axis
 from search_spaces.spaces.segment_space import EACH, Block, SegmentSpace
 from search_spaces.spaces.segments import Segment
 from search_spaces.spaces.shared_chains import GRID
@@ -41,9 +42,11 @@ def block_of(space: SegmentSpace, ways: Ways, at: int) -> Block:
 class Search:
     """The dynamic programme over blocks, from the last operator to the first one."""
 
-    def __init__(self, model: SegmentModel, *, chains: bool, splits: bool, branches: bool) -> None:
+    def __init__(self, model: SegmentModel, *, chains: bool, splits: bool, branches: bool, axis: Axis | None) -> None:
         self._model, self._space = model, model.space
-        self._chains, self._splits, self._branches = chains, splits and bool(model.space.axes), branches
+        self._chains, self._branches = chains, branches
+        self._axes = [each for each in model.space.axes if splits and axis in {None, each}]
+        self._each_ways = [at for at, (tried, _) in enumerate(EACH.values()) if tried in self._axes]
         self._estimates = model.estimates()
         self._processors = [p.name for p in model.space.platform.processors]
         count = len(model.space.graph.operators)
@@ -68,7 +71,7 @@ class Search:
         )
         for first in reversed(range(count)):
             ways = self._ways(first)
-            if self._splits and len(self._space.segment(first)) > 1:
+            if self._axes and len(self._space.segment(first)) > 1:
                 self._split_each(first)
             for before in every if first else [None]:
                 found = list(self._from(first, before, ways))
@@ -96,7 +99,7 @@ class Search:
             self._beyond_s[first, processors] = whole.first_s[rows, np.arange(len(processors))]
             self._beyond_last[first, processors] = lasts[rows]
         found = [whole]
-        for axis in self._space.axes if self._splits else ():
+        for axis in self._axes:
             chains = model.tables.split(first, axis).between(least, count if self._chains else first + 1)
             found.append(self._estimates.shared(chains, model.pairs, self._rest_s))
         return [ways for ways in found if ways.first_s.size]
@@ -145,6 +148,7 @@ class Search:
 
     def _each(self, first: int, before: int | None) -> _Best:
         total_s = self._model.by_share(first, self._alone_s[first], before) + self._each_s[first + 1]
+        total_s = total_s[:, self._each_ways]
         beyond, way, share, pair = np.unravel_index(int(total_s.argmin()), total_s.shape)
         on, other = self._model.pairs.names[pair]
         last = self._space.segment(first).last
@@ -152,7 +156,7 @@ class Search:
             tail = 1 + max(o for o in range(first, last - 1) if o in self._alone_s)
             last = int(self._beyond_last[tail, self._model.processor(on)])
         cost_s = float(total_s[beyond, way, share, pair])
-        return _Best(cost_s, Block(first, last, list(EACH)[way], on, other, int(share) + 1))
+        return _Best(cost_s, Block(first, last, list(EACH)[self._each_ways[way]], on, other, int(share) + 1))
 
     # Runs beside each other
 

@@ -221,15 +221,18 @@ class SegmentModel:
         """Return the seconds of a plan of the space."""
         return self.cost_s(self.space.parts(plan))
 
-    def best(self, *, chains: bool = True, splits: bool = True, branches: bool = True) -> Costed:
+    def best(
+        self, *, chains: bool = True, splits: bool = True, branches: bool = True, axis: Axis | None = None
+    ) -> Costed:
         """Return the cheapest blocks of the space.
 
         Args:
             chains: whether a split part may have more than one operator.
             splits: whether there may be split parts at all.
             branches: whether branches may run side by side.
+            axis: the only one along which to split, except operators of a module that cannot be; None for all.
         """
-        return self._costed(Search(self, chains=chains, splits=splits, branches=branches).blocks())
+        return self._costed(Search(self, chains=chains, splits=splits, branches=branches, axis=axis).blocks())
 
     def _costed(self, blocks: Sequence[Block]) -> Costed:
         parts = self.space.expand(blocks)
@@ -259,24 +262,12 @@ class SegmentModel:
                 if longer.way == "whole" or self.block_s(longer, before) >= apart_s:
                     break
                 block = longer
-            blocks.append(block)
+            if blocks and block.way == "whole" and blocks[-1].way == "whole" and blocks[-1].on == block.on:
+                blocks[-1] = replace(blocks[-1], last=block.last)
+            else:
+                blocks.append(block)
             before, first = block.on, block.last
-        return self._costed(_joined(blocks))
-
-    def along(self, axis: Axis) -> Costed:
-        """Return the plan in which each operator alone is split along one axis, where that is faster than whole.
-
-        The operators of a module are either all split, along the other axis where this one is not possible, or none.
-        """
-        blocks: list[Block] = []
-        for segment in self.space.segments:
-            first, last, before = segment.first, segment.last, blocks[-1].on if blocks else None
-            split_s = (self.splits_s if len(segment) == 1 else self.each_s)(first, last, before)
-            taken_s = {block: s for block, s in split_s.items() if block.way in {axis, f"each {axis}"}}
-            whole = (Block(first, last, "whole", name) for name in self.space.processors)
-            taken_s |= {block: self.block_s(block, before) for block in whole}
-            blocks.append(min(taken_s, key=taken_s.__getitem__))
-        return self._costed(_joined(blocks))
+        return self._costed(blocks)
 
     def block_s(self, block: Block, before: str | None) -> float:
         """Return the seconds of a block after one that ended on a given processor."""
@@ -356,14 +347,3 @@ class SegmentModel:
         transfer_s = self.transfers_s[first]
         (_, at), ways = min(((ways.least(transfer_s, place), ways) for ways in found), key=lambda pair: pair[0][0])
         return block_of(self.space, ways, at)
-
-
-def _joined(blocks: Sequence[Block]) -> list[Block]:
-    """Return blocks of which whole ones that follow each other on one processor are one."""
-    found: list[Block] = []
-    for block in blocks:
-        if found and block.way == found[-1].way == "whole" and block.on == found[-1].on:
-            found[-1] = replace(found[-1], last=block.last)
-        else:
-            found.append(block)
-    return found

@@ -44,10 +44,10 @@ MEANINGS = {
     GREEDY: "Each operator is split between two processors where that is predicted to be faster, and chains of them "
     "grow while that saves time, as in CoDL.",
     SINGLE: "Each operator alone is split between two processors where that is predicted to be faster.",
-    BY_HEIGHT: "Each operator alone is split between two processors where that is predicted to be faster, by height "
-    "wherever that is possible. A module's operators are all split, or none.",
+    BY_HEIGHT: "Each operator alone is split between two processors where that is predicted to be faster, by height; "
+    "within a module by channels where height is not possible.",
     BY_CHANNELS: "Each operator alone is split between two processors where that is predicted to be faster, by "
-    "channels wherever that is possible. A module's operators are all split, or none.",
+    "channels; within a module by height where channels are not possible.",
     CHAINS: "Chains of operators are split between two processors in the best predicted way; branches stay together.",
     EVERY: "Every operator that can be is split between the two processors that are the fastest together, in "
     "proportion to their speed.",

@@ -42,6 +42,7 @@ from search_spaces.core.errors import InfeasibleError, PlanError, UnavailableErr
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, canonical
 from search_spaces.core.platform import Platform
+from search_spaces.rewrites.splits import Axis
 from search_spaces.spaces.branch_runs import BranchRuns
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.cuts import every_layer
@@ -183,8 +184,9 @@ def segment_baselines(
         free = replace(costs, overhead_s=np.zeros_like(costs.overhead_s), transfer_s=np.zeros_like(costs.transfer_s))
         named += [(SEED_003, _greedy(space, costs, main)), (SIDE_BY_SIDE, _greedy(space, free, main))]
     if space.axes:
-        named += [(GREEDY, model.greedy().parts), (SINGLE, model.best(chains=False, branches=False).parts)]
-        named += [(BY_HEIGHT, model.along("height").parts), (BY_CHANNELS, model.along("channels").parts)]
+        named.append((GREEDY, model.greedy().parts))
+        axes: tuple[tuple[str, Axis | None], ...] = (SINGLE, None), (BY_HEIGHT, "height"), (BY_CHANNELS, "channels")
+        named += [(name, model.best(chains=False, branches=False, axis=axis).parts) for name, axis in axes]
     if space.axes and space.branching:
         named += [(BRANCHES, model.best(splits=False).parts), (CHAINS, model.best(branches=False).parts)]
     with suppress(InfeasibleError, UnavailableError):

@@ -473,7 +473,9 @@ def test_figures_of_the_pages_are_those_of_the_results() -> None:
     within = sum(abs(r["ratio"] - 1.0) <= r["tolerance"] for r in profile)
     assert f"| {ratios[1]} | fitted, not predicted: {within} of {len(profile)} ratios" in text
     assert f"{near} times within 10 %, at worst {worst}" in text
-    shared = [r for r in json.loads((results / "seed_002_codl.json").read_text())["expected"] if ": shared" in r["name"]]
+    shared = [
+        r for r in json.loads((results / "seed_002_codl.json").read_text())["expected"] if ": shared" in r["name"]
+    ]
     for r in shared:
         assert f"{r['paper']:.2f}, {r['ours']:.2f} [{r['ours_low']:.2f}, {r['ours_high']:.2f}]" in text, r["name"]
     known = sum(r["ours_low"] <= r["paper"] <= r["ours_high"] for r in shared)
