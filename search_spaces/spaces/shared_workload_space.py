@@ -71,11 +71,9 @@ class SharedWorkloadSpace(WorkloadSpace):
 
     def _row_distributions(self) -> dict[str, BaseDistribution]:
         found: dict[str, BaseDistribution] = {}
-        for c, space in enumerate(self.models, 1):
+        for c, space in enumerate(self.models):
             for name, distribution in space.distributions().items():
-                what, _, operator = name.partition("_")
-                owners = [c] if what in _OF_CLIENT else self._instances(c - 1)
-                found |= {f"{what}_{owner}_{operator}": distribution for owner in owners}
+                found |= {_parameter(name, c, k): distribution for k in self._instances(c)}
         return found
 
     def _instances(self, client: int) -> list[int]:
@@ -85,11 +83,7 @@ class SharedWorkloadSpace(WorkloadSpace):
     def _rows(self, params: Mapping[str, Any]) -> tuple[Row, ...]:
         rows = []
         for k, c in enumerate(self._client, 1):
-            own = {}
-            for name in self.models[c].distributions():
-                what, _, operator = name.partition("_")
-                owner = c + 1 if what in _OF_CLIENT else k
-                own[name] = params[f"{what}_{owner}_{operator}"]
+            own = {name: params[_parameter(name, c, k)] for name in self.models[c].distributions()}
             rows.append(self.models[c].decode(own).stages)
         return tuple(rows)
 
@@ -100,9 +94,7 @@ class SharedWorkloadSpace(WorkloadSpace):
             forms = self._forms(c, each)
             for k, blocks in zip(self._instances(c), each, strict=True):
                 common = [self._in_common(block, forms[block.first]) for block in blocks]
-                for name, value in space.encode_blocks(common).items():
-                    what, _, operator = name.partition("_")
-                    params[f"{what}_{c + 1 if what in _OF_CLIENT else k}_{operator}"] = value
+                params |= {_parameter(name, c, k): value for name, value in space.encode_blocks(common).items()}
         return params
 
     def _canonical(self, found: DecodedPlan) -> DecodedPlan:
@@ -273,6 +265,13 @@ class SharedWorkloadSpace(WorkloadSpace):
         places += [pairs[pair]]
         places += [every[own // len(every) ** i % len(every)] for i in range(instances - 1 - leader)]
         return [_placed(Block(first, last, "whole", each[0]), form, each) for each in places]
+
+
+def _parameter(name: str, client: int, instance: int) -> str:
+    """Return the parameter that stands for one of a model's own space; clients count from 0, instances from 1."""
+    what, _, operator = name.partition("_")
+    owner = client + 1 if what in _OF_CLIENT else instance
+    return f"{what}_{owner}_{operator}"
 
 
 def _placed(block: Block, form: Form, on: tuple[str, ...]) -> Block:
