@@ -27,12 +27,15 @@ from evaluators.measurement.disturbance import RunFilter
 from evaluators.samples import RUN_NOISE, Measurement, Samples, Stopped
 from evaluators.schedule import Timeline
 from evaluators.workload.outcome import typical_figures
-from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.errors import UnavailableError
 from search_spaces.core.wording import plural
 
 MARGIN = 0.02
 """Relative difference that counts as no slower: on a shared machine, equal work differs by 1.4 % (sd) between blocks
 of runs and by 0.5 % between instances, which no number of runs in one block shows."""
+
+CONFIDENCE = 0.99
+"""One minus the probability of ever stopping a candidate as slower that is within :data:`MARGIN`."""
 
 SPIKE_SHARE = 0.05
 """Share of runs that other load on the machine may slow down, by any amount."""
@@ -110,20 +113,18 @@ def promising(first_s: float, incumbent: Samples, cold: ColdStart) -> bool:
     return first_s / cold.usual < incumbent.median * (1.0 - noise(incumbent))
 
 
-def slower(values_s: Sequence[float], incumbent: Samples, confidence: float = 0.99, margin: float = MARGIN) -> bool:
+def slower(values_s: Sequence[float], incumbent: Samples) -> bool:
     """Return whether samples after the warm-up show a candidate to be slower than the incumbent.
 
     Args:
         values_s: all samples of the candidate so far, in seconds; the test may be made after each.
         incumbent: samples of the best candidate so far.
-        confidence: 1 minus the probability of ever returning True for a candidate that is within ``margin``.
-        margin: relative difference that counts as no slower; 0 where both are measured in the same rounds.
     """
     scale = noise(incumbent)
-    limit = math.log(incumbent.median * (1.0 + margin))
+    limit = math.log(incumbent.median * (1.0 + MARGIN))
     score = sum(max(-CLIP, min(CLIP, (math.log(value) - limit) / scale)) for value in values_s)
     capital = sum(math.exp(stake * score - len(values_s) * _log_price(stake)) for stake in STAKES) / len(STAKES)
-    return capital >= 1.0 / (1.0 - confidence)
+    return capital >= 1.0 / (1.0 - CONFIDENCE)
 
 
 @cache
@@ -159,10 +160,6 @@ class SamplingPolicy:
         max_s: stop when the runs (warm-up included) took this many seconds together, but not before ``min_runs``.
         min_runs, max_runs: bounds of the number of samples after the warm-up.
         warmup_max: maximum number of runs of the warm-up.
-        confidence: that a candidate is slower than the incumbent, for stopping it early.
-
-    Raises:
-        UsageError: a value is out of range.
     """
 
     precision: float = 0.01
@@ -170,19 +167,6 @@ class SamplingPolicy:
     min_runs: int = 5
     max_runs: int = 100
     warmup_max: int = 10
-    confidence: float = 0.99
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.precision < 1.0:
-            raise UsageError(f"precision {self.precision} is not a share", "give a value between 0 and 1, such as 0.01")
-        if not self.max_s > 0.0:
-            raise UsageError(f"max_s {self.max_s}: a measurement needs more than 0 seconds")
-        if not 1 <= self.min_runs <= self.max_runs:
-            raise UsageError(f"min_runs {self.min_runs} and max_runs {self.max_runs}: need 1 <= min_runs <= max_runs")
-        if self.warmup_max < 1:
-            raise UsageError(f"warmup_max {self.warmup_max}: a warm-up has at least 1 run")
-        if not 0.5 <= self.confidence < 1.0:
-            raise UsageError(f"confidence {self.confidence} is not between 0.5 and 1", "give 0.99")
 
 
 def measure(
@@ -340,7 +324,7 @@ def _lost(record: _Record) -> Stopped | None:
 
 def _verdict(record: _Record, policy: SamplingPolicy, incumbent: Samples | None) -> Stopped | None:
     values = record.values_s[record.warm :]
-    if incumbent is not None and slower(values, incumbent, policy.confidence):
+    if incumbent is not None and slower(values, incumbent):
         return "raced"
     if len(values) < policy.min_runs:
         return None

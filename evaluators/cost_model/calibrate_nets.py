@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from search_spaces.core.intensity import operator_costs
 from search_spaces.models.zoo.builder import Activation, Builder, Draft, Padding, Value
 from search_spaces.models.zoo.transformer import attention
 
@@ -101,7 +102,7 @@ def random_blocks(name: str, rng: Rng) -> Draft:
     unit = int(rng.choice([8, 8, 16]))
     width = unit * int(rng.integers(1, 3))
     x = net.conv(net.input((1, size, size, 3)), width, 3, "stem", stride=2, activation="RELU6")
-    block, macs = _BLOCKS[int(rng.integers(len(_BLOCKS)))]
+    block = _BLOCKS[int(rng.integers(len(_BLOCKS)))]
     expansion, kernel = int(rng.choice([2, 3, 4, 6])), int(rng.choice([3, 3, 5]))
     expansion = max(1, min(expansion, MOST_ELEMENTS // (2 * math.prod(x.shape))))
     left, stages = MOST_MACS, int(rng.integers(3, 6))
@@ -109,7 +110,9 @@ def random_blocks(name: str, rng: Rng) -> Draft:
         width = max(unit, int(width * rng.uniform(1.2, 2.0)) // unit * unit)
         for repetition in range(int(rng.integers(1, 5))):
             stride = 2 if repetition == 0 and x.shape[1] >= 8 else 1
-            cost = macs(x.shape[1], x.shape[3], width, expansion, kernel, stride)
+            alone = Builder(name)
+            added = block(alone, alone.input(x.shape), width, expansion, kernel, stride, "block")
+            cost = sum(each.macs for each in operator_costs(alone.finish(added).graph()))
             if cost > left / (stages - stage) or x.shape[1] ** 2 * expansion * max(width, x.shape[3]) > MOST_ELEMENTS:
                 if repetition == 0:  # too much already at the beginning of a stage: another network is drawn
                     return random_blocks(name, rng)
@@ -157,35 +160,8 @@ def _growing(net: Builder, x: Value, width: int, expansion: int, kernel: int, st
     return x
 
 
-def _inverted_macs(size: int, given: int, width: int, expansion: int, kernel: int, stride: int) -> int:
-    inner = expansion * given
-    return size**2 * given * inner + (-(-size // stride)) ** 2 * inner * (kernel**2 + width)
-
-
-def _separable_macs(size: int, given: int, width: int, _expansion: int, kernel: int, stride: int) -> int:
-    return (-(-size // stride)) ** 2 * given * (kernel**2 + width)
-
-
-def _bottleneck_macs(size: int, given: int, width: int, expansion: int, kernel: int, stride: int) -> int:
-    inner = max(8, width // 4)
-    return size**2 * given * inner + (-(-size // stride)) ** 2 * inner**2 * (kernel**2 + expansion)
-
-
-def _growing_macs(size: int, given: int, width: int, expansion: int, kernel: int, stride: int) -> int:
-    before = size**2 * given * width if stride == 2 else 0
-    pixels, first = (size // stride) ** 2, width if stride == 2 else given
-    return before + pixels * expansion * 16 * sum(first + 16 * layer + 16 * kernel**2 for layer in range(2))
-
-
-_INVERTED = _inverted, _inverted_macs
-_BLOCKS = (
-    _INVERTED,
-    _INVERTED,
-    (_separable, _separable_macs),
-    (_bottleneck, _bottleneck_macs),
-    (_growing, _growing_macs),
-)
-"""What adds a block, and how many multiply-accumulates it has; the first is drawn twice as often."""
+_BLOCKS = (_inverted, _inverted, _separable, _bottleneck, _growing)
+"""What adds a block; the first is drawn twice as often."""
 
 
 def random_dense(name: str, rng: Rng) -> Draft:

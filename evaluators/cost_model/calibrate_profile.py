@@ -45,9 +45,7 @@ def usual_reference_s(timed: Sequence[Timed]) -> float:
     return float(np.median([t.reference_s for t in timed]))
 
 
-def next_network(
-    timed: Sequence[Timed], refused: int = 0, candidates: int = _CANDIDATES, fits: Fits | None = None
-) -> int:
+def next_network(timed: Sequence[Timed], refused: int = 0, fits: Fits | None = None) -> int:
     """Return the seed of the next network to time, on the kind of processor of ``timed``.
 
     The first networks are spread over the space of shapes: of some candidates the one whose operators lie farthest from
@@ -57,8 +55,8 @@ def next_network(
         refused: number of networks that the processor did not support.
         fits: last fit of each kind, kept from call to call while ``timed`` only grows; none by default.
     """
-    first = (len(timed) + refused) * candidates
-    seeds = range(first, first + candidates)
+    first = (len(timed) + refused) * _CANDIDATES
+    seeds = range(first, first + _CANDIDATES)
     drawn = [operator_features(network(f"net{seed}", seed).graph()) for seed in seeds]
     if len(timed) < SPACE_FILLING:
         scores = _novelty(drawn, [f for t in timed for f in t.features])

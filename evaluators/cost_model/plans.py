@@ -110,7 +110,7 @@ class PlanSimulator:
                         there.add((tensor, processor))
                         work_s += nbytes * self._byte[source][processor]
                         if self._cold is not None:
-                            work_s += min(1.0, nbytes / COLD_BYTES) * self._cold[source][processor]
+                            work_s += _cold(nbytes) * self._cold[source][processor]
             if self._asleep is not None and several:
                 for source, before in turns[processor].items():
                     needs.setdefault(before, self._asleep[source][processor])
@@ -165,7 +165,7 @@ class PlanSimulator:
                 if (source := place[writer]) != processor:
                     transfer_s = p.latency_s[source, processor] + nbytes * p.byte_s[source, processor]
                     if p.cold_s is not None:
-                        transfer_s += min(1.0, nbytes / COLD_BYTES) * p.cold_s[source, processor]
+                        transfer_s += _cold(nbytes) * p.cold_s[source, processor]
                     ways[known.index(kinds[source]), kind] += UNSURE * transfer_s
         common = math.sqrt(CORRELATION) * single.sum(axis=1)
         parts = (math.sqrt(1.0 - CORRELATION) * single.ravel(), common, calls, ways.ravel())
@@ -308,17 +308,18 @@ def _beyond_s(simulator: PlanSimulator) -> Seconds:
 
     It is 0 where a processor does not support some of them.
     """
-    p = simulator.prices
+    graph, p = simulator.graph, simulator.prices
     operators_s = consecutive_s(p.operator_s)
     finite = np.isfinite(operators_s)
     found = np.zeros_like(operators_s)
     if p.capacity_bytes.any():
-        over = np.maximum(0.0, _weight_bytes(simulator.graph)[None] - p.capacity_bytes[:, None, None])
+        constants = [tensor for tensor in graph.consumers if graph.tensors[tensor].constant]
+        over = np.maximum(0.0, _border_bytes(graph, constants)[None] - p.capacity_bytes[:, None, None])
         share = np.where(p.capacity_bytes > 0, p.pressure_per_byte, 0.0)[:, None, None] * over
         found += np.where(finite, operators_s, 0.0) * share
     if p.io_s_per_byte.any():
-        found += np.where(finite, p.io_s_per_byte[:, None, None] * _border_bytes(simulator.graph), 0.0)
-    for one, others in fused_with(simulator.graph, p).items():
+        found += np.where(finite, p.io_s_per_byte[:, None, None] * _border_bytes(graph, graph.activation_tensors), 0.0)
+    for one, others in fused_with(graph, p).items():
         if p.alone_s is not None:  # stages that hold it without one that it is fused with
             least, most = min(others), max(others)
             without = np.s_[: one + 1, one + 1 : most + 1] if most > one else np.s_[least + 1 : one + 1, one + 1 :]
@@ -353,10 +354,10 @@ def part_costs(simulator: PlanSimulator) -> PartCosts:
     )
 
 
-def _border_bytes(graph: Graph) -> Seconds:
-    """Return the bytes that cross the border of operators ``first … last-1``, ``[first, last]``."""
+def _border_bytes(graph: Graph, tensors: Iterable[int]) -> Seconds:
+    """Return the bytes of some tensors that cross the border of operators ``first … last-1``, ``[first, last]``."""
     count, areas = len(graph.operators), []
-    for tensor in graph.activation_tensors:
+    for tensor in tensors:
         nbytes, readers = graph.tensors[tensor].nbytes, graph.consumers.get(tensor, ())
         writer = graph.producer.get(tensor, -1)
         # Read by a stage that begins after the writer and holds a reader; only its first reader counts.
@@ -365,20 +366,6 @@ def _border_bytes(graph: Graph) -> Seconds:
         if writer >= 0 and (readers or tensor in graph.outputs):
             end = count + 1 if tensor in graph.outputs else readers[-1] + 1
             areas.append((range(writer + 1), range(writer + 1, end), nbytes))
-    return _piled(count, areas)
-
-
-def _weight_bytes(graph: Graph) -> Seconds:
-    """Return the bytes of constants that operators ``first … last-1`` read, each once, ``[first, last]``."""
-    count, areas = len(graph.operators), []
-    readers: dict[int, list[int]] = {}
-    for index, operator in enumerate(graph.operators):
-        for tensor in {t for t in operator.inputs if t != -1 and graph.tensors[t].constant}:
-            readers.setdefault(tensor, []).append(index)
-    for tensor, at in readers.items():
-        for before, reader in pairwise((-1, *at)):
-            # Stages that begin after the previous reader and hold this one.
-            areas.append((range(before + 1, reader + 1), range(reader + 1, count + 1), graph.tensors[tensor].nbytes))
     return _piled(count, areas)
 
 

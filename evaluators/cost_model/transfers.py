@@ -69,27 +69,10 @@ class Prices:
     asleep_s: Table | None = None
 
     def __post_init__(self) -> None:
-        processors, count = self.operator_s.shape
-        for name, shape in (
-            ("operator_s", (processors, count)),
-            ("sigma", (processors, count)),
-            ("traffic", (count,)),
-            *((name, (processors,)) for name in _PER_PROCESSOR),
-            *((name, (processors, processors)) for name in _PER_PAIR),
-        ):
+        for name in self.__slots__:
             table = getattr(self, name)
-            if table is None:
-                continue
-            if table.shape != shape:
-                raise ValueError(f"{name} has the shape {table.shape}, not {shape}")
-            if name != "power_w" and (np.isnan(table).any() or (table < 0).any()):
+            if table is not None and name != "power_w" and (np.isnan(table).any() or (table < 0).any()):
                 raise ProfileError(f"{name} has an entry that is negative or no number")
-        if self.asleep_s is not None and (self.asleep_s < self.latency_s).any():
-            raise ProfileError("asleep_s has an entry below latency_s")
-
-
-_PER_PROCESSOR = ("invocation_s", "io_s_per_byte", "capacity_bytes", "pressure_per_byte", "power_w")
-_PER_PAIR = ("latency_s", "byte_s", "slow_compute", "slow_memory", "cold_s", "asleep_s")
 
 
 def prices(profile: CostProfile, graph: Graph, platform: Platform) -> Prices:

@@ -75,7 +75,7 @@ class _Runner:
     @property
     def queued_s(self) -> float:
         """How long measurements have waited for those of other studies."""
-        return self._workers.queued_s
+        return self._workers.foreground.queued_s
 
     def __enter__(self) -> Self:
         return self

@@ -167,8 +167,8 @@ class LocalSession(ClosableSession):
         self._numbers = count(1)
         self._holder = Holder()
         used = {core for p in own for core in p.cores}
-        self._conditions = Conditions(used, workers.processes, {**facts, "runs_first": workers.preferred})
-        self._counters = TaskCounters(used, workers.processes, queued_s=lambda: workers.queued_s)
+        self._conditions = Conditions(used, workers.processes, {**facts, "runs_first": workers.foreground.preferred})
+        self._counters = TaskCounters(used, workers.processes, queued_s=lambda: workers.foreground.queued_s)
 
     def conditions(self) -> dict[str, Any]:
         """Return conditions that may have affected the last measurements (governor, load, versions, …)."""

@@ -82,7 +82,7 @@ class Workers:
 
     Workers that got a request together end together when one of them dies or does not answer in time, since they may
     wait for each other for ever. The next request starts them again. ``ends`` counts how often each has ended, so that
-    callers know when stages that they compiled there are gone.
+    callers know when stages that they compiled there are gone; ``foreground`` keeps measurements of studies apart.
 
     Raises:
         UnavailableError: this machine lacks what a worker needs: a core, an adapter, a library.
@@ -97,7 +97,7 @@ class Workers:
         self._fork_servers: dict[str, ForkServer] = {}
         self._resources = {p.name: tuple(p.resources) for p in platform.processors}
         servers = self._fork_servers
-        self._foreground = Foreground(lambda: [s.process.pid for s in servers.values() if s.alive])
+        self.foreground = Foreground(lambda: [s.process.pid for s in servers.values() if s.alive])
         try:
             for runtime in sorted({start.runtime for start in self._starts.values()}):
                 self._fork_servers[runtime] = self._start(runtime)
@@ -106,17 +106,7 @@ class Workers:
             raise
 
     def _start(self, runtime: str) -> ForkServer:
-        return fork_server(runtime, own_session=self._foreground.preferred, log=self._log)
-
-    @property
-    def preferred(self) -> bool:
-        """Whether workers run before other processes while they measure."""
-        return self._foreground.preferred
-
-    @property
-    def queued_s(self) -> float:
-        """How long measurements have waited for those of other studies."""
-        return self._foreground.queued_s
+        return fork_server(runtime, own_session=self.foreground.preferred, log=self._log)
 
     def measuring(self, names: Iterable[str], *, first: bool) -> AbstractContextManager[None]:
         """Measure on some workers, once no other study measures on their processors.
@@ -124,7 +114,7 @@ class Workers:
         Args:
             first: raise their priority above that of all other processes (:mod:`evaluators.measurement.foreground`).
         """
-        return self._foreground.holding((each for name in names for each in self._resources[name]), first=first)
+        return self.foreground.holding((each for name in names for each in self._resources[name]), first=first)
 
     def ask(self, worker: str, request: Request, limit_s: float) -> dict[str, Any]:
         """Ask one worker and wait for its answer.
@@ -317,7 +307,7 @@ class Workers:
             return
         self._closed = True
         self._end_all(list(self._running))
-        self._foreground.close()
+        self.foreground.close()
         while self._fork_servers:
             give_back(self._fork_servers.popitem()[1])
         os.close(self._log)

@@ -98,11 +98,9 @@ def read_placement(path: Path) -> PlacementProblem:
         UsageError: the file is missing, damaged, or not an instance; the text names the node or edge.
     """
     try:
-        content = read_bounded(path, MAX_NBYTES)
-    except (OSError, ValueError) as error:
+        data = parsed_json(read_bounded(path, MAX_NBYTES))
+    except OSError as error:
         raise UsageError(f"{path}: {reason_of(error)}") from error
-    try:
-        data = parsed_json(content)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: is not JSON of at most {MAX_NBYTES >> 20} MiB: {error}") from error
     return _problem(path, built(_Instance, data, f"{path}: the instance is", UsageError))

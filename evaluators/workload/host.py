@@ -25,6 +25,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Dispatch, Plan
 from search_spaces.core.platform import Processor
 from search_spaces.core.pools import members, single_processors
+from search_spaces.rewrites.lower import lowering
 
 
 class WorkloadSession(Session, Protocol):
@@ -246,7 +247,7 @@ class MeasuredWorkload(PricedWorkload, ABC, Generic[Instance]):
 
     def decomposed_error(self, graph: Graph, ranks: RankSet) -> float | None:
         """Return the largest error of a decomposed model's outputs, relative to the largest value of that output."""
-        made, _ = self.lowerings.whole(graph, ranks)
+        made = lowering(graph).decomposed(ranks).graph
         try:
             outputs = self.whole_outputs(made)
         finally:
@@ -269,7 +270,7 @@ class MeasuredWorkload(PricedWorkload, ABC, Generic[Instance]):
         graphs = list({c.graph.digest: c.graph for c in self.joined.components}.values())
         timer = JobTimer(self._processors, self.alone, progress)
         table = self.measured(graphs, timer) if known is None else PriceTable.from_json(known)
-        table = timer.with_triples(table, graphs, grids, self.lowerings, self.forget)
+        table = timer.with_triples(table, graphs, grids, self.forget)
         self.predict_by(table)
         return table.to_json()
 

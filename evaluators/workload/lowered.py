@@ -120,11 +120,6 @@ class Lowerings:
         ranks = ranks_by_component(plan, self.joined)
         return [self.lower(plan, k, stages, ranks[k] if ranks else ()) for k, stages in jobs.items()]
 
-    def whole(self, graph: Graph, ranks: RankSet) -> tuple[Graph, tuple[int, ...]]:
-        """Return a decomposed model, and for each operator its origin in ``graph``. Raises as :meth:`lower`."""
-        made = lowering(graph).decomposed(ranks)
-        return made.graph, made.origins
-
     def origin(self, graph: Graph) -> Graph:
         """Return the original model of a recently rewritten graph, or the graph itself if it is not one."""
         for component in self.joined.components:

@@ -27,7 +27,7 @@ from search_spaces.core.plan import LayerRanks
 from search_spaces.core.platform import Processor
 from search_spaces.core.pools import single_processors
 from search_spaces.core.wording import plural
-from search_spaces.rewrites.lower import Lowered
+from search_spaces.rewrites.lower import Lowered, lowering
 from search_spaces.rewrites.tucker import Ranks
 
 _RUNS, _TIMED_S, _FEWEST, _MOST = 2, 0.12, 4, 60
@@ -213,7 +213,6 @@ class JobTimer:
         table: PriceTable,
         graphs: Sequence[Graph],
         grids: Grids,
-        lowerings: Lowerings,
         forget: Callable[[Graph], None],
     ) -> PriceTable:
         """Return a table with the times of all triples of some rank sets added; times that it has are kept.
@@ -237,18 +236,18 @@ class JobTimer:
                 self.progress(
                     f"timing {plural(len(ranks), 'decomposed convolution')} of {graph.name}, rank set {number}"
                 )
-                made, origins = lowerings.whole(graph, ranks)
+                made = lowering(graph).decomposed(ranks)
                 for kind, processor in first_of_kinds(self.processors).items():
                     try:
-                        each, _, _ = self._operators_s(made, processor)
+                        each, _, _ = self._operators_s(made.graph, processor)
                     except UnavailableError as error:
                         name = self.processors[processor].name
                         self.progress(f"rank set {number} of {graph.name} does not run on {name}: {error.what}")
                         continue
                     times = found.setdefault(graph.digest, {}).setdefault(kind, {})
-                    for layer, took_s in _by_layer(ranks, each, origins).items():
+                    for layer, took_s in _by_layer(ranks, each, made.origins).items():
                         times.setdefault(layer, took_s)
-                forget(made)
+                forget(made.graph)
         return replace(table, triple_s=found)
 
     def _operators_s(self, graph: Graph, processor: int) -> tuple[list[float], float, float]:

@@ -11,7 +11,7 @@ from search_spaces.core.errors import PlanError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage, canonical
 from search_spaces.core.platform import Platform
-from search_spaces.spaces.processor_words import count_words, word_at
+from search_spaces.spaces.processor_words import count_words, located, word_at
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,14 +71,9 @@ class ChainSpace:
             )
         self._graph = graph
         self._platform = platform
-        self._max_stages = max_stages
+        self.max_stages = max_stages
         self._classes = [tuple(p.name for p in group[:max_stages]) for group in platform.classes().values()]
         self._processors = [p.name for p in platform.processors if any(p.name in names for names in self._classes)]
-
-    @property
-    def max_stages(self) -> int:
-        """Maximum number of stages of a plan."""
-        return self._max_stages
 
     freedoms = ("cuts",)
 
@@ -87,9 +82,9 @@ class ChainSpace:
         from optuna.distributions import CategoricalDistribution, IntDistribution
 
         last = len(self._graph.operators) - 1
-        found: dict[str, BaseDistribution] = {"stages": IntDistribution(1, self._max_stages)}
-        found |= {f"cut_{i}": IntDistribution(1, last) for i in range(1, self._max_stages)}
-        found |= {f"processor_{i}": CategoricalDistribution(self._processors) for i in range(1, self._max_stages + 1)}
+        found: dict[str, BaseDistribution] = {"stages": IntDistribution(1, self.max_stages)}
+        found |= {f"cut_{i}": IntDistribution(1, last) for i in range(1, self.max_stages)}
+        found |= {f"processor_{i}": CategoricalDistribution(self._processors) for i in range(1, self.max_stages + 1)}
         return found
 
     def decode(self, params: Mapping[str, Any]) -> Plan:
@@ -109,20 +104,20 @@ class ChainSpace:
             PlanError: the plan does not fit the graph or the platform, has too many stages, or is not a chain.
         """
         plan.validate(self._graph, self._platform)
-        if len(plan.stages) > self._max_stages:
-            raise PlanError(f"plan has {len(plan.stages)} stages, the space at most {self._max_stages}")
+        if len(plan.stages) > self.max_stages:
+            raise PlanError(f"plan has {len(plan.stages)} stages, the space at most {self.max_stages}")
         plan = canonical(plan, self._graph, self._platform)
         cuts = consecutive_cuts(plan.stages)
         params: dict[str, Any] = {"stages": len(plan.stages)}
-        for i in range(1, self._max_stages):
+        for i in range(1, self.max_stages):
             params[f"cut_{i}"] = cuts[i - 1] if i <= len(cuts) else 1
-        for i in range(1, self._max_stages + 1):
+        for i in range(1, self.max_stages + 1):
             params[f"processor_{i}"] = plan.stages[i - 1].processor if i <= len(plan.stages) else self._processors[0]
         return params
 
     def cardinality(self) -> int:
         """Return the number of different canonical plans."""
-        return sum(self._size(parts) for parts in range(1, self._max_stages + 1))
+        return sum(self._size(parts) for parts in range(1, self.max_stages + 1))
 
     def plan_at(self, index: int) -> Plan:
         """Return plan number ``index`` of 0 … ``cardinality() - 1``, by number of stages, then cuts, then processors.
@@ -132,14 +127,10 @@ class ChainSpace:
         """
         if index < 0:
             raise IndexError(index)
-        for parts in range(1, self._max_stages + 1):
-            size = self._size(parts)
-            if index < size:
-                cut_rank, word_rank = divmod(index, self._words(parts))
-                cuts = combination(len(self._graph.operators) - 1, parts - 1, cut_rank)
-                return chain_plan(self._graph, cuts, word_at(word_rank, parts, self._classes))
-            index -= size
-        raise IndexError(index)
+        parts, index = located(index, ((k, self._size(k)) for k in range(1, self.max_stages + 1)))
+        cut_rank, word_rank = divmod(index, self._words(parts))
+        cuts = combination(len(self._graph.operators) - 1, parts - 1, cut_rank)
+        return chain_plan(self._graph, cuts, word_at(word_rank, parts, self._classes))
 
     def neighbour(self, plan: Plan, rng: np.random.Generator) -> Plan:
         """Return the plan after one random move: a stage on another processor, a cut moved, removed or added.
@@ -156,7 +147,7 @@ class ChainSpace:
         elif move == 2 and cuts:
             gone = int(rng.integers(len(cuts)))
             del cuts[gone], processors[gone + int(rng.integers(2))]
-        elif move == 3 and free and len(processors) < self._max_stages:
+        elif move == 3 and free and len(processors) < self.max_stages:
             cut = free[int(rng.integers(len(free)))]
             processors.insert(
                 sum(c < cut for c in cuts) + 1, self._processors[int(rng.integers(len(self._processors)))]

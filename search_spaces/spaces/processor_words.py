@@ -6,10 +6,28 @@ canonical one uses the processors of each class in the order of the class.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
+from typing import TypeVar
 
 Classes = Sequence[Sequence[str]]
+T = TypeVar("T")
+
+
+def located(number: int, sizes: Iterable[tuple[T, int]]) -> tuple[T, int]:
+    """Return the group that holds member number ``number`` of all groups in turn, and its number within that group.
+
+    Args:
+        sizes: the groups and how many members each has.
+
+    Raises:
+        IndexError: the groups have fewer members.
+    """
+    for group, size in sizes:
+        if number < size:
+            return group, number
+        number -= size
+    raise IndexError(number)
 
 
 def count_words(length: int, classes: Classes) -> int:
@@ -25,13 +43,9 @@ def word_at(rank: int, length: int, classes: Classes) -> list[str]:
     used = tuple(0 for _ in sizes)
     word: list[str] = []
     for left in range(length - 1, -1, -1):
-        for which, place, after in following(used, sizes):
-            count = counts[left][after]
-            if rank < count:
-                word.append(classes[which][place])
-                used = after
-                break
-            rank -= count
+        options = following(used, sizes)
+        (which, place, used), rank = located(rank, ((option, counts[left][option[2]]) for option in options))
+        word.append(classes[which][place])
     return word
 
 

@@ -20,6 +20,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Share, Stage, canonical
 from search_spaces.core.platform import Platform
 from search_spaces.rewrites.splits import Axis, extent
+from search_spaces.spaces.processor_words import located
 from search_spaces.spaces.segments import Segment, segments_of
 from search_spaces.spaces.shared_chains import GRID, LONGEST
 from search_spaces.spaces.shared_parts import Part, SharedParts
@@ -89,11 +90,8 @@ class Numbering:
         """Yield the operators (half-open) and the way of each block of sequence number ``index``."""
         first = 0
         while first < self._count:
-            for last in range(first + 1, self._count + 1):
-                plans = self._size(first, last) * self._rest[last]
-                if index < plans:
-                    break
-                index -= plans
+            ends = range(first + 1, self._count + 1)
+            last, index = located(index, ((end, self._size(first, end) * self._rest[end]) for end in ends))
             which, index = divmod(index, self._rest[last])
             yield first, last, which
             first = last
@@ -158,8 +156,7 @@ class SegmentSpace(SharedParts):
     @cached_property
     def pairs(self) -> tuple[tuple[str, str], ...]:
         """Pairs of processors that run at once, each in both orders; of interchangeable ones the first two only."""
-        names = {p.name for group in self.platform.classes().values() for p in group[:2]}
-        return tuple((a, b) for a, b in self.all_pairs if a in names and b in names)
+        return tuple((a, b) for a, b in self.all_pairs if a in self.processors and b in self.processors)
 
     @cached_property
     def all_pairs(self) -> tuple[tuple[str, str], ...]:
@@ -557,14 +554,11 @@ class SegmentSpace(SharedParts):
         """Return way number ``index`` of :meth:`count` to run a block."""
         if index < len(self._place):
             return Block(first, last, "whole", list(self._place)[index])
-        index -= len(self._place)
-        for way, count in self.shares(first, last):
-            pairs = self.pairs_for(way)
-            if index < count * len(pairs):
-                which, pair = divmod(index, len(pairs))
-                return Block(first, last, way, *pairs[pair], self.share_at(first, last, way, which))
-            index -= count * len(pairs)
-        raise IndexError(index)
+        shares = ((way, count * len(self.pairs_for(way))) for way, count in self.shares(first, last))
+        way, index = located(index - len(self._place), shares)
+        pairs = self.pairs_for(way)
+        which, pair = divmod(index, len(pairs))
+        return Block(first, last, way, *pairs[pair], self.share_at(first, last, way, which))
 
     @cached_property
     def _numbers_of_plans(self) -> Numbering:

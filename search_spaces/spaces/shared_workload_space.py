@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import permutations
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.core.pools import members
 from search_spaces.core.workload import Workload
+from search_spaces.spaces.processor_words import located
 from search_spaces.spaces.segment_space import Block, Numbering, SegmentSpace, Way
 from search_spaces.spaces.workload_space import Row, WorkloadSpace
 
@@ -60,28 +60,20 @@ class SharedWorkloadSpace(WorkloadSpace):
             made.setdefault(id(graph), SegmentSpace(graph, alone, splits=splits, branches=branches))
         self.models: tuple[SegmentSpace, ...] = tuple(made[id(graph)] for graph in graphs)
         """The space of each client's own model; interchangeable processors are distinct in it."""
-        instances = max(self._counts) > 1
+        instances = max(self.counts) > 1
         self._may_rename = branches and instances and any(len(names) > 3 for names in self._classes)
-        pairs = list(permutations(alone.processors, 2))
-        self._pairs = [(a.name, b.name) for a, b in pairs if not a.excludes(b)]
+        self._pairs = self.models[0].all_pairs
 
     @property
     def freedoms(self) -> tuple[str, ...]:
         """The freedoms of its plans besides ranks."""
         return self.models[0].freedoms
 
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """How many instances each client has."""
-        return tuple(self._counts)
-
     def _row_distributions(self) -> dict[str, BaseDistribution]:
         found: dict[str, BaseDistribution] = {}
-        for c, space in enumerate(self.models, 1):
+        for c, space in enumerate(self.models):
             for name, distribution in space.distributions().items():
-                what, _, operator = name.partition("_")
-                owners = [c] if what in _OF_CLIENT else self._instances(c - 1)
-                found |= {f"{what}_{owner}_{operator}": distribution for owner in owners}
+                found |= {_parameter(name, c, k): distribution for k in self._instances(c)}
         return found
 
     def _instances(self, client: int) -> list[int]:
@@ -91,11 +83,7 @@ class SharedWorkloadSpace(WorkloadSpace):
     def _rows(self, params: Mapping[str, Any]) -> tuple[Row, ...]:
         rows = []
         for k, c in enumerate(self._client, 1):
-            own = {}
-            for name in self.models[c].distributions():
-                what, _, operator = name.partition("_")
-                owner = c + 1 if what in _OF_CLIENT else k
-                own[name] = params[f"{what}_{owner}_{operator}"]
+            own = {name: params[_parameter(name, c, k)] for name in self.models[c].distributions()}
             rows.append(self.models[c].decode(own).stages)
         return tuple(rows)
 
@@ -106,9 +94,7 @@ class SharedWorkloadSpace(WorkloadSpace):
             forms = self._forms(c, each)
             for k, blocks in zip(self._instances(c), each, strict=True):
                 common = [self._in_common(block, forms[block.first]) for block in blocks]
-                for name, value in space.encode_blocks(common).items():
-                    what, _, operator = name.partition("_")
-                    params[f"{what}_{c + 1 if what in _OF_CLIENT else k}_{operator}"] = value
+                params |= {_parameter(name, c, k): value for name, value in space.encode_blocks(common).items()}
         return params
 
     def _canonical(self, found: DecodedPlan) -> DecodedPlan:
@@ -121,7 +107,7 @@ class SharedWorkloadSpace(WorkloadSpace):
         if not self._may_rename:
             return made
         try:
-            for client, count in enumerate(self._counts):
+            for client, count in enumerate(self.counts):
                 if count > 1:
                     self._forms(client, self._alike(client, made.stages))
         except PlanError:
@@ -230,7 +216,7 @@ class SharedWorkloadSpace(WorkloadSpace):
 
         The third value is :meth:`SegmentSpace.shares`; each share there has the second number of placements.
         """
-        instances, processors, space = self._counts[client], len(self._places), self.models[client]
+        instances, processors, space = self.counts[client], len(self._places), self.models[client]
         if not space.may_follow(first, last):
             return 0, 0, []
         whole = processors**instances
@@ -260,31 +246,32 @@ class SharedWorkloadSpace(WorkloadSpace):
 
     def _block_at(self, client: int, first: int, last: int, which: int) -> list[Block]:
         """Return how each instance of a client runs a block, by the number of :meth:`_size_of`."""
-        instances, processors = self._counts[client], len(self._places)
+        instances, processors = self.counts[client], len(self._places)
         whole, ways, shares = self._ways_of(client, first, last)
         if which < whole:
             on = [self._places[which // processors**i % processors] for i in range(instances)]
             return [Block(first, last, "whole", name) for name in on]
         number, which = divmod(which - whole, ways)
-        for way, count in shares:  # noqa: B007 - the one that the number falls into is wanted
-            if number < count:
-                break
-            number -= count
+        way, number = located(number, shares)
         form = way, self.models[client].share_at(first, last, way, number)
         pairs: list[tuple[str, ...]] = list(self._pairs)
         every = [*((processor,) for processor in self._places), *pairs]
-        for leader in range(instances):  # the first instance that shares the block
-            after = len(every) ** (instances - 1 - leader)
-            size = processors**leader * len(pairs) * after
-            if which < size:
-                break
-            which -= size
-        which, own = divmod(which, after)
+        after = [len(every) ** (instances - 1 - k) for k in range(instances)]
+        sizes = ((k, processors**k * len(pairs) * after[k]) for k in range(instances))
+        leader, which = located(which, sizes)  # the first instance that shares the block
+        which, own = divmod(which, after[leader])
         before, pair = divmod(which, len(pairs))
         places: list[tuple[str, ...]] = [(self._places[before // processors**i % processors],) for i in range(leader)]
         places += [pairs[pair]]
         places += [every[own // len(every) ** i % len(every)] for i in range(instances - 1 - leader)]
         return [_placed(Block(first, last, "whole", each[0]), form, each) for each in places]
+
+
+def _parameter(name: str, client: int, instance: int) -> str:
+    """Return the parameter that stands for one of a model's own space; clients count from 0, instances from 1."""
+    what, _, operator = name.partition("_")
+    owner = client + 1 if what in _OF_CLIENT else instance
+    return f"{what}_{owner}_{operator}"
 
 
 def _placed(block: Block, form: Form, on: tuple[str, ...]) -> Block:

@@ -16,7 +16,7 @@ from search_spaces.core.plan import Dispatch, Plan, Stage
 from search_spaces.core.platform import Platform
 from search_spaces.core.workload import Workload
 from search_spaces.spaces.chain import combination, consecutive_cuts, distinct_cuts
-from search_spaces.spaces.processor_words import count_words, word_at
+from search_spaces.spaces.processor_words import count_words, located, word_at
 from search_spaces.spaces.rank_sets import RankSets
 
 if TYPE_CHECKING:
@@ -46,6 +46,9 @@ class WorkloadSpace:
         max_jobs: maximum number of jobs of a model; models with fewer operators have fewer.
         rank_sets: the rank sets of each client, for all its instances, none of them empty; () for no ranks.
 
+    Attributes:
+        counts: how many instances each client has.
+
     Raises:
         UsageError: ``max_jobs`` is below 1, or there are too many clients to count the plans.
     """
@@ -60,7 +63,7 @@ class WorkloadSpace:
     ) -> None:
         if max_jobs < 1:
             raise UsageError(f"--max-stages {max_jobs}: a model has at least 1 job")
-        self._joined, self._platform = joined, platform
+        self.joined, self.platform = joined, platform
         self._client = [instance.client for instance in workload.instances]
         self._operators = [
             len(joined.components[self._client.index(c)].graph.operators) for c in range(len(workload.clients))
@@ -71,7 +74,7 @@ class WorkloadSpace:
                 f"--max-stages {max_jobs}: {len(self._most)} models with so many jobs each make too many combinations",
                 "allow fewer",
             )
-        self._counts = [client.count for client in workload.clients]
+        self.counts = tuple(client.count for client in workload.clients)
         self._places = [p.name for p in platform.processors]
         self._classes = [tuple(p.name for p in group) for group in platform.classes().values()]
         self.ranks = RankSets(rank_sets, self._client)
@@ -81,16 +84,6 @@ class WorkloadSpace:
     def freedoms(self) -> tuple[str, ...]:
         """The freedoms of its plans besides ranks."""
         return ("cuts",)
-
-    @property
-    def joined(self) -> JoinedGraph:
-        """The models."""
-        return self._joined
-
-    @property
-    def platform(self) -> Platform:
-        """The processors and pools."""
-        return self._platform
 
     def distributions(self) -> dict[str, BaseDistribution]:
         """Return the parameters; the same ones for the whole study."""
@@ -135,11 +128,11 @@ class WorkloadSpace:
 
     def plan(self, found: DecodedPlan) -> Plan:
         """Return the canonical plan of a decoded plan."""
-        return self._canonical(found).plan(self._joined)
+        return self._canonical(found).plan(self.joined)
 
     def _canonical(self, found: DecodedPlan) -> DecodedPlan:
         """Return the canonical form of a plan of the space, which lies in the space too."""
-        return found.canonical(self._client, self._platform)
+        return found.canonical(self._client, self.platform)
 
     def decoded_plan(self, plan: Plan) -> DecodedPlan:
         """Return the decoded plan.
@@ -147,8 +140,8 @@ class WorkloadSpace:
         Raises:
             PlanError: the plan is not in the space.
         """
-        plan.validate(self._joined.graph, self._platform)
-        found = decoded_plan(plan, self._joined)
+        plan.validate(self.joined.graph, self.platform)
+        found = decoded_plan(plan, self.joined)
         if found.dispatch not in self.dispatches:
             raise PlanError(f"the plan's dispatch {found.dispatch!r} is the same as 'fifo' without deadlines")
         self._row_params(found.stages)
@@ -202,7 +195,7 @@ class WorkloadSpace:
         index, ranks = divmod(index, len(self.ranks))
         index, dispatch = divmod(index, len(self.dispatches))
         index, place = divmod(index, self._orders())
-        order = _order_at(place, self._counts, self._client)
+        order = _order_at(place, self.counts, self._client)
         rows = self._rows_at(index, order)
         return self.plan(DecodedPlan(self.dispatches[dispatch], tuple(order), rows, self.ranks.at(ranks)))
 
@@ -212,11 +205,7 @@ class WorkloadSpace:
 
     def _rows_at(self, index: int, order: Sequence[int]) -> tuple[Row, ...]:
         """Return the stages of all instances, by their number."""
-        jobs: Sequence[int] = ()
-        for jobs, size in self._sizes:  # noqa: B007 - the one that the number falls into is wanted
-            if index < size:
-                break
-            index -= size
+        jobs, index = located(index, self._sizes)
         index, rank = divmod(index, self._words(jobs))
         cuts = []
         for count, parts in zip(self._operators, jobs, strict=True):
@@ -232,7 +221,7 @@ class WorkloadSpace:
         Args:
             plan: of this space.
         """
-        found = decoded_plan(plan, self._joined)
+        found = decoded_plan(plan, self.joined)
         if self.ranks and rng.random() < _RANKS_MOVE:
             return self.plan(replace(found, ranks=self.ranks.neighbour(found, rng)))
         move = int(rng.integers(16))
@@ -300,13 +289,13 @@ class WorkloadSpace:
         return found
 
     def _length(self, jobs: Sequence[int]) -> int:
-        return sum(count * parts for count, parts in zip(self._counts, jobs, strict=True))
+        return sum(count * parts for count, parts in zip(self.counts, jobs, strict=True))
 
     def _words(self, jobs: Sequence[int]) -> int:
         return count_words(self._length(jobs), self._classes)
 
     def _orders(self) -> int:
-        return factorial(len(self._client)) // prod(map(factorial, self._counts))
+        return factorial(len(self._client)) // prod(map(factorial, self.counts))
 
 
 def _order_at(rank: int, counts: Sequence[int], clients: Sequence[int]) -> list[int]:

@@ -15,7 +15,7 @@ from evaluators.base import Batch, Candidate
 from evaluators.measurement.disturbance import Counters, RunFilter
 from evaluators.samples import Samples
 from evaluators.sampling import MARGIN, WARM_S, ColdStart, SamplingPolicy, measure, noise, prune_limit_s, slower
-from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.errors import UnavailableError
 from tests.support.sentences import fails
 
 POLICY = SamplingPolicy()
@@ -252,21 +252,3 @@ def test_an_evaluator_that_changes_its_stages() -> None:
 
     with fails(UnavailableError):
         measure(Changing([0.1]), POLICY)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"precision": 0.0},
-        {"precision": math.nan},
-        {"max_s": 0.0},
-        {"max_s": math.nan},
-        {"min_runs": 0},
-        {"min_runs": 9, "max_runs": 8},
-        {"warmup_max": 0},
-        {"confidence": 1.0},
-    ],
-)
-def test_policies_out_of_range(wrong: dict[str, float]) -> None:
-    with pytest.raises(UsageError):
-        SamplingPolicy(**wrong)  # type: ignore[arg-type]

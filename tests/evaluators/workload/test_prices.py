@@ -23,6 +23,7 @@ from search_spaces.core.plan import LayerRanks
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.core.workload import workload_of
 from search_spaces.models import load
+from search_spaces.rewrites.lower import lowering
 from tests.support.sentences import fails, says
 
 MODEL = "vgg11@0.25/32"
@@ -69,19 +70,19 @@ def test_a_processor_that_does_not_run_a_decomposed_model_is_reported_and_the_ot
         forgotten.clear()
         grids = {graph.digest: sets}
         timer = JobTimer(PROCESSORS, timed, messages.append)
-        return timer.with_triples(table, [graph], grids, lowerings, forgotten.append)
+        return timer.with_triples(table, [graph], grids, forgotten.append)
 
     empty = replace(TABLE, triple_s={})
     found = extended(empty, [first])
     assert {kind: set(times) for kind, times in found.triple_s[graph.digest].items()} == {"good": {str(first[0])}}
     says(messages[-1])
-    assert [g.digest for g in forgotten] == [lowerings.whole(graph, first)[0].digest]
+    assert [g.digest for g in forgotten] == [lowering(graph).decomposed(first).graph.digest]
     assert extended(found, [first], never) == found
     assert messages == []
     more = extended(found, [first, second])
     assert set(more.triple_s[graph.digest]["good"]) == {str(first[0]), str(second[0])}
     says("\n".join(text for text in messages if text.startswith("timing")))
-    assert lowerings.origin(lowerings.whole(graph, second)[0]) is graph
+    assert lowerings.origin(lowering(graph).decomposed(second).graph) is graph
     assert lowerings.origin(graph) is graph
 
 
