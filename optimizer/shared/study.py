@@ -35,7 +35,6 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from optimizer.shared.storage import (
-    PATIENCE_S,
     SILENT_BEATS,
     close_storage,
     open_storage,
@@ -97,12 +96,9 @@ class SharedStudy:
         name: str,
         worker: str,
         heartbeat_s: int,
-        patience_s: float = PATIENCE_S,
         objectives: int = 1,
     ) -> None:
-
         self._storage = storage
-        self._patience_s = patience_s
         self._worker = worker
         self._heartbeat_s = heartbeat_s
         self._objectives = objectives
@@ -124,7 +120,7 @@ class SharedStudy:
         return self._storage.get_study_id_from_name(name)
 
     def _patiently(self, call: Callable[[], Found]) -> Found:
-        return patiently(call, "the storage", self._patience_s)
+        return patiently(call, "the storage")
 
     def close(self) -> None:
         """Stop the heartbeats."""

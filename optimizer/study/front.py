@@ -54,11 +54,6 @@ class Front:
     plans: tuple[FrontPlan, ...]
     knee: int
 
-    @property
-    def best(self) -> Plan:
-        """The plan at the knee."""
-        return self.plans[self.knee].plan
-
     @classmethod
     def from_json(cls, data: Any) -> Front:
         """Build a front from what :meth:`to_json` returned.
@@ -129,10 +124,9 @@ def criteria(graph: Graph, objectives: Sequence[Pricing], latency: ChainCosts) -
     for how in objectives:
         model = objective_model(how, graph, latency)
         if model.objective.of_plan is not None:
-            found.append(memory(model.objective.name, graph, latency.platform))
+            found.append(memory(graph, latency.platform))
         else:
-            kind = busiest if model.chains == "period" else summed
-            found.append(kind(model.objective.name, model.costs))
+            found.append((busiest if model.chains == "period" else summed)(model.costs))
     return found
 
 
