@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.base import Candidate, Session, conditions_of, counters_of
+from evaluators.base import conditions_of, counters_of
 from evaluators.measurement.final import Final, FinalComparison
 from evaluators.objectives import OBJECTIVES, Objective, Priced, Pricing, memory_gb
 from evaluators.samples import Measurement
@@ -217,7 +217,7 @@ def decide_front(
         how.progress(f"final comparison of {plural(len(trials), 'plan')} by {session.how[which].objective.name}")
         finals.append(
             FinalComparison(
-                [_loader(other, how.graph, t.plan) for t in trials],
+                [partial(other.load, how.graph, t.plan, fresh=True) for t in trials],
                 policy,
                 np.random.default_rng([how.seed, 2, len(finals)]),
                 conditions=conditions_of(other),
@@ -256,7 +256,3 @@ def decide_front(
         for i, row in zip(kept, table, strict=True)
     )
     return Front(tuple(objectives), plans, next(i for i, p in enumerate(plans) if p.plan == verdict.best)), verdict
-
-
-def _loader(session: Session, graph: Graph, plan: Plan) -> Callable[[], Candidate]:
-    return lambda: session.load(graph, plan, fresh=True)
