@@ -167,8 +167,7 @@ class _Search:
             self._held = sum(len(b.labels) for b in found.values())
             if self._held > MOST_LABELS:
                 raise UnavailableError(
-                    f"the front needs more than {MOST_LABELS:,} partial plans",
-                    "allow fewer --max-stages",
+                    f"the front needs more than {MOST_LABELS:,} partial plans", "allow fewer --max-stages"
                 )
             if parts < self._most:
                 waiting = self._continued(level)
@@ -229,13 +228,7 @@ class _Search:
             chains.append(self._chain(found, key, row, tuple(float(v) for v in table[i])))
         return sorted(chains, key=lambda chain: chain.values)
 
-    def _chain(
-        self,
-        found: Mapping[_Key, _Bucket],
-        key: _Key,
-        row: int,
-        values: tuple[float, ...],
-    ) -> FrontChain:
+    def _chain(self, found: Mapping[_Key, _Bucket], key: _Key, row: int, values: tuple[float, ...]) -> FrontChain:
         borders: list[int] = []
         names: list[str] = []
         while key[0]:

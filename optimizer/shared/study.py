@@ -34,14 +34,7 @@ from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from optimizer.shared.storage import (
-    SILENT_BEATS,
-    close_storage,
-    open_storage,
-    patiently,
-    sqlite_file,
-    unusable,
-)
+from optimizer.shared.storage import SILENT_BEATS, close_storage, open_storage, patiently, sqlite_file, unusable
 from optimizer.study.config import StudyConfig, option, parse_config
 from optimizer.study.folder import Identity
 from optimizer.study.history import plain_attributes
@@ -90,14 +83,7 @@ class SharedStudy:
         lost: how many results of this worker came too late, after its trial had been failed.
     """
 
-    def __init__(
-        self,
-        storage: BaseStorage,
-        name: str,
-        worker: str,
-        heartbeat_s: int,
-        objectives: int = 1,
-    ) -> None:
+    def __init__(self, storage: BaseStorage, name: str, worker: str, heartbeat_s: int, objectives: int = 1) -> None:
         self._storage = storage
         self._worker = worker
         self._heartbeat_s = heartbeat_s
