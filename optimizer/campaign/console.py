@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from optimizer.study.course import Watcher
     from optimizer.study.folder import RunFolder
     from optimizer.study.history import History, Trial
-    from search_spaces.core.yaml_file import Loc
 
 # Rough seconds of a study before its final: profile and known plans, one trial, and all trials at most.
 _REST_S, _TRIAL_S, _MOST_TRIALS_S = 15.0, 0.4, 60.0
@@ -154,14 +153,7 @@ def _unknown_baselines(file: CampaignFile, has: Sequence[tuple[Mapping[str, Any]
     Args:
         has: axes of each study, and its baselines that are known before anything is timed.
     """
-    campaign = file.content
-    named: list[tuple[Loc, str, Mapping[str, Any]]] = [
-        (("baselines", i), name, {}) for i, name in enumerate(campaign.baselines)
-    ]
-    for i, expected in enumerate(campaign.expect):
-        plans = {"plan": expected.plan, "over": expected.over or ""}
-        named += [(("expect", i, key), name, expected.where.values) for key, name in plans.items()]
-    for loc, name, where in named:
+    for loc, name, where in file.content.named_plans():
         there = dict.fromkeys(n for axes, names in has if where.items() <= axes.items() for n in names)
         if there and name.startswith(_FORESEEN) and name not in there:
             hint = did_you_mean(name, there, f"there are: {', '.join(there)}", quoted=True)

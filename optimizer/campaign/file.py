@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, Field, field_validator, model_va
 from evaluators.objectives import OBJECTIVES
 from evaluators.workload.outcome import OBJECTIVES as OF_WORKLOADS
 from optimizer.study.config import unsafe_name
-from search_spaces.core.yaml_file import Document, Part, read_document, wrong
+from search_spaces.core.yaml_file import Document, Loc, Part, read_document, wrong
 
 MAX_NBYTES = 1 << 20
 _MAX_DEPTH = 12
@@ -207,6 +207,15 @@ class Campaign(Part):
     indicators: bool = False
     settings: Settings = Settings()
     expect: tuple[Expectation, ...] = ()
+
+    def named_plans(self) -> Iterator[tuple[Loc, str, Mapping[str, Any]]]:
+        """Yield each plan that the file names: where, its name, and the axes of the studies that it is about."""
+        for i, name in enumerate(self.baselines):
+            yield ("baselines", i), name, {}
+        for i, expected in enumerate(self.expect):
+            for key, plan in (("plan", expected.plan), ("over", expected.over)):
+                if plan is not None:
+                    yield ("expect", i, key), plan, expected.where.values
 
     @field_validator("name", mode="after")
     @classmethod

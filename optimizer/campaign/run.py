@@ -368,13 +368,13 @@ def run_file(options: argparse.Namespace, command: Sequence[str]) -> int:
             if row["missing"]
         ]
         write_json(folder / "summary.json", _summary_json(saved, tables, options.file))
-        written = report(folder)
+        page = report(folder)
     if options.json:
         rows = {name: getattr(tables, name) for name in ("results", *SUMMARIES)}
         print(json.dumps({**saved, **rows}, indent=2))
     else:
         make_console().print(render_summary(saved, tables), crop=False)
-        print(written.page)
+        print(page)
     for note in notes:
         print(f"optimize: {note}", file=sys.stderr)
     if run.interrupted:

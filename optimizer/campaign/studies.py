@@ -295,13 +295,7 @@ def _cut(word: str, most: int) -> str:
 
 def _check_plans(file: CampaignFile) -> None:
     """Raise if no study can have a named plan."""
-    campaign: Campaign = file.content
-    named: list[tuple[Loc, str]] = [(("baselines", i), name) for i, name in enumerate(campaign.baselines)]
-    for i, expected in enumerate(campaign.expect):
-        named.append((("expect", i, "plan"), expected.plan))
-        if expected.over is not None:
-            named.append((("expect", i, "over"), expected.over))
-    for loc, name in named:
+    for loc, name, _ in file.content.named_plans():
         if not (name == "best" or name.startswith(OWN) or is_baseline(name)):
             hint = did_you_mean(name, _EXAMPLES, f"there are: {', '.join(_EXAMPLES)}", cutoff=0.4, quoted=True)
             raise file.error(loc, f"unknown baseline {name!r}", hint)

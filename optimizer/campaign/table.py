@@ -136,9 +136,7 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
     measured: list[Row] = []
     processors: set[str] = set()
     campaign = Campaign.model_validate(state["campaign"])
-    baselines: set[str | None] = set(campaign.baselines)
-    expected_plans = {plan for e in campaign.expect for plan in (e.plan, e.over)}
-    shown = baselines and {"best", *baselines, *expected_plans}
+    shown = {"best", *(name for _, name, _ in campaign.named_plans())} if campaign.baselines else set[str]()
     for study in state["studies"]:
         if study["status"] != "done":
             continue

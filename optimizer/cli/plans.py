@@ -72,7 +72,7 @@ def report(parser: Parser, arguments: list[str]) -> None:
     options = parser.read(arguments, as_json=False)
     from optimizer.report.write import report
 
-    print(report(options.run, options.out).page)
+    print(report(options.run, options.out))
 
 
 def dashboard(parser: Parser, arguments: list[str]) -> None:

@@ -50,9 +50,8 @@ class Search:
         self._estimates = model.estimates()
         self._processors = [p.name for p in model.space.platform.processors]
         count = len(model.space.graph.operators)
-        self._rest_s = np.zeros(
-            (count + 1, len(self._processors))
-        )  # least cost from an operator on, by the processor before it
+        # Least cost from an operator on, by the processor before it.
+        self._rest_s = np.zeros((count + 1, len(self._processors)))
         self._chosen: list[dict[int | None, Block]] = [{} for _ in range(count)]
         self._whole_s = np.full((count + 1, len(self._processors)), np.inf)  # the same, of a whole block on a processor
         self._whole_last = np.zeros((count + 1, len(self._processors)), dtype=np.int64)

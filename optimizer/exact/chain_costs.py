@@ -78,11 +78,6 @@ class ChainCosts(OperatorCosts):
             if np.isnan(array).any() or np.isneginf(array).any():
                 raise ValueError(f"{name} has an entry that is not a number")
 
-    @property
-    def limited(self) -> bool:
-        """Whether memory can rule a plan out."""
-        return self.operator_nbytes is not None and self.memory_bytes is not None
-
 
 @dataclass(frozen=True, slots=True)
 class CostedChain:

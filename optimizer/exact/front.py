@@ -53,7 +53,6 @@ class Criterion:
         value: its values, shape ``(labels,)``, from these components, shape ``(labels, parts)``.
     """
 
-    name: str
     parts: tuple[Part, ...]
     value: Callable[[_Labels], NDArray[np.float64]]
 
@@ -67,12 +66,12 @@ class FrontChain:
     values: tuple[float, ...]
 
 
-def summed(name: str, costs: ChainCosts) -> Criterion:
+def summed(costs: ChainCosts) -> Criterion:
     """Return a criterion that is a sum over stages: latency, energy, processor time."""
-    return Criterion(name, (Part(part_costs(costs), costs.transfer_s),), lambda labels: labels[:, 0])
+    return Criterion((Part(part_costs(costs), costs.transfer_s),), lambda labels: labels[:, 0])
 
 
-def busiest(name: str, costs: ChainCosts) -> Criterion:
+def busiest(costs: ChainCosts) -> Criterion:
     """Return the criterion of the busiest processor's load; exclusive processors count as one."""
     table = part_costs(costs)
     parts = []
@@ -81,10 +80,10 @@ def busiest(name: str, costs: ChainCosts) -> Criterion:
         inside[list(group)] = True
         own = np.where(inside[:, None, None], table, np.where(np.isfinite(table), 0.0, np.inf))
         parts.append(Part(own, costs.transfer_s * inside))
-    return Criterion(name, tuple(parts), lambda labels: labels.max(axis=1))
+    return Criterion(tuple(parts), lambda labels: labels.max(axis=1))
 
 
-def memory(name: str, graph: Graph, platform: Platform) -> Criterion:
+def memory(graph: Graph, platform: Platform) -> Criterion:
     """Return the criterion of gigabytes of weights and peak activations."""
     count, processors = len(graph.operators), len(platform.processors)
     peaks = np.full((count + 1, count + 1), np.inf)
@@ -98,7 +97,7 @@ def memory(name: str, graph: Graph, platform: Platform) -> Criterion:
         own = np.where(np.isfinite(peaks), 0.0, np.inf) * np.ones((processors, 1, 1))
         own[processor] = peaks
         parts.append(Part(own, None, "most"))
-    return Criterion(name, tuple(parts), lambda labels: weights + labels.sum(axis=1))
+    return Criterion(tuple(parts), lambda labels: weights + labels.sum(axis=1))
 
 
 def pareto_chains(criteria: Sequence[Criterion], platform: Platform, max_stages: int) -> list[FrontChain]:
@@ -168,8 +167,7 @@ class _Search:
             self._held = sum(len(b.labels) for b in found.values())
             if self._held > MOST_LABELS:
                 raise UnavailableError(
-                    f"the front needs more than {MOST_LABELS:,} partial plans",
-                    "allow fewer --max-stages",
+                    f"the front needs more than {MOST_LABELS:,} partial plans", "allow fewer --max-stages"
                 )
             if parts < self._most:
                 waiting = self._continued(level)
@@ -230,13 +228,7 @@ class _Search:
             chains.append(self._chain(found, key, row, tuple(float(v) for v in table[i])))
         return sorted(chains, key=lambda chain: chain.values)
 
-    def _chain(
-        self,
-        found: Mapping[_Key, _Bucket],
-        key: _Key,
-        row: int,
-        values: tuple[float, ...],
-    ) -> FrontChain:
+    def _chain(self, found: Mapping[_Key, _Bucket], key: _Key, row: int, values: tuple[float, ...]) -> FrontChain:
         borders: list[int] = []
         names: list[str] = []
         while key[0]:

@@ -32,7 +32,7 @@ def least_period(
     networks: Sequence[range],
     max_stages: int | None,
     time_limit_s: float,
-    reads: Sequence[Sequence[int]] | None = None,
+    reads: Sequence[Sequence[int]],
 ) -> Solution[tuple[int, ...]]:
     """Return the best processors (indices) found in the time for the operators of networks, with a bound.
 
@@ -40,7 +40,7 @@ def least_period(
         costs: of all operators; ``transfer_s[i + 1]`` holds the seconds to move the output of operator ``i``.
         networks: the operators of each network, in an order in which they can run.
         max_stages: stages of a network at most.
-        reads: the operators whose outputs each one reads; by default each network is a chain.
+        reads: the operators whose outputs each one reads.
 
     Raises:
         InfeasibleError: no placement keeps the limits of memory and stages.
@@ -54,7 +54,7 @@ def least_period(
         raise InfeasibleError(
             f"some operator is supported on no processor of {costs.platform.name!r}", "add one that supports it"
         )
-    made = _Model(costs, networks, reads, _UNITS / total if total else 1.0)
+    made = _Model(costs, reads, _UNITS / total if total else 1.0)
     model, terms = made.model, made.terms
     for network in networks:
         made.add_stages(network, max_stages)
@@ -93,16 +93,13 @@ class _Model:
         before, after: the operators that each one reads, and those that read it.
     """
 
-    def __init__(
-        self, costs: ChainCosts, networks: Sequence[range], reads: Sequence[Sequence[int]] | None, scale: float
-    ) -> None:
+    def __init__(self, costs: ChainCosts, reads: Sequence[Sequence[int]], scale: float) -> None:
         self.costs, self.scale = costs, scale
         self.model: cp.CpModel = solver_module().CpModel()
         processors, count = costs.operator_s.shape
-        first = {network[0] for network in networks}
-        self.before = [(() if o in first else (o - 1,)) if reads is None else tuple(reads[o]) for o in range(count)]
-        self.after: list[list[int]] = [[] for _ in self.before]
-        for reader, read in enumerate(self.before):
+        self.before = reads
+        self.after: list[list[int]] = [[] for _ in reads]
+        for reader, read in enumerate(reads):
             for operator in set(read):
                 self.after[operator].append(reader)
         self.on = [[self.model.new_bool_var("") for _ in range(processors)] for _ in range(count)]

@@ -10,15 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from evaluators.base import Session
-from evaluators.objectives import (
-    LATENCY,
-    OBJECTIVES,
-    Priced,
-    PricedSession,
-    Pricing,
-    find_objective,
-    pricing,
-)
+from evaluators.objectives import LATENCY, OBJECTIVES, Priced, PricedSession, Pricing, find_objective, pricing
 from evaluators.sampling import SamplingPolicy
 from evaluators.simulated import MeasuredPrices, ProfiledSession
 from optimizer.exact.bound import Relaxation, relax

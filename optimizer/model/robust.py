@@ -55,7 +55,7 @@ def robust_estimate(graph: Graph, session: StatesSession, platform: Platform, mo
     least = [chain_costs(platform, table, least=True) for table in tables]
     in_turn = all(graph.predecessors(o) == {o - 1} for o in range(1, len(graph.operators)))
     try:
-        chains = pareto_chains([summed(s.name, c) for s, c in zip(session.states, least, strict=True)], platform, most)
+        chains = pareto_chains(list(map(summed, least)), platform, most)
     except UnavailableError:  # too many states for labels: the mean is a bound of the worst
         found = least_chain(graph, chain_costs(platform, session.part_costs(graph), least=True), price, most)
         return ModelEstimate(mean, (found.best,), Bounds(found.bound, found.proven, relaxed, own=True))

@@ -35,11 +35,7 @@ class SearchModel:
     """
 
     def __init__(
-        self,
-        session: Priced,
-        graph: Graph,
-        space: EnumerableSpace,
-        fits: Callable[[Plan], bool] = lambda _: True,
+        self, session: Priced, graph: Graph, space: EnumerableSpace, fits: Callable[[Plan], bool] = lambda _: True
     ) -> None:
         self._session, self._graph, self._space, self._fits = session, graph, space, fits
         self._known: dict[str, tuple[float, ...]] = {}

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from optimizer.campaign.table import STATE
@@ -28,21 +27,8 @@ from search_spaces.core.errors import printable
 PLOTS = "report"
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What was written.
-
-    Attributes:
-        page: the HTML file.
-        files: all files, the page first.
-    """
-
-    page: Path
-    files: tuple[Path, ...]
-
-
-def report(run: Path, out: Path | None = None) -> Written:
-    """Write the report of a study or a campaign into its folder, or into another one.
+def report(run: Path, out: Path | None = None) -> Path:
+    """Write the report of a study or a campaign into its folder, or into another one; return the page's path.
 
     Raises:
         RunFolderError: it is no run folder, not finished, damaged, written by a newer version, or cannot be written.
@@ -50,15 +36,11 @@ def report(run: Path, out: Path | None = None) -> Written:
     several = (run / STATE).is_file()
     with damage_of(run / (STATE if several else RESULT), "make the report of another run"):
         document = campaign_document(run) if several else study_document(read_study(run))
-        return write_report(document, out or run)
+        return _write(document, out or run)
 
 
-def write_report(document: Document, folder: Path) -> Written:
-    """Write a report into a folder, file by file, each whole or not at all.
-
-    Raises:
-        RunFolderError: a file cannot be written.
-    """
+def _write(document: Document, folder: Path) -> Path:
+    """Write a report into a folder, file by file, each whole or not at all; return the page's path."""
     contents = {
         "report.html": printable(page.render(document)).encode(),
         "report.md": printable(markdown.render(document, PLOTS)).encode(),
@@ -75,4 +57,4 @@ def write_report(document: Document, folder: Path) -> Written:
             contents[f"{PLOTS}/{figure.name}.png"] = bytes(resvg_py.svg_to_bytes(svg_string=svg, zoom=2))
     for name, content in contents.items():
         write_atomic(folder / name, content)
-    return Written(folder / "report.html", tuple(folder / name for name in contents))
+    return folder / "report.html"

@@ -54,7 +54,6 @@ class SamplerKind:
     """A sampler with a name.
 
     Attributes:
-        summary: what it does, for the list of samplers.
         make: builds it for a trial, from ``(study's seed, trial's own seed)``.
         resumes: whether it depends on parameters, values and states of earlier trials only. If not, a study that is
             resumed asks it for the earlier trials again (:mod:`optimizer.study.history`).
@@ -63,7 +62,6 @@ class SamplerKind:
         knows: for a sampler that must know the problem: builds it once for a study, from ``(problem, study's seed)``.
     """
 
-    summary: str
     make: Callable[[int, int], BaseSampler]
     resumes: bool = True
     requires: str = ""
@@ -229,7 +227,7 @@ def _checked(path: str, found: object, where: str) -> SamplerKind:
         except Exception as error:
             raise UsageError(f"sampler {path!r} cannot be made from a seed: {error}", "it must accept seed=") from error
 
-    return SamplerKind(path, make, resumes=False)
+    return SamplerKind(make, resumes=False)
 
 
 def _of(path: str, **options: Any) -> Callable[[int, int], BaseSampler]:
@@ -276,18 +274,12 @@ def _reinforce(problem: Problem, seed: int) -> KnowingSampler:
 _RANDOM = _of("optuna.samplers:RandomSampler")
 
 SAMPLERS: dict[str, SamplerKind] = {
-    "auto": SamplerKind(
-        "the model's optimum, then plans by a model corrected with measurements",
-        _RANDOM,
-        knows=_auto,
-    ),
-    "reinforce": SamplerKind(
-        "policy gradient with a critic, over all parameters of a space; reinforce@FILE begins with a trained policy",
-        _RANDOM,
-        knows=_reinforce,
-    ),
+    # The model's optimum, then plans by a model corrected with measurements.
+    "auto": SamplerKind(_RANDOM, knows=_auto),
+    # Policy gradient with a critic, over all parameters of a space; reinforce@FILE begins with a trained policy.
+    "reinforce": SamplerKind(_RANDOM, knows=_reinforce),
+    # Tree-structured Parzen estimator, all parameters together.
     "tpe": SamplerKind(
-        "tree-structured Parzen estimator, all parameters together",
         _of(
             "optimizer.samplers.stateless:FixedTpeSampler",
             multivariate=True,
@@ -296,21 +288,18 @@ SAMPLERS: dict[str, SamplerKind] = {
             n_ei_candidates=8,
         ),
     ),
-    "random": SamplerKind("uniform over the parameters", _RANDOM),
-    "brute-force": SamplerKind("every plan of the space once, in random order", _RANDOM, knows=_brute_force),
-    "qmc": SamplerKind("scrambled Sobol sequence", _sobol),
-    "nsga2": SamplerKind(
-        "genetic algorithm NSGA-II, generations of 20",
-        _of("optimizer.samplers.stateless:NumberedNsga2Sampler", size=20),
-    ),
-    "nsga3": SamplerKind(
-        "genetic algorithm NSGA-III, for several objectives", _of("optuna.samplers:NSGAIIISampler"), resumes=False
-    ),
-    "cmaes": SamplerKind(
-        "CMA-ES; draws categorical parameters at random",
-        _of("optimizer.samplers.stateless:ReplayedCmaEsSampler"),
-        requires="cmaes",
-        extra="cmaes",
-    ),
-    "gp": SamplerKind("Gaussian process", _of("optuna.samplers:GPSampler"), requires="torch", extra="gp"),
+    # Uniform over the parameters.
+    "random": SamplerKind(_RANDOM),
+    # Every plan of the space once, in random order.
+    "brute-force": SamplerKind(_RANDOM, knows=_brute_force),
+    # Scrambled Sobol sequence.
+    "qmc": SamplerKind(_sobol),
+    # Genetic algorithm NSGA-II, generations of 20.
+    "nsga2": SamplerKind(_of("optimizer.samplers.stateless:NumberedNsga2Sampler", size=20)),
+    # Genetic algorithm NSGA-III, for several objectives.
+    "nsga3": SamplerKind(_of("optuna.samplers:NSGAIIISampler"), resumes=False),
+    # CMA-ES; draws categorical parameters at random.
+    "cmaes": SamplerKind(_of("optimizer.samplers.stateless:ReplayedCmaEsSampler"), requires="cmaes", extra="cmaes"),
+    # Gaussian process.
+    "gp": SamplerKind(_of("optuna.samplers:GPSampler"), requires="torch", extra="gp"),
 }

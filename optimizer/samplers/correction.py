@@ -37,9 +37,8 @@ NOISES = (0.005, 0.015, 0.04)
 INTERACTION = 0.5  # standard deviation of the interactions, as a share of the model's error
 WHOLE = 0.5  # of the speed of a processor as a whole, likewise
 OVERHEAD, TRANSFER = 0.5, 0.3
-REFUSED = (
-    1e4  # time of a refused operator, as a multiple of the whole model on all processors: finite, so that sums work
-)
+# Time of a refused operator, as a multiple of the whole model on all processors: finite, so that sums work.
+REFUSED = 1e4
 _LEAST_SHARE = 1e-3  # least noise, as a share of the model's value
 _LEAST_NOISE = 1e-5  # relative to a stage's prior standard deviation; rounding hides smaller ones
 MOST_PARTS = 400  # stages used for each kind of processor; more would take too long

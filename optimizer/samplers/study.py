@@ -60,11 +60,7 @@ class KnowingSampler(BaseSampler):
         """Record a plan that was tried, in the order of trials; see ``Proposer.observe``."""
 
     def sample_independent(
-        self,
-        study: Study,
-        trial: FrozenTrial,
-        param_name: str,
-        param_distribution: BaseDistribution,
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         """Draw one parameter at random; all others come from the proposed plan."""
         return RandomSampler(seed=trial.number).sample_independent(study, trial, param_name, param_distribution)

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from optimizer.model.baselines import Baseline
+from optimizer.samplers import seed_of
 from optimizer.samplers.study import ExhaustedError
 from optimizer.shared.study import SharedStudy
 from optimizer.study.history import Trial, constraint_attributes
@@ -61,7 +60,7 @@ class SharedLoop(Loop):
             fits = problem.fits
             problem = replace(problem, fits=lambda plan: plan.digest not in self.shared.pending and fits(plan))
         # With one seed for all, the workers would propose the same plans at the same time.
-        sampler = self._sampler(problem, int(np.random.SeedSequence([self.seed, self.worker]).generate_state(1)[0]))
+        sampler = self._sampler(problem, seed_of(self.seed, self.worker))
         while True:
             if self._take_up(sampler) or not known:
                 known = self.beside

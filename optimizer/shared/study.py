@@ -34,15 +34,7 @@ from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from optimizer.shared.storage import (
-    PATIENCE_S,
-    SILENT_BEATS,
-    close_storage,
-    open_storage,
-    patiently,
-    sqlite_file,
-    unusable,
-)
+from optimizer.shared.storage import SILENT_BEATS, close_storage, open_storage, patiently, sqlite_file, unusable
 from optimizer.study.config import StudyConfig, option, parse_config
 from optimizer.study.folder import Identity
 from optimizer.study.history import plain_attributes
@@ -91,18 +83,8 @@ class SharedStudy:
         lost: how many results of this worker came too late, after its trial had been failed.
     """
 
-    def __init__(
-        self,
-        storage: BaseStorage,
-        name: str,
-        worker: str,
-        heartbeat_s: int,
-        patience_s: float = PATIENCE_S,
-        objectives: int = 1,
-    ) -> None:
-
+    def __init__(self, storage: BaseStorage, name: str, worker: str, heartbeat_s: int, objectives: int = 1) -> None:
         self._storage = storage
-        self._patience_s = patience_s
         self._worker = worker
         self._heartbeat_s = heartbeat_s
         self._objectives = objectives
@@ -124,7 +106,7 @@ class SharedStudy:
         return self._storage.get_study_id_from_name(name)
 
     def _patiently(self, call: Callable[[], Found]) -> Found:
-        return patiently(call, "the storage", self._patience_s)
+        return patiently(call, "the storage")
 
     def close(self) -> None:
         """Stop the heartbeats."""

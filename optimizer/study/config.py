@@ -32,14 +32,8 @@ _STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SHOWN_CHARACTERS = 60
 _MOST_DIGITS = 300  # longer numbers may overflow a float
 _MOST = 10**_MOST_DIGITS
-_REPEATED = (
-    "compare_with",
-    "input_shape",
-    "objective",
-    "power",
-    "state",
-    *GIVEN,
-)  # options that may be given several times
+# Options that may be given several times.
+_REPEATED = ("compare_with", "input_shape", "objective", "power", "state", *GIVEN)
 
 
 def _order(name: str) -> int:

@@ -93,12 +93,7 @@ class RunFolder:
 
     @classmethod
     def create_or_resume(
-        cls,
-        config: StudyConfig,
-        identity: Identity,
-        *,
-        fingerprint: Mapping[str, Any],
-        command: Sequence[str],
+        cls, config: StudyConfig, identity: Identity, *, fingerprint: Mapping[str, Any], command: Sequence[str]
     ) -> RunFolder:
         """Open or create the folder that ``config`` names; resume the study that is in it.
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.base import Candidate, Session, conditions_of, counters_of
+from evaluators.base import conditions_of, counters_of
 from evaluators.measurement.final import Final, FinalComparison
 from evaluators.objectives import OBJECTIVES, Objective, Priced, Pricing, memory_gb
 from evaluators.samples import Measurement
@@ -53,11 +53,6 @@ class Front:
     objectives: tuple[Objective, ...]
     plans: tuple[FrontPlan, ...]
     knee: int
-
-    @property
-    def best(self) -> Plan:
-        """The plan at the knee."""
-        return self.plans[self.knee].plan
 
     @classmethod
     def from_json(cls, data: Any) -> Front:
@@ -129,10 +124,9 @@ def criteria(graph: Graph, objectives: Sequence[Pricing], latency: ChainCosts) -
     for how in objectives:
         model = objective_model(how, graph, latency)
         if model.objective.of_plan is not None:
-            found.append(memory(model.objective.name, graph, latency.platform))
+            found.append(memory(graph, latency.platform))
         else:
-            kind = busiest if model.chains == "period" else summed
-            found.append(kind(model.objective.name, model.costs))
+            found.append((busiest if model.chains == "period" else summed)(model.costs))
     return found
 
 
@@ -223,7 +217,7 @@ def decide_front(
         how.progress(f"final comparison of {plural(len(trials), 'plan')} by {session.how[which].objective.name}")
         finals.append(
             FinalComparison(
-                [_loader(other, how.graph, t.plan) for t in trials],
+                [partial(other.load, how.graph, t.plan, fresh=True) for t in trials],
                 policy,
                 np.random.default_rng([how.seed, 2, len(finals)]),
                 conditions=conditions_of(other),
@@ -262,7 +256,3 @@ def decide_front(
         for i, row in zip(kept, table, strict=True)
     )
     return Front(tuple(objectives), plans, next(i for i, p in enumerate(plans) if p.plan == verdict.best)), verdict
-
-
-def _loader(session: Session, graph: Graph, plan: Plan) -> Callable[[], Candidate]:
-    return lambda: session.load(graph, plan, fresh=True)

@@ -212,11 +212,7 @@ class OneModel(Subject):
         return math.inf if self.config.deadline is None else self.config.deadline / 1e3
 
     def _named(
-        self,
-        profiled: Profile,
-        of: Problem,
-        history: History,
-        breaks: Callable[[Plan], tuple[Violation, ...]],
+        self, profiled: Profile, of: Problem, history: History, breaks: Callable[[Plan], tuple[Violation, ...]]
     ) -> tuple[Baseline, ...]:
         """Return the baselines; if no processor can hold the model alone, the cost model's optimum is one."""
         fastest, inner = profiled.fastest(self.platform), self._inner

@@ -298,7 +298,7 @@ class Result:
         known = isinstance(folder, str | Path | None)
         if not known or (folder and (Path(folder).suffix == ".html" or Path(folder).is_file())):
             raise UsageError(f"report {str(folder)!r}: a report is a folder with a page", "give a folder")
-        return report(self.run_dir, Path(folder) if folder is not None else None).page
+        return report(self.run_dir, Path(folder) if folder is not None else None)
 
     def runner(self) -> PlanRunner:
         """Return a runner of the recommended plan from its files; close it, or use it in a ``with``.

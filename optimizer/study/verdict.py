@@ -108,11 +108,6 @@ class Verdict:
         """Return whether a plan was still compared at the end of the final."""
         return self._index(plan) in self.final.racing
 
-    def named(self, plan: Plan) -> str:
-        """Return a plan's name in tables, or ""."""
-        index = self._index(plan)
-        return "" if index is None else self.names[index]
-
     @property
     def challenger(self) -> Plan | None:
         """The plan compared with the reference: the recommended one, or else the fastest other finalist."""

@@ -92,11 +92,7 @@ def _measure_workload(runner: WorkloadRunner, n: int, stop_above_s: float) -> Ba
 
 
 def compare_runs(
-    first: str,
-    second: str,
-    *,
-    custom_ops: Sequence[str] = (),
-    progress: Callable[[str], None] = lambda _: None,
+    first: str, second: str, *, custom_ops: Sequence[str] = (), progress: Callable[[str], None] = lambda _: None
 ) -> tuple[dict[str, Any], str]:
     """Compare the best plans of two run folders (or two ``plan.json``); return the document of ``--json``, and text.
 

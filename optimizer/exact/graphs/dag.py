@@ -20,12 +20,7 @@ from optimizer.exact.bound import relax
 from optimizer.exact.graphs.cpsat import check_time_limit
 from optimizer.exact.graphs.graph_costs import GraphCosts, as_plan, makespan_s
 from optimizer.exact.graphs.segment_model import solve_segment
-from optimizer.exact.graphs.segment_plans import (
-    SegmentCosts,
-    SegmentPlan,
-    improved,
-    list_schedule,
-)
+from optimizer.exact.graphs.segment_plans import SegmentCosts, SegmentPlan, improved, list_schedule
 from optimizer.exact.graphs.segment_search import Problem, beam_segment, search_segment
 from optimizer.exact.graphs.segments import Segment, segments
 from optimizer.exact.solution import PROVEN, Solution

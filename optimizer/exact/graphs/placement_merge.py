@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import networkx as nx
 from networkx.utils import UnionFind
 
 from evaluators.table.placement import PlacementProblem
@@ -31,13 +32,6 @@ class Clusters:
 
     of: tuple[int, ...]
     on_accelerator: frozenset[int]
-
-    def members(self) -> dict[int, list[int]]:
-        """Return the nodes of each cluster, ascending."""
-        found: dict[int, list[int]] = {}
-        for node, cluster in enumerate(self.of):
-            found.setdefault(cluster, []).append(node)
-        return found
 
 
 def merge(problem: PlacementProblem, known: float, *, parallel_cpu: bool = False) -> Clusters:
@@ -65,9 +59,8 @@ def merge(problem: PlacementProblem, known: float, *, parallel_cpu: bool = False
             load[root].append(problem.cpu[node])
         bound = {root for root, cpu in load.items() if total(cpu) > known}
         bound |= {roots[v] for v, colour in enumerate(problem.colours) if colour in dear}
-        if not _join_dear_edges(problem, sets, roots, bound, known) and not any(
-            _close(problem, roots, bound, root, sets) for root in sorted(bound)
-        ):
+        changed = _join_dear_edges(problem, sets, roots, bound, known)
+        if not changed and not _join_circles(problem, sets, roots, bound):
             return Clusters(tuple(roots), frozenset(bound))
 
 
@@ -96,33 +89,15 @@ def _join_dear_edges(problem: PlacementProblem, sets: _Sets, roots: list[int], b
     return changed
 
 
-def _close(problem: PlacementProblem, roots: list[int], bound: set[int], root: int, sets: _Sets) -> bool:
-    """Add nodes on paths out of a cluster and back into it; return whether there were any."""
-    members: dict[int, list[int]] = {}
-    for node, other in enumerate(roots):
-        if other in bound:
-            members.setdefault(other, []).append(node)
-    after = _reach(problem.successors, members[root], roots, members)
-    between = after & _reach(problem.predecessors, members[root], roots, members)
-    return sets.join_all([root, *sorted(between)])
+def _join_circles(problem: PlacementProblem, sets: _Sets, roots: list[int], bound: set[int]) -> bool:
+    """Join nodes on paths out of an accelerator and back into it; return whether there were any.
 
-
-def _reach(
-    edges: tuple[tuple[int, ...], ...], start: list[int], roots: list[int], members: dict[int, list[int]]
-) -> set[int]:
-    """Return the nodes that can be reached; those of one accelerator are reached together.
-
-    Nodes of one colour that may be on the CPU are not reached together: the CPU runs them at different times.
+    Nodes of one colour that may be on the CPU are not one place: the CPU runs them at different times.
     """
-    found: set[int] = set()
-    waiting = list(start)
-    while waiting:
-        for node in edges[waiting.pop()]:
-            if node not in found:
-                together = members.get(roots[node], [node])
-                found.update(together)
-                waiting += together
-    return found
+    place = [root if root in bound else node for node, root in enumerate(roots)]
+    graph = nx.DiGraph((place[v], place[r]) for v, readers in enumerate(problem.successors) for r in readers)
+    circles = [circle for circle in nx.strongly_connected_components(graph) if not bound.isdisjoint(circle)]
+    return any(sets.join_all(circle) for circle in circles)
 
 
 class _Sets(UnionFind):  # type: ignore[type-arg] # not generic when it runs

@@ -75,33 +75,21 @@ def ends(problem: PlacementProblem, devices: Sequence[int]) -> list[float]:
 
 
 def value(problem: PlacementProblem, devices: Sequence[int], objective: PlacementObjective) -> float:
-    """Return the largest load, or the latency; infinite where a rule is broken (see :func:`broken`)."""
-    if _broken_in_place(problem, devices):
+    """Return the largest load, or the latency; infinite where a rule is broken, or parts form a cycle."""
+    if not _keeps_rules(problem, devices):
         return float("inf")
     took = latency(problem, devices)
     return took if objective == "latency" or took == float("inf") else max(loads(problem, devices).values())
 
 
-def broken(problem: PlacementProblem, devices: Sequence[int]) -> str:
-    """Return the rule that a solution violates, or ""."""
-    if found := _broken_in_place(problem, devices):
-        return found
-    if latency(problem, devices) == float("inf"):
-        return "the stages of the accelerators form a cycle"
-    return ""
-
-
-def _broken_in_place(problem: PlacementProblem, devices: Sequence[int]) -> str:
+def _keeps_rules(problem: PlacementProblem, devices: Sequence[int]) -> bool:
+    """Return whether nodes run on their devices, which have memory for them, and those of a colour are together."""
     kept = [0.0] * problem.accelerators
     of_colour: dict[int, int] = {}
     for node, device in enumerate(devices):
-        if not min(CPU, -problem.cpus) <= device < problem.accelerators:
-            return f"node {problem.names[node]!r} is on device {device}, which is not there"
-        if (problem.cpu if device < 0 else problem.accelerator)[node] == float("inf"):
-            return f"node {problem.names[node]!r} does not run on its device"
+        runs = (problem.cpu if device < 0 else problem.accelerator)[node] < float("inf")
+        if not runs or of_colour.setdefault(problem.colours[node], device) != device:
+            return False
         if device >= 0:
             kept[device] += problem.nbytes[node]
-        if of_colour.setdefault(problem.colours[node], device) != device:
-            return f"node {problem.names[node]!r} is not where the others of its colour are"
-    full = next((i for i, nbytes in enumerate(kept) if nbytes > problem.memory_bytes), None)
-    return f"accelerator {full} holds more than its memory" if full is not None else ""
+    return all(nbytes <= problem.memory_bytes for nbytes in kept)

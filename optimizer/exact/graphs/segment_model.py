@@ -26,10 +26,7 @@ _LARGEST = 2.0**50  # in these units; sums must not overflow
 
 
 def solve_segment(
-    of: SegmentCosts,
-    exit_processor: int | None,
-    time_limit_s: float,
-    known: SegmentPlan | None = None,
+    of: SegmentCosts, exit_processor: int | None, time_limit_s: float, known: SegmentPlan | None = None
 ) -> SegmentPlan | None:
     """Return the best plan of a segment for given processors of its gates; None where none was found.
 

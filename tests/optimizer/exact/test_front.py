@@ -39,7 +39,7 @@ def costs_of(seed: int, count: int) -> ChainCosts:
 def test_the_front_is_that_of_all_chains(seed: int, count: int, most: int) -> None:
     costs = costs_of(seed, count)
     energy = weighed(costs, {"cpu": 3.0, "cpu0": 1.0, "cpu1": 1.0})
-    criteria = [summed("latency", costs), summed("energy", energy), busiest("throughput", costs)]
+    criteria = [summed(costs), summed(energy), busiest(costs)]
     graph = Graph("chain", (), (), (), ())
     found = pareto_chains(criteria, PLATFORM, most)
     values = []
@@ -64,7 +64,7 @@ def test_memory_is_what_the_footprint_says(squeezenet: Graph) -> None:
     rng = np.random.default_rng(0)
     one = rng.uniform(1.0, 2.0, count)
     costs = ChainCosts(PLATFORM, np.stack([one * 0.6, one, one]), np.zeros(3), np.zeros((count, 3, 3)))
-    criteria = [summed("latency", costs), memory("memory", squeezenet, PLATFORM)]
+    criteria = [summed(costs), memory(squeezenet, PLATFORM)]
     found = pareto_chains(criteria, PLATFORM, 3)
     assert found
     for chain in found:
@@ -76,7 +76,7 @@ def test_nothing_fits() -> None:
     costs = costs_of(0, 3)
     costs.operator_s[:, 1] = np.inf
     with fails(InfeasibleError):
-        pareto_chains([summed("latency", costs)], PLATFORM, 2)
+        pareto_chains([summed(costs)], PLATFORM, 2)
 
 
 def test_where_time_is_up_the_best_whole_plan_counts(monkeypatch: pytest.MonkeyPatch) -> None:

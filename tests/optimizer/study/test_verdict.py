@@ -101,7 +101,7 @@ def test_every_processor_alone_takes_part_whatever_the_search_said_of_it() -> No
         return 2.0 * truth_s[other] / truth_s[first] if plan == first else 1.0
 
     found = verdict_of({first: 0.1, other: 0.19}, factor)
-    assert found.reference.name == found.named(found.best) == "whole on cpu0"
+    assert found.reference.name == "whole on cpu0"
 
 
 def test_whole_models_side_by_side_take_part_whatever_the_search_said_of_them() -> None:
