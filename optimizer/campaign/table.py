@@ -376,7 +376,7 @@ def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
                 "value": found.get("median"),
                 "value_low": low,
                 "value_high": high,
-                "bound": result["model_bound_ms"],
+                "bound": result["model_bound_ms"] or None,  # 0: none was found in time
                 "unit": objective.shown_unit,
             }
         )

@@ -414,7 +414,7 @@ def _readme(study: Study, document: Mapping[str, Any], more: Sequence[str]) -> s
         ]
         if several
         else [
-            (str(i), entry["file"], stage["processor"])
+            (str(i), _stored(entry), stage["processor"])
             for i, (entry, stage) in enumerate(zip(document["files"], document["stages"], strict=True))
         ]
     )
@@ -443,6 +443,12 @@ def _readme(study: Study, document: Mapping[str, Any], more: Sequence[str]) -> s
         "",
     ]
     return "\n".join(lines)
+
+
+def _stored(entry: Mapping[str, Any]) -> str:
+    """Return the name of a stage's file, or of the part of it that other files do not have."""
+    parts = (str(name) for name, *_ in entry.get("parts", ()))
+    return next((name for name in parts if name.endswith(".part")), str(entry["file"]))
 
 
 def _add_target(target: str, study: Study, document: Mapping[str, Any], out: Path) -> list[str]:

@@ -165,7 +165,8 @@ def bound_text(result: Mapping[str, Any]) -> str:
     if bound is None or gap is None:
         return ""
     objective = objective_of(result)
-    whose = "this cost model" if more.get("model") == "the evaluator's own" else "the operators' profiled times"
+    own, times = more.get("model") == "the evaluator's own", "predicted" if result.get("predicted") else "profiled"
+    whose = "this cost model" if own else f"the operators' {times} times"
     least = f"{shown(bound, '.4g')} {objective.shown_unit}"
     if gap < -_NOISE:
         wrong = percent(-gap / (1.0 + gap), 1)
@@ -363,6 +364,8 @@ def same_plan(name: str) -> str:
 def against_text(ratio: Ratio, objective: Objective, *, racing: bool) -> str:
     """Return how a plan compares with the recommended one; ``racing``: the final compared it to the end."""
     text = slower_text(ratio, objective)
+    if not objective.scales:
+        return text
     vague = ratio.high - ratio.low > max(_VAGUE_RATIO, ratio.value - 1.0)  # after few rounds
     if vague and not racing and ratio.low >= 1.0 + _NOISE and ratio.value < _TIMES:
         return f"at least {percent(ratio.low - 1.0)} {objective.larger}"
@@ -380,8 +383,11 @@ def figure_text(value: float, interval: tuple[float, float], unit: str) -> str:
 def slower_text(ratio: Ratio, objective: Objective = LATENCY) -> str:
     """Return how much slower, or faster, a plan is than another, or that they are equal or not decided.
 
-    Of other objectives than times, how much more or less energy or memory it takes.
+    Of other objectives than times, how much more or less energy or memory it takes; of those whose ratios mean nothing
+    only which is better.
     """
+    if not objective.scales and ratio.significant:
+        return "worse" if ratio.value > 1.0 else "better"
     low, value, high = ((x - 1.0) * 100 for x in (ratio.low, ratio.value, ratio.high))
     ends = f"[{_brief(low if value > 0 else -high)}, {_brief(high if value > 0 else -low)}]"
     if not ratio.significant:

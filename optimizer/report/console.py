@@ -75,6 +75,10 @@ class _PlainConsole(Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 
+    def on_broken_pipe(self) -> None:
+        """Leave a pipe whose reader has ended to the command line, as of other output."""
+        raise BrokenPipeError
+
 
 def make_console(*, stderr: bool = False, record: bool = False) -> Console:
     """Return a console; into a pipe it writes lines of ``COLUMNS`` characters, or of a fixed width."""
@@ -224,13 +228,14 @@ def _baselines(result: Result) -> Table:
     wide = any(interval is not None and interval[0] < interval[1] for interval in intervals)
     what = f"{'predicted ' if result.predicted else ''}{result.objective.title}{' [95 %]' if wide else ''}"
     against = "" if result.verdict is None else "difference"
-    made = table(("plan", what, against, ">stages"))
+    shows = result.objective.scales  # otherwise a table of its own has what the figure sums
+    made = table(("plan", *((what,) if shows else ()), against, ">stages"))
     names: dict[str, str] = {}
     for name, plan in result.rows():
         style = "bold" if result.verdict is not None and plan == result.verdict.best else ""
         first = names.setdefault(plan.digest, name)
         difference = _against(result, plan) if first == name else same_plan(first)
-        cells = (name, _figure(result, plan), difference, str(len(plan.stages)))
+        cells = (name, *((_figure(result, plan),) if shows else ()), difference, str(len(plan.stages)))
         made.add_row(*map(Text, cells), style=style)
     return made
 
@@ -289,7 +294,9 @@ def _stages(result: Result, plan: Plan, document: Mapping[str, Any]) -> Table:
     measured = result.measurement(plan)
     overlaps = not plan.is_chain and joined is None
     events = measured.timeline.events if measured and measured.timeline and overlaps else ()
-    begins_s = {e.stage: e.start_s for e in sorted(events, key=lambda e: -e.start_s)}
+    # One run of the search: as a share of it they hold for the median, too.
+    scale = samples.median / max(e.end_s for e in events) if samples and events else 1.0
+    begins_s = {e.stage: e.start_s * scale for e in sorted(events, key=lambda e: -e.start_s)}
     found = stages_table(document, title, lambda stage: model_of(stage, result.graph, joined), begins_s)
     if joined is not None:  # numbers suffice beside the name of the model
         rows = (tuple(str(c).partition(":")[0] if i == 6 else c for i, c in enumerate(row)) for row in found.rows)

@@ -257,7 +257,7 @@ def _baselines(study: Study) -> Iterator[Block]:
     for name, entry in study.result["baselines"].items():
         latency = entry["latency_ms"]
         numbers: tuple[float | None, ...] = (None,) * 4
-        if latency:
+        if latency and study.objective.scales:
             low, high = latency["ci95"]
             exact = low == high
             samples = None if study.predicted else latency["samples"]

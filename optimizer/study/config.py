@@ -185,7 +185,7 @@ class StudyConfig(BaseModel):
     objective: Annotated[
         tuple[str, ...], Field(min_length=1), BeforeValidator(separated), AfterValidator(_known_objectives)
     ] = ("latency",)
-    seed: Annotated[int, Field(ge=0), _WHOLE] = 0
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1), _WHOLE] = 0
     precision: float = Field(default=0.01, gt=0, lt=1, allow_inf_nan=False)
     study: Annotated[str, _checked(_check_name)] | None = None
     out: Path | None = None
@@ -338,7 +338,7 @@ def _explain(error: ErrorDetails, named: Callable[[str], str]) -> UsageError:
         "greater_than_equal": f"must be at least {context.get('ge')}",
         "greater_than": f"must be greater than {context.get('gt', 0):g}",
         "less_than": f"must be less than {context.get('lt', 0):g}",
-        "less_than_equal": f"must be at most {context.get('le', 0):g}",
+        "less_than_equal": f"must be at most {context.get('le', 0)}",
         "bool_type": "must be true or false",
         "bool_parsing": "must be true or false",
         "tuple_type": "must be text, or several texts",

@@ -212,7 +212,7 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
     except (ValueError, RecursionError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise DamagedManifestError(
-            f"{file}: damaged: {why}", "give another --study; nothing here was changed"
+            f"{file}: damaged: {why}", "run the search again, which repairs it if it can; nothing here was changed"
         ) from error
     version = manifest.get("schema_version") if isinstance(manifest, dict) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:

@@ -25,7 +25,9 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.wording import plural
 
-_MOST_MEASURED, _MOST_COMPUTED = 12, 64  # finalists: each takes part in the final of every objective
+# Number of finalists, each of which takes part in the final of every objective, and how far behind the front of the
+# search they are; what is computed is the same again.
+_MEASURED, _COMPUTED = (12, 1.03), (64, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,18 +133,30 @@ def criteria(graph: Graph, objectives: Sequence[Pricing], latency: ChainCosts) -
 
 
 def front_finalists(
-    history: History, objectives: Sequence[Objective], fits: Callable[[Trial], bool], most: int
+    history: History, objectives: Sequence[Objective], fits: Callable[[Trial], bool], most: int, near: float
 ) -> list[Trial]:
-    """Return the plans that may be on the front: undominated ones, thinned out evenly, and the best of whole models."""
+    """Return the plans that may be on the front, and the best of whole models.
+
+    Measurements are scaled to the machine's speed at the start of the study.
+
+    Args:
+        most: of undominated ones, thinned out evenly, and of those that are the least behind them.
+        near: the ratio, in all objectives, by which plans may be behind another one.
+    """
     measured = [t for t in history.ranking() if t.measurement is not None and fits(t)]
     measured = [t for t in measured if t.measurement and all(o.name in t.measurement.figures for o in objectives[1:])]
     if not measured:
         return []
     table = np.array([values_of(t.measurement, objectives) for t in measured if t.measurement])
+    scaled = [o.is_additive for o in objectives]  # the others follow from plans, or from what the user computes of runs
+    table[:, scaled] /= np.array([t.speed for t in measured])[:, None]
     rows = sorted(undominated(table), key=lambda i: tuple(table[i]))
+    behind = (table[:, None] / table[rows]).min(axis=2).max(axis=1)
+    behind[rows] = np.inf
     ends = {int(table[:, k].argmin()) for k in range(table.shape[1])}
     if len(rows) > most:
         rows = sorted({rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)})
+    rows += [i for i in np.argsort(behind, kind="stable") if behind[i] <= near][: max(0, most - len(rows))]
     whole = min(range(len(measured)), key=lambda i: len(measured[i].plan.stages))
     wanted = dict.fromkeys([*map(int, rows), *sorted(ends), whole])
     return [measured[i] for i in wanted]
@@ -192,16 +206,16 @@ def decide_front(
     Raises:
         UnavailableError: no plan could be measured.
     """
-    most = _MOST_COMPUTED if session.only(0).capabilities.computed else _MOST_MEASURED
+    limits = _COMPUTED if session.only(0).capabilities.computed else _MEASURED
     trials = (
-        front_finalists(history, objectives, lambda t: how.fits(t) and how.allowed(t.plan), most)
-        or front_finalists(history, objectives, how.fits, most)
-        or front_finalists(history, objectives, lambda _: True, most)
+        front_finalists(history, objectives, lambda t: how.fits(t) and how.allowed(t.plan), *limits)
+        or front_finalists(history, objectives, how.fits, *limits)
+        or front_finalists(history, objectives, lambda _: True, *limits)
     )
     if not trials:
         raise UnavailableError("no plan could be measured", "see the failures in the trial log")
     for digest in sorted(how.asked - {t.plan.digest for t in trials}):  # each, even where another one dominates it
-        trials += front_finalists(history, objectives, partial(_is, digest), most)
+        trials += front_finalists(history, objectives, partial(_is, digest), *limits)
     count = len(objectives)
     policy = replace(
         how.policy,

@@ -220,8 +220,8 @@ class OneModel(Subject):
             named = segment_baselines(self.graph, self.platform, inner, of.model, fastest)
             wholes = sum(len(b.plan.stages) == 1 for b in named)
             most = max(wholes, self.config.budget // 2)  # the other half is for proposals
-            origins = {digest: trial.origin for digest, trial in history.known.items()}
-            named = tuple(b for i, b in enumerate(named) if i < most or origins.get(b.plan.digest) == b.name)
+            kept = {*self.config.compare_with, *(trial.origin for trial in history.known.values())}
+            named = tuple(b for i, b in enumerate(named) if i < most or b.name in kept)
         else:
             named = self._usual(fastest)
         for processor in self.own:

@@ -83,6 +83,7 @@ def plan_of(run: str) -> Path:
         return path / "best"
     if path.is_dir() and not (path / "plan.json").exists():
         finished_study(path)
+        return path / "best"
     return path
 
 

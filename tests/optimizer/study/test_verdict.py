@@ -11,9 +11,11 @@ import pytest
 from evaluators.base import Agreement, Candidate, Session
 from evaluators.forwarding import ForwardingCandidate, ForwardingSession
 from evaluators.measurement.final import FinalPolicy
+from evaluators.objectives import find_objective
 from evaluators.samples import Measurement, Samples
 from evaluators.testing import Noise, SyntheticEvaluator
 from optimizer.model.baselines import Baseline, baselines
+from optimizer.study.front import front_finalists
 from optimizer.study.history import History, Trial
 from optimizer.study.verdict import FAR, LEAST_FINALISTS, FinalSettings, Verdict, decide, finalists, shown_samples
 from search_spaces.core.errors import RunFolderError, UnavailableError
@@ -127,6 +129,24 @@ def test_the_best_baseline_is_the_reference_where_every_plan_has_several_stages(
     assert found.reference == Baseline("one after another", slow[1])
     assert found.speedup is not None
     assert found.speedup.significant
+
+
+def test_the_front_is_of_plans_at_one_speed_of_the_machine_and_of_those_just_behind_them() -> None:
+    plans = list(dict.fromkeys(SPACE.plan_at(i) for i in range(400)))[:5]
+    history = History(SPACE.distributions(), ["energy"])
+    for number, (plan, latency_s, speed) in enumerate(
+        zip(plans, (1.0, 1.2, 1.02, 1.3, 1.5), (1.0, 1.5, 1.0, 1.0, 1.0), strict=True)
+    ):
+        figures = {"energy": 2.0 * latency_s}
+        samples = Samples((latency_s,) * 5, {})
+        found = Measurement(samples, (latency_s,) * len(plan.stages), (), "limit", None, None, figures=figures)
+        history.add(Trial(number, plan, "test", {}, found, speed=speed))
+    objectives = [find_objective("latency"), find_objective("energy")]
+    front = front_finalists(history, objectives, lambda _: True, 12, 1.3)
+    assert [t.plan for t in front][:2] == [plans[1], plans[0]], "the slow machine's 1.2 s are 0.8"
+    assert plans[2] in [t.plan for t in front]
+    assert plans[4] not in [t.plan for t in front]
+    assert len(front_finalists(history, objectives, lambda _: True, 12, 0.0)) <= 2
 
 
 def test_a_plan_that_is_asked_for_takes_part_even_where_it_breaks_a_limit() -> None:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
-    for arguments in ([*SYNTHETIC, "--dry-run"], [*SYNTHETIC, "--dry-run", "--json"]):
+    for arguments in ([*SYNTHETIC, "--dry-run"], [*SYNTHETIC, "--dry-run", "--json"], ["models"]):
         read, write = os.pipe()
         os.close(read)
         run = command(arguments, stdout=write)

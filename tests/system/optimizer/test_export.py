@@ -320,6 +320,31 @@ def test_a_plan_stays_where_the_fallback_is_not_faster(tmp_path: Path, capsys: p
     assert not capsys.readouterr().err
 
 
+def test_calls_from_python_that_take_longer_than_the_plan_are_told(many_stages: Path, tmp_path: Path) -> None:
+    def expect_little(expected: dict[str, Any]) -> None:
+        expected["latency_ms"] = 0.01
+        expected.pop("stage_ms", None)
+
+    folder = edited(many_stages, tmp_path / "fast", expected=expect_little)
+    with RunPlan(folder) as plan:
+        stages = len(plan.document["stages"])
+        plan.runs += [(0.1e-3 * stages, [0.05e-3] * stages)] * SURE_RUNS
+        says(plan.advice())
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.5])
+def test_what_is_left_of_a_stage_file_is_not_run(exported: Path, tmp_path: Path, kept: float) -> None:
+    shutil.copytree(exported, tmp_path / "copy")
+    stage = tmp_path / "copy" / "stage_0.tflite"
+    content = stage.read_bytes()
+    stage.unlink()  # the copy may be a link
+    stage.write_bytes(content[: int(kept * len(content))])
+    command = [sys.executable, str(tmp_path / "copy" / "run_plan.py"), "--runs", "1"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 4
+    says(run.stderr.splitlines()[-1])
+
+
 def test_a_fallback_that_computes_otherwise_is_refused(
     many_stages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

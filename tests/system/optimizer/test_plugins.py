@@ -79,6 +79,16 @@ class _Session:
     def load(self, graph, plan, *, fresh=False):
         return _Candidate(self.inner.load(graph, plan, fresh=fresh), self.value)
 
+class _Odd(_Session):
+    def fingerprint(self):
+        return {"clock": object()}
+
+class Odd(SyntheticEvaluator):
+    @contextmanager
+    def prepare(self, platform, scratch=None):
+        with super().prepare(platform) as session:
+            yield _Odd(session, 1.0)
+
 class _Candidate:
     def __init__(self, inner, value):
         self.inner, self.value = inner, value
@@ -126,6 +136,7 @@ none = plugged:NoEvaluator
 nan = plugged:Nan
 negative = plugged:Negative
 raises = plugged:Raises
+odd = plugged:Odd
 broken = plugged_broken:Thing
 gone = plugged:Missing
 leaves = plugged_leaves:Thing
@@ -219,6 +230,7 @@ def test_built_ins_come_in_through_the_same_groups() -> None:
         "nan",
         "negative",
         "raises",
+        "odd",
     ],
 )
 def test_what_a_plug_in_does_wrong_is_one_line(capsys: pytest.CaptureFixture[str], name: str) -> None:

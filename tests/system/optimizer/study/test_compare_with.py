@@ -74,6 +74,14 @@ def test_a_baseline_that_a_study_lacks_is_told(capsys: pytest.CaptureFixture[str
     says(next(line for line in capsys.readouterr().err.splitlines() if "--compare-with" in line))
 
 
+def test_a_baseline_that_is_asked_for_is_measured_though_the_budget_is_small(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [*ONE[:2], *ON, "--budget", "6", "--allow", "cuts,splits", "--out", "run"]
+    found = answered(capsys, [*words, "--compare-with", "every layer"])
+    assert found["baselines"]["every layer"]["latency_ms"] is not None
+
+
 def test_a_plan_outside_of_the_space_is_compared_too(capsys: pytest.CaptureFixture[str]) -> None:
     plan = slow_plan()
     found = answered(capsys, [*ONE, "--max-stages", "1", "--out", "run", "--compare-with", "slow.json"])
