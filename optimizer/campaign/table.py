@@ -366,7 +366,7 @@ def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
                 "gain": None if not speedup else 1.0 if is_baseline else speedup["ratio"],
                 "significant": speedup.get("significant"),
                 "compared_with": speedup.get("baseline"),
-                **_in_ms(objective, model_bound_ms=result["model_bound_ms"]),
+                **_in_ms(objective, model_bound_ms=result["model_bound_ms"] or None),
                 "gap": mine.get("gap"),
                 "unique_plans": result["unique_plans"],
                 "space_plans": float(min(result["space"]["plans"], 1e308)),

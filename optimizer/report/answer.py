@@ -31,6 +31,7 @@ _VAGUE_RATIO = 0.25  # an interval wider than this, and than the difference, tel
 _TIMES = 2.0  # larger ratios are shown as factors, not in per cent
 _TELLING = 25.0  # per cent: a wider interval decides nothing
 _TIE = 1.0  # per cent: plans that differ by no more, and not significantly, are called equal
+_UNKNOWN = 100.0  # intervals of predictions that reach so many times the value say nothing
 _NOISE = 0.01  # smaller relative differences are noise of the machine
 _MOST_RUNS = 4  # of consecutive operators of a stage, that are named
 _AT_BOUND = 1e-3  # relative: a plan that is nearer to a bound reaches it
@@ -377,7 +378,8 @@ def figure_text(value: float, interval: tuple[float, float], unit: str) -> str:
     """Return ``12.34 ms [12.30, 12.41]``, in thousandths of the value's unit; no interval where it has no width."""
     digits = 1 if value >= 0.1 else 2 if value >= 0.01 else 3
     low, high = (f"{end * 1e3:.{digits}f}" for end in interval)
-    return f"{value * 1e3:.{digits}f} {unit}" + ("" if interval[0] == interval[1] else f" [{low}, {high}]")
+    ends = "not known" if interval[1] > _UNKNOWN * value else f"{low}, {high}"
+    return f"{value * 1e3:.{digits}f} {unit}" + ("" if interval[0] == interval[1] else f" [{ends}]")
 
 
 def slower_text(ratio: Ratio, objective: Objective = LATENCY) -> str:

@@ -9,7 +9,8 @@ import pytest
 
 from evaluators.measurement.final import Ratio
 from evaluators.objectives import LATENCY, OBJECTIVES
-from optimizer.report.answer import called, missed_text, slower_text, slower_than
+from evaluators.workload.objectives import find_workload_objective
+from optimizer.report.answer import against_text, called, figure_text, missed_text, slower_text, slower_than
 from optimizer.report.console import _EVERY_S, Steps
 from optimizer.report.terminal import tried_text
 from optimizer.study.history import WARM
@@ -33,6 +34,16 @@ def test_ratios_in_words(ratio: Ratio) -> None:
 
 def test_equal_latencies_in_words() -> None:
     says(slower_than(Ratio(1.0, 1.0, 1.0), LATENCY, "it"))
+
+
+@pytest.mark.parametrize("ratio", [Ratio(258.0, 253.0, 263.0), Ratio(0.9, 0.8, 0.95), Ratio(1.1, 0.9, 1.3)])
+def test_missed_deadlines_have_no_ratio(ratio: Ratio) -> None:
+    says(against_text(ratio, find_workload_objective("misses"), racing=False))
+
+
+def test_figures_in_words() -> None:
+    for interval in ((0.0123, 0.0123), (0.0121, 0.0125), (1e-9, 2302.0)):
+        says(figure_text(0.0123, interval, "ms"))
 
 
 def test_a_plan_is_called_by_its_name_or_by_its_number_in_the_table() -> None:
