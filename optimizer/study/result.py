@@ -191,6 +191,15 @@ class Result:
         trial = self.history.known.get(plan.digest)
         return trial.measurement if trial else None
 
+    def figures(self, plan: Plan) -> dict[str, float]:
+        """Return a plan's values by further objectives: the final's if it is on the front, else the search's."""
+        measured = self.measurement(plan)
+        found = dict(measured.figures) if measured else {}
+        if self.front is not None:
+            values = next((each.values for each in self.front.plans if each.plan == plan), ())
+            found |= {o.name: s for o, s in zip(self.front.objectives, values, strict=False) if o.name in found}
+        return found
+
     def agreement(self, plan: Plan) -> Agreement | None:
         """Return the agreement of a plan's outputs with the whole model's, from the search or else the final."""
         measured = self.measurement(plan)
@@ -495,7 +504,7 @@ class Result:
             else None,
             "after_pause_ms": pauses_s[plan.digest] * 1e3 if plan.digest in pauses_s else None,
             f"stage_{unit}": [s * 1e3 for s in stage_s] if (stage_s := self.stage_s(plan)) else None,
-            **({"figures": dict(measured.figures)} if measured and measured.figures else {}),
+            **({"figures": self.figures(plan)} if measured and measured.figures else {}),
             **{name: outputs[name] if outputs else None for name in _OF_OUTPUTS},
             "stopped": measured.stopped if measured else None,
             "failure": failure or None,

@@ -216,7 +216,9 @@ def test_several_objectives_give_a_front(capsys: pytest.CaptureFixture[str], sam
     table = [list(each["values"].values()) for each in plans]
     assert len(undominated(np.array(table))) == len(table)
     assert sum(each["knee"] for each in plans) == 1
-    assert found["best"]["plan"] == next(each["plan"] for each in plans if each["knee"])
+    knee = next(each for each in plans if each["knee"])
+    assert found["best"]["plan"] == knee["plan"]
+    assert found["best"]["figures"]["energy"] * 1e3 == pytest.approx(knee["values"]["energy_mj"])
     if sampler == "auto":
         assert len(plans) >= 2
         run = Path(found["run_dir"])
