@@ -25,6 +25,7 @@ GENERATOR = 3
 A log of timings identifies networks by their seeds, so it is of no use with another version.
 """
 
+TURNS = 10  # kinds of networks return after so many seeds
 MOST_MACS = 400_000_000
 MOST_WEIGHTS = 6_000_000
 MOST_ELEMENTS = 3_300_000  # of an activation: 13 MB, as in the first layers of VGG

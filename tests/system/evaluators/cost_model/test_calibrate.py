@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluators.cost_model.calibrate_nets import GENERATOR, network
+from evaluators.cost_model.calibrate_nets import GENERATOR, TURNS, network
 from evaluators.cost_model.calibrate_profile import Fits, build_profile, next_network
 from evaluators.cost_model.calibrate_time import MAPS, Bench, Timed, _convolutions
 from evaluators.cost_model.features import (
@@ -167,6 +167,20 @@ def test_the_next_network_is_another_one() -> None:
     one = Timed("n", "core", features, seconds, 1.0, 1.0, 0)
     assert next_network([]) != next_network([one])
     assert next_network([one]) == next_network([one])
+
+
+@pytest.mark.parametrize(("step", "again"), [(TURNS, False), (1, True)])
+def test_networks_of_which_no_fit_becomes_certain_do_not_take_all_the_time(
+    monkeypatch: pytest.MonkeyPatch, step: int, again: bool
+) -> None:
+    """As those of transformers, of whose operators OpenVINO's times depend on what the features do not tell."""
+    monkeypatch.setattr("evaluators.cost_model.calibrate_profile.SPACE_FILLING", 4)
+    features = operator_features(networks(["n"], 0)[0].graph())
+    seconds = np.array([true_s(f) for f in features])
+    timed = [Timed("n", "core", features, seconds, 1.0, 1.0, TURNS - 1 + step * i) for i in range(6)]
+    candidates = [float(seed % TURNS == TURNS - 1) for seed in range(12 * len(timed), 12 * len(timed) + 12)]
+    monkeypatch.setattr("evaluators.cost_model.calibrate_profile._doubt", lambda *_: candidates)
+    assert (next_network(timed) % TURNS == TURNS - 1) == again
 
 
 def test_a_fit_is_made_anew_only_when_enough_was_timed_since(monkeypatch: pytest.MonkeyPatch) -> None:
