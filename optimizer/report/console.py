@@ -294,8 +294,9 @@ def _stages(result: Result, plan: Plan, document: Mapping[str, Any]) -> Table:
     measured = result.measurement(plan)
     overlaps = not plan.is_chain and joined is None
     events = measured.timeline.events if measured and measured.timeline and overlaps else ()
-    # One run of the search: as a share of it they hold for the median, too.
-    scale = samples.median / max(e.end_s for e in events) if samples and events else 1.0
+    # One run of the search: as a share of it they hold for the median latency, too.
+    latency = samples is not None and bool(events) and result.objective.aggregation == "path"
+    scale = samples.median / max(e.end_s for e in events) if samples and latency else 1.0
     begins_s = {e.stage: e.start_s * scale for e in sorted(events, key=lambda e: -e.start_s)}
     found = stages_table(document, title, lambda stage: model_of(stage, result.graph, joined), begins_s)
     if joined is not None:  # numbers suffice beside the name of the model
