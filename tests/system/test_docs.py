@@ -121,6 +121,7 @@ NOT_RUN = {
         for name in (
             "seed_000_criteria_gpu",
             "seed_001_gpu",
+            "seed_001_gpu_ranks",
             "seed_001_pairs_gpu",
             "seed_002_sharing_gpu",
             "seed_002_sharing_software",
