@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import combinations, pairwise
@@ -164,7 +164,7 @@ def segment_estimate(graph: Graph, costs: ChainCosts, space: SegmentSpace, *, ow
 
 
 def segment_baselines(
-    graph: Graph, platform: Platform, space: SegmentSpace, costs: ChainCosts, fastest: str
+    graph: Graph, platform: Platform, space: SegmentSpace, costs: ChainCosts, fastest: str, asked: Collection[str] = ()
 ) -> tuple[Baseline, ...]:
     """Return the baselines: each processor alone, published procedures for branches and splits, and those of cuts.
 
@@ -174,10 +174,13 @@ def segment_baselines(
     model, which is outside the space if a module is cut twice, and, if there are both, those of branches and of splits
     alone. Where runs are too many for all their placements to be tried, also the plan of list scheduling, whose stages
     the space need not have.
+
+    Args:
+        asked: names of baselines that are returned even where another one is the same plan.
     """
     model = SegmentModel(space, costs)
     usual = baselines(graph, platform, fastest)
-    found = {b.plan.digest: b for b in usual if len(b.plan.stages) == 1}
+    found = [b for b in usual if len(b.plan.stages) == 1]
     named: list[tuple[str, Sequence[Part]]] = []
     if space.branching:
         main = [p.name for p in platform.processors].index(fastest)
@@ -192,19 +195,21 @@ def segment_baselines(
     with suppress(InfeasibleError, UnavailableError):
         cut = best_chains(costs, min(MOST_PARTS, len(graph.operators)), stop_s=time.monotonic() + _MOST_S)[0]
         best = canonical(cut.plan(graph), graph, platform)
-        found.setdefault(best.digest, Baseline(CUTS, best))
+        found.append(Baseline(CUTS, best))
     scheduled = None if _tried(model) else list_scheduled(graph, _between(graph, costs))
     if scheduled is not None:
-        found.setdefault(scheduled.digest, Baseline(LIST, scheduled))
+        found.append(Baseline(LIST, scheduled))
     whole_s = {p: chain_cost(costs, chain_plan(graph, (), [p])) for pair in space.pairs for p in pair}
     able = [pair for pair in space.pairs if all(np.isfinite(whole_s[processor]) for processor in pair)]
     if able and space.axes:
         on = max(able, key=lambda pair: sum(1 / max(whole_s[processor], 1e-12) for processor in pair))
         named.append((EVERY, _shared_by(space, on, (whole_s[on[0]], whole_s[on[1]]))))
-    for name, parts in named:
-        plan = space.plan(parts)
-        found.setdefault(plan.digest, Baseline(name, plan))
-    return tuple({b.plan.digest: b for b in (*found.values(), *usual)}.values())
+    found += [Baseline(name, space.plan(parts)) for name, parts in named]
+    known: dict[str, Baseline] = {}
+    for each in found:
+        known.setdefault(each.plan.digest, each)
+    known |= {b.plan.digest: b for b in usual}
+    return tuple(dict.fromkeys((*known.values(), *(b for b in found if b.name in asked))))
 
 
 def _tried(model: SegmentModel) -> bool:

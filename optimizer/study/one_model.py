@@ -217,7 +217,7 @@ class OneModel(Subject):
         """Return the baselines; if no processor can hold the model alone, the cost model's optimum is one."""
         fastest, inner = profiled.fastest(self.platform), self._inner
         if isinstance(inner, SegmentSpace):
-            named = segment_baselines(self.graph, self.platform, inner, of.model, fastest)
+            named = segment_baselines(self.graph, self.platform, inner, of.model, fastest, self.config.compare_with)
             wholes = sum(len(b.plan.stages) == 1 for b in named)
             most = max(wholes, self.config.budget // 2)  # the other half is for proposals
             kept = {*self.config.compare_with, *(trial.origin for trial in history.known.values())}

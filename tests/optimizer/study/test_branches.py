@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from evaluators.schedule import Event, Timeline
 from optimizer.exact.chain_costs import ChainCosts
-from optimizer.model.baselines import SEED_003
+from optimizer.model.baselines import SEED_003, SIDE_BY_SIDE
 from optimizer.model.branch_greedy import branch_greedy
 from optimizer.model.segments import segment_baselines, segment_estimate, segment_price, waits_s
 from optimizer.study.config import StudyConfig, most_stages
@@ -104,6 +104,15 @@ def test_the_seed_is_a_baseline_by_name() -> None:
     found = {b.name: b.plan for b in segment_baselines(FOUR, CORES, space, table, "cpu0")}
     assert list(found)[:2] == ["whole on cpu0", SEED_003]
     assert len(found[SEED_003].stages) == 4
+
+
+def test_a_baseline_that_is_asked_for_keeps_its_name_where_another_is_the_same_plan() -> None:
+    space = SegmentSpace(FOUR, CORES, splits=False)
+    table = costs(CORES, [[1.0, 3.0, 3.0, 2.0, 2.0, 1.0]] * 2, stage_s=0.0)
+    usual = {b.name: b.plan for b in segment_baselines(FOUR, CORES, space, table, "cpu0")}
+    asked = {b.name: b.plan for b in segment_baselines(FOUR, CORES, space, table, "cpu0", [SIDE_BY_SIDE, SEED_003])}
+    assert SIDE_BY_SIDE not in usual
+    assert asked == usual | {SIDE_BY_SIDE: usual[SEED_003]}
 
 
 def test_waits_are_those_for_other_processors() -> None:
