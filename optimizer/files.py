@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from search_spaces.core.bounded import parsed_json, read_bounded
-from search_spaces.core.errors import OptimizeError, PlanError, RunFolderError, UsageError, damage, reason_of
+from search_spaces.core.errors import OptimizeError, PlanError, RunFolderError, UsageError, damage, reason_of, shown
 from search_spaces.models.files import replacing
 
 _MOST_NBYTES = 256 << 20
@@ -104,6 +104,8 @@ def read_document(
         content = read_bounded(file, _MOST_NBYTES)
     try:
         document = dict(parsed_json(content))
+        if type(document["schema_version"]) is not int:
+            raise TypeError(f"schema_version is {shown(document['schema_version'])}, no number")
         newer = document["schema_version"] > version
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise damaged(f"{file}: damaged: {error}", hint) from error

@@ -221,7 +221,7 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
             "update the program, or give another --study",
         )
     parts = {"study": str, "fixed": dict, "fingerprint": dict, "resumed": list}
-    if not isinstance(version, int) or any(not isinstance(manifest.get(name), kind) for name, kind in parts.items()):
+    if type(version) is not int or any(not isinstance(manifest.get(name), kind) for name, kind in parts.items()):
         raise DamagedManifestError(f"{file}: not a manifest of this program", "give another --study or --out")
     return dict(manifest)
 

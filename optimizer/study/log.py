@@ -193,7 +193,7 @@ def scan(path: Path) -> Scan:
     damage: list[Damage] = []
     number, newest = 0, -1
     if not path.is_file() and path.exists():  # reading a pipe would wait for ever
-        raise RunFolderError(f"{path}: not a regular file")
+        raise RunFolderError(f"{path}: not a regular file", "give another --study or --out")
     with path.open("rb") as file:
         for number, (line, nbytes) in enumerate(_lines(file), 1):
             whole = decode(line[:-1]) if line.endswith(b"\n") and nbytes == len(line) else None
@@ -230,7 +230,7 @@ def _judge(path: Path, kept: dict[int, tuple[Record, bytes]], damage: list[Damag
     first, _ = kept.pop(0, (None, b""))
     if first is not None:
         version = first.data.get("schema_version")
-        if first.kind != _HEADER_KIND or not isinstance(version, int) or version < 1:
+        if first.kind != _HEADER_KIND or type(version) is not int or version < 1:
             raise RunFolderError(f"{path}: not a trial log of this program", "give another --study or --out")
         if version > SCHEMA_VERSION:
             raise RunFolderError(

@@ -300,6 +300,7 @@ def test_a_model_that_is_gone_leaves_the_rest(run: Path, tmp_path: Path) -> None
         lambda p: (p / "result.json").write_text('{"schema_version": 1}'),
         lambda p: (p / "manifest.json").write_text('{"schema_version": 99}'),
         lambda p: (p / "manifest.json").write_text("["),
+        lambda p: (p / "result.json").write_text('{"schema_version": true}'),
         shutil.rmtree,
     ],
 )

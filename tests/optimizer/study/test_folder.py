@@ -222,6 +222,7 @@ def test_a_damaged_manifest_is_one_line() -> None:
         b"[" * 100_000,
         b'{"schema_version": 1}',
         b'{"schema_version": "1"}',
+        b'{"schema_version": true}',
     ):
         manifest.write_bytes(content)
         with fails(RunFolderError) as caught:
