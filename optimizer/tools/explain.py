@@ -567,7 +567,8 @@ def blocks(found: Document) -> Iterator[Block]:
     elif found["front"] or found["objective"] != LATENCY.name:
         of = "the first of several objectives" if found["front"] else "the objective of the study"
         title = objective.title if found["orders"] else find_objective(found["objective"]).title
-        yield Text(f"All figures are of {of}: {title}.")
+        counted = "" if objective.scales else " Each missed deadline adds the longest deadline to the mean."
+        yield Text(f"All figures are of {of}: {title}.{counted}")
     measured = "not measured" if best["measured_ms"] is None else f"{shown(best['measured_ms'], _TIME)} {unit} measured"
     text = (
         f"{shown(best['predicted_ms'], _TIME)} {unit} predicted by {found['predicted_by']}, {measured}. All "
