@@ -104,13 +104,13 @@ def read_document(
         content = read_bounded(file, _MOST_NBYTES)
     try:
         document = dict(parsed_json(content))
-        if type(document["schema_version"]) is not int:
-            raise TypeError(f"schema_version is {shown(document['schema_version'])}, no number")
-        newer = document["schema_version"] > version
+        found = document["schema_version"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise damaged(f"{file}: damaged: {error}", hint) from error
-    if newer:
-        reason = f"schema_version is {document['schema_version']}, and this version reads up to {version}"
+    if type(found) is not int:
+        raise damaged(f"{file}: damaged: schema_version is {shown(found)}, no number", hint)
+    if found > version:
+        reason = f"schema_version is {found}, and this version reads up to {version}"
         raise RunFolderError(f"{file}: {reason}", "update the program")
     return document
 
