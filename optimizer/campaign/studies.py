@@ -22,7 +22,7 @@ from evaluators.own_process import own_process
 from optimizer.campaign.file import AXES, Campaign, CampaignFile, Settings
 from optimizer.model.baselines import OWN, is_baseline
 from optimizer.samplers import make_sampler
-from optimizer.study.config import StudyConfig, option, parse_config
+from optimizer.study.config import StudyConfig, first_objective_of, option, parse_config
 from search_spaces.core.errors import (
     EXIT_INTERRUPTED,
     ModelError,
@@ -316,7 +316,7 @@ def _check_expected(file: CampaignFile, found: Sequence[Planned]) -> None:
         mine = [study for study in found if wanted <= study.axes.items()]
         if not mine:
             raise file.error(("expect", i, "where"), "no study has these values", "see whether they are in the matrix")
-        others = [o for o in (s.axes["objective"].partition(",")[0] for s in mine) if o not in {LATENCY.name, "mean"}]
+        others = [o for o in (first_objective_of(s.axes["objective"]) for s in mine) if o not in {LATENCY.name, "mean"}]
         if expected.metric == "latency_ms" and len(others) == len(mine):
             problem = f"latency_ms is of the objectives latency and mean, not of {others[0]}"
             raise file.error(("expect", i), problem, "give 'metric: ratio'")

@@ -22,6 +22,7 @@ from optimizer.campaign.file import AXES, Campaign, Expectation
 from optimizer.files import damage_of, read_document, write_atomic
 from optimizer.report.answer import objective_of, slower_text
 from optimizer.report.data import Study, points, read_study
+from optimizer.study.config import first_objective_of
 from optimizer.study.folder import RESULT
 from optimizer.study.front import Front
 from search_spaces.core.errors import InfeasibleError, OptimizeError, RunFolderError, printable
@@ -40,7 +41,8 @@ COLUMNS: Mapping[str, str] = {
     "plan": "`best` is the plan that the study recommends; the others are its baselines.",
     "stages": "number of stages.",
     "value, value_low, value_high": "of the objective, in `unit`, with its 95 % interval; of several objectives, of "
-    "the first. `latency_ms`, `ci_low_ms` and `ci_high_ms` are the same where that is the latency, else empty.",
+    "the one that `optimize --help` lists first. `latency_ms`, `ci_low_ms` and `ci_high_ms` are the same where that is "
+    "the latency, else empty.",
     "unit": "of `value` and `bound`.",
     "samples": "how many times the plan was measured; empty for predictions.",
     "predicted": "whether the study predicts its figures.",
@@ -213,7 +215,7 @@ def better_word(rows: Iterable[Row]) -> str:
 
 def first_objective(row: Row) -> Objective:
     """Return the objective of a study, of several the first."""
-    name = str(row.get("objective") or LATENCY.name).split(",")[0]
+    name = first_objective_of(str(row.get("objective") or LATENCY.name))
     return OBJECTIVES.get(name) or find_workload_objective(name)
 
 

@@ -102,6 +102,11 @@ def _check_distinct(names: tuple[str, ...]) -> None:
         raise ValueError("must be different names separated by commas")
 
 
+def first_objective_of(text: str) -> str:
+    """Return the name of the first objective of a study; the order in which they are written changes nothing."""
+    return min((word.strip() for word in text.split(",")), key=_order)
+
+
 def _known_objectives(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the objectives in one order: that on the command line changes nothing."""
     for name in names:

@@ -142,6 +142,15 @@ def test_what_is_wrong_in_a_file_is_one_line(tmp_path: Path, capsys: pytest.Capt
     assert not (tmp_path / "out").exists()
 
 
+def test_the_order_in_which_objectives_are_written_does_not_change_what_is_expected(tmp_path: Path) -> None:
+    expect = "expect: [{name: a, paper: 2, source: b}]"
+    file = read_campaign(
+        written(tmp_path, f"name: x\nmatrix: {{model: vgg16, objective: 'memory,latency'}}\n{expect}\n")
+    )
+    (study,) = plan_studies(file)
+    assert study.config.objective == ("latency", "memory")
+
+
 @pytest.mark.parametrize("encoded", ["é".encode("latin-1"), b"\x80", "é".encode("utf-16")[:-1]], ids=str)
 def test_a_file_that_is_not_utf8_is_named_with_its_line(tmp_path: Path, encoded: bytes) -> None:
     path = tmp_path / "campaign.yaml"
