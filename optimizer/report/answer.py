@@ -385,13 +385,14 @@ def figure_text(value: float, interval: tuple[float, float], unit: str) -> str:
 def slower_text(ratio: Ratio, objective: Objective = LATENCY) -> str:
     """Return how much slower, or faster, a plan is than another, or that they are equal or not decided.
 
-    Of other objectives than times, how much more or less energy or memory it takes; of those whose ratios mean nothing
+    Faster is of speeds: 10 % faster is 1.1 times as fast. Of other objectives than times, how much more or less energy or memory it takes; of those whose ratios mean nothing
     only which is better.
     """
     if not objective.scales and ratio.significant:
         return "worse" if ratio.value > 1.0 else "better"
-    low, value, high = ((x - 1.0) * 100 for x in (ratio.low, ratio.value, ratio.high))
-    ends = f"[{_brief(low if value > 0 else -high)}, {_brief(high if value > 0 else -low)}]"
+    faster = objective.is_time and ratio.value < 1.0
+    of, word = ratio.inverse if faster else ratio, objective.larger if ratio.value > 1.0 else objective.smaller
+    low, value, high = ((x - 1.0) * 100 for x in (of.low, of.value, of.high))
     if not ratio.significant:
         far = max(-low, high)
         if low == high or far > _TELLING:
@@ -399,11 +400,13 @@ def slower_text(ratio: Ratio, objective: Objective = LATENCY) -> str:
         if abs(value) <= _TIE:
             return f"equal within {_brief(far)} %"
     if low == high:
-        return f"{_brief(abs(value))} % {objective.larger if value > 0 else objective.smaller}"
-    if ratio.low > _TIMES:
-        much = "long" if objective.is_time else "much"
-        return f"{ratio.value:.3g} times as {much} [{ratio.low:.3g}, {ratio.high:.3g}]"
-    return f"{_brief(abs(value))} % {objective.larger if value > 0 else objective.smaller} {ends}"
+        return f"{_brief(abs(value))} % {word}"
+    if of.low > _TIMES:
+        much = "fast" if faster else "long" if objective.is_time else "much"
+        return f"{of.value:.3g} times as {much} [{of.low:.3g}, {of.high:.3g}]"
+    return (
+        f"{_brief(abs(value))} % {word} [{_brief(low if value > 0 else -high)}, {_brief(high if value > 0 else -low)}]"
+    )
 
 
 def _brief(number: float) -> str:
