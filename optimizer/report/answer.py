@@ -385,8 +385,8 @@ def figure_text(value: float, interval: tuple[float, float], unit: str) -> str:
 def slower_text(ratio: Ratio, objective: Objective = LATENCY) -> str:
     """Return how much slower, or faster, a plan is than another, or that they are equal or not decided.
 
-    Faster is of speeds: 10 % faster is 1.1 times as fast. Of other objectives than times, how much more or less energy or memory it takes; of those whose ratios mean nothing
-    only which is better.
+    Faster is of speeds: 10 % faster is 1.1 times as fast. Of other objectives than times, how much more or less energy
+    or memory it takes; of those whose ratios mean nothing only which is better.
     """
     if not objective.scales and ratio.significant:
         return "worse" if ratio.value > 1.0 else "better"
