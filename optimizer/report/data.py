@@ -28,7 +28,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import JoinedGraph, merge
 from search_spaces.core.plan import Plan, Stage
 from search_spaces.core.platform import Platform, Processor
-from search_spaces.core.workload import Client, with_given
+from search_spaces.core.workload import Client, Workload, with_given
 from search_spaces.core.yaml_file import read_settings
 
 SCHEMA_VERSION = 1
@@ -302,7 +302,8 @@ def _both(study: Study, name: str, plan: Plan) -> Iterator[Bar]:
     trial = study.trial(plan)
     if trial is not None and trial.measurement is not None and trial.measurement.timeline is not None:
         seen = trial.measurement.timeline
-        factor = 1.0 if study.predicted else shown_scale(study.verdict, trial)
+        timed = "workload" in study.result and Workload.from_json(study.result["workload"]).timed
+        factor = 1.0 if study.predicted or timed else shown_scale(study.verdict, trial)
         shown = shown_samples(study.verdict, trial, plan)
         if not study.predicted and study.objective == LATENCY and shown is not None:
             factor = shown.median / seen.makespan_s

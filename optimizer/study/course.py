@@ -284,7 +284,7 @@ def _search(study: Study, session: Session) -> Result:
         end_s=end_of_search(config),
         lost={str(record.data.get("plan")) for record in run.contents.records if record.kind == LOST},
     )
-    monitor = DriftMonitor(loop, study.watcher.warn, scaled=subject.objectives[0].scales)
+    monitor = DriftMonitor(loop, study.watcher.warn, scaled=subject.scaled)
     monitor.restore(run.contents.records)
     if history.measured > config.budget:
         tried = f"{plural(history.measured, 'plan')} had been tried already"
@@ -334,7 +334,7 @@ def _decide(study: Study, search: Search, loop: Loop) -> Verdict:
         pauses=pauses,
         platform=study.subject.measured_on,
         counted=study.subject.objectives[0].of_plan is not None,
-        scaled=study.subject.objectives[0].scales,
+        scaled=study.subject.scaled,
         asked=frozenset(plan.digest for plan in study.asked),
     )
     objectives = study.subject.objectives

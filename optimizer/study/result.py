@@ -418,8 +418,11 @@ class Result:
         samples, slowness = self.samples(plan), self.verdict.slowness if self.verdict else 1.0
         value_ms = {**typical, "throughput_ms": 1e3 / typical["throughput_per_s"]}.get(f"{self.objective.name}_ms")
         scale = samples.median * 1e3 / value_ms if samples and value_ms else scale
-        found = {key: value * scale if key in TIMES and value is not None else value for key, value in typical.items()}
-        found["throughput_per_s"] /= scale
+        # A run that waits for requests lasts as long on a slower machine.
+        timed = self.workload is not None and self.workload.timed
+        times = {*TIMES} - {"makespan_ms"} if timed else {*TIMES}
+        found = {key: value * scale if key in times and value is not None else value for key, value in typical.items()}
+        found["throughput_per_s"] /= 1.0 if timed else scale
         if len(names) != len(typical["instances_ms"]):
             raise RunFolderError("the log is damaged: a run of several models has figures of another number of models")
         found["instances_ms"] = {name: ms * scale for name, ms in zip(names, typical["instances_ms"], strict=True)}
@@ -428,7 +431,7 @@ class Result:
             found["predicted"] = {
                 "objective": predicted * slowness * 1e3,
                 "mean_ms": run.value_s("mean") * slowness * 1e3,
-                "makespan_ms": run.makespan_s * slowness * 1e3,
+                "makespan_ms": run.makespan_s * (1.0 if timed else slowness) * 1e3,
             }
         return found
 

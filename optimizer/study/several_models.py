@@ -160,6 +160,12 @@ class SeveralModels(Subject):
         return cls(config, evaluator, joined.graph, processors, space, objectives, workload, joined, named, choices)
 
     @property
+    def scaled(self) -> bool:
+        """Whether values of the first objective are in proportion to the machine's slowness."""
+        first = self.objectives[0]
+        return first.scales and not (self.workload.timed and first.name in {"makespan", "throughput"})
+
+    @property
     def objective(self) -> OfOutcome:
         """The figure that runs return, from which, or beside which, the objectives are computed."""
         return WorkloadPricing(self.objectives[0], self.platform, {}).of_run

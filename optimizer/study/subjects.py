@@ -100,6 +100,11 @@ class Subject(ABC):
         return [self.graph]
 
     @property
+    def scaled(self) -> bool:
+        """Whether values of the first objective are in proportion to the machine's slowness."""
+        return self.objectives[0].scales
+
+    @property
     def digest(self) -> str:
         """Digest of the models, and of everything that changes what a plan computes."""
         return self.graph.digest

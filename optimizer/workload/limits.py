@@ -22,7 +22,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Plan
 from search_spaces.core.pools import single_processors
-from search_spaces.core.workload import Workload
+from search_spaces.core.workload import Arrival, Workload
 from search_spaces.rewrites.tucker import outline, ranks_of
 
 LEVER = "raise memory_limit_mb, let instances share weights, or take fewer of them"
@@ -297,7 +297,8 @@ def bound_of(objective: str, simulator: WorkloadSimulator, bounds: Mapping[str, 
     """
     workload = simulator.workload
     each_s = [bounds[client.name].latency_s for client in workload.clients for _ in range(client.count)]
-    least_s = {"mean": sum(each_s) / len(each_s), "worst": max(each_s), "makespan": max(each_s)}.get(objective)
+    run_s = max(_run_s(client.arrival, bounds[client.name].latency_s) for client in workload.clients)
+    least_s = {"mean": sum(each_s) / len(each_s), "worst": max(each_s), "makespan": run_s}.get(objective)
     if least_s is None:
         return None
     work_s = 0.0
@@ -306,6 +307,13 @@ def bound_of(objective: str, simulator: WorkloadSimulator, bounds: Mapping[str, 
     ):
         work_s = sum(client.count * bounds[client.name].work_s for client in workload.clients) / _at_once(simulator)
     return Bounds(max(least_s, work_s), proven=False, all_plans=Relaxation(least_s, work_s), own=own)
+
+
+def _run_s(arrival: Arrival, latency_s: float) -> float:
+    """Return how long a run lasts at least from a model's first request; its last one may be rejected when it comes."""
+    if arrival.kind == "closed":
+        return arrival.requests * latency_s
+    return max(latency_s, (arrival.requests - 1) * arrival.period_s if arrival.kind == "periodic" else 0.0)
 
 
 def _broken(

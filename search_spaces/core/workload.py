@@ -158,6 +158,11 @@ class Workload:
         """Whether some request has a deadline."""
         return any(c.deadline_s is not None for c in self.clients)
 
+    @property
+    def timed(self) -> bool:
+        """Whether some requests come at moments of their own, so that a run lasts as long on a slower machine."""
+        return any(c.arrival.kind not in {"burst", "closed"} or c.arrival.offset_s > 0.0 for c in self.clients)
+
     def at_rate(self, factor: float) -> Workload:
         """Return the workload with periodic and random requests that come ``factor`` times as often, equally urgent.
 

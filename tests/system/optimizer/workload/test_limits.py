@@ -22,18 +22,20 @@ from optimizer.study.config import parse_config
 from optimizer.study.history import Trial
 from optimizer.study.log import read_log
 from optimizer.study.several_models import SeveralModels
-from optimizer.workload.limits import Memory, check, least
+from optimizer.workload.limits import Memory, bound_of, check, least
 from optimizer.workload.ranks import find_variants, grids_of
 from search_spaces.core.decoded_plan import RankSet
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import merge
 from search_spaces.core.plan import LayerRanks
-from search_spaces.core.workload import Client, Workload
+from search_spaces.core.workload import Arrival, Client, Workload
 from search_spaces.models import load
 from search_spaces.rewrites.lower import Lowered
 from search_spaces.rewrites.tucker_ranks import RankChoices
+from search_spaces.spaces.chain import chain_plan
 from tests.search_spaces.core.test_workload import two_cores
 from tests.support.commands import printed, studied
+from tests.support.narrowing import there
 from tests.support.sentences import says
 from tests.support.strategies import chain_graph
 
@@ -45,11 +47,14 @@ pytestmark = pytest.mark.usefixtures("few_steps")
 run, study = partial(printed, ON), partial(studied, ON)
 
 Row = Sequence[float]
+ONCE = Arrival()
 
 
-def simulator_of(both: Row, core: Row, fixed: Row, deadline_s: float | None = None) -> WorkloadSimulator:
+def simulator_of(
+    both: Row, core: Row, fixed: Row, deadline_s: float | None = None, arrival: Arrival = ONCE
+) -> WorkloadSimulator:
     """Return what prices a chain: milliseconds of each operator on all cores and on one, and of a job for itself."""
-    workload = Workload("w", (Client("m", "m", deadline_s=deadline_s),))
+    workload = Workload("w", (Client("m", "m", deadline_s=deadline_s, arrival=arrival),))
 
     def price(model: Graph, lowered: Lowered, processor: int, operators: tuple[int, ...]) -> JobCost:
         kind = min(processor, 1)
@@ -81,6 +86,24 @@ def test_no_plan_is_quicker_than_the_bound_and_one_reaches_it(
     both, core = zip(*each, strict=True)
     simulator = simulator_of(both, core, fixed)
     assert least(simulator, simulator.joined.components[0].graph).latency_s == pytest.approx(best_s(both, core, fixed))
+
+
+@pytest.mark.parametrize(
+    ("arrival", "least_s"),
+    [
+        (Arrival("burst", 3), 0.002),
+        (Arrival("closed", 3, offset_s=0.01), 0.006),
+        (Arrival("periodic", 3, 0.05, 0.01), 0.1),
+        (Arrival("poisson", 3, 0.05), 0.002),
+    ],
+    ids=lambda found: getattr(found, "kind", ""),
+)
+def test_no_run_ends_before_the_bound_of_the_makespan(arrival: Arrival, least_s: float) -> None:
+    simulator = simulator_of([1.0, 1.0], [2.0, 2.0], [0.0, 0.0], arrival=arrival)
+    graph = simulator.joined.components[0].graph
+    bound = there(bound_of("makespan", simulator, {"m": least(simulator, graph)}, own=True)).space_s
+    assert bound == pytest.approx(least_s)
+    assert bound <= simulator.run(chain_plan(simulator.joined.graph, (), ["cpu"])).makespan_s * (1 + 1e-9)
 
 
 def test_what_a_job_costs_for_itself_is_not_taken_for_each_operator() -> None:
