@@ -516,13 +516,14 @@ def _rates(results: Sequence[Row], never: Sequence[Row] = ()) -> list[Row]:
     for rows in _grouped((row for row in results if row["rate"] is not None and row["misses"] is not None), axes):
         over = [each["rate"] for each in never if all(each[axis] == rows[0][axis] for axis in axes)]
         tried = sorted({*(row["rate"] for row in rows), *(rate for rate in over if rate is not None)})
-        kept = {}
+        kept, sums = {}, {}
         for each in _grouped(rows, ("plan",)):
+            sums[each[0]["plan"]] = sum(row["value"] or 0.0 for row in each)
             late = min((r["rate"] for r in each if r["misses"] > MOST_LATE * r["requests"]), default=math.inf)
             kept[each[0]["plan"]] = max((row["rate"] for row in each if row["rate"] < late), default=None)
         ours = kept.pop("best", None)
         known = {plan: rate for plan, rate in kept.items() if rate is not None}
-        other = max(known, key=lambda plan: known[plan], default=None)
+        other = max(known, key=lambda plan: (known[plan], -sums[plan]), default=None)  # of those that tie, the fastest
         theirs = known.get(other or "")
         head = {axis: rows[0][axis] for axis in axes} | {"lowest": tried[0], "highest": tried[-1]}
         gain = ours / theirs if ours and theirs else None

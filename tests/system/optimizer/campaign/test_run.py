@@ -219,9 +219,9 @@ matrix:
 def test_rates_are_told_of_workloads_with_deadlines() -> None:
     axes = dict.fromkeys(AXES) | {"model": "pair.yaml", "seed": 0}
 
-    def row(plan: str, rate: float, misses: int | None) -> dict[str, Any]:
+    def row(plan: str, rate: float, misses: int | None, value: float = 1.0) -> dict[str, Any]:
         makespan = {"makespan_ms": 10.0, "predicted_makespan_ms": 9.5 if plan != "best" else 1.0}
-        known = {"misses": misses, "requests": 20, "predicted": False}
+        known = {"misses": misses, "requests": 20, "predicted": False, "value": value}
         return axes | {"plan": plan, "rate": rate, **known, **makespan}
 
     assert not _rates([row("best", 1.0, None)])
@@ -232,6 +232,8 @@ def test_rates_are_told_of_workloads_with_deadlines() -> None:
     (found,) = _rates([*ours[:2], row("whole", 1.0, 1), row("whole", 2.0, 2)])
     assert (found["baseline"], found["baseline_rate"], found["gain"]) == ("whole", 1.0, 2.0)
     says(rate_text(found, ["model"]))
+    (found,) = _rates([*ours[:2], row("slow", 1.0, 1, 2.0), row("fast", 1.0, 1)])
+    assert found["baseline"] == "fast"
     (found,) = _rates(ours[:2], [axes | {"rate": 5.0}, axes | {"rate": 6.0, "model": "other.yaml"}])
     says(rate_text(found, ["model"]))
     says(makespan_text([*ours, row("whole", 1.0, 0), row("other", 1.0, 0)]))
