@@ -1,8 +1,8 @@
 """The least period of several networks at once, by CP-SAT: the placement with the least load of the busiest processor.
 
 The period depends on loads only: the work of each processor for one inference of every network. A stage begins
-with an operator of which no input was written on its processor. Each processor that reads a tensor from another one
-pays the transfer, once however many of its operators read it.
+with an operator that reads no other, or one on another processor, since it must wait for that one. Each processor that
+reads a tensor from another one pays the transfer, once however many of its operators read it.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ class _Model:
             else:
                 begin = [self.model.new_bool_var("") for _ in here]
                 for processor, own in enumerate(begin):
-                    self.model.add_bool_or(here[processor].negated(), *(self.on[b][processor] for b in before), own)
+                    for b in before:
+                        self.model.add_bool_or(here[processor].negated(), self.on[b][processor], own)
                     self.terms[processor].append(overhead[processor] * own)
                 begins.append(sum(begin))
             if len(self.after[operator]) > 1 or any(len(self.before[r]) > 1 for r in self.after[operator]):
@@ -170,7 +171,7 @@ class _Model:
         costs, load = self.costs, np.zeros(len(self.terms))
         for operator, processor in enumerate(chosen):
             load[processor] += costs.operator_s[processor, operator]
-            if not any(chosen[b] == processor for b in self.before[operator]):
+            if not self.before[operator] or any(chosen[b] != processor for b in self.before[operator]):
                 load[processor] += costs.overhead_s[processor]
             for reader in {chosen[r] for r in self.after[operator]} - {processor}:
                 load[reader] += costs.transfer_s[operator + 1, processor, reader]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -200,15 +200,17 @@ def _ranges(table: Table) -> list[range]:
 
 
 def _parts(table: Table, platform: Platform, processors: list[int] | tuple[int, ...]) -> tuple[Part, ...]:
-    """Return runs of operators that follow and read each other on one processor."""
+    """Return the stages: an operator that reads only what is on its own processor joins the last of these stages."""
     found: list[Part] = []
     for (network, members), operators in zip(table.networks, _ranges(table), strict=True):
-        for index, (member, operator) in enumerate(zip(members, operators, strict=True)):
-            device = platform.processors[processors[operator]].name
-            if index - 1 in member.reads and processors[operator - 1] == processors[operator]:
-                found[-1] = Part(device, network, (*found[-1].nodes, member.name))
-            else:
-                found.append(Part(device, network, (member.name,)))
+        stage_of: list[int] = []
+        for member, operator in zip(members, operators, strict=True):
+            alone = any(processors[operators[i]] != processors[operator] for i in member.reads)
+            stage = len(found) if alone or not member.reads else max(stage_of[i] for i in member.reads)
+            if stage == len(found):
+                found.append(Part(platform.processors[processors[operator]].name, network, ()))
+            found[stage] = replace(found[stage], nodes=(*found[stage].nodes, member.name))
+            stage_of.append(stage)
     return tuple(found)
 
 

@@ -149,7 +149,7 @@ def _period_s(case: Several, word: tuple[int, ...]) -> float:
             processor = word[operator]
             load[processor] += costs.operator_s[processor, operator]
             kept[processor] += costs.operator_nbytes[operator] if costs.operator_nbytes is not None else 0.0
-            if all(word[e] != processor for e in reads[operator]):
+            if not reads[operator] or any(word[e] != processor for e in reads[operator]):
                 parts += 1
                 load[processor] += costs.overhead_s[processor]
             moved |= {(e, processor) for e in reads[operator] if word[e] != processor}
@@ -213,6 +213,28 @@ def test_operators_of_a_graph_are_placed_side_by_side(tmp_path: Path, capsys: py
     words = ["--model", str(path), "--evaluator", "table", "--allow", "cuts,branches", "--budget", "20", "-q", "--json"]
     best = answered(capsys, [*words, "--out", str(tmp_path / "run")])["best"]
     assert best["latency_ms"]["median"] == pytest.approx(found.value)
+
+
+def test_the_period_that_is_proven_is_that_of_a_plan_that_a_study_finds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = _written(tmp_path, GRAPH.replace("overhead: 0.1", "overhead: 0.5").replace("cpu: 3.5", "cpu: 2"))
+    found = solve_file(path, "period", 10.0)
+    words = [
+        "--model",
+        str(path),
+        "--evaluator",
+        "table",
+        "--objective",
+        "throughput",
+        "--budget",
+        "30",
+        "-q",
+        "--json",
+    ]
+    best = answered(capsys, [*words, "--out", str(tmp_path / "run")])["best"]
+    assert best["period_ms"]["median"] == pytest.approx(found.value)
+    assert len(best["plan"]["stages"]) == len(found.parts)
 
 
 def test_operators_stand_in_a_csv_file_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
