@@ -199,9 +199,8 @@ def front(
         names: of the plans of the front; those of the knee and of the ends are written beside their marks.
     """
     top, height = _top(width), 380.0
-    description = (
-        f"front of {plural(len(kept), 'plan')}, among {len(every)} that were tried; the knee is at {kept[knee]}"
-    )
+    best = " and ".join(map(figure, kept[knee]))
+    description = f"front of {plural(len(kept), 'plan')}, beside {len(every)} others; the knee is at {best}"
     plot = Plot("front", "The plans that no other beats", description, width, height)
     most = [_FAR * max(p[side] for p in kept) for side in (0, 1)]
     near = [p for p in every if p[0] <= most[0] and p[1] <= most[1]]
@@ -234,7 +233,7 @@ def front(
             base -= _NAME
         written.append((*ends, base))
         plot.text(at, base, text, anchor="end" if right else "start", style="n")
-    legend = [("search", "plans tried")] * (outside < len(every)) + [("baseline", "knee of the front")]
+    legend = [("search", "other plans tried")] * (outside < len(every)) + [("baseline", "knee of the front")]
     if len(kept) > 1:
         legend += [("model", "other plans of the front"), ("best", "the front")]
     if outside:

@@ -54,6 +54,7 @@ from optimizer.report.viewers import node_data, trace
 from optimizer.study.limits import missed
 from optimizer.tools.inspect import inspect_graph
 from search_spaces.core.errors import OptimizeError, plain_name
+from search_spaces.core.plan import Plan
 from search_spaces.core.wording import many, percent, plural
 
 _MODEL = "predicted from the profiled operators"
@@ -184,6 +185,8 @@ def _front(study: Study) -> Iterator[Block]:
         for trial in tried
         if trial.measurement
     ]
+    marked = {Plan.from_json(each["plan"]).digest for each in front["plans"]}
+    others = [point for point, trial in zip(every, tried, strict=True) if trial.plan.digest not in marked]
     knee = next(i for i, each in enumerate(front["plans"]) if each["knee"])
     titles, names = [column.name for column in table.columns[:2]], [str(row[-2]) for row in table.rows]
     on_it, between = undominated(np.array([each[:2] for each in every])) if every else (), ""
@@ -191,11 +194,14 @@ def _front(study: Study) -> Iterator[Block]:
     compared = sum(tried[i].plan.digest in final for i in on_it)
     if len(front["objectives"]) == 2 and len(on_it) > compared:
         between = f" By the trials, {len(on_it)} plans are on it; the final compared {compared}, evenly spread."
+    # Few runs of a search may look better than the many of the final.
+    measured = "" if study.predicted else ": small marks as the search measured it, those of the line as the final did"
     yield at_two_widths(
         "front",
-        partial(plots.front, values, every, titles, knee, names),
-        "Every plan that was tried, by its first two objectives. The line joins the plans that no other one beats "
-        "significantly in all objectives; the largest mark is the knee, which gives up least of all of them together. "
+        partial(plots.front, values, others, titles, knee, names),
+        f"Every plan that was tried, by its first two objectives{measured}. The line joins the plans that no other one "
+        "beats significantly in all objectives; the largest mark is the knee, which gives up least of all of them "
+        "together. "
         f"Marks with names: the best plan by each objective, and the knee.{between}",
         table,
     )
