@@ -208,7 +208,8 @@ def front_table(result: Mapping[str, Any]) -> Table:
     columns = headed(
         *(Column(f"{source}{o.title}, {o.shown_unit}", ".4g") for o in objectives), "stages|d; plan; remark"
     )
-    title = f"Front: {plural(len(rows), 'plan')} that no other plan beats significantly"
+    runs = "" if source or len(rows) == 1 else ", each objective by runs of its own"
+    title = f"Front: {plural(len(rows), 'plan')} that no other plan beats significantly{runs}"
     return Table(title, columns, tuple(rows))
 
 
