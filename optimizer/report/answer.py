@@ -127,7 +127,8 @@ def gain_text(result: Mapping[str, Any]) -> str:
         slower = slower_than(ratio.inverse, objective)
         text = f"none: {other}, is {slower}" if objective.is_time else f"none: {other}: {slower}"
         if slower == UNDECIDED:
-            text = f"not decided against {other}"
+            why = ": predictions may be too far off to tell" if speedup["predicted"] else ""
+            text = f"not decided against {other}{why}"
         elif not (ratio.significant or slower.startswith("equal")):
             simpler = ratio.value > 1.0 and len(best["stages"]) < stages
             text += f"; not significant{', so the plan of fewer stages is recommended' if simpler else ''}"
