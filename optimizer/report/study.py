@@ -189,9 +189,10 @@ def _front(study: Study) -> Iterator[Block]:
     others = [point for point, trial in zip(every, tried, strict=True) if trial.plan.digest not in marked]
     knee = next(i for i, each in enumerate(front["plans"]) if each["knee"])
     titles, names = [column.name for column in table.columns[:2]], [str(row[-2]) for row in table.rows]
-    on_it, between = undominated(np.array([each[:2] for each in every])) if every else (), ""
+    inside, between = [(every[i][:2], trial) for i, trial in enumerate(tried) if trial.params], ""
+    on_it = undominated(np.array([values for values, _ in inside])) if inside else ()
     final = {plan.digest for plan in study.verdict.plans} if study.verdict is not None else set()
-    compared = sum(tried[i].plan.digest in final for i in on_it)
+    compared = sum(inside[i][1].plan.digest in final for i in on_it)
     if len(front["objectives"]) == 2 and len(on_it) > compared:
         between = f" By the trials, {len(on_it)} plans are on it; the final compared {compared}, evenly spread."
     # Few runs of a search may look better than the many of the final.
