@@ -50,12 +50,15 @@ from evaluators.cost_model.profile import (
     to_json,
 )
 from evaluators.cost_model.transfers import prices, profile_key
+from evaluators.objectives import LATENCY
 from evaluators.registry import make_evaluator
 from evaluators.samples import Measurement
 from optimizer.devices import choose_platform
 from optimizer.files import write_atomic
 from optimizer.provenance import provenance
-from optimizer.study.folder import CONFIG, LOG, read_manifest
+from optimizer.report.answer import objective_of
+from optimizer.report.data import finished_study
+from optimizer.study.folder import CONFIG, LOG, resume_hint
 from optimizer.study.history import Trial
 from optimizer.study.log import Record, TrialLog, read_log
 from search_spaces.core.errors import PlanError, ProfileError, RunFolderError, UnavailableError, UsageError
@@ -323,12 +326,12 @@ def refine(file: Path, run: Path) -> Calibration:
     """Scale each processor's prices, and set its cost of a stage, by the stages that a study measured on it.
 
     Raises:
-        ProfileError: the profile has other processors than the study, or the study measured too little.
-        RunFolderError: there is no run in that folder.
-        UsageError: a file cannot be read.
+        ProfileError: the profile lacks processors of the study, or the study measured too little.
+        RunFolderError: there is no finished study in that folder.
+        UsageError: a file cannot be read, or the study is not one of measured latencies of one model.
     """
     profile, platform = read_profile(file)
-    graph, runs = _run(run)
+    graph, runs = _run(run, platform)
     simulator = PlanSimulator(graph, platform, prices(profile, graph, platform))
     before = [simulator.latency_s(plan) for plan, _ in runs]
     rows = _stages(profile, platform, simulator, runs)
@@ -363,15 +366,27 @@ def refine(file: Path, run: Path) -> Calibration:
     return Calibration(refined, platform, file)
 
 
-def _run(run: Path) -> tuple[Graph, list[tuple[Plan, Measurement]]]:
+def _run(run: Path, platform: Platform) -> tuple[Graph, list[tuple[Plan, Measurement]]]:
     """Return a study's model, and each plan that was measured in full with its measurement."""
-    if read_manifest(run) is None:
-        raise RunFolderError(f"{run}: there is no run in this folder", "give the folder that optimize --out made")
+    manifest, result = finished_study(run)
     config = read_settings(run / CONFIG)
     if "model" not in config:
         raise RunFolderError(f"{run / CONFIG}: is damaged: it names no model")
-    if config.get("evaluator") == "cost-model":
+    if not result.get("complete"):
+        raise RunFolderError(f"{run}: the study is not finished", resume_hint(run))
+    if result.get("workload"):
+        raise UsageError(f"{run}: a study of several models cannot refine a profile", "give a study of one model")
+    if result.get("predicted"):
         raise UsageError(f"{run}: this study was predicted, not measured", "give a run that measured the device")
+    if (objective := objective_of(result)) != LATENCY:
+        raise UsageError(f"{run}: this study measured {objective.name}, not latency", "give a study of the latency")
+    known = {f"{p.name} ({p.like})" for p in platform.processors}
+    if missing := [name for name in manifest["fixed"].get("measured_on", ()) if name not in known]:
+        raise ProfileError(
+            f"{run}: the study's processors {', '.join(missing)} are not in the profile, which has: "
+            f"{', '.join(sorted(known))}",
+            "give a study of the profile's device and processors",
+        )
     (client,) = with_given((Client(str(config["model"]), str(config["model"])),), config)
     graph = load(client.model, tuple(config.get("input_shape") or ()), signature=client.signature)
     trials = [Trial.from_json(r.data) for r in read_log(run / LOG).records if r.kind in {"trial", "baseline"}]

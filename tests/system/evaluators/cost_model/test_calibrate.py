@@ -33,14 +33,16 @@ from optimizer.study.config import StudyConfig
 from optimizer.study.course import run_study
 from optimizer.study.log import Record
 from optimizer.tools.calibrate import Measured, calibrate, refine
-from search_spaces.core.errors import ProfileError, RunFolderError, UsageError
+from search_spaces.core.errors import OptimizeError, ProfileError, RunFolderError, UsageError
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.models import zoo
 from search_spaces.models.zoo.builder import Builder
 from tests.support.commands import tells
 from tests.support.cost_model import networks
 from tests.support.sentences import fails, says
-from tests.support.short_studies import Quiet
+from tests.support.short_studies import Quiet, go
+
+SMALL = "squeezenet1_1@0.25/64"
 
 
 def true_s(feature: OperatorFeatures) -> float:
@@ -344,7 +346,7 @@ def test_too_little_time_is_reported_and_kept(calibrated: Callable[..., Any], mo
 
 def test_a_study_refines_a_profile(copied: Path, tmp_path: Path) -> None:
     config = StudyConfig(
-        model="squeezenet1_1@0.25/64",
+        model=SMALL,
         budget=12,
         evaluator="synthetic",
         processors=("cpu", "cpu0"),
@@ -357,6 +359,28 @@ def test_a_study_refines_a_profile(copied: Path, tmp_path: Path) -> None:
     assert read_profile(copied)[0].errors["study"] == step["after"]
     with fails(RunFolderError):
         refine(copied, tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("error", "changed"),
+    [
+        (UsageError, {"evaluator": "cost-model", "platform": "here.json"}),
+        (UsageError, {"evaluator": "cost-model", "platform": "here.json", "model": "two.yaml"}),
+        (UsageError, {"objective": "occupancy"}),
+        (ProfileError, {"processors": "cpu0,cpu1"}),
+    ],
+)
+def test_a_study_that_cannot_refine_a_profile(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, error: type[OptimizeError], changed: dict[str, Any]
+) -> None:
+    monkeypatch.chdir(copied.parent)
+    Path("two.yaml").write_text(f"models: [{{model: {SMALL}, count: 2}}]")
+    before = copied.read_bytes()
+    settings: dict[str, Any] = {"model": SMALL, "budget": 2, "processors": "cpu,cpu0"} | changed
+    go(Path("run"), **settings)
+    with fails(error):
+        refine(Path("here.json"), Path("run"))
+    assert copied.read_bytes() == before
 
 
 @pytest.mark.usefixtures("copied", "calibrated")
