@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.base import Evaluator, Session
+from evaluators.base import Batch, Evaluator, Session
 from evaluators.cost_model.calibrate_nets import GENERATOR, network
 from evaluators.cost_model.calibrate_profile import (
     KEPT_OUT,
@@ -38,7 +38,6 @@ from evaluators.cost_model.calibrate_time import (
     time_link,
 )
 from evaluators.cost_model.fit import errors_of, nonnegative_prices
-from evaluators.cost_model.plans import PlanSimulator
 from evaluators.cost_model.profile import (
     SUFFIXES,
     ContentionProfile,
@@ -49,7 +48,8 @@ from evaluators.cost_model.profile import (
     read_profile,
     to_json,
 )
-from evaluators.cost_model.transfers import prices, profile_key
+from evaluators.cost_model.session import CostModelSession
+from evaluators.cost_model.transfers import profile_key
 from evaluators.objectives import LATENCY
 from evaluators.registry import make_evaluator
 from evaluators.samples import Measurement
@@ -61,7 +61,7 @@ from optimizer.report.data import finished_study
 from optimizer.study.folder import CONFIG, LOG, resume_hint
 from optimizer.study.history import Trial
 from optimizer.study.log import Record, TrialLog, read_log
-from search_spaces.core.errors import PlanError, ProfileError, RunFolderError, UnavailableError, UsageError
+from search_spaces.core.errors import ProfileError, RunFolderError, UnavailableError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
@@ -332,9 +332,8 @@ def refine(file: Path, run: Path) -> Calibration:
     """
     profile, platform = read_profile(file)
     graph, runs = _run(run, platform)
-    simulator = PlanSimulator(graph, platform, prices(profile, graph, platform))
-    before = [simulator.latency_s(plan) for plan, _ in runs]
-    rows = _stages(profile, platform, simulator, runs)
+    before = _predicted(profile, platform, graph, runs)
+    rows = _stages(profile, platform, before, runs)
     if not any(len(of) >= LEAST_STAGES for of in rows.values()):
         raise ProfileError(
             f"{run}: measured {max(map(len, rows.values()), default=0)} stages on a processor of the profile",
@@ -345,16 +344,15 @@ def refine(file: Path, run: Path) -> Calibration:
         if len(of) >= LEAST_STAGES:
             processors[key] = _scaled(processors[key], of)
     refined = replace(profile, processors=processors)
-    simulator = PlanSimulator(graph, platform, prices(refined, graph, platform))
-    after = [simulator.latency_s(plan) for plan, _ in runs]
+    after = _predicted(refined, platform, graph, runs)
     measured = [measurement.median_s for _, measurement in runs]
     step = {
         "run": run.name,
         "model": graph.name,
         "profile_digest": profile_digest(profile),
         "plans": len(measured),
-        "before": errors_of(before, measured),
-        "after": errors_of(after, measured),
+        "before": errors_of([float(batch.latency_s[0]) for batch in before], measured),
+        "after": errors_of([float(batch.latency_s[0]) for batch in after], measured),
     }
     known: Any = profile.provenance.get("refined", ())
     refined = replace(
@@ -395,19 +393,25 @@ def _run(run: Path, platform: Platform) -> tuple[Graph, list[tuple[Plan, Measure
     ]
 
 
+def _predicted(
+    profile: CostProfile, platform: Platform, graph: Graph, runs: Sequence[tuple[Plan, Measurement]]
+) -> list[Batch]:
+    """Return the prediction of each plan, with the seconds of its stages."""
+    session = CostModelSession(profile, platform)
+    return [session.load(graph, plan).one for plan, _ in runs]
+
+
 def _stages(
-    profile: CostProfile, platform: Platform, simulator: PlanSimulator, runs: Sequence[tuple[Plan, Measurement]]
+    profile: CostProfile, platform: Platform, predicted: Sequence[Batch], runs: Sequence[tuple[Plan, Measurement]]
 ) -> Rows:
+    """Return the stages to fit: not those that a join of a split counts to, which may run on another processor."""
     found: Rows = {}
-    for plan, measurement in runs:
-        try:
-            plan.validate(simulator.graph, platform)
-        except PlanError as error:
-            raise ProfileError(f"the study's plans are not for the profile's platform: {error.what}") from error
-        for stage, task, measured in zip(plan.stages, simulator.tasks(plan), measurement.stage_s, strict=True):
-            key = profile_key(profile, platform[stage.processor])
-            if measured > 0:
-                found.setdefault(key, []).append((task.work_s - profile[key].invocation_s, measured))
+    for (plan, measurement), batch in zip(runs, predicted, strict=True):
+        calls = Counter(event.stage for event in batch.timeline.events) if batch.timeline else Counter()
+        for index, stage in enumerate(plan.stages):
+            key, measured = profile_key(profile, platform[stage.processor]), measurement.stage_s[index]
+            if measured > 0 and calls[index] == 1:
+                found.setdefault(key, []).append((batch.stage_s[0, index] - profile[key].invocation_s, measured))
     return found
 
 

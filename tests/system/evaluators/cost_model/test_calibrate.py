@@ -27,12 +27,14 @@ from evaluators.cost_model.fit import TimedModel, fit_processor
 from evaluators.cost_model.indicators import explained, indicators, left_out_errors
 from evaluators.cost_model.kernels import Tile
 from evaluators.cost_model.profile import CostProfile, ProcessorProfile, from_json, read_profile, to_json
+from evaluators.cost_model.session import CostModelSession
+from evaluators.samples import Measurement, Samples
 from evaluators.testing import SyntheticEvaluator
 from optimizer.cli import main
 from optimizer.study.config import StudyConfig
 from optimizer.study.course import run_study
 from optimizer.study.log import Record
-from optimizer.tools.calibrate import Measured, calibrate, refine
+from optimizer.tools.calibrate import Measured, calibrate, refine, write_profile
 from search_spaces.core.errors import OptimizeError, ProfileError, RunFolderError, UsageError
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.models import zoo
@@ -359,6 +361,23 @@ def test_a_study_refines_a_profile(copied: Path, tmp_path: Path) -> None:
     assert read_profile(copied)[0].errors["study"] == step["after"]
     with fails(RunFolderError):
         refine(copied, tmp_path / "nowhere")
+
+
+def test_a_study_that_measures_what_is_predicted_changes_no_price(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_profile(copied, read_profile(copied)[0], SyntheticEvaluator().platform())
+    study = go(tmp_path / "run", model=SMALL, processors=("cpu0", "cpu1"), allow="splits", budget=6)
+    plans = [*study.baselines.values()]
+    assert sum(plan.is_split for plan in plans) > 1
+    profile, platform = read_profile(copied)
+    predicted = [CostModelSession(profile, platform).load(study.graph, plan).one for plan in plans]
+    measured = [Measurement(Samples(tuple(one.latency_s)), tuple(one.stage_s[0]), (), "limit") for one in predicted]
+    runs = [*zip(plans, measured, strict=True)]
+    monkeypatch.setattr("optimizer.tools.calibrate._run", lambda *_: (study.graph, runs))
+    refined = refine(copied, tmp_path / "run").profile
+    assert refined.provenance["refined"][0]["after"]["p90"] == pytest.approx(0.0, abs=1e-3)
+    assert refined["core"].invocation_s == pytest.approx(profile["core"].invocation_s, rel=0.01)
 
 
 @pytest.mark.parametrize(
