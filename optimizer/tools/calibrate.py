@@ -61,7 +61,7 @@ from optimizer.report.data import finished_study
 from optimizer.study.folder import CONFIG, LOG, resume_hint
 from optimizer.study.history import Trial
 from optimizer.study.log import Record, TrialLog, read_log
-from search_spaces.core.errors import ProfileError, RunFolderError, UnavailableError, UsageError
+from search_spaces.core.errors import ProfileError, RunFolderError, UnavailableError, UsageError, plain_name
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
@@ -128,12 +128,14 @@ class Calibration:
         profile, platform: what the file holds.
         out: the file.
         interrupted: whether Ctrl-C ended it early.
+        step: of a refinement, the study and the errors on its plans before and after.
     """
 
     profile: CostProfile
     platform: Platform
     out: Path
     interrupted: bool = False
+    step: Mapping[str, Any] | None = None
 
 
 def calibrate(
@@ -346,7 +348,7 @@ def refine(file: Path, run: Path) -> Calibration:
     refined = replace(profile, processors=processors)
     after = _predicted(refined, platform, graph, runs)
     measured = [measurement.median_s for _, measurement in runs]
-    step = {
+    step: dict[str, Any] = {
         "run": run.name,
         "model": graph.name,
         "profile_digest": profile_digest(profile),
@@ -361,7 +363,7 @@ def refine(file: Path, run: Path) -> Calibration:
         errors={**profile.errors, "study": step["after"]},
     )
     write_profile(file, refined, platform)
-    return Calibration(refined, platform, file)
+    return Calibration(refined, platform, file, step=step)
 
 
 def _run(run: Path, platform: Platform) -> tuple[Graph, list[tuple[Plan, Measurement]]]:
@@ -436,7 +438,17 @@ def _scaled(processor: ProcessorProfile, rows: Sequence[tuple[float, float]]) ->
 
 
 def render(found: Calibration) -> str:
-    """Return the profile's path and its errors, in lines."""
+    """Return the profile's path and its errors, in lines; of a refinement the errors on the study's plans."""
+    if found.step is not None:
+        before, after = found.step["before"], found.step["after"]
+        lines = [
+            f"{found.out}: refined by the study {found.step['run']} of {plain_name(found.step['model'])}",
+            f"before: its plans {_errors(before)}",
+            f"after: its plans {_errors(after)}",
+        ]
+        if after["kendall"] < before["kendall"]:
+            lines.append("warning: the refined profile orders these plans worse; refine it by a study of more plans")
+        return "\n".join(lines)
     processors = {like: "/".join(p.name for p in members) for like, members in found.platform.classes().items()}
     lines = [
         f"{found.out}: {', '.join(processors.get(k, k) for k in found.profile.processors)} of {found.platform.name}"

@@ -34,7 +34,7 @@ from optimizer.cli import main
 from optimizer.study.config import StudyConfig
 from optimizer.study.course import run_study
 from optimizer.study.log import Record
-from optimizer.tools.calibrate import Measured, calibrate, refine, write_profile
+from optimizer.tools.calibrate import Measured, calibrate, refine, render, write_profile
 from search_spaces.core.errors import OptimizeError, ProfileError, RunFolderError, UsageError
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.models import zoo
@@ -359,6 +359,8 @@ def test_a_study_refines_a_profile(copied: Path, tmp_path: Path) -> None:
     step = refined.profile.provenance["refined"][0]
     assert step["after"]["median"] <= step["before"]["median"]
     assert read_profile(copied)[0].errors["study"] == step["after"]
+    says(render(refined))
+    says(render(replace(refined, step=step | {"after": step["after"] | {"kendall": step["before"]["kendall"] - 0.1}})))
     with fails(RunFolderError):
         refine(copied, tmp_path / "nowhere")
 
