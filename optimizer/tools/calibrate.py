@@ -381,7 +381,7 @@ def _run(run: Path, platform: Platform) -> tuple[Graph, list[tuple[Plan, Measure
     if (objective := objective_of(result)) != LATENCY:
         raise UsageError(f"{run}: this study measured {objective.name}, not latency", "give a study of the latency")
     known = {f"{p.name} ({p.like})" for p in platform.processors}
-    if missing := [name for name in manifest["fixed"].get("measured_on", ()) if name not in known]:
+    if missing := [str(name) for name in manifest["fixed"].get("measured_on", ()) if name not in known]:
         raise ProfileError(
             f"{run}: the study's processors {', '.join(missing)} are not in the profile, which has: "
             f"{', '.join(sorted(known))}",

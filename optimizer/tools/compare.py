@@ -175,8 +175,10 @@ def compare_runs(
         notes.append(f"{first} is measured by {here}, {second} by {there}")
     for run, each in ((first, one), (second, other)):
         if each.elsewhere:
-            there = f"{each.elsewhere} on another machine"
-            notes.append(f"the study {run} was measured by {there}; both plans are measured on this one")
+            here = "both plans are" if one.measured_by == other.measured_by else "its plan is"
+            notes.append(
+                f"the study {run} was measured by {each.elsewhere} on another machine; {here} measured on this one"
+            )
     for name in dict.fromkeys(each.minimised for each in (one, other)):
         if name and name != LATENCY.name:
             notes.append(f"their latencies are compared; a study minimised {name}")
