@@ -109,7 +109,7 @@ class Cell(Part):
 
 
 class Settings(Part):
-    """What all studies have in common.
+    """What all studies have in common; precision, device and power are given only to studies that they affect.
 
     Attributes:
         precision: target half width of the 95 % interval, relative to the median.

@@ -19,13 +19,15 @@ from typing import Any
 from evaluators.litert.processors import check_libraries
 from evaluators.objectives import LATENCY
 from evaluators.own_process import own_process
+from evaluators.registry import make_evaluator
 from optimizer.campaign.file import AXES, Campaign, CampaignFile, Settings
 from optimizer.model.baselines import OWN, is_baseline
 from optimizer.samplers import make_sampler
-from optimizer.study.config import StudyConfig, first_objective_of, option, parse_config
+from optimizer.study.config import StudyConfig, check_effects, first_objective_of, option, parse_config
 from search_spaces.core.errors import (
     EXIT_INTERRUPTED,
     ModelError,
+    OptimizeError,
     UnavailableError,
     UnstableError,
     UsageError,
@@ -41,6 +43,11 @@ from search_spaces.models.zoo.names import is_name, nearest, parse_name
 from search_spaces.spaces.registry import parse_freedoms
 
 MOST_STUDIES = 10_000
+_WITHOUT_EFFECT = {
+    "precision": "their latencies are predicted",
+    "device": "their evaluators have no devices to choose from",
+    "power": "it is for the objective energy, or max_energy",
+}
 _FILES = ("model", "platform", "compare_with")  # axes whose values may be files
 _EXAMPLES = ("whole on cpu", "layer length K=2", "layer length K=3", "layer length K=4", "layer type K=2",
              "parameter count K=2", "parameter count K=3", "parameter count K=4", "every layer", "best")  # fmt: skip
@@ -146,6 +153,9 @@ def plan_studies(file: CampaignFile) -> list[Planned]:
             found.append(Planned(name, axes, repetition, config, hashlib.sha256(text.encode()).hexdigest()))
     _check_names(file, found)
     _check_expected(file, found)
+    for name, why in _WITHOUT_EFFECT.items():
+        if getattr(campaign.settings, name) and not any(name in s.config.model_fields_set for s in found):
+            raise file.error(("settings", name), f"{name} has no effect on any study: {why}", "leave it out")
     return found
 
 
@@ -181,6 +191,8 @@ def _config(file: CampaignFile, axes: dict[str, Any], loc: Loc) -> StudyConfig:
     settings = file.content.settings
     values = {**axes, **{name: value for name, value in settings if value not in (None, (), False)}}
     values["objective"] = tuple(axes["objective"].split(","))
+    for name in _without_effect(values):
+        values.pop(name, None)
     for axis in _FILES:
         path = _file(file, axes[axis])
         if path is not None:
@@ -206,6 +218,20 @@ def _config(file: CampaignFile, axes: dict[str, Any], loc: Loc) -> StudyConfig:
         except UsageError as error:
             raise file.error(_place(file, loc, axis, axes[axis]), error.what, error.hint) from error
     return config
+
+
+def _without_effect(values: dict[str, Any]) -> Iterator[str]:
+    """Yield settings of a campaign that a study leaves out, since it would refuse them."""
+    with suppress(OptimizeError):  # an unknown evaluator is reported where the settings are checked
+        capabilities = make_evaluator(values["evaluator"]).capabilities
+        if capabilities.predicts and not values.get("stop_when_proven"):
+            yield "precision"
+        if not capabilities.targets:
+            yield "device"
+    try:
+        check_effects({name: values.get(name) for name in ("power", "objective", "max_energy")})
+    except UsageError:
+        yield "power"
 
 
 def _check_model(name: str) -> None:

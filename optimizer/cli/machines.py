@@ -37,7 +37,7 @@ def calibrate(parser: Parser, arguments: list[str]) -> int:
             command=["optimize", "calibrate", *arguments],
             progress=(lambda _: None) if options.quiet else (lambda text: note(f"optimize: {text}")),
         )
-    show(options, lambda: found.profile.errors, lambda: render(found))
+    show(options, lambda: found.step or found.profile.errors, lambda: render(found))
     if found.interrupted:
         note("optimize: interrupted; run the same command to resume")
         return EXIT_INTERRUPTED

@@ -271,10 +271,10 @@ class SeveralModels(Subject):
     def learn(self, study: Study, session: Session) -> Search:
         """Measure prices of jobs, and find the variants of models."""
         config, hosted = self.config, cast("WorkloadSession", session)
+        priced: Any = self.ask(session)  # first, so that what it refuses is not timed
         memory = Memory(self.workload, self.joined)
         simulator = self.simulator = self._prices(study, hosted, memory)
         warm = begin_warm(study, session)
-        priced: Any = self.ask(session)
         how, limited = self.asked[0], self.asked[len(self.objectives) :]
         limits, figures = limits_of(config), {o.objective.name: partial(_value, o, simulator) for o in limited}
         simulators, together = [simulator], math.fsum

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.base import Evaluator, Session
+from evaluators.base import Batch, Evaluator, Session
 from evaluators.cost_model.calibrate_nets import GENERATOR, network
 from evaluators.cost_model.calibrate_profile import (
     KEPT_OUT,
@@ -38,7 +38,6 @@ from evaluators.cost_model.calibrate_time import (
     time_link,
 )
 from evaluators.cost_model.fit import errors_of, nonnegative_prices
-from evaluators.cost_model.plans import PlanSimulator
 from evaluators.cost_model.profile import (
     SUFFIXES,
     ContentionProfile,
@@ -49,16 +48,20 @@ from evaluators.cost_model.profile import (
     read_profile,
     to_json,
 )
-from evaluators.cost_model.transfers import prices, profile_key
+from evaluators.cost_model.session import CostModelSession
+from evaluators.cost_model.transfers import profile_key
+from evaluators.objectives import LATENCY
 from evaluators.registry import make_evaluator
 from evaluators.samples import Measurement
 from optimizer.devices import choose_platform
 from optimizer.files import write_atomic
 from optimizer.provenance import provenance
-from optimizer.study.folder import CONFIG, LOG, read_manifest
+from optimizer.report.answer import objective_of
+from optimizer.report.data import finished_study
+from optimizer.study.folder import CONFIG, LOG, resume_hint
 from optimizer.study.history import Trial
 from optimizer.study.log import Record, TrialLog, read_log
-from search_spaces.core.errors import PlanError, ProfileError, RunFolderError, UnavailableError, UsageError
+from search_spaces.core.errors import ProfileError, RunFolderError, UnavailableError, UsageError, plain_name
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
@@ -125,12 +128,14 @@ class Calibration:
         profile, platform: what the file holds.
         out: the file.
         interrupted: whether Ctrl-C ended it early.
+        step: of a refinement, the study and the errors on its plans before and after.
     """
 
     profile: CostProfile
     platform: Platform
     out: Path
     interrupted: bool = False
+    step: Mapping[str, Any] | None = None
 
 
 def calibrate(
@@ -323,15 +328,14 @@ def refine(file: Path, run: Path) -> Calibration:
     """Scale each processor's prices, and set its cost of a stage, by the stages that a study measured on it.
 
     Raises:
-        ProfileError: the profile has other processors than the study, or the study measured too little.
-        RunFolderError: there is no run in that folder.
-        UsageError: a file cannot be read.
+        ProfileError: the profile lacks processors of the study, or the study measured too little.
+        RunFolderError: there is no finished study in that folder.
+        UsageError: a file cannot be read, or the study is not one of measured latencies of one model.
     """
     profile, platform = read_profile(file)
-    graph, runs = _run(run)
-    simulator = PlanSimulator(graph, platform, prices(profile, graph, platform))
-    before = [simulator.latency_s(plan) for plan, _ in runs]
-    rows = _stages(profile, platform, simulator, runs)
+    graph, runs = _run(run, platform)
+    before = _predicted(profile, platform, graph, runs)
+    rows = _stages(profile, platform, before, runs)
     if not any(len(of) >= LEAST_STAGES for of in rows.values()):
         raise ProfileError(
             f"{run}: measured {max(map(len, rows.values()), default=0)} stages on a processor of the profile",
@@ -342,16 +346,15 @@ def refine(file: Path, run: Path) -> Calibration:
         if len(of) >= LEAST_STAGES:
             processors[key] = _scaled(processors[key], of)
     refined = replace(profile, processors=processors)
-    simulator = PlanSimulator(graph, platform, prices(refined, graph, platform))
-    after = [simulator.latency_s(plan) for plan, _ in runs]
+    after = _predicted(refined, platform, graph, runs)
     measured = [measurement.median_s for _, measurement in runs]
-    step = {
+    step: dict[str, Any] = {
         "run": run.name,
         "model": graph.name,
         "profile_digest": profile_digest(profile),
         "plans": len(measured),
-        "before": errors_of(before, measured),
-        "after": errors_of(after, measured),
+        "before": errors_of([float(batch.latency_s[0]) for batch in before], measured),
+        "after": errors_of([float(batch.latency_s[0]) for batch in after], measured),
     }
     known: Any = profile.provenance.get("refined", ())
     refined = replace(
@@ -360,18 +363,30 @@ def refine(file: Path, run: Path) -> Calibration:
         errors={**profile.errors, "study": step["after"]},
     )
     write_profile(file, refined, platform)
-    return Calibration(refined, platform, file)
+    return Calibration(refined, platform, file, step=step)
 
 
-def _run(run: Path) -> tuple[Graph, list[tuple[Plan, Measurement]]]:
+def _run(run: Path, platform: Platform) -> tuple[Graph, list[tuple[Plan, Measurement]]]:
     """Return a study's model, and each plan that was measured in full with its measurement."""
-    if read_manifest(run) is None:
-        raise RunFolderError(f"{run}: there is no run in this folder", "give the folder that optimize --out made")
+    manifest, result = finished_study(run)
     config = read_settings(run / CONFIG)
     if "model" not in config:
         raise RunFolderError(f"{run / CONFIG}: is damaged: it names no model")
-    if config.get("evaluator") == "cost-model":
+    if not result.get("complete"):
+        raise RunFolderError(f"{run}: the study is not finished", resume_hint(run))
+    if result.get("workload"):
+        raise UsageError(f"{run}: a study of several models cannot refine a profile", "give a study of one model")
+    if result.get("predicted"):
         raise UsageError(f"{run}: this study was predicted, not measured", "give a run that measured the device")
+    if (objective := objective_of(result)) != LATENCY:
+        raise UsageError(f"{run}: this study measured {objective.name}, not latency", "give a study of the latency")
+    known = {f"{p.name} ({p.like})" for p in platform.processors}
+    if missing := [str(name) for name in manifest["fixed"].get("measured_on", ()) if name not in known]:
+        raise ProfileError(
+            f"{run}: the study's processors {', '.join(missing)} are not in the profile, which has: "
+            f"{', '.join(sorted(known))}",
+            "give a study of the profile's device and processors",
+        )
     (client,) = with_given((Client(str(config["model"]), str(config["model"])),), config)
     graph = load(client.model, tuple(config.get("input_shape") or ()), signature=client.signature)
     trials = [Trial.from_json(r.data) for r in read_log(run / LOG).records if r.kind in {"trial", "baseline"}]
@@ -380,19 +395,25 @@ def _run(run: Path) -> tuple[Graph, list[tuple[Plan, Measurement]]]:
     ]
 
 
+def _predicted(
+    profile: CostProfile, platform: Platform, graph: Graph, runs: Sequence[tuple[Plan, Measurement]]
+) -> list[Batch]:
+    """Return the prediction of each plan, with the seconds of its stages."""
+    session = CostModelSession(profile, platform)
+    return [session.load(graph, plan).one for plan, _ in runs]
+
+
 def _stages(
-    profile: CostProfile, platform: Platform, simulator: PlanSimulator, runs: Sequence[tuple[Plan, Measurement]]
+    profile: CostProfile, platform: Platform, predicted: Sequence[Batch], runs: Sequence[tuple[Plan, Measurement]]
 ) -> Rows:
+    """Return the stages to fit: not those that a join of a split counts to, which may run on another processor."""
     found: Rows = {}
-    for plan, measurement in runs:
-        try:
-            plan.validate(simulator.graph, platform)
-        except PlanError as error:
-            raise ProfileError(f"the study's plans are not for the profile's platform: {error.what}") from error
-        for stage, task, measured in zip(plan.stages, simulator.tasks(plan), measurement.stage_s, strict=True):
-            key = profile_key(profile, platform[stage.processor])
-            if measured > 0:
-                found.setdefault(key, []).append((task.work_s - profile[key].invocation_s, measured))
+    for (plan, measurement), batch in zip(runs, predicted, strict=True):
+        calls = Counter(event.stage for event in batch.timeline.events) if batch.timeline else Counter()
+        for index, stage in enumerate(plan.stages):
+            key, measured = profile_key(profile, platform[stage.processor]), measurement.stage_s[index]
+            if measured > 0 and calls[index] == 1:
+                found.setdefault(key, []).append((batch.stage_s[0, index] - profile[key].invocation_s, measured))
     return found
 
 
@@ -417,7 +438,17 @@ def _scaled(processor: ProcessorProfile, rows: Sequence[tuple[float, float]]) ->
 
 
 def render(found: Calibration) -> str:
-    """Return the profile's path and its errors, in lines."""
+    """Return the profile's path and its errors, in lines; of a refinement the errors on the study's plans."""
+    if found.step is not None:
+        before, after = found.step["before"], found.step["after"]
+        lines = [
+            f"{found.out}: refined by the study {found.step['run']} of {plain_name(found.step['model'])}",
+            f"before: its plans {_errors(before)}",
+            f"after: its plans {_errors(after)}",
+        ]
+        if after["kendall"] < before["kendall"]:
+            lines.append("warning: the refined profile orders these plans worse; refine it by a study of more plans")
+        return "\n".join(lines)
     processors = {like: "/".join(p.name for p in members) for like, members in found.platform.classes().items()}
     lines = [
         f"{found.out}: {', '.join(processors.get(k, k) for k in found.profile.processors)} of {found.platform.name}"

@@ -19,7 +19,7 @@ from evaluators.litert.runner import PlanRunner, WorkloadRunner
 from evaluators.measurement.disturbance import TaskCounters, in_words
 from evaluators.measurement.final import FinalPolicy, compare
 from evaluators.objectives import LATENCY
-from optimizer.report.answer import UNDECIDED, interval_ms, objective_of, slower_text, slower_than
+from optimizer.report.answer import HOSTED, UNDECIDED, interval_ms, objective_of, slower_text, slower_than
 from optimizer.report.data import read_result
 from optimizer.study.several_models import SeveralModels
 from optimizer.tools.execute import is_predicted, plan_of, reloaded, study_of
@@ -48,6 +48,7 @@ class _Source:
         minimised: the objectives of its study, where it is known.
         measured_by: the evaluator and its device, of a plan that has no files for this machine.
         accelerators: kinds of those that the plan loads.
+        elsewhere: the evaluator of its study, where that measured another machine and the plan runs here.
     """
 
     interface: tuple[Any, ...]
@@ -61,6 +62,7 @@ class _Source:
     minimised: str = ""
     measured_by: str = ""
     accelerators: frozenset[str] = frozenset()
+    elsewhere: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,8 @@ def compare_runs(
         named = {"schema_version": 1, "first": first, "second": second, "same_plan": one.plan == other.plan}
         if one.plan == other.plan:
             equal = {"speedup": 1.0, "ci95": [1.0, 1.0], "significant": False, "rounds": 0}
-            return {**named, **equal, "baseline": None, "candidate": None}, "the two runs have the same plan"
+            same = {**named, **equal, "baseline": None, "candidate": None, "notes": []}
+            return same, "the two runs have the same plan"
         counters = TaskCounters(
             os.sched_getaffinity(0),
             lambda: [*one.processes(), *other.processes()],
@@ -164,18 +167,24 @@ def compare_runs(
     elif text.startswith("equal"):
         found_out = f"the two plans are {text}"
     lines.append(f"{'significant' if ratio.significant else 'not significant'}: {found_out}{how}")
-    lines += in_words(found.final.disturbance, found.final.repeated, os.cpu_count() or 1)
+    notes = in_words(found.final.disturbance, found.final.repeated, os.cpu_count() or 1)
     if one.predicted:
-        lines.append("both are predicted; nothing was run")
+        notes.append("both are predicted; nothing was run")
     if one.measured_by != other.measured_by:
         here, there = (each.measured_by or "litert on this machine" for each in (one, other))
-        lines.append(f"{first} is measured by {here}, {second} by {there}")
+        notes.append(f"{first} is measured by {here}, {second} by {there}")
+    for run, each in ((first, one), (second, other)):
+        if each.elsewhere:
+            here = "both plans are" if one.measured_by == other.measured_by else "its plan is"
+            notes.append(
+                f"the study {run} was measured by {each.elsewhere} on another machine; {here} measured on this one"
+            )
     for name in dict.fromkeys(each.minimised for each in (one, other)):
         if name and name != LATENCY.name:
-            lines.append(f"their latencies are compared; a study minimised {name}")
+            notes.append(f"their latencies are compared; a study minimised {name}")
     if one.content != other.content:
-        lines.append("their model files differ: operators of one are split, or have other weights")
-    return {**named, **found.to_json()}, "\n".join(lines)
+        notes.append("their model files differ: operators of one are split, or have other weights")
+    return {**named, **found.to_json(), "notes": notes}, "\n".join([*lines, *notes])
 
 
 def _source(path: Path, stack: ExitStack, custom_ops: Sequence[str]) -> _Source:
@@ -198,6 +207,7 @@ def _source(path: Path, stack: ExitStack, custom_ops: Sequence[str]) -> _Source:
             load_several,
             lambda: [p for runner in running for p in runner.processes()],
             lambda: sum(runner.queued_s for runner in running),
+            elsewhere=_elsewhere(study_of(path)),
         )
     run = None if runs_here(path) else study_of(path)
     if run is None:
@@ -219,6 +229,7 @@ def _source(path: Path, stack: ExitStack, custom_ops: Sequence[str]) -> _Source:
             lambda: sum(runner.queued_s for runner in running),
             accelerators=deployed.platform.accelerators(s.processor for s in deployed.plan.stages),
             minimised=_minimised(study_of(path)),
+            elsewhere=_elsewhere(study_of(path)),
         )
     done = (run.resolve(),)  # profiles and devices of two studies may differ
     found = stack.enter_context(reloaded(run))
@@ -245,6 +256,14 @@ def _minimised(run: Path | None) -> str:
     """Return the objective of a study of one model, or "" where it is not known."""
     with suppress(OptimizeError):
         return objective_of(read_result(run)).name if run is not None else ""
+    return ""
+
+
+def _elsewhere(run: Path | None) -> str:
+    """Return the evaluator of a study that measured another machine, or ""."""
+    with suppress(OptimizeError):
+        evaluator = str(read_result(run)["evaluator"]) if run is not None else ""
+        return "" if evaluator in HOSTED else evaluator
     return ""
 
 

@@ -126,6 +126,9 @@ BOMB = "a: &a [x, x]\n" + "".join(
         "name: x\nmatrix: {model: vgg16}\nexpect:\n- {name: a, where: {model: vgg19}}\n",
         "name: x\nmatrix: {model: vgg16, objective: memory}\nexpect:\n- {name: a}\n",
         "name: x\nmatrix: {model: vgg16}\nsettings: {precision: 2}\n",
+        "name: x\nmatrix: {model: vgg16, evaluator: cost-model}\nsettings:\n  precision: 0.1\n",
+        "name: x\nmatrix: {model: vgg16}\nsettings:\n  power: [cpu=2]\n",
+        "name: x\nmatrix: {model: vgg16}\nsettings:\n  device: pi4\n",
         "name: x\nmatrix: {model: vgg16}\nrepetitions: true\n",
         "name: x\nmatrix: {model: vgg16, seed: 1\0}\n",
         f"name: x\nmatrix: {{model: vgg16}}\nrepetitions: {'7' * 5000}\n",
@@ -209,6 +212,19 @@ def test_two_studies_with_one_name_are_refused(tmp_path: Path, capsys: pytest.Ca
     path = written(tmp_path, "name: x\nmatrix:\n  model: [a b.tflite, a+b.tflite]\n")
     assert main(["run", str(path)]) == 2
     says(capsys.readouterr().err)
+
+
+def test_studies_without_use_for_a_setting_leave_it_out(tmp_path: Path) -> None:
+    text = """
+name: x
+matrix: {model: vgg16, evaluator: [synthetic, cost-model, remote], objective: [latency, energy]}
+settings: {precision: 0.05, power: [cpu=2], device: pi4}
+"""
+    for study in plan_studies(read_campaign(written(tmp_path, text))):
+        config = study.config
+        assert (config.precision == 0.05) == (config.evaluator != "cost-model")
+        assert (config.power == ("cpu=2",)) == (config.objective == ("energy",))
+        assert (config.device == "pi4") == (config.evaluator == "remote")
 
 
 def test_null_is_a_value_of_a_filter(tmp_path: Path) -> None:

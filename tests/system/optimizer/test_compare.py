@@ -14,6 +14,8 @@ from optimizer.cli import main
 from optimizer.tools import compare
 from search_spaces.core.graph import Graph
 from search_spaces.spaces.chain import chain_plan
+from tests.support.commands import SEARCHED
+from tests.support.remote_agents import agent_process
 from tests.support.sentences import says
 
 pytestmark = pytest.mark.litert
@@ -65,6 +67,24 @@ def test_two_runs_are_compared_with_an_interval(runs: dict[str, Path], capsys: p
     assert found["ci95"][0] <= found["speedup"] <= found["ci95"][1]
     assert 0.5 < found["speedup"] < 1.5
     assert found["significant"] == (not found["ci95"][0] <= 1 <= found["ci95"][1])
+
+
+def test_a_plan_that_another_machine_measured_is_measured_here_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "_POLICY", replace(compare._POLICY, max_s=3.0, disturbed_s=0.0))
+    runs = [str(tmp_path / name) for name in ("here", "there")]
+    study = ["squeezenet1_1@0.25/64", "--budget", "1", "-q"]
+    assert main([*study, "--processors", "cpu0", "--out", runs[0]]) in SEARCHED
+    with agent_process(tmp_path / "agent", "litert") as (_, address):
+        device = ["--evaluator", "remote", "--device", address]
+        assert main([*study, "--processors", "cpu", "--out", runs[1], *device]) in SEARCHED
+    capsys.readouterr()
+    code = main(["compare", *runs, "-q", "--json"])
+    out, err = capsys.readouterr()
+    assert code in SEARCHED, err
+    if code == 0:
+        says("\n".join(note for note in json.loads(out)["notes"] if "remote" in note))
 
 
 @pytest.mark.parametrize("second", ["other", "nothing"])

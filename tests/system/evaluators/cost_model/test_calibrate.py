@@ -27,20 +27,24 @@ from evaluators.cost_model.fit import TimedModel, fit_processor
 from evaluators.cost_model.indicators import explained, indicators, left_out_errors
 from evaluators.cost_model.kernels import Tile
 from evaluators.cost_model.profile import CostProfile, ProcessorProfile, from_json, read_profile, to_json
+from evaluators.cost_model.session import CostModelSession
+from evaluators.samples import Measurement, Samples
 from evaluators.testing import SyntheticEvaluator
 from optimizer.cli import main
 from optimizer.study.config import StudyConfig
 from optimizer.study.course import run_study
 from optimizer.study.log import Record
-from optimizer.tools.calibrate import Measured, calibrate, refine
-from search_spaces.core.errors import ProfileError, RunFolderError, UsageError
+from optimizer.tools.calibrate import Measured, calibrate, refine, render, write_profile
+from search_spaces.core.errors import OptimizeError, ProfileError, RunFolderError, UsageError
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.models import zoo
 from search_spaces.models.zoo.builder import Builder
 from tests.support.commands import tells
 from tests.support.cost_model import networks
 from tests.support.sentences import fails, says
-from tests.support.short_studies import Quiet
+from tests.support.short_studies import Quiet, go
+
+SMALL = "squeezenet1_1@0.25/64"
 
 
 def true_s(feature: OperatorFeatures) -> float:
@@ -344,7 +348,7 @@ def test_too_little_time_is_reported_and_kept(calibrated: Callable[..., Any], mo
 
 def test_a_study_refines_a_profile(copied: Path, tmp_path: Path) -> None:
     config = StudyConfig(
-        model="squeezenet1_1@0.25/64",
+        model=SMALL,
         budget=12,
         evaluator="synthetic",
         processors=("cpu", "cpu0"),
@@ -355,8 +359,49 @@ def test_a_study_refines_a_profile(copied: Path, tmp_path: Path) -> None:
     step = refined.profile.provenance["refined"][0]
     assert step["after"]["median"] <= step["before"]["median"]
     assert read_profile(copied)[0].errors["study"] == step["after"]
+    says(render(refined))
+    says(render(replace(refined, step=step | {"after": step["after"] | {"kendall": step["before"]["kendall"] - 0.1}})))
     with fails(RunFolderError):
         refine(copied, tmp_path / "nowhere")
+
+
+def test_a_study_that_measures_what_is_predicted_changes_no_price(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_profile(copied, read_profile(copied)[0], SyntheticEvaluator().platform())
+    study = go(tmp_path / "run", model=SMALL, processors=("cpu0", "cpu1"), allow="splits", budget=6)
+    plans = [*study.baselines.values()]
+    assert sum(plan.is_split for plan in plans) > 1
+    profile, platform = read_profile(copied)
+    predicted = [CostModelSession(profile, platform).load(study.graph, plan).one for plan in plans]
+    measured = [Measurement(Samples(tuple(one.latency_s)), tuple(one.stage_s[0]), (), "limit") for one in predicted]
+    runs = [*zip(plans, measured, strict=True)]
+    monkeypatch.setattr("optimizer.tools.calibrate._run", lambda *_: (study.graph, runs))
+    refined = refine(copied, tmp_path / "run").profile
+    assert refined.provenance["refined"][0]["after"]["p90"] == pytest.approx(0.0, abs=1e-3)
+    assert refined["core"].invocation_s == pytest.approx(profile["core"].invocation_s, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("error", "changed"),
+    [
+        (UsageError, {"evaluator": "cost-model", "platform": "here.json"}),
+        (UsageError, {"evaluator": "cost-model", "platform": "here.json", "model": "two.yaml"}),
+        (UsageError, {"objective": "occupancy"}),
+        (ProfileError, {"processors": "cpu0,cpu1"}),
+    ],
+)
+def test_a_study_that_cannot_refine_a_profile(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, error: type[OptimizeError], changed: dict[str, Any]
+) -> None:
+    monkeypatch.chdir(copied.parent)
+    Path("two.yaml").write_text(f"models: [{{model: {SMALL}, count: 2}}]")
+    before = copied.read_bytes()
+    settings: dict[str, Any] = {"model": SMALL, "budget": 2, "processors": "cpu,cpu0"} | changed
+    go(Path("run"), **settings)
+    with fails(error):
+        refine(Path("here.json"), Path("run"))
+    assert copied.read_bytes() == before
 
 
 @pytest.mark.usefixtures("copied", "calibrated")

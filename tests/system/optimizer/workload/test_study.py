@@ -11,6 +11,7 @@ import pytest
 
 from evaluators.cost_model.session import CostModelEvaluator
 from evaluators.objectives import OBJECTIVES
+from evaluators.workload.predicted import PredictedSession
 from optimizer.cli import main
 from optimizer.study.config import parse_config
 from optimizer.study.several_models import SeveralModels
@@ -142,6 +143,15 @@ def test_what_cannot_be_is_one_line_with_its_exit_code(
     assert output.startswith("optimize: ")
     assert output.count("\n") == 1
     says(output)
+
+
+def test_missing_powers_are_refused_before_anything_is_timed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PredictedSession, "price", lambda *_: pytest.fail("priced"))
+    words = ("--model", "squeezenet1_1x2", "--processors", "cpu,gpu", "--objective", "makespan,energy")
+    says(run(capsys, *words, "--power", "cpu=2", "--out", "refused", code=2))
+    assert not Path("refused").exists()
 
 
 def test_another_rate_is_another_study(capsys: pytest.CaptureFixture[str]) -> None:
