@@ -90,7 +90,7 @@ class LoweredCandidate(ForwardingCandidate):
     def _folded(self, found: Batch) -> Batch:
         stage_s = np.zeros((len(found.latency_s), self._stages))
         for column, stage in enumerate(self._stage_of):
-            stage_s[:, stage] += found.stage_s[:, column]
+            stage_s[:, stage] += np.asarray(found.stage_s)[:, column]
         timeline = found.timeline
         if timeline is not None:
             timeline = Timeline(tuple(replace(e, stage=int(self._stage_of[e.stage])) for e in timeline.events))

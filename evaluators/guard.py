@@ -229,7 +229,10 @@ class _Candidate(_Guarded, ForwardingCandidate):
             problem = wrong_batch(batch, n, self._stages, stop_above_s)
         if problem:
             raise UnavailableError(f"{self.what}: {method}({n}) returned {problem}")
-        return batch
+        errors = None if batch.errors is None else np.asarray(batch.errors, float)
+        return replace(  # a plug-in may return lists
+            batch, latency_s=np.asarray(batch.latency_s, float), stage_s=np.asarray(batch.stage_s, float), errors=errors
+        )
 
 
 def _hint(limits: Limits) -> str:
@@ -241,7 +244,11 @@ def wrong_batch(batch: Any, n: int, stages: int, stop_above_s: float) -> str:
     """Return what is wrong with a batch of ``n`` runs, or ""."""
     if not isinstance(batch, Batch):
         return f"{type(batch).__name__}, no Batch"
-    latency_s, stage_s = np.asarray(batch.latency_s, dtype=float), np.asarray(batch.stage_s, dtype=float)
+    latency_s, stage_s = np.asarray(batch.latency_s), np.asarray(batch.stage_s)
+    errors = np.asarray(() if batch.errors is None else batch.errors)
+    for what, values in (("latencies", latency_s), ("stage times", stage_s), ("errors", errors)):
+        if values.dtype.kind not in "iuf":
+            return f"{what} of type {values.dtype}, not real numbers"
     if latency_s.ndim != 1 or not 1 <= len(latency_s) <= n:
         return f"latencies of shape {latency_s.shape} for {plural(n, 'run')}"
     if stage_s.shape != (len(latency_s), stages):

@@ -51,7 +51,10 @@ from search_spaces.rewrites.lower import lowering
 WHOLE = "whole.tflite"
 _HERE = Path(__file__).parent
 _RUNNER = "run_plan.py"
-"""Written first: a folder that contains it holds an exported plan, and may be exported to again."""
+"""Moved first: a folder that contains it holds an exported plan, and may be exported to again."""
+
+_NEW = ".export.tmp"
+"""Folder in that of the export: a plan is complete there before files of an earlier one are deleted."""
 
 _CC = ("run_plan.cc", "CMakeLists.txt")
 _SCHEDULER = "scheduler.py"
@@ -124,44 +127,73 @@ def export_run(run: Path, out: Path, *, fallback: bool = False, target: str = "l
         why = study.missing or f"model {study.graph.name if study.graph else ''!r} has no file"
         raise RunFolderError(f"{run}: {why}", "stage files are cut from the study's model")
     with disk_errors(out, "give --out a folder that you can write to"):
+        made = not out.exists()
         out.mkdir(parents=True, exist_ok=True)
-        strangers = sorted(p.name for p in out.iterdir())
+        strangers = sorted(p.name for p in out.iterdir() if p.name != _NEW)
         if strangers and _RUNNER not in strangers:
             raise UsageError(f"{out}: holds {strangers[0]!r} and no exported plan", "give another --out")
-        for stale in (*out.glob("stage_*.*"), *out.glob("partition_*.json"), *(out / name for name in _OURS)):
-            stale.unlink(missing_ok=True)
-        for stale in out.glob("model_*"):
-            shutil.rmtree(stale)
-        for name in (_RUNNER, *_CC):
-            write_atomic(out / name, (_HERE / name).read_bytes())
-        document = _write_several(study, out) if several else _write_one(study, out)
-        if fallback:
-            _write_whole(study, document, out)
-        plans = {out: document} | {
-            p.parent: parsed_json(read_bounded(p)) for p in sorted(out.glob("model_*/plan.json"))
-        }
-        share_weights(plans)
-        for folder, plan in plans.items():
-            write_json(folder / "plan.json", plan)
-            _write_inputs(folder)
-        write_json(out / "delegates.json", _delegates(document))
-        if target == "android" and _runtimes(document) != [LITERT]:
-            raise RunFolderError(f"{run}: its plan uses {', '.join(_runtimes(document))}", "a phone runs LiteRT alone")
-        write_atomic(out / "plan.txt", printable(_in_words(document, out)).encode())
-        if several:
-            only_for_types = b"from search_spaces.core.plan import Dispatch\n"
-            write_atomic(out / _SCHEDULER, Path(scheduler.__file__).read_bytes().replace(only_for_types, b""))
-        custom = _custom_operators(out)
-        more = [
-            f"- Put the library with the kernels of {escaped(', '.join(names))} beside the stage files, as `{file}`."
-            for file, names in custom
-        ]
-        more += _add_target(target, study, document, out)
-        write_atomic(out / "README.md", printable(_readme(study, document, more)).encode())
+        new = out / _NEW
+        try:
+            shutil.rmtree(new, ignore_errors=True)
+            new.mkdir()
+            document, custom = _write(study, new, fallback=fallback, target=target)
+            _replace_by(new, out)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+            if made:  # a refusal leaves no empty folder
+                with suppress(OSError):
+                    out.rmdir()
     written = tuple(sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()))
     needed = (*(_BUILT if target == "android" else ()), *(file for file, _ in custom))
     missing = tuple(name for name in needed if name not in written)
     return Exported(out, written, document["fallback"]["processor"]["name"] if fallback else None, missing)
+
+
+def _write(
+    study: Study, out: Path, *, fallback: bool, target: str
+) -> tuple[dict[str, Any], list[tuple[str, list[str]]]]:
+    """Write all files of an exported plan to an empty folder.
+
+    Returns:
+        The content of ``plan.json``; each library that the plan needs, with the custom operators that it must contain.
+    """
+    several = "workload" in study.result
+    for name in (_RUNNER, *_CC):
+        write_atomic(out / name, (_HERE / name).read_bytes())
+    document = _write_several(study, out) if several else _write_one(study, out)
+    if fallback:
+        _write_whole(study, document, out)
+    plans = {out: document} | {p.parent: parsed_json(read_bounded(p)) for p in sorted(out.glob("model_*/plan.json"))}
+    share_weights(plans)
+    for folder, plan in plans.items():
+        write_json(folder / "plan.json", plan)
+        _write_inputs(folder)
+    write_json(out / "delegates.json", _delegates(document))
+    if target == "android" and _runtimes(document) != [LITERT]:
+        what = f"{study.path}: its plan uses {', '.join(_runtimes(document))}"
+        raise RunFolderError(what, "a phone runs LiteRT alone")
+    write_atomic(out / "plan.txt", printable(_in_words(document, out)).encode())
+    if several:
+        only_for_types = b"from search_spaces.core.plan import Dispatch\n"
+        write_atomic(out / _SCHEDULER, Path(scheduler.__file__).read_bytes().replace(only_for_types, b""))
+    custom = _custom_operators(out)
+    more = [
+        f"- Put the library with the kernels of {escaped(', '.join(names))} beside the stage files, as `{file}`."
+        for file, names in custom
+    ]
+    more += _add_target(target, study, document, out)
+    write_atomic(out / "README.md", printable(_readme(study, document, more)).encode())
+    return document, custom
+
+
+def _replace_by(new: Path, out: Path) -> None:
+    """Delete the files of an earlier plan in ``out``, and move those of ``new`` there."""
+    for stale in (*out.glob("stage_*.*"), *out.glob("partition_*.json"), *(out / name for name in _OURS)):
+        stale.unlink(missing_ok=True)
+    for stale in out.glob("model_*/plan.json"):
+        shutil.rmtree(stale.parent)
+    for file in sorted(new.iterdir(), key=lambda file: file.name != _RUNNER):
+        file.replace(out / file.name)
 
 
 def _check_deployment(best: Path) -> None:

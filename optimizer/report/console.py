@@ -28,6 +28,7 @@ from optimizer.report.answer import (
     against_text,
     answer_text,
     as_latencies,
+    bound_name,
     bound_text,
     called,
     decomposed_rows,
@@ -375,7 +376,10 @@ def _evidence(result: Result, document: Mapping[str, Any]) -> list[str]:
         if other is not None and verdict.reference.plan != verdict.best:
             text += f" (“{verdict.reference.name}”: {other * 1e3:.3g} ms)"
         found.append(text)
-    if not result.exhausted and result.history.known.keys() <= {p.digest for p in result.baselines.values()}:
+    if result.proven and not result.exhausted:
+        tried = plural(result.history.measured, "plan")
+        found.append(f"the search ended after {tried}: the best is within --precision of the {bound_name(document)}")
+    elif not result.exhausted and result.history.known.keys() <= {p.digest for p in result.baselines.values()}:
         found.append("only baselines were tried: give a larger --budget, or more --minutes, for proposed plans")
     if verdict.left_out and not result.predicted:
         plans, were = plural(verdict.left_out, "more plan"), "was" if verdict.left_out == 1 else "were"

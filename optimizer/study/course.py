@@ -108,6 +108,7 @@ class Study:
     baselines: dict[str, Plan] = field(default_factory=dict)
     bounds: Bounds | None = None
     exhausted: bool = False
+    proven: bool = False
     front: Front | None = None
     restored: int = 0
     disturbed: Disturbance = field(default=Disturbance(), init=False)
@@ -170,6 +171,7 @@ class Study:
             self.run.path,
             objective=self.subject.objectives[0],
             front=self.front,
+            proven=self.proven,
             disturbance=self.disturbed + self.runs.total,
             earlier=self.restored,
             **self.subject.result_fields(self, verdict),
@@ -292,6 +294,7 @@ def _search(study: Study, session: Session) -> Result:
     try:
         loop.run_outside((*study.own, *(b for b in search.baselines if not study.holds(b.plan))))
         study.exhausted = loop.run()
+        study.proven = loop.proven and history.measured < config.budget
     finally:
         if disturbed := study.runs.total.to_json():
             run.log.append(_DISTURBED, disturbed)

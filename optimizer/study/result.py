@@ -86,6 +86,7 @@ class Result:
         objective: the first of several; figures of plans are in its unit.
         deployed: the agreement of the written stage files with the whole model; None where none were written.
         exhausted: whether every plan of the space was tried.
+        proven: whether the search ended before its budget, since the best plan is near enough to the predicted bound.
         freedoms: of the space, from :data:`search_spaces.spaces.registry.FREEDOMS`; () for a plug-in's space.
         placements: processor on which the runtime itself places a network → how it placed this one.
         tolerances: which processors an error limit would allow, as a sentence; "" if unknown.
@@ -110,6 +111,7 @@ class Result:
     run_dir: Path
     objective: Objective = field(default=LATENCY, kw_only=True)
     front: Front | None = field(default=None, kw_only=True)
+    proven: bool = field(default=False, kw_only=True)
     freedoms: tuple[str, ...] = field(default=(), kw_only=True)
     disturbance: Disturbance = field(default=Disturbance(), kw_only=True)
     placements: Mapping[str, str] = field(default_factory=dict, kw_only=True)

@@ -76,7 +76,7 @@ class BoardPlan:
             print(line, file=self.board.stdin, flush=True)
             return json.loads(self.board.stdout.readline())
         except (OSError, ValueError) as error:
-            said = (self.folder / "errors.txt").read_text().strip().rpartition("\n")[2]
+            said = (self.folder / "errors.txt").read_text().strip().rpartition("\n")[2] or "it printed no reason"
             raise UnavailableError(f"the board does not answer: {said}", f"the command is {COMMAND}") from error
 
     def run(self, n, stop_above_s=math.inf):

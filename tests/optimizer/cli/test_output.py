@@ -70,6 +70,13 @@ def test_the_table_names_every_baseline_and_the_run_folder(capsys: pytest.Captur
     says(out)
 
 
+def test_a_search_that_ended_since_its_plan_is_proven_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["squeezenet1_1@0.25/64", "--evaluator", "cost-model", "--platform", "snapdragon855", "--budget", "30"]
+    assert main([*words, "--stop-when-proven", "-q"]) == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("notes")]
+    says("\n".join(notes))
+
+
 def test_what_is_printed_breaks_no_line_that_a_person_may_copy(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,6 +158,21 @@ def test_the_plan_of_a_run_is_not_overwritten(exported: Path, tmp_path: Path) ->
     assert main(["export", str(run)]) == 0  # into the folder of an earlier export
 
 
+def test_a_refused_export_changes_nothing(exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = shutil.copytree(exported.parent, tmp_path / "run")
+    (run / "export" / "model_card.md").write_text("of the user")
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps(result | {"objective": "throughput"}))  # has no fallback
+    before = {file.name: file.read_bytes() for file in (run / "export").iterdir() if file.is_file()}
+    for folder in (run / "export", tmp_path / "new"):
+        assert main(["export", str(run), "--fallback", "--out", str(folder)]) == 2
+        says(capsys.readouterr().err)
+    assert {file.name: file.read_bytes() for file in (run / "export").iterdir() if file.is_file()} == before
+    assert not (tmp_path / "new").exists()
+    assert main(["export", str(run)]) == 0
+    assert (run / "export" / "model_card.md").is_file()
+
+
 @pytest.mark.parametrize("name", ["files", "platform", "a list", "nested", "a type"])
 def test_damaged_folders_are_one_line(exported: Path, name: str, tmp_path: Path) -> None:
     folder = shutil.copytree(exported, tmp_path / "copy")

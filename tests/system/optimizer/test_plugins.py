@@ -7,15 +7,16 @@ import math
 import signal
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from evaluators.base import Batch, Candidate, Capabilities, Session
+from evaluators.base import Batch, Candidate, Capabilities, Evaluator, Session
 from evaluators.forwarding import ForwardingCandidate, ForwardingSession
 from evaluators.guard import guarded, wrong_batch
 from evaluators.registry import make_evaluator
@@ -344,11 +345,8 @@ def test_a_guard_keeps_what_a_session_can_do_and_checks_what_it_returns() -> Non
     says(wrong_batch([0.1], 1, 1, 0.0))
 
 
-def test_what_starting_a_tool_takes_counts_against_the_time_of_a_plan_and_a_limit_says_how_to_get_more() -> None:
-    class Slow(ForwardingCandidate):
-        def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
-            time.sleep(0.12)
-            return self.inner.run(n, stop_above_s)
+def with_candidates(made: Callable[[Candidate], Candidate], name: str) -> Evaluator:
+    """Return a guarded plug-in with these candidates."""
 
     class Board(ForwardingSession):
         capabilities = Capabilities()
@@ -357,15 +355,43 @@ def test_what_starting_a_tool_takes_counts_against_the_time_of_a_plan_and_a_limi
             self.inner = inner
 
         def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Candidate:
-            return Slow(self.inner.load(graph, plan, fresh=fresh))
+            return made(self.inner.load(graph, plan, fresh=fresh))
 
-    class Evaluator(SyntheticEvaluator):
+    class Plugin(SyntheticEvaluator):
         @contextmanager
         def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[Any]:
             with super().prepare(platform, scratch) as session:
                 yield Board(session)
 
-    evaluator, graph = guarded(Evaluator(), "evaluator 'x' of y 1"), example_graph()
+    return guarded(Plugin(), name)
+
+
+def test_lists_of_real_numbers_serve_as_arrays() -> None:
+    given: list[Any] = [[0.1, 0.2], [[0.1], [1]], None, [0.5]]
+
+    class Lists(ForwardingCandidate):
+        def run(self, n: int, stop_above_s: float = math.inf) -> Batch:  # noqa: ARG002
+            return Batch(*given)
+
+    evaluator, graph = with_candidates(Lists, "evaluator 'lists' of board 1"), example_graph()
+    with evaluator.prepare(evaluator.platform()) as session:
+        candidate = session.load(graph, chain_plan(graph, (), ["cpu"]))
+        batch = candidate.run(2)
+        found = (batch.latency_s, batch.stage_s, batch.errors)
+        assert [values is not None and values.tolist() for values in found] == [[0.1, 0.2], [[0.1], [1.0]], [0.5]]
+        for wrong in ([[0.1 + 1j], [[0.1]]], [[0.1], np.array([[1j]])], [["0.1"], [[0.1]]]):
+            given[:] = wrong
+            with fails(UnavailableError):
+                candidate.run(1)
+
+
+def test_what_starting_a_tool_takes_counts_against_the_time_of_a_plan_and_a_limit_says_how_to_get_more() -> None:
+    class Slow(ForwardingCandidate):
+        def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+            time.sleep(0.12)
+            return self.inner.run(n, stop_above_s)
+
+    evaluator, graph = with_candidates(Slow, "evaluator 'x' of y 1"), example_graph()
     plan, platform = chain_plan(graph, (), ["cpu"]), evaluator.platform()
     with evaluator.prepare(platform) as session:
         found = measure(session.load(graph, plan), SamplingPolicy(precision=1e-6, max_s=0.2, min_runs=2))
