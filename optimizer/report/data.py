@@ -19,7 +19,7 @@ from optimizer.exact.chain_costs import ChainCosts, weighed
 from optimizer.files import damage_of, disk_errors, read_document
 from optimizer.model.profile import Profile
 from optimizer.report.answer import HOSTED, as_latencies, model_of, objective_of
-from optimizer.study.folder import CONFIG, LOG, RESULT, read_manifest, resume_hint
+from optimizer.study.folder import CONFIG, LOG, RESULT, found_from, read_config, read_manifest, resume_hint
 from optimizer.study.history import OPTIMUM, Trial
 from optimizer.study.log import read_log
 from optimizer.study.verdict import Verdict, shown_samples, shown_scale
@@ -29,7 +29,6 @@ from search_spaces.core.joined_graph import JoinedGraph, merge
 from search_spaces.core.plan import Plan, Stage
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.core.workload import Client, Workload, with_given
-from search_spaces.core.yaml_file import read_settings
 
 SCHEMA_VERSION = 1
 
@@ -203,8 +202,8 @@ def read_study(path: Path) -> Study:
     profiles = [r for r in records if r.kind == "profile"]
     config: dict[str, Any] = {}
     with suppress(UsageError):
-        config = read_settings(path / CONFIG)
-    graph, joined, missing = _models(config, result)
+        config = read_config(path)
+    graph, joined, missing = _models(config, result, manifest)
     with damage_of(path / RESULT, _ANOTHER):
         verdicts = verdicts if result["complete"] else []
         platform = recorded_platform(result["platform"])
@@ -357,20 +356,28 @@ def read_result(path: Path) -> dict[str, Any]:
     return result
 
 
-def _models(config: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[Graph | None, JoinedGraph | None, str]:
+def _models(
+    config: Mapping[str, Any], result: Mapping[str, Any], manifest: Mapping[str, Any]
+) -> tuple[Graph | None, JoinedGraph | None, str]:
     """Return the model, or the joined graph of several, if their digest is unchanged; else the reason."""
     if "model" not in config:
         return None, None, f"{CONFIG} is missing or damaged"
     source, joined = str(config["model"]), None
     try:
         if workload := result.get("workload"):
-            graphs = [graph for c in workload["clients"] for graph in [_model(config, c["model"], c)] * int(c["count"])]
+            clients = [
+                c | {name: found_from(manifest, c.get(name)) for name in ("model", "input")}
+                for c in workload["clients"]
+            ]
+            graphs = [graph for c in clients for graph in [_model(config, c["model"], c)] * int(c["count"])]
             joined = merge(source, list(zip(map(str, workload["instances"]), graphs, strict=True)))
             found = joined.graph
         else:
             (client,) = with_given((Client(source, source),), config)
             found = _model(config, source, asdict(client))
     except OptimizeError as error:
+        if error.what.startswith(f"{source}: ") and not Path(source).exists():
+            return None, None, f"{source}: there is no such file here, nor where the study ran"
         return None, None, str(error)
     if found.digest != result["model"]["digest"]:
         return None, None, f"{source} has changed since the study"

@@ -118,7 +118,7 @@ class RunFolder:
                     if is_temporary(file.name):  # left by a killed write; nobody else has the log's lock
                         file.unlink(missing_ok=True)
                 config = config.model_copy(update={"study": manifest["study"] if manifest else study})
-                session = {"command": list(command), "budget": config.budget, **provenance()}
+                session = {"command": list(command), "folder": _here(), "budget": config.budget, **provenance()}
                 session["fingerprint"] = parsed_json(json.dumps(fingerprint, default=str))
                 changes = _changes(manifest["fingerprint"], session["fingerprint"]) if manifest else ()
                 if manifest and manifest.pop("remade", False):
@@ -410,6 +410,44 @@ def _shown(value: object) -> str:
 def _value(value: Any) -> str:
     text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     return _shown(text)[1:-1]
+
+
+def _here() -> str | None:
+    """Return the current folder; None where it was removed."""
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return None
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    """Return the settings of a study, with the paths of its model, platform and inputs from :func:`found_from`.
+
+    Raises:
+        UsageError: they are missing or damaged.
+        RunFolderError: the manifest is damaged.
+    """
+    settings, manifest = read_settings(run / CONFIG), read_manifest(run) or {}
+    for name in settings.keys() & {"model", "platform", "input"}:
+        value = settings[name]
+        several = isinstance(value, list)
+        settings[name] = [found_from(manifest, text) for text in value] if several else found_from(manifest, value)
+    return settings
+
+
+def found_from(manifest: Mapping[str, Any], text: Any) -> Any:
+    """Return the path of a file that a study named as ``FILE`` or ``NAME=FILE``; what is no such file as it is.
+
+    A relative path refers to the folder in which the study ran last, if the file is there, else to the current folder.
+    """
+    last = [manifest, *manifest.get("resumed", ())][-1]
+    folder = last.get("folder") if isinstance(last, Mapping) else None
+    if isinstance(folder, str) and folder != _here() and isinstance(text, str) and Path(text).suffix:
+        with suppress(OSError, ValueError):  # another person's folder
+            for start in (0, text.find("=") + 1):
+                if (path := Path(folder, text[start:])).is_file():
+                    return f"{text[:start]}{path}"
+    return text
 
 
 def resume_hint(run: Path) -> str:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 _MOST_PROPOSED = 5
 _MOST_NAMED = 4
+_ROUNDING = 1e-9  # relative
 _OF_OUTPUTS = ("identical", "max_rel_error", "outputs", "tolerance")
 
 
@@ -220,7 +221,8 @@ class Result:
         samples = self.samples(self.best) if self.best else None
         if samples is None or not self.model_bound_s:
             return None
-        return samples.median / self.model_bound_s - 1.0
+        gap = samples.median / self.model_bound_s - 1.0
+        return gap if abs(gap) > _ROUNDING else 0.0
 
     @property
     def model_error(self) -> float | None:

@@ -58,7 +58,7 @@ from optimizer.files import write_atomic
 from optimizer.provenance import provenance
 from optimizer.report.answer import objective_of
 from optimizer.report.data import finished_study
-from optimizer.study.folder import CONFIG, LOG, resume_hint
+from optimizer.study.folder import CONFIG, LOG, read_config, resume_hint
 from optimizer.study.history import Trial
 from optimizer.study.log import Record, TrialLog, read_log
 from search_spaces.core.errors import ProfileError, RunFolderError, UnavailableError, UsageError, plain_name
@@ -67,7 +67,6 @@ from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.core.wording import percent
 from search_spaces.core.workload import Client, with_given
-from search_spaces.core.yaml_file import read_settings
 from search_spaces.models import load
 
 LEAST_MINUTES, MOST_MINUTES = 0.2, 600.0
@@ -369,7 +368,7 @@ def refine(file: Path, run: Path) -> Calibration:
 def _run(run: Path, platform: Platform) -> tuple[Graph, list[tuple[Plan, Measurement]]]:
     """Return a study's model, and each plan that was measured in full with its measurement."""
     manifest, result = finished_study(run)
-    config = read_settings(run / CONFIG)
+    config = read_config(run)
     if "model" not in config:
         raise RunFolderError(f"{run / CONFIG}: is damaged: it names no model")
     if not result.get("complete"):

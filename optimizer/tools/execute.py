@@ -24,7 +24,7 @@ from optimizer.report.answer import HOSTED, figure_text, interval_ms, objective_
 from optimizer.report.data import finished_study, read_result
 from optimizer.study.config import StudyConfig, parse_config
 from optimizer.study.course import read_subject
-from optimizer.study.folder import CONFIG, read_manifest
+from optimizer.study.folder import read_config, read_manifest
 from optimizer.study.several_models import SeveralModels
 from optimizer.study.subjects import Subject
 from search_spaces.core.bounded import parsed_json, read_bounded
@@ -34,7 +34,6 @@ from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.core.wording import plural
 from search_spaces.core.workload import Workload, by_name
-from search_spaces.core.yaml_file import read_settings
 from search_spaces.models.source import libraries_of
 
 _POLICY = SamplingPolicy(max_s=3.0, min_runs=10, max_runs=1000)
@@ -356,7 +355,7 @@ def reread(run: Path, platform: Platform | None = None) -> Iterator[tuple[Subjec
 
 def _config(run: Path) -> StudyConfig:
     try:
-        settings = read_settings(run / CONFIG)
+        settings = read_config(run)
         # Evaluators that are opened again run no custom operators, and nothing is searched.
         known = StudyConfig.model_fields.keys() - {"custom_ops", "precision"}
         if settings.get("max_stages") == StudyConfig.model_fields["max_stages"].default:

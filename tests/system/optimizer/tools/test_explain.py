@@ -120,6 +120,36 @@ def test_what_cannot_be_explained_is_reported(run: Path, tmp_path: Path, capsys:
     assert "no_such_table.yaml" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kind", ["table", "model", "several"])
+def test_a_study_of_relative_paths_is_read_from_any_folder(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (there := tmp_path / "there").mkdir()
+    monkeypatch.chdir(there)
+    if kind == "table":
+        words, file = ["t.yaml", "--evaluator", "table"], shutil.copy(TABLE, "t.yaml")
+    else:
+        file = "net.tflite"
+        assert main(["inspect", "squeezenet1_1@0.25/64", "-o", file]) == 0
+        words = [f"{file}*2" if kind == "several" else file, "--evaluator", "cost-model", "--platform", "pixel4"]
+    words += ["--budget", "6", "-q", "--out"]
+    assert main([*words, "../run"]) == 0
+    monkeypatch.chdir(tmp_path)
+    done = ["explain", "execute", "report", *(["export"] if kind != "table" else [])]
+    assert [main([command, "run"]) for command in done] == [0] * len(done)
+    assert "is not explained" not in (tmp_path / "run" / "report.html").read_text()
+    (tmp_path / "here").mkdir()
+    (there / file).rename(tmp_path / "here" / file)
+    capsys.readouterr()
+    for command in ("explain", "execute"):
+        assert main([command, "run"]) == 2
+        says(capsys.readouterr().err.splitlines()[-1])
+    monkeypatch.chdir(tmp_path / "here")
+    assert main([*words, "../run"]) == 0  # resumes
+    monkeypatch.chdir(tmp_path)
+    assert main(["explain", "run"]) == 0
+
+
 def test_a_deadline_stands_among_what_could_bind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--model", str(TABLE), "--evaluator", "table", "--max-stages", "3", "--budget", "20", "-q"]
     assert main([*words, "--deadline", "40", "--out", str(tmp_path / "run"), "--json"]) == 0
