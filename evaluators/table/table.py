@@ -318,7 +318,7 @@ def _rows(file: Document[_Table], where: Loc, name: str, kinds: Sequence[str]) -
     """Return the operators of a CSV file."""
     path = file.path.parent / name
     try:
-        lines = read_bounded(path, _MAX_CSV_NBYTES).decode().splitlines()
+        lines = read_bounded(path, _MAX_CSV_NBYTES).decode("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         raise file.error(where, f"{path}: {reason_of(error)}") from error
     rows = csv.DictReader(lines, strict=True)

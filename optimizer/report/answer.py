@@ -153,6 +153,7 @@ def _front_gain(result: Mapping[str, Any]) -> str:
                 more = knee["values"][o.value_key] / (other["values"][o.value_key] or 1.0) - 1.0
                 figure = percent(abs(more), 1) if abs(more) < _TIMES - 1.0 else f"{more + 1.0:.3g} times"
                 how = f"{figure} {'higher' if more > 0 else 'lower'}" if figure.endswith("%") else f"{figure} as high"
+                how = "equal" if figure == percent(0.0, 1) else how
                 changes.append(f"{o.title.partition(',')[0]} {how}")
             against = f"{called(result, other['plan'])}, the plan of the front with the best {objective.name}"
             return f"{', '.join(changes)}, compared with {against}"

@@ -217,7 +217,7 @@ def _head(result: Result) -> Text:
     """Return what was searched, and for what."""
     name, what, aim = result.graph.name, plural(len(result.graph.operators), "operator"), ""
     if result.workload is not None:
-        name, what = result.workload.name, f"{len(result.workload.instances)} models at once"
+        name, what = result.workload.name, f"{plural(len(result.workload.instances), 'model')} at once"
         aim = f", for the {result.objective.title}"
     names = ", ".join(p.name for p in result.platform.processors if p.resources or not aim)
     of = "" if result.evaluator in HOSTED else f" of {result.platform.name}"

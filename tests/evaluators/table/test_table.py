@@ -242,6 +242,8 @@ def test_operators_stand_in_a_csv_file_too(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "net.csv").write_text(ROWS)
     path = _written(tmp_path, GRAPH[: GRAPH.index("    operators:")] + "    operators: net.csv\n")
     assert read_table(path) == written
+    (tmp_path / "net.csv").write_text(ROWS, encoding="utf-8-sig")  # as spreadsheets write it
+    assert read_table(path) == written
     for old, new in (
         ("name,gpu", "name,gpo"),
         (",cpu,reads", ",reads"),
