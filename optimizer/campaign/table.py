@@ -41,8 +41,8 @@ COLUMNS: Mapping[str, str] = {
     "plan": "`best` is the plan that the study recommends; the others are its baselines.",
     "stages": "number of stages.",
     "value, value_low, value_high": "of the objective, in `unit`, with its 95 % interval; of several objectives, of "
-    "the one that the help of `--objective` lists first. `latency_ms`, `ci_low_ms` and `ci_high_ms` are the same where that "
-    "is the latency, else empty.",
+    "the one that the help of `--objective` lists first. `latency_ms`, `ci_low_ms` and `ci_high_ms` are the same where "
+    "that is the latency, else empty.",
     "unit": "of `value` and `bound`.",
     "samples": "how many times the plan was measured; empty for predictions.",
     "predicted": "whether the study predicts its figures.",
