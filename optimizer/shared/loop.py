@@ -60,12 +60,13 @@ class SharedLoop(Loop):
             fits = problem.fits
             problem = replace(problem, fits=lambda plan: plan.digest not in self.shared.pending and fits(plan))
         # With one seed for all, the workers would propose the same plans at the same time.
-        sampler = self._sampler(problem, seed_of(self.seed, self.worker))
+        sampler, end_s = self._sampler(problem, seed_of(self.seed, self.worker)), time.monotonic() + self.limit_s
         while True:
             if self._take_up(sampler) or not known:
                 known = self.beside
             most = min(self.budget, cardinality - known)
-            if self.history.measured >= most or self.proven or time.monotonic() >= self.end_s:
+            taken = {*self.history.known, *self.shared.pending}
+            if self.history.measured >= most or self.proven or not self._begins(end_s, taken):
                 return self.history.measured + known >= cardinality
             if self.history.measured + len(self.shared.pending) >= most:
                 time.sleep(_POLL_S)  # others measure the last plans, and may die

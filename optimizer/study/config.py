@@ -6,10 +6,8 @@ Importing this imports pydantic: the command line does so only after it has pars
 from __future__ import annotations
 
 import difflib
-import math
 import re
 import shlex
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -141,7 +139,8 @@ class StudyConfig(BaseModel):
         model: name of a built-in model, or path of a ``.tflite`` file; several as ``NAME*4,NAME``, or a workload's
             YAML file (:mod:`search_spaces.core.workload`).
         budget: distinct plans to measure at most.
-        minutes: the search ends after so long; the final comparison follows. None for no limit.
+        minutes: the search ends after so long, but not before the plans of ``compare_with`` are tried; the final
+            comparison follows. None for no limit.
         max_stages: most stages of a plan; None for the space's own limit.
         sampler, evaluator: names in their registries.
         allow: freedoms of plans, for example ``cuts,branches``; ``exact`` for all but ranks that model and
@@ -258,11 +257,6 @@ def with_freedoms(config: StudyConfig, graphs: Iterable[Graph], platform: Platfo
 def space_of(config: StudyConfig, graph: Graph, platform: Platform) -> EnumerableSpace:
     """Return the plans of one model that settings from :func:`with_freedoms` ask for; errors are its space's."""
     return make_space(config.allow, graph, platform, most_stages(config, len(graph.operators)))
-
-
-def end_of_search(config: StudyConfig) -> float:
-    """Return when a search that begins now ends, by :func:`time.monotonic`."""
-    return math.inf if config.minutes is None else time.monotonic() + 60.0 * config.minutes
 
 
 def check_effects(values: Mapping[str, Any]) -> None:

@@ -24,7 +24,7 @@ from optimizer.model.bounds import Bounds
 from optimizer.samplers import make_sampler
 from optimizer.shared.loop import SharedLoop
 from optimizer.shared.study import SharedStudy, check_joins, placed, sharing
-from optimizer.study.config import StudyConfig, end_of_search
+from optimizer.study.config import StudyConfig
 from optimizer.study.folder import RESULT, Identity, RunFolder, write_json
 from optimizer.study.front import Front, decide_front
 from optimizer.study.history import WARM, History, Trial
@@ -266,7 +266,9 @@ def _search(study: Study, session: Session) -> Result:
         monitor.after(trial)
 
     first = [*((b.name, b.plan) for b in search.baselines), *((WARM, plan) for plan in search.carried)]
-    queue: list[Origin] = [(origin, plan) for origin, plan in first if study.holds(plan)]
+    asked = {plan.digest for plan in study.asked}
+    held = ((origin, plan) for origin, plan in first if study.holds(plan))
+    queue: list[Origin] = sorted(held, key=lambda entry: entry[1].digest not in asked)
     make: Callable[..., Loop] = Loop
     if study.shared is not None:
         make = partial(SharedLoop, shared=study.shared, worker=secrets.randbits(31))
@@ -283,7 +285,8 @@ def _search(study: Study, session: Session) -> Result:
         notify,
         study.bounds.space_s * (1.0 + config.precision) if study.bounds and config.stop_when_proven else 0.0,
         runs=study.runs,
-        end_s=end_of_search(config),
+        limit_s=math.inf if config.minutes is None else 60.0 * config.minutes,
+        asked=asked,
         lost={str(record.data.get("plan")) for record in run.contents.records if record.kind == LOST},
     )
     monitor = DriftMonitor(loop, study.watcher.warn, scaled=subject.scaled)

@@ -54,7 +54,8 @@ class Loop:
         queue: plans of the space to be measured first, with their origin: baselines and warm starts.
         proven_s: a plan that takes no longer ends the search, since it is within ``precision`` of the bound.
         budget: distinct plans of the space to try.
-        end_s: begin no trial later, by :func:`time.monotonic`.
+        limit_s: seconds of :meth:`run` after which no trial begins, but those of plans that were asked for.
+        asked: digests of these plans.
         notify: called after every trial.
         runs: makes runs, and repeats those that waited for a core.
         held: trials that are not in the log yet, since no plan has worked.
@@ -72,7 +73,8 @@ class Loop:
     queue: Sequence[Origin]
     notify: Callable[[Trial], None] = lambda _: None
     proven_s: float = 0.0
-    end_s: float = math.inf
+    limit_s: float = math.inf
+    asked: Container[str] = frozenset()
     runs: RunFilter = field(default_factory=RunFilter)
     held: list[tuple[str, Trial]] = field(default_factory=list)
     lost: set[str] = field(default_factory=set)
@@ -93,8 +95,8 @@ class Loop:
             UnavailableError: the device does not work: the first plans all failed, or one that worked fails now.
         """
         cardinality, known = self.space.cardinality(), self.beside
-        sampler = self._sampler(self.search.problem, self.seed)
-        while self.history.measured < self.budget and not self.proven and time.monotonic() < self.end_s:
+        sampler, end_s = self._sampler(self.search.problem, self.seed), time.monotonic() + self.limit_s
+        while self.history.measured < self.budget and not self.proven and self._begins(end_s, self.history.known):
             if self.history.measured + known >= cardinality:
                 break
             try:
@@ -185,6 +187,15 @@ class Loop:
         waiting = any(plan.digest not in self.history.known for _, plan in self.queue)
         best = self.history.incumbent
         return not waiting and best is not None and best.median / self.history.speed <= self.proven_s
+
+    def _begins(self, end_s: float, taken: Container[str]) -> bool:
+        """Return whether another trial may begin: there is time, or a plan that was asked for waits.
+
+        Args:
+            taken: digests of plans not to try again.
+        """
+        waiting = (plan.digest for _, plan in self.queue if plan.digest not in taken)
+        return time.monotonic() < end_s or any(digest in self.asked for digest in waiting)
 
     def _next(self, sampler: StudySampler) -> Trial:
         """Try the next plan of the queue or a proposal; a known plan has its value already."""

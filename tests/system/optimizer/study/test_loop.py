@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 from collections import Counter
@@ -85,6 +86,8 @@ def a_loop(
     notify: Callable[[Trial], None] = lambda _: None,
     refused: frozenset[int] = frozenset(),
     proven_s: float = 0.0,
+    limit_s: float = math.inf,
+    asked: frozenset[str] = frozenset(),
 ) -> Iterator[tuple[Loop, Counting]]:
     space = ChainSpace(graph, PLATFORM, max_stages)
     log, contents = TrialLog.open(folder / "trials.jsonl")
@@ -115,6 +118,8 @@ def a_loop(
                 queue=queue,
                 notify=notify,
                 proven_s=proven_s,
+                limit_s=limit_s,
+                asked=asked,
             ),
             session,
         )
@@ -131,6 +136,14 @@ def law_of(graph: Graph, refused: frozenset[int]) -> ChainCosts:
     return ChainCosts(
         PLATFORM, operator_s, np.zeros(len(processors)), np.full((count, len(processors), len(processors)), 3e-6)
     )
+
+
+def test_plans_that_were_asked_for_are_tried_when_the_time_is_over(tmp_path: Path) -> None:
+    whole, cut = chain_plan(GRAPH, (), ["cpu"]), chain_plan(GRAPH, (3,), ["cpu", "cpu"])
+    queue = (("asked", cut), ("whole", whole))
+    with a_loop(tmp_path, queue=queue, limit_s=0.0, asked=frozenset({cut.digest})) as (loop, _):
+        assert not loop.run()
+        assert [t.plan for t in loop.history.trials] == [cut]
 
 
 def sequence(loop: Loop) -> list[tuple[int, str, str, float]]:
