@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evaluators.cost_model.calibrate_kernels import RESOLUTION_S, Load, Loaded, loader, middle, watching
+from evaluators.cost_model.calibrate_kernels import Load, Loaded, loader, watching
 from evaluators.litert.settings import compile_settings
 from evaluators.litert.worker.runtimes import runtime_of
 from evaluators.own_process import own_process
@@ -37,8 +37,7 @@ class Visit:
         number: of the pass.
         whole_s: usual latency of the whole model, from several runs.
         names: of its kernels, in execution order.
-        kernel_s: usual time of each kernel; half a microsecond is added, because the runtime rounds down to whole
-            microseconds.
+        kernel_s: usual time of each kernel.
         reference_s: time of the reference network just then.
     """
 
@@ -111,19 +110,18 @@ def _visited(asked: dict[str, Any], load: Load, reference: Loaded) -> Iterator[d
                 settling = int(min(_SETTLE_S / once_s, _MOST_RUNS))
                 for _ in range(settling):
                     watched.run()
-                each = [watched.events() for _ in range(runs)]
+                found = watched.kernels(runs)
             with closing(load(path, settings, cores)) as model:
                 for _ in range(1 + settling):
                     model.run()
                 whole_s = model.usual_s(runs)
             reference.run()
-            kernel_s = middle([[took for _, took in run] for run in each])
             yield {
                 "model": name,
                 "number": number,
                 "whole_s": whole_s,
-                "names": [kernel for kernel, _ in each[0]] if number == 0 else [],
-                "kernel_s": [float(f"{took + RESOLUTION_S / 2:.4g}") for took in kernel_s],
+                "names": [kernel for kernel, _ in found] if number == 0 else [],
+                "kernel_s": [float(f"{took:.4g}") for _, took in found],
                 "reference_s": reference.run(),
             }
         number += 1

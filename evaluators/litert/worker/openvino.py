@@ -310,7 +310,7 @@ class OpenVino(Library):
         self._lib.ov_tensor_free(buffer)
 
     def kernels(self, compiled: Compiled) -> list[tuple[str, float]]:
-        """Return kind and time (s) of each kernel in the last run of the first stage, compiled with ``PERF_COUNT``."""
+        """Return kind and mean time (s) of each kernel in all runs of the first stage, compiled with ``PERF_COUNT``."""
         found = self.made("ov_infer_request_get_profiling_info", compiled.handle[0].request, kind=_Kernels)
         try:
             return [((k.kind or b"").decode(), k.real_us * 1e-6) for k in found.kernels[: found.size]]

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluators.cost_model.calibrate_kernels import middle
+from evaluators.cost_model.calibrate_kernels import LoadedOpenVino, middle
 from evaluators.cost_model.calibrate_time import operator_seconds, run_order
 from evaluators.cost_model.features import operator_features
 from search_spaces.core.graph import Graph, Operator
@@ -56,3 +56,37 @@ def test_the_usual_times_of_kernels_add_up_to_the_usual_time_of_the_whole(runs: 
     assert np.isclose(sum(middle(runs)), whole)
     assert min(map(sum, runs)) <= whole * (1 + 1e-9)
     assert whole <= max(map(sum, runs)) * (1 + 1e-9)
+
+
+class _Runtime:
+    def __init__(self, model: _Counting) -> None:
+        self.kernels = model.kernels_of
+
+
+class _Counting(LoadedOpenVino):
+    """Two kernels, of which the second is fused; its first run is slow, and reports are as OpenVINO's."""
+
+    def __init__(self, durations_us: list[float]) -> None:
+        self._durations_us, self._sum_us = durations_us, 0
+        self._compiled, self._runtime = None, _Runtime(self)
+
+    def run(self) -> float:
+        took_us = self._durations_us[self._runs]
+        self._runs, self._sum_us = self._runs + 1, self._sum_us + int(took_us)
+        return took_us * 1e-6
+
+    def kernels_of(self, _: object) -> list[tuple[str, float]]:
+        return [("Convolution", self._sum_us // max(1, self._runs) * 1e-6), ("Relu", 0.0)]
+
+
+@given(st.floats(1e3, 1e5), st.lists(st.floats(10.0, 1000.0), min_size=8, max_size=60), st.integers(1, 4))
+def test_kernels_of_openvino_are_the_last_runs(first: float, rest: list[float], warm: int) -> None:
+    model = _Counting([first, *rest])
+    for _ in range(warm):
+        model.run()
+    runs = len(rest) + 1 - warm
+    found = model.kernels(runs)
+    usual_us = middle([[took] for took in rest[warm - 1 :]])[0]
+    assert [name for name, _ in found] == ["Convolution", "Relu"]
+    assert abs(found[0][1] * 1e6 - usual_us) <= 1.0 + 1.5 * (warm + 1) / runs + 0.01 * usual_us
+    assert found[1][1] < 1.5e-6
