@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from evaluators.forwarding import (
     Method,
     forwarded,
 )
+from evaluators.samples import LEAST_S, MOST_S
 from evaluators.workload.host import WorkloadSession
 from evaluators.workload.outcome import Objective
 from evaluators.workload.predicted import Grids, WorkloadSimulator
@@ -43,10 +44,13 @@ from search_spaces.core.wording import plural
 from search_spaces.core.workload import Workload
 from search_spaces.rewrites.lower import Lowered, as_it_stands, lowering
 
+Kind = TypeVar("Kind")
+
 _PREPARE_S = 600.0
 _CLOSE_S = 30.0
 _PRICE_S = 3600.0  # all jobs of a workload are measured
 _CLOCK = 1e-6
+_LONGER = 2.0  # stages may be timed by another clock than their run, but not be so many times as long
 _SLOW_CALL_S = 0.1  # a run that takes so much longer than its figure starts a program, or waits for a link
 _PLAIN: dict[str, Callable[[Any], Any]] = {"conditions": dict, "powers_w": dict, "figures": dict}
 _PLAIN |= {"after_pause": float, "unsupported_operators": list, "reduced": list}
@@ -97,6 +101,12 @@ class _Guarded(Forwarding):
             found = super().call(method, *arguments, **options)
             return _PLAIN[name](found) if name in _PLAIN else found
 
+    def checked(self, method: str, found: Any, kind: type[Kind]) -> Kind:
+        """Return what a method returned, if it is of a kind."""
+        if not isinstance(found, kind):
+            raise UnavailableError(f"{self.what}: {method}() returned {type(found).__name__}, no {kind.__name__}")
+        return found
+
 
 class _Evaluator(_Guarded, Evaluator):
     def __init__(self, inner: Any, what: str) -> None:
@@ -106,10 +116,7 @@ class _Evaluator(_Guarded, Evaluator):
             self.capabilities = capabilities_of(inner, EvaluatorCapabilities)
 
     def platform(self) -> Platform:
-        found = self.call(Evaluator.platform)
-        if not isinstance(found, Platform):
-            raise UnavailableError(f"{self.what}: platform() returned {type(found).__name__}, no Platform")
-        return found
+        return self.checked("platform", self.call(Evaluator.platform), Platform)
 
     @contextmanager
     def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[_Session]:
@@ -169,6 +176,8 @@ class _Session(_Guarded, ForwardingSession):
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> _Candidate:
         lowered = self._lowered(graph, plan)
         inner: Any = self.call(Session.load, lowered.graph, lowered.plan, fresh=fresh)
+        if not callable(getattr(inner, "run", None)):
+            raise UnavailableError(f"{self.what}: load() returned {type(inner).__name__}, no Candidate")
         if lowered.rewritten:
             comparable = lowered.keeps != "approximation"
             inner = LoweredCandidate(inner, len(plan.stages), lowered.stage_of, comparable=comparable)
@@ -218,11 +227,21 @@ class _Candidate(_Guarded, ForwardingCandidate):
         begin_s = time.monotonic()
         found = self._checked("run", super().run(n, stop_above_s), n, stop_above_s)
         run_s = (time.monotonic() - begin_s) / len(found.latency_s)
+        longer = found.stage_s > _LONGER * found.latency_s[:, None]
+        if longer.any() and found.outcome is None:
+            run, stage = np.argwhere(longer)[0]
+            stage_s, latency_s = found.stage_s[run, stage], found.latency_s[run]
+            what = f"{self.what}: run({n}) returned a stage of {stage_s:g} s in a run of {latency_s:g} s"
+            raise UnavailableError(what, "give both in seconds")
         slow = self._timed and run_s > float(np.mean(found.latency_s)) + _SLOW_CALL_S
         return replace(found, run_s=run_s) if slow and found.run_s is None else found
 
     def stream(self, n: int) -> Batch:
         return self._checked("stream", super().stream(n), n, math.inf)
+
+    def verify(self) -> Agreement | None:
+        found = super().verify()
+        return None if found is None else self.checked("verify", found, Agreement)
 
     def _checked(self, method: str, batch: Batch, n: int, stop_above_s: float) -> Batch:
         with foreign(f"{self.what}: {method}({n})"):
@@ -253,8 +272,8 @@ def wrong_batch(batch: Any, n: int, stages: int, stop_above_s: float) -> str:
         return f"latencies of shape {latency_s.shape} for {plural(n, 'run')}"
     if stage_s.shape != (len(latency_s), stages):
         return f"stage times of shape {stage_s.shape} for {len(latency_s)} runs of {stages} stages"
-    for what, values, fine in (("latency", latency_s, latency_s > 0.0), ("stage time", stage_s, stage_s >= 0.0)):
-        if len(bad := values[~(np.isfinite(values) & fine)]):
+    for what, values, least_s in (("latency", latency_s, LEAST_S), ("stage time", stage_s, 0.0)):
+        if len(bad := values[~((least_s <= values) & (values <= MOST_S))]):
             return f"a {what} of {bad[0]} s"
     if len(latency_s) < n and not latency_s[-1] >= stop_above_s * (1.0 - _CLOCK):
         return f"{plural(len(latency_s), 'latency')} for {plural(n, 'run')}"

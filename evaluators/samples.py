@@ -23,8 +23,8 @@ RUN_NOISE = 0.01
 Stopped = Literal["precision", "limit", "raced", "single-run"]
 _WHERE_THERE = ("figures", "load_s", "outcome")  # documents leave these out where they are empty
 
-MOST_S = 1e12
-"""Upper limit of a latency, so that sums and other units of it stay finite."""
+LEAST_S, MOST_S = 1e-12, 1e12
+"""Limits of a latency, so that sums and other units of it stay finite, and ratios mean something."""
 
 
 @dataclass(frozen=True, slots=True)

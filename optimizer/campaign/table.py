@@ -593,6 +593,7 @@ def _expected(expected: Expectation, results: Sequence[Row]) -> Row:
                 found, missing = None, f"latency_ms is of the objectives latency and mean, not of {plan['objective']}"
         elif expected.metric == "speedup":
             found, missing = _range(plans["best"], "ratio", "ratio_low", "ratio_high"), "not compared with a baseline"
+            found = _SAME if plans["best"]["gain"] == 1.0 else found  # a baseline: the ratio is of the next best plan
         elif plan and over:
             found, missing = _over(plan, over), "not measured"
         if plan and found:

@@ -16,6 +16,7 @@ version of the contract it keeps by an attribute ``contract_version``; without o
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -109,15 +110,40 @@ def contract_version(loaded: object) -> object:
     return getattr(loaded, "contract_version", CONTRACT_VERSION)
 
 
+class _Printed:
+    """Sends what plug-ins print to the standard error while any of them runs: the standard output holds results."""
+
+    def __init__(self) -> None:
+        self._lock, self._running, self._ours = threading.Lock(), 0, sys.stdout
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._running:
+                self._ours, sys.stdout = sys.stdout, sys.stderr
+            self._running += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._running -= 1
+            if not self._running:
+                sys.stdout = self._ours
+
+
+_PRINTED = _Printed()
+
+
 @contextmanager
 def foreign(what: str) -> Iterator[None]:
     """Turn whatever a plug-in raises into one line that begins with ``what``; OptimizeErrors and interrupts pass.
+
+    What it prints goes to the standard error.
 
     Raises:
         UnavailableError: instead of any other exception, ``SystemExit`` among them.
     """
     try:
-        yield
+        with _PRINTED:
+            yield
     except (OptimizeError, KeyboardInterrupt, GeneratorExit, _TimeUp):
         raise
     except BaseException as error:

@@ -51,7 +51,9 @@ from search_spaces.spaces.chain import ChainSpace
 from optuna.samplers import RandomSampler
 
 class Fine(SyntheticEvaluator):
-    pass
+    def platform(self):
+        print("hello from the board")
+        return super().platform()
 
 class Model(CostModelEvaluator):
     pass
@@ -112,6 +114,34 @@ class Negative(_Returns):
 class Raises(_Returns):
     value = "raise"
 
+class Huge(_Returns):
+    value = 1e300
+
+class Tiny(_Returns):
+    value = 1e-300
+
+class _Stages(_Candidate):
+    def run(self, n, stop_above_s=float("inf")):
+        batch = self.inner.run(n, stop_above_s)
+        return Batch(batch.latency_s, batch.stage_s * 1e3)
+
+class _Loads(_Session):
+    def load(self, graph, plan, *, fresh=False):
+        return self.value and self.value(self.inner.load(graph, plan, fresh=fresh), "fine")
+
+class _Special(SyntheticEvaluator):
+    value = None
+    @contextmanager
+    def prepare(self, platform, scratch=None):
+        with super().prepare(platform) as session:
+            yield _Loads(session, type(self).value)
+
+class Void(_Special):
+    pass
+
+class Milliseconds(_Special):
+    value = _Stages
+
 class Halves(ChainSpace):
     pass
 
@@ -142,6 +172,10 @@ broken = plugged_broken:Thing
 gone = plugged:Missing
 leaves = plugged_leaves:Thing
 crashes = plugged_crashes:Thing
+huge = plugged:Huge
+tiny = plugged:Tiny
+void = plugged:Void
+milliseconds = plugged:Milliseconds
 [partition_optimizer.spaces]
 halves = plugged:Halves
 [partition_optimizer.samplers]
@@ -232,6 +266,10 @@ def test_built_ins_come_in_through_the_same_groups() -> None:
         "negative",
         "raises",
         "odd",
+        "huge",
+        "tiny",
+        "void",
+        "milliseconds",
     ],
 )
 def test_what_a_plug_in_does_wrong_is_one_line(capsys: pytest.CaptureFixture[str], name: str) -> None:
@@ -367,7 +405,7 @@ def with_candidates(made: Callable[[Candidate], Candidate], name: str) -> Evalua
 
 
 def test_lists_of_real_numbers_serve_as_arrays() -> None:
-    given: list[Any] = [[0.1, 0.2], [[0.1], [1]], None, [0.5]]
+    given: list[Any] = [[0.1, 0.2], [[0.1], [0]], None, [0.5]]
 
     class Lists(ForwardingCandidate):
         def run(self, n: int, stop_above_s: float = math.inf) -> Batch:  # noqa: ARG002
@@ -378,11 +416,21 @@ def test_lists_of_real_numbers_serve_as_arrays() -> None:
         candidate = session.load(graph, chain_plan(graph, (), ["cpu"]))
         batch = candidate.run(2)
         found = (batch.latency_s, batch.stage_s, batch.errors)
-        assert [values is not None and values.tolist() for values in found] == [[0.1, 0.2], [[0.1], [1.0]], [0.5]]
+        assert [values is not None and values.tolist() for values in found] == [[0.1, 0.2], [[0.1], [0.0]], [0.5]]
         for wrong in ([[0.1 + 1j], [[0.1]]], [[0.1], np.array([[1j]])], [["0.1"], [[0.1]]]):
             given[:] = wrong
             with fails(UnavailableError):
                 candidate.run(1)
+
+
+def test_only_an_agreement_tells_how_outputs_agree() -> None:
+    class Fine(ForwardingCandidate):
+        def verify(self) -> Any:
+            return "fine"
+
+    evaluator, graph = with_candidates(Fine, "evaluator 'x' of y 1"), example_graph()
+    with evaluator.prepare(evaluator.platform()) as session, fails(UnavailableError):
+        session.load(graph, chain_plan(graph, (), ["cpu"])).verify()
 
 
 def test_what_starting_a_tool_takes_counts_against_the_time_of_a_plan_and_a_limit_says_how_to_get_more() -> None:
