@@ -146,7 +146,8 @@ class Expectation(Part):
         name: as the table shows it.
         where: the studies that it is about.
         metric: ``latency_ms`` of ``plan``, of several models the mean of their latencies; ``ratio`` of its value to
-            that of ``over``, for every objective; ``speedup`` of the best plan.
+            that of ``over``, for every objective; ``speedup`` of the best plan over the best baseline, 1 where that is
+            recommended.
         plan: ``best``, or the name of a baseline.
         over: the plan whose value divides a ratio: ``best``, or the name of a baseline.
         paper: the published value; null where none was published.

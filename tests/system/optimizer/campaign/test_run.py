@@ -307,6 +307,7 @@ def test_a_published_figure_says_how_ours_is_known_or_why_there_is_none() -> Non
             "over_others": {},
         }
         known |= dict.fromkeys(("over_best", "over_best_low", "over_best_high", "ratio", "ratio_low", "ratio_high"))
+        known["gain"] = None
         return axes | known | {"plan": plan} | more
 
     def found(**wanted: Any) -> dict[str, Any]:
@@ -336,6 +337,13 @@ def test_a_published_figure_says_how_ours_is_known_or_why_there_is_none() -> Non
         none = found(**wanted)
         assert none["ours"] is None
         says(none["missing"])
+    slower = {"metric": "speedup", "name": "x", "paper": 1.3, "source": "y"}
+    for gain, of_next in (
+        (1.0, 0.65),
+        (1.25, 1.25),
+    ):  # where a baseline is recommended, the ratio is of the next best plan
+        best = row("best", 2.0, gain=gain, ratio=of_next, ratio_low=of_next - 0.05, ratio_high=of_next + 0.05)
+        assert _expected(Expectation.model_validate(slower), [best])["ours"] == gain
 
 
 def test_a_ratio_to_the_recommended_plan_has_the_interval_of_the_final() -> None:
