@@ -48,6 +48,11 @@ class Arrival:
     period_s: float = 0.0
     offset_s: float = 0.0
 
+    @property
+    def rated(self) -> bool:
+        """Whether requests are periodic or random."""
+        return self.kind not in {"burst", "closed"}
+
     def releases_s(self, seed: int) -> tuple[float, ...]:
         """Return the arrival times in seconds, ascending; of a closed loop only the first one."""
         if self.kind == "closed":
@@ -161,7 +166,7 @@ class Workload:
     @property
     def timed(self) -> bool:
         """Whether some requests come at moments of their own, so that a run lasts as long on a slower machine."""
-        return any(c.arrival.kind not in {"burst", "closed"} or c.arrival.offset_s > 0.0 for c in self.clients)
+        return any(c.arrival.rated or c.arrival.offset_s > 0.0 for c in self.clients)
 
     def at_rate(self, factor: float) -> Workload:
         """Return the workload with periodic and random requests that come ``factor`` times as often, equally urgent.
@@ -169,13 +174,13 @@ class Workload:
         Raises:
             UsageError: no requests come at a rate.
         """
-        if all(client.arrival.kind in {"burst", "closed"} for client in self.clients):
+        if not any(client.arrival.rated for client in self.clients):
             raise UsageError("--rate has no effect: no requests are periodic or random", "give another workload")
         clients = []
         for client in self.clients:
-            arrival, rated = client.arrival, client.arrival.kind not in {"burst", "closed"}
+            arrival = client.arrival
             scaled = replace(arrival, period_s=arrival.period_s / factor, offset_s=arrival.offset_s / factor)
-            clients.append(replace(client, arrival=scaled if rated else arrival))
+            clients.append(replace(client, arrival=scaled if arrival.rated else arrival))
         return replace(self, clients=tuple(clients))
 
     def to_json(self) -> dict[str, Any]:
@@ -209,7 +214,7 @@ def wrong_with(client: Client) -> str:
     checks = (
         (1 <= client.count <= MAX_INSTANCES, f"has the count {client.count}: must be from 1 to {MAX_INSTANCES}"),
         (1 <= arrival.requests <= MAX_REQUESTS, f"has {arrival.requests} requests: must be from 1 to {MAX_REQUESTS}"),
-        (arrival.kind in {"burst", "closed"} or arrival.period_s > 0.0, "must have a period above 0"),
+        (not arrival.rated or arrival.period_s > 0.0, "must have a period above 0"),
         (arrival.offset_s >= 0.0, "has an offset below 0"),
         (client.deadline_s is None or client.deadline_s > 0.0, "has a deadline that is not above 0"),
         (client.tucker is None or client.tucker >= 0.0, "has an error below 0 to be decomposed within"),
