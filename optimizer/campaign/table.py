@@ -59,7 +59,8 @@ COLUMNS: Mapping[str, str] = {
     "gain": "row `best`: how many times as fast the recommended plan is: `ratio`, or 1 where it is the baseline.",
     "bound": "the predicted lower bound of `value`, in `unit`; `model_bound_ms` is the same where that is the latency.",
     "gap": "row `best`: how far `value` is above `bound`, relative to it; below 0 where that bound is too high.",
-    "unique_plans, space_plans": "distinct plans that the study tried, and that its space has.",
+    "unique_plans, proposed_plans, space_plans": "distinct plans that the study tried, how many were no baselines, and "
+    "how many its space has.",
     "wall_s": "seconds that the study took.",
     "failure": "why the plan has no figure.",
     "misses, requests, makespan_ms, predicted_makespan_ms": "of several models: late and all requests of the median "
@@ -371,6 +372,7 @@ def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
                 **_in_ms(objective, model_bound_ms=result["model_bound_ms"] or None),
                 "gap": mine.get("gap"),
                 "unique_plans": result["unique_plans"],
+                "proposed_plans": result.get("proposed_plans"),
                 "space_plans": float(min(result["space"]["plans"], 1e308)),
                 "wall_s": result["wall_s"],
                 "failure": entry["failure"],
@@ -486,6 +488,7 @@ def mean_gains(results: Sequence[Row]) -> list[Row]:
             found.append(
                 {axis: rows[0][axis] for axis in axes}
                 | {"models": len(models), "studies": len(rows), "of_baselines": sum(row["gain"] == 1.0 for row in rows)}
+                | {"only_baselines": sum(row["proposed_plans"] == 0 for row in rows)}
                 | dict(zip(names, _pooled(pooled), strict=True))
             )
     return found
@@ -495,12 +498,13 @@ def gain_text(row: Row) -> str:
     """Return a row of the gains in a sentence."""
     objective = first_objective(row)
     how = "as fast as" if objective.is_time else f"as good by {objective.name} as"
+    none = row["only_baselines"] and f"; in {row['only_baselines']} only baselines were tried: give a larger budget"
     if row["of_baselines"] == row["studies"]:
-        return f"no gain over the best baseline, which is recommended in each of {row['studies']} studies"
+        return f"no gain over the best baseline, which is recommended in each of {row['studies']} studies{none or ''}"
     return (
         f"geometric mean over {row['models']} models: {row['gain']:.3f} times {how} the best baseline "
         f"(95 %: {row['gain_low']:.3f} to {row['gain_high']:.3f}); in {row['of_baselines']} of "
-        f"{row['studies']} studies a baseline is recommended, which counts as 1"
+        f"{row['studies']} studies a baseline is recommended, which counts as 1{none or ''}"
     )
 
 

@@ -380,6 +380,7 @@ class Result:
             "bounds": self.bounds.to_json() if self.bounds else None,
             "trials": len(self.history.trials),
             "unique_plans": self.history.measured,
+            "proposed_plans": len(self.history.known.keys() - {plan.digest for plan in self.baselines.values()}),
             "cache_hits": self.history.repeats,
             "space": {"freedoms": list(self.freedoms), "plans": self.cardinality, "exhausted": self.exhausted},
             "deployed": self.deployed.to_json() if self.deployed is not None else None,

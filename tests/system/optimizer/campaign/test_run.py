@@ -430,6 +430,7 @@ def test_the_mean_gain_over_models_counts_baselines_as_one() -> None:
             "ratio_low": ratio - 0.01,
             "ratio_high": ratio + 0.01,
             "gain": gain,
+            "proposed_plans": 0 if model == "b" else 3,
         }
 
     rows = [row("a", 2.0, 2.0), row("b", 0.5, 1.0), row("c", 4.0, 4.0), row("a", 3.0, 3.0, "random")]
@@ -438,6 +439,8 @@ def test_the_mean_gain_over_models_counts_baselines_as_one() -> None:
     assert found["gain"] == pytest.approx(2.0)
     assert found["gain_low"] < 1.0 < found["gain_high"]  # three models alone
     says(gain_text(found))
+    (none,) = mean_gains([row("b", 0.5, 1.0), row("b", 0.7, 1.0) | {"model": "e"}])
+    says(gain_text(none))
 
 
 def test_a_front_is_told_in_all_its_objectives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
