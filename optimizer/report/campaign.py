@@ -201,7 +201,8 @@ def published(tables: Tables) -> Iterator[Block]:
         if row["within"] is False and _may_be_within(row):
             near += ", which the interval does not exclude"
         remark = row["missing"] or ("" if row["within"] is None else near)
-        found = "; ".join(filter(None, (remark, "" if row["in_final"] else "not in the final")))
+        of = f"median of {row['studies']} studies" if row["studies"] > 1 else ""
+        found = "; ".join(filter(None, (of, remark, "" if row["in_final"] else "not in the final")))
         rows.append((*values(row), found, row["source"]))
     yield Table(PUBLISHED, columns, tuple(rows))
     if any(row["known"] == "fitted" for row in tables.expected):

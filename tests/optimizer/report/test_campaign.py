@@ -56,7 +56,7 @@ def test_predictions_are_told_from_measurements() -> None:
 
 def test_fitted_figures_have_no_verdict() -> None:
     row = {"name": "a", "paper": 1.0, "ours": 1.0, "ours_low": 1.0, "ours_high": 1.0, "ratio": 1.0, "tolerance": 0.1}
-    row |= {"in_final": True, "missing": "", "source": "x"}
+    row |= {"in_final": True, "studies": 1, "missing": "", "source": "x"}
     rows = [row | {"known": "fitted", "within": None}, row | {"known": "measured", "within": True}]
     table = next(b for b in published(some_tables(expected=rows)) if isinstance(b, Table))
     assert [(cells[6], bool(cells[7])) for cells in table.cells()] == [("fitted", False), ("measured", True)]
