@@ -30,6 +30,9 @@ from search_spaces.core.platform import Processor
 
 PROFILING = {"runtime_options_string": {"enable_profiling": True}}
 
+TIMING = 2
+"""Version of how kernels are timed; increase it with every change after which times differ from those in a log."""
+
 _KERNEL_EVENTS = {2, 8}  # litert_profiler_event.h: an operator of the interpreter, one of a delegate
 _DELEGATE = "TfLiteXNNPackDelegate"
 _ALIGNMENT, _SLACK = 64, 192
@@ -63,6 +66,9 @@ class Loaded:
         settings: as :func:`~evaluators.litert.settings.compile_settings` returns them; with :data:`PROFILING`,
             :meth:`kernels` returns its kernels.
     """
+
+    blocks = 4
+    """In how many blocks kernels are best timed, each between runs of the reference network."""
 
     def __init__(self, runtime: Any, path: str, settings: dict[str, Any], cores: Sequence[int]) -> None:
         self._runtime = runtime
@@ -142,8 +148,9 @@ class Loaded:
 
 
 class LoadedOpenVino(Loaded):
-    """A float32 model compiled by OpenVINO; its kernels have OpenVINO's type names, and fused ones a time near 0."""
+    """A float32 model compiled by OpenVINO; its kernels have OpenVINO's type names, and fused ones the time 0."""
 
+    blocks = 1  # a report's rounding counts less in one long block
     _runs = 0
 
     def _compile(self, file: int, settings: dict[str, Any], cores: Sequence[int]) -> Any:  # noqa: ARG002
@@ -158,22 +165,19 @@ class LoadedOpenVino(Loaded):
         return super().run()
 
     def kernels(self, runs: int) -> list[tuple[str, float]]:
-        """Return kernels and times, as :meth:`Loaded.kernels`.
+        """Return kernels and times, as :meth:`Loaded.kernels`; those that ran take at least a microsecond.
 
         OpenVINO reports means over all runs since it compiled the model, the slow first one included, so that those of
         the last ``runs`` follow from two reports. What disturbed runs is taken from all kernels alike. Times and their
         means are rounded down to whole microseconds.
         """
-        before_s = self._sums()
+        before, first = self._runtime.kernels(self._compiled), self._runs
         each = [self.run() for _ in range(runs)]
-        share = middle([[took] for took in each])[0] / math.fsum(each)
-        reported = self._runtime.kernels(self._compiled)
-        spent_s = [after - before for after, before in zip(self._sums(), before_s, strict=True)]
-        return [(name, took * share + RESOLUTION_S) for (name, _), took in zip(reported, spent_s, strict=True)]
-
-    def _sums(self) -> list[float]:
-        """Return the seconds of each kernel in all runs."""
-        return [self._runs * mean for _, mean in self._runtime.kernels(self._compiled)]
+        after, share = self._runtime.kernels(self._compiled), middle([[took] for took in each])[0] / math.fsum(each)
+        return [
+            (name, max(0.0, self._runs * last_s - first * first_s) * share + RESOLUTION_S if first_s + last_s else 0.0)
+            for (name, last_s), (_, first_s) in zip(after, before, strict=True)
+        ]
 
 
 def middle(runs: Sequence[Sequence[float]]) -> list[float]:
@@ -195,7 +199,7 @@ def middle(runs: Sequence[Sequence[float]]) -> list[float]:
 Load = Callable[[str, dict[str, Any], Sequence[int]], Loaded]
 _LIMIT_S = 120.0
 RESOLUTION_S = 1e-6  # the runtime reports whole microseconds, rounded down
-_ROUNDS, _REFERENCE_S = 4, 0.006
+_REFERENCE_S = 0.006
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,10 +284,11 @@ def _measured(asked: dict[str, Any], load: Load, reference: Loaded) -> dict[str,
     watched = load(path, watching(settings), asked["cores"])
     watched.run()
     beats = max(3, int(_REFERENCE_S / reference.usual_s(3)))
-    runs = int(min(max(asked["seconds"] / _ROUNDS / max(1e-6, watched.usual_s(3)), 2), 60))
+    least, most = (count // watched.blocks for count in (8, 240))
+    runs = int(min(max(asked["seconds"] / watched.blocks / max(1e-6, watched.usual_s(3)), least), most))
     clocks: list[float] = []
     rounds = []
-    for _ in range(_ROUNDS):
+    for _ in range(watched.blocks):
         before = reference.usual_s(beats)
         watched.run()
         found = watched.kernels(runs)

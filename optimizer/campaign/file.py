@@ -122,7 +122,7 @@ class Settings(Part):
         robust: whether the worst of these states counts, or their mean.
         deadline: milliseconds that one inference may take.
         max_energy: millijoules that one inference may take.
-        minutes: the search of each study ends after so long.
+        minutes: the search of each study ends after so long; baselines that are named here are tried all the same.
         stop_when_proven: whether to end once the best plan is within ``precision`` of the predicted lower bound.
     """
 
@@ -146,8 +146,8 @@ class Expectation(Part):
         name: as the table shows it.
         where: the studies that it is about.
         metric: ``latency_ms`` of ``plan``, of several models the mean of their latencies; ``ratio`` of its value to
-            that of ``over``, for every objective; ``speedup`` of the best plan over the best baseline, 1 where that is
-            recommended.
+            that of ``over``, for every objective; ``speedup`` of the best plan over the best one of one stage, or of
+            several models over the best baseline; 1 where that is recommended.
         plan: ``best``, or the name of a baseline.
         over: the plan whose value divides a ratio: ``best``, or the name of a baseline.
         paper: the published value; null where none was published.

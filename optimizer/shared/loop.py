@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from optimizer.samplers import seed_of
 from optimizer.samplers.study import ExhaustedError
 from optimizer.shared.study import SharedStudy
 from optimizer.study.history import Trial, constraint_attributes
-from optimizer.study.loop import Loop
+from optimizer.study.loop import Loop, Origin
 
 if TYPE_CHECKING:
     from optimizer.samplers.study import StudySampler
@@ -65,25 +65,26 @@ class SharedLoop(Loop):
             if self._take_up(sampler) or not known:
                 known = self.beside
             most = min(self.budget, cardinality - known)
-            taken = {*self.history.known, *self.shared.pending}
-            if self.history.measured >= most or self.proven or not self._begins(end_s, taken):
+            if self.history.measured >= most or self.proven or (waiting := self._waiting(end_s)) is None:
                 return self.history.measured + known >= cardinality
-            if self.history.measured + len(self.shared.pending) >= most:
+            queue = [(origin, plan) for origin, plan in waiting if plan.digest not in self.shared.pending]
+            awaited = not queue and time.monotonic() >= end_s  # plans that were asked for, by others
+            if awaited or self.history.measured + len(self.shared.pending) >= most:
                 time.sleep(_POLL_S)  # others measure the last plans, and may die
                 continue
             try:
-                self._propose(sampler)
+                self._propose(sampler, queue)
             except ExhaustedError:  # fewer plans than points of the space
                 if not self.shared.pending:
                     return True
                 time.sleep(_POLL_S)
 
-    def _propose(self, sampler: StudySampler) -> None:
+    def _propose(self, sampler: StudySampler, queue: Sequence[Origin]) -> None:
         """Ask this worker's own study, which knows all finished and pending trials, for a plan, and try to claim it."""
         history, taken = self.history, {*self.history.known, *self.shared.pending}
         history.settle(self.shared.pending)
         number = len(history.study.get_trials(deepcopy=False))
-        asked, trial = self._asked(sampler, (self.worker << 32) + number, taken)
+        asked, trial = self._asked(sampler, (self.worker << 32) + number, queue)
         if trial.plan.digest in taken:
             before = history.known.get(trial.plan.digest)
             sampler.update(replace(trial, repeat_of=before.number if before is not None else trial.number))

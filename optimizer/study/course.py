@@ -266,9 +266,7 @@ def _search(study: Study, session: Session) -> Result:
         monitor.after(trial)
 
     first = [*((b.name, b.plan) for b in search.baselines), *((WARM, plan) for plan in search.carried)]
-    asked = {plan.digest for plan in study.asked}
-    held = ((origin, plan) for origin, plan in first if study.holds(plan))
-    queue: list[Origin] = sorted(held, key=lambda entry: entry[1].digest not in asked)
+    queue: list[Origin] = [(origin, plan) for origin, plan in first if study.holds(plan)]
     make: Callable[..., Loop] = Loop
     if study.shared is not None:
         make = partial(SharedLoop, shared=study.shared, worker=secrets.randbits(31))
@@ -286,7 +284,7 @@ def _search(study: Study, session: Session) -> Result:
         study.bounds.space_s * (1.0 + config.precision) if study.bounds and config.stop_when_proven else 0.0,
         runs=study.runs,
         limit_s=math.inf if config.minutes is None else 60.0 * config.minutes,
-        asked=asked,
+        asked={plan.digest for plan in study.asked},
         lost={str(record.data.get("plan")) for record in run.contents.records if record.kind == LOST},
     )
     monitor = DriftMonitor(loop, study.watcher.warn, scaled=subject.scaled)

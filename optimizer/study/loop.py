@@ -96,11 +96,11 @@ class Loop:
         """
         cardinality, known = self.space.cardinality(), self.beside
         sampler, end_s = self._sampler(self.search.problem, self.seed), time.monotonic() + self.limit_s
-        while self.history.measured < self.budget and not self.proven and self._begins(end_s, self.history.known):
+        while self.history.measured < self.budget and not self.proven and (queue := self._waiting(end_s)) is not None:
             if self.history.measured + known >= cardinality:
                 break
             try:
-                trial = self._next(sampler)
+                trial = self._next(sampler, queue)
             except ExhaustedError:  # fewer plans than points of the space: several points may mean one plan
                 known = cardinality
                 break
@@ -188,19 +188,20 @@ class Loop:
         best = self.history.incumbent
         return not waiting and best is not None and best.median / self.history.speed <= self.proven_s
 
-    def _begins(self, end_s: float, taken: Container[str]) -> bool:
-        """Return whether another trial may begin: there is time, or a plan that was asked for waits.
+    def _waiting(self, end_s: float) -> Sequence[Origin] | None:
+        """Return the plans of the queue that wait; when the time is over, those that were asked for.
 
-        Args:
-            taken: digests of plans not to try again.
+        None where nothing may begin any more.
         """
-        waiting = (plan.digest for _, plan in self.queue if plan.digest not in taken)
-        return time.monotonic() < end_s or any(digest in self.asked for digest in waiting)
+        waiting = [(origin, plan) for origin, plan in self.queue if plan.digest not in self.history.known]
+        if time.monotonic() < end_s:
+            return waiting
+        return [(origin, plan) for origin, plan in waiting if plan.digest in self.asked] or None
 
-    def _next(self, sampler: StudySampler) -> Trial:
+    def _next(self, sampler: StudySampler, queue: Sequence[Origin]) -> Trial:
         """Try the next plan of the queue or a proposal; a known plan has its value already."""
         history = self.history
-        number, trial = self._asked(sampler, history.next_number, history.known)
+        number, trial = self._asked(sampler, history.next_number, queue)
         before = history.known.get(trial.plan.digest)
         if before is None:
             trial = replace(trial, attributes=constraint_attributes(self.search.breaks(trial.plan)))
@@ -210,14 +211,13 @@ class Loop:
         history.tell(trial, number)
         return trial
 
-    def _asked(self, sampler: StudySampler, number: int, taken: Container[str]) -> tuple[int, Trial]:
-        """Return the parameters of a trial and its number in Optuna's study: from the queue, or else proposed.
+    def _asked(self, sampler: StudySampler, number: int, queue: Sequence[Origin]) -> tuple[int, Trial]:
+        """Return the parameters of a trial and its number in Optuna's study: the first of a queue, or else proposed.
 
         Args:
             number: of the trial.
-            taken: digests of plans not to try again.
         """
-        origin, plan = next((entry for entry in self.queue if entry[1].digest not in taken), ("", None))
+        origin, plan = next(iter(queue), ("", None))
         asked, params = self.history.ask(number, self.space.encode(plan) if plan is not None else None)
         return asked, Trial(number, self.space.decode(params), origin or sampler.origin, dict(params))
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from evaluators.base import Batch, Evaluator, Session
+from evaluators.cost_model.calibrate_kernels import TIMING
 from evaluators.cost_model.calibrate_nets import GENERATOR, network
 from evaluators.cost_model.calibrate_profile import (
     KEPT_OUT,
@@ -194,6 +195,7 @@ def _identity(evaluator: Evaluator, session: Session, platform: Platform) -> dic
         "runtime": session.fingerprint().get("runtime"),
         "processors": [[p.name, p.like] for p in platform.processors],
         "generator of networks": GENERATOR,
+        "timing of kernels": TIMING,
     }
 
 

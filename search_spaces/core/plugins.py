@@ -111,7 +111,7 @@ def contract_version(loaded: object) -> object:
 
 
 class _Printed:
-    """Sends what plug-ins print to the standard error while any of them runs: the standard output holds results."""
+    """Sends what Python prints while a plug-in is called to the standard error: the standard output holds results."""
 
     def __init__(self) -> None:
         self._lock, self._running, self._ours = threading.Lock(), 0, sys.stdout
@@ -125,7 +125,7 @@ class _Printed:
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._running -= 1
-            if not self._running:
+            if not self._running and sys.stdout is sys.stderr:  # else something else took its place meanwhile
                 sys.stdout = self._ours
 
 

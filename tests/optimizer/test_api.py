@@ -75,6 +75,14 @@ def test_a_study_ends_when_its_time_is_up(tmp_path: Path) -> None:
     assert result.history.measured < 20
 
 
+def test_baselines_that_are_asked_for_are_tried_when_the_time_is_up(tmp_path: Path) -> None:
+    name = "layer length K=3"
+    for asked, tried in (((), False), ((name,), True)):
+        out = tmp_path / str(tried)
+        result = optimize(SMALL_MODEL, minutes=1e-9, compare_with=asked, evaluator="synthetic", out=out)
+        assert (result.baselines[name].digest in result.history.known) is tried
+
+
 def test_a_data_frame_needs_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 

@@ -523,7 +523,8 @@ def test_kernels_are_timed_where_they_stand(tmp_path: Path) -> None:
     reference_network().write(tmp_path / "reference.tflite")
     processor = make_processor(f"{FIRST}:openvino")
     found = profile_kernels(there(graph.source).path, tmp_path / "reference.tflite", processor, seconds=0.02)
-    assert min(found.kernel_s) > 0.0
+    assert min(found.kernel_s) >= 0.0
+    assert max(found.kernel_s) > 3e-6
     features = fused(operator_features(graph))
     seconds = openvino_seconds(features, found.names, found.kernel_s)
     assert np.isfinite(seconds).all()

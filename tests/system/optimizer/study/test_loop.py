@@ -140,7 +140,7 @@ def law_of(graph: Graph, refused: frozenset[int]) -> ChainCosts:
 
 def test_plans_that_were_asked_for_are_tried_when_the_time_is_over(tmp_path: Path) -> None:
     whole, cut = chain_plan(GRAPH, (), ["cpu"]), chain_plan(GRAPH, (3,), ["cpu", "cpu"])
-    queue = (("asked", cut), ("whole", whole))
+    queue = (("whole", whole), ("asked", cut))
     with a_loop(tmp_path, queue=queue, limit_s=0.0, asked=frozenset({cut.digest})) as (loop, _):
         assert not loop.run()
         assert [t.plan for t in loop.history.trials] == [cut]
