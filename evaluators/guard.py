@@ -177,7 +177,7 @@ class _Session(_Guarded, ForwardingSession):
         lowered = self._lowered(graph, plan)
         inner: Any = self.call(Session.load, lowered.graph, lowered.plan, fresh=fresh)
         with self.guard("load"):
-            if not callable(getattr(type(inner), "run", None) or getattr(inner, "run", None)):
+            if not callable(getattr(inner, "run", None)):
                 raise UnavailableError(f"{self.what}: load() returned {type(inner).__name__}, no Candidate")
         if lowered.rewritten:
             comparable = lowered.keeps != "approximation"
