@@ -81,6 +81,7 @@ def test_baselines_that_are_asked_for_are_tried_when_the_time_is_up(tmp_path: Pa
         out = tmp_path / str(tried)
         result = optimize(SMALL_MODEL, minutes=1e-9, compare_with=asked, evaluator="synthetic", out=out)
         assert (result.baselines[name].digest in result.history.known) is tried
+        assert result.to_json()["proposed_plans"] == 0
 
 
 def test_a_data_frame_needs_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

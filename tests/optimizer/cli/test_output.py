@@ -42,6 +42,8 @@ def test_the_json_document(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
         "run_dir",
     } <= set(document)
     assert document["unique_plans"] == 14
+    named = {json.dumps(entry["plan"]) for entry in document["baselines"].values()}
+    assert 0 < document["proposed_plans"] <= 14 < document["proposed_plans"] + len(named)
     assert document["trials"] == 14 + document["cache_hits"]
     for plan in (document["best"], *document["baselines"].values()):
         assert plan["plan"]["stages"]
