@@ -236,7 +236,7 @@ class JobTimer:
                 self.progress(
                     f"timing {plural(len(ranks), 'decomposed convolution')} of {graph.name}, rank set {number}"
                 )
-                made = lowering(graph).decomposed(ranks)
+                made = lowering(graph).decomposed_to_time(ranks)
                 for kind, processor in first_of_kinds(self.processors).items():
                     try:
                         each, _, _ = self._operators_s(made.graph, processor)

@@ -25,7 +25,17 @@ from search_spaces.core.plan import LayerRanks, Plan, Stage
 from search_spaces.core.platform import Platform
 from search_spaces.core.recent import recent
 from search_spaces.rewrites.splits import Split, SplitGraph, extent, split_operators
-from search_spaces.rewrites.tucker import Ranks, Triple, TuckerGraph, decompose, outline, ranks_of
+from search_spaces.rewrites.tucker import (
+    Layer,
+    Ranks,
+    Triple,
+    TuckerGraph,
+    decompose,
+    drawn,
+    factored,
+    outline,
+    ranks_of,
+)
 from search_spaces.rewrites.views import Viewed, as_it_is, without_copies
 
 _KEPT = 64
@@ -104,7 +114,7 @@ class Lowering:
         self.graph = graph
         self.file = _file(graph)
         self._one_thread = threading.RLock()
-        self._triples: dict[tuple[int, Ranks], Triple] = {}
+        self._triples: OrderedDict[Hashable, Triple] = OrderedDict()
         self._models: OrderedDict[Hashable, TuckerGraph] = OrderedDict()
         self._splits: OrderedDict[Hashable, SplitGraph] = OrderedDict()
 
@@ -146,6 +156,12 @@ class Lowering:
         with self._one_thread:
             return recent(self._models, ranks, lambda: self._decomposed(wanted), _KEPT)
 
+    def decomposed_to_time(self, ranks: tuple[LayerRanks, ...]) -> TuckerGraph:
+        """Return the decomposed model with random filters, which cost no factoring; its outputs mean nothing."""
+        wanted = {operator: Ranks(*both) for operator, *both in ranks}
+        with self._one_thread:
+            return recent(self._models, ("drawn", ranks), lambda: decompose(self.graph, wanted, drawn), _KEPT)
+
     def has_made(self, graph: Graph) -> bool:
         """Return whether a graph is one of the cached rewritten models."""
         with self._one_thread:
@@ -154,12 +170,14 @@ class Lowering:
 
     def _decomposed(self, ranks: dict[int, Ranks]) -> TuckerGraph:
         if self.graph.source is not None:
-            made = decompose(self.graph, ranks, self._triples)
-            while len(self._triples) > _KEPT_TRIPLES:
-                del self._triples[next(iter(self._triples))]
-            return made
+            return decompose(self.graph, ranks, self._triple)
         origins = (o for o in range(len(self.graph.operators)) for _ in range(_TRIPLE if o in ranks else 1))
         return TuckerGraph(outline(self.graph, ranks), tuple(origins), {})
+
+    def _triple(self, layer: Layer, ranks: Ranks) -> Triple:
+        key = layer.operator, ranks
+        with self._one_thread:
+            return recent(self._triples, key, lambda: factored(self.graph, layer, ranks), _KEPT_TRIPLES)
 
 
 class _Splits:

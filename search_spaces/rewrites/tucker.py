@@ -15,10 +15,10 @@ Singular vectors of an unfolding are eigenvectors of its Gram matrix, which has 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from math import prod
+from functools import cache, cached_property, partial
+from math import nan, prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -312,16 +312,17 @@ class Triple:
     error: float
 
 
-def decompose(
-    graph: Graph, ranks: Mapping[int, Ranks], known: MutableMapping[tuple[int, Ranks], Triple] | None = None
-) -> TuckerGraph:
+Factoring = Callable[[Layer, Ranks], Triple]
+
+
+def decompose(graph: Graph, ranks: Mapping[int, Ranks], factors: Factoring | None = None) -> TuckerGraph:
     """Return the model with convolutions decomposed by HOSVD and HOOI; inputs and outputs stay the same.
 
     The filters are factored when the weights or the errors are read.
 
     Args:
         ranks: operator → the ranks of its triple; all others stay as they are.
-        known: cache of triples of this model, by operator and ranks; new ones are added.
+        factors: returns the triple of a layer; by default :func:`factored`, once for each.
 
     Raises:
         RewriteError: an operator is not a convolution larger than 1 by 1, or a rank is 0 or above the channels.
@@ -329,22 +330,16 @@ def decompose(
     """
     made, layers = Structure(graph), _checked(graph, ranks)
     triples: dict[int, Callable[[], Triple]] = {}
-    kept = {} if known is None else known
-
-    def triple(layer: Layer) -> Triple:
-        key = layer.operator, ranks[layer.operator]
-        if key not in kept:
-            kept[key] = factored(graph, layer, ranks[layer.operator])
-        return kept[key]
-
+    found_by = factors or cache(partial(factored, graph))
     for index in range(len(graph.operators)):
         if index in layers:
-            triples[index] = partial(triple, layers[index])
+            triples[index] = partial(found_by, layers[index], ranks[index])
             _write(made, layers[index], ranks[index], triples[index])
             made.mark(index)
         else:
             made.keep(index, index)
-    found, origins = made.finished("tucker " + "; ".join(f"{i} {ranks[i]}" for i in sorted(ranks)), "decomposed")
+    how = "drawn" if factors is drawn else "tucker"
+    found, origins = made.finished(f"{how} " + "; ".join(f"{i} {ranks[i]}" for i in sorted(ranks)), "decomposed")
     return TuckerGraph(found, origins, triples)
 
 
@@ -383,6 +378,18 @@ def factored(graph: Graph, layer: Layer, ranks: Ranks) -> Triple:
         last[:, None, None, :].astype(np.float32),
         (lost / norm) ** 0.5 if norm else 0.0,
     )
+
+
+def drawn(layer: Layer, ranks: Ranks) -> Triple:
+    """Return a triple of random filters, to time a layer's at once: times do not depend on weights."""
+    draw = np.random.default_rng(layer.operator)
+
+    def filters(count: int, *shape: int) -> Weights:
+        return (draw.random((count, *shape), np.float32) - 0.5) * np.float32((12 / prod(shape)) ** 0.5)
+
+    first = filters(layer.groups * ranks.inputs, 1, 1, layer.inputs)
+    core = filters(layer.groups * ranks.outputs, *layer.kernel, ranks.inputs)
+    return Triple(first, core, filters(layer.groups * layer.outputs, 1, 1, ranks.outputs), nan)
 
 
 def _checked(graph: Graph, ranks: Mapping[int, Ranks]) -> dict[int, Layer]:

@@ -76,7 +76,8 @@ def test_a_processor_that_does_not_run_a_decomposed_model_is_reported_and_the_ot
     found = extended(empty, [first])
     assert {kind: set(times) for kind, times in found.triple_s[graph.digest].items()} == {"good": {str(first[0])}}
     says(messages[-1])
-    assert [g.digest for g in forgotten] == [lowering(graph).decomposed(first).graph.digest]
+    assert [g.digest for g in forgotten] == [lowering(graph).decomposed_to_time(first).graph.digest]
+    assert forgotten[0].digest == lowering(graph).decomposed(first).graph.digest
     assert extended(found, [first], never) == found
     assert messages == []
     more = extended(found, [first, second])

@@ -63,11 +63,27 @@ def test_weights_are_factored_when_a_stage_is_cut(tmp_path: Path, monkeypatch: p
     graph = written(tmp_path)
     plan = with_ranks(SegmentSpace(graph, TWO).plan_at(0), tucker_layers(graph), 0.5)
     with monkeypatch.context() as patch:
-        patch.setattr("search_spaces.rewrites.tucker.factored", None)
+        patch.setattr("search_spaces.rewrites.lower.factored", None)
         lowered = Lowering(graph).lower(plan)
     made = cut_stage(lowered.graph, lowered.plan.stages[0].operators)
     made.write(tmp_path / "stage.tflite")
     assert read_model(tmp_path / "stage.tflite").operators
+
+
+def test_a_model_to_time_has_other_weights_and_no_filter_is_factored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = written(tmp_path)
+    ranks = with_ranks(SegmentSpace(graph, TWO).plan_at(0), tucker_layers(graph), 0.5).ranks
+    made = lowering(graph).decomposed(ranks).graph
+    with monkeypatch.context() as patch:
+        patch.setattr("search_spaces.rewrites.lower.factored", None)
+        timed = lowering(graph).decomposed_to_time(ranks)
+        found = outputs(timed.graph, images(graph))
+    assert (timed.graph.digest, timed.graph.tensors) == (made.digest, made.tensors)
+    assert there(timed.graph.source).content_digest() != there(made.source).content_digest()
+    assert lowering(graph).has_made(timed.graph)
+    assert all(np.isfinite(each).all() for each in found)
 
 
 @pytest.mark.litert
