@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from optimizer.cli import study
@@ -43,6 +44,8 @@ class _Warnings(logging.Handler):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
+    if argv is None:
+        _keep_output()
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     logging.basicConfig(handlers=[_Warnings()], format="optimize: %(message)s", level=logging.WARNING, force=True)
@@ -62,16 +65,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         what = str(error) or "this run saved nothing, and the same command starts it again"
         return _fail(f"interrupted; {what}", EXIT_INTERRUPTED)
     except BrokenPipeError:
-        # The reader of our pipe has ended; the interpreter must not report that again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # the reader of our pipe has ended
         return 0
     except OSError as error:
+        _drop_output()
         text = f"{error.filename or 'output'}: {reason_of(error)}"
         return _fail(text, UsageError.exit_code, traced=debug)
     except Exception as error:  # noqa: BLE001 - a defect ends with one line and its exit code, too
         text = f"a defect of the program: {type(error).__name__}: {error}; run again with --debug and report it"
         return _fail(text, 1, traced=debug)
     return code
+
+
+def _keep_output() -> None:
+    """Keep the standard output for results; programs that a plug-in starts write to the standard error instead."""
+    with suppress(OSError, AttributeError):  # either may be closed
+        if sys.stdout.fileno() == 1:
+            results = os.dup(1)
+            os.dup2(2, 1)
+            sys.stdout = os.fdopen(results, "w", encoding=sys.stdout.encoding)
+
+
+def _drop_output() -> None:
+    """Drop what cannot be written, so that the interpreter does not report it again at exit."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: list[str]) -> int:

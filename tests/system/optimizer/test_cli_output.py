@@ -23,10 +23,11 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 
 
 def test_output_that_cannot_be_written_is_one_line() -> None:
-    with Path("/dev/full").open("w") as full:
-        run = command([*SYNTHETIC, "--budget", "2", "--out", "run", "--json"], stdout=full)
-    run.stdout = ""
-    says(one_line(run, 2))
+    for arguments in ([*SYNTHETIC, "--budget", "2", "--out", "run", "--json"], ["models"]):
+        with Path("/dev/full").open("w") as full:
+            run = command(arguments, stdout=full, env={"PYTHONUNBUFFERED": ""})
+        run.stdout = ""
+        says(one_line(run, 2))
 
 
 def test_a_terminal_without_unicode(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import textwrap
 import time
@@ -37,10 +38,11 @@ from search_spaces.models import load
 from search_spaces.models.zoo.names import ZOO
 from search_spaces.spaces.chain import ChainSpace, chain_plan
 from search_spaces.spaces.registry import make_space
+from tests.support.commands import ROOT, command
 from tests.support.sentences import fails, says
 
 PACKAGE = """
-import time
+import os, time
 from contextlib import contextmanager
 import numpy as np
 from evaluators.base import Batch
@@ -52,7 +54,7 @@ from optuna.samplers import RandomSampler
 
 class Fine(SyntheticEvaluator):
     def platform(self):
-        print("hello from the board")
+        print("hello from the board", os.system("echo hello from a tool"))
         return super().platform()
 
 class Model(CostModelEvaluator):
@@ -316,6 +318,14 @@ def test_plug_ins_work_where_built_ins_do(capsys: pytest.CaptureFixture[str]) ->
     assert isinstance(sampler, ForeignSampler)
     assert sampler.inner.__class__.__name__ == "Dice"
     assert isinstance(make_space("halves", example_graph(), SyntheticEvaluator().platform(), 2), ChainSpace)
+
+
+def test_what_programs_of_a_plug_in_print_leaves_results_alone(folder: Path, tmp_path: Path) -> None:
+    words = ["--model", "tiny", "--evaluator", "fine", "--budget", "5", "--json", "-q"]
+    run = command(words, env={"PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["unique_plans"] == 5
+    assert {"hello from the board 0", "hello from a tool"} <= set(run.stderr.splitlines())
 
 
 @installed
