@@ -49,6 +49,7 @@ OPERATOR_TERMS: Mapping[str, tuple[str, ...]] = {
 _RANGES = ("macs", "read", "weight", "written")
 _USUAL_ERROR = 0.05  # rows with larger errors count less
 _REWEIGHTED = 8  # times, each of which lowers the weight of outliers
+_CONVERGED = 60  # times, where few of the rows are far off by many times: networks shorter than a stage call
 _RIDGE = 1e-4  # weight of squared prices against the mean squared error, each term scaled to its usual share
 _LEAST_OPERATORS = 3
 
@@ -95,7 +96,7 @@ def fit_overheads(
     times = np.array([m.whole_s for m in models])
     counts = np.array([float(sum(not f.free for f in m.features)) for m in models])
     table = np.stack([np.ones_like(times), counts, np.asarray(operator_s)], axis=1)
-    invocation, dispatch, scale = nonnegative_prices(table, times)
+    invocation, dispatch, scale = nonnegative_prices(table, times, rounds=_CONVERGED)
     scaled = {
         key: replace(model, prices={name: price * float(scale) for name, price in model.prices.items()})
         for key, model in kernels.items()
@@ -127,11 +128,12 @@ def errors_of(predicted: npt.ArrayLike, measured: npt.ArrayLike) -> dict[str, fl
     return {name: round(float(value), 4) for name, value in values.items()}
 
 
-def nonnegative_prices(table: Array, seconds: Array) -> Array:
+def nonnegative_prices(table: Array, seconds: Array, rounds: int = _REWEIGHTED) -> Array:
     """Return prices ``p >= 0`` so that ``table @ p`` is near ``seconds`` in relative terms.
 
     Args:
         table: terms, shape ``(n, k)``.
+        rounds: how often the weight of outliers is lowered.
     """
     from scipy.optimize import nnls
 
@@ -141,7 +143,7 @@ def nonnegative_prices(table: Array, seconds: Array) -> Array:
     shrink, nothing = np.sqrt(_RIDGE) * np.eye(table.shape[1]), np.zeros(table.shape[1])
     weight = np.ones(len(seconds))
     prices = nothing
-    for _ in range(_REWEIGHTED + 1):
+    for _ in range(rounds + 1):
         stacked = np.vstack([relative * weight[:, None], shrink])
         prices, _ = nnls(stacked, np.concatenate([weight, nothing]), maxiter=100 * table.shape[1])
         weight = 1.0 / np.sqrt(1.0 + ((relative @ prices - 1.0) / _USUAL_ERROR) ** 2)

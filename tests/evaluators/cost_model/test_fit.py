@@ -110,6 +110,23 @@ def test_overheads_are_told_from_kernels() -> None:
     assert found.kernels["conv"].prices["macs"] == pytest.approx(1.3 * kernels["conv"].prices["macs"], rel=0.05)
 
 
+SHORT = """0.0044 0.0235  0.0058 0.0296  0.0205 0.0629  0.0205 0.0635  0.0227 0.0586  0.0235 0.0619  0.0405 0.0751
+0.0431 0.0543  0.0536 0.0850  0.0588 0.0931  0.0616 0.1107  0.0633 0.1262  0.0840 0.1631  0.0939 0.1554  0.0961 0.1658
+0.1154 0.1511  0.1391 0.1849  0.1685 0.1598  0.2154 0.1665  0.2478 0.2307  0.2659 0.2286  0.3077 0.2370"""
+"""Networks on two threads of a Xeon: the whole less a stage call, and the sum of its operators timed one by one, ms."""
+
+
+def test_networks_shorter_than_a_stage_call_do_not_scale_the_others() -> None:
+    kernels = fit_operators(OPERATORS, [planted_s(f) for f in OPERATORS], folds=0)
+    times = np.array([float(number) for number in SHORT.split()]).reshape(-1, 2) / 1e3
+    long_s = np.random.default_rng(0).uniform(5e-4, 2e-2, 54)
+    factors = np.random.default_rng(1).normal(1.05, 0.04, 54)
+    whole, sums = np.concatenate([times, np.stack([long_s * factors, long_s], axis=1)]).T
+    timed = [replace(MODELS[0], whole_s=float(s)) for s in whole]
+    found = fit_overheads(kernels, timed, [float(s) for s in sums])
+    assert found.kernels["conv"].prices["macs"] == pytest.approx(1.05 * kernels["conv"].prices["macs"], rel=0.02)
+
+
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
 def test_times_that_are_none_are_refused(bad: float) -> None:
     times = [planted_s(f) for f in OPERATORS]
