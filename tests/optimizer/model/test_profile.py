@@ -99,3 +99,24 @@ def test_a_profile_whose_time_is_over_is_shared_out_and_slow_runs_are_told(monke
     assert sum("multiply-accumulates" in line for line in told) == len(found.operator_s)
     assert any("9 stages" in line for line in told)
     assert all(np.isfinite(seconds).all() for seconds in found.operator_s.values())
+
+
+def test_equal_operators_take_equal_times_however_their_stages_drift() -> None:
+    class Drifting(ForwardingCandidate):
+        def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+            found = super().run(n, stop_above_s)
+            return Batch(found.latency_s, found.stage_s * np.linspace(0.8, 1.2, found.stage_s.shape[1]))
+
+    class Session(ForwardingSession):
+        def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Candidate:
+            return Drifting(self.inner.load(graph, plan, fresh=fresh))
+
+    graph, evaluator = load("mobilenet_v1@0.25/64"), SyntheticEvaluator()
+    with evaluator.prepare(evaluator.platform()) as session:
+        found = profile(Profiler(Session(session), graph, evaluator.platform()))
+    shapes = [tuple(graph.tensors[t].shape for t in (*o.inputs, *o.outputs)) for o in graph.operators]
+    alike = [i for i, shape in enumerate(shapes) if shapes.count(shape) > 4]
+    assert len(alike) >= 10
+    for like, operator_s in found.operator_s.items():
+        assert len({operator_s[i] for i in alike}) == len({shapes[i] for i in alike})
+        assert sum(operator_s) + found.overhead_s[like] == pytest.approx(found.whole_s[like], rel=0.01)

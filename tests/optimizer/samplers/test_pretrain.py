@@ -35,7 +35,7 @@ def test_a_policy_is_trained_kept_and_used(
 ) -> None:
     policy, document = trained
     assert document["tasks"] == ["squeezenet1_1 on snapdragon855"]
-    assert 1.0 <= document["slower_than_best_last"] < 0.8 * document["slower_than_best_first"]
+    assert 1.0 - 1e-9 <= document["slower_than_best_last"] < 0.8 * document["slower_than_best_first"]
     study = ["--model", "squeezenet1_0", "--evaluator", "cost-model", "--platform", "kirin990", "--budget", "12", "-q"]
     assert main([*study, "--max-stages", "3", "--sampler", f"reinforce@{policy}", "--json", "--out", "run"]) == 0
     assert json.loads(capsys.readouterr().out)["trials"] >= 12
