@@ -7,9 +7,10 @@ batches are checked: as many latencies as runs, finite, and greater than 0.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from evaluators.base import Agreement, Batch, Evaluator, EvaluatorCapabilities, Session, capabilities_of
+from evaluators.base import Agreement, Batch, Evaluator, EvaluatorCapabilities, PartCosts, Session, capabilities_of
 from evaluators.forwarding import (
     Forwarding,
     ForwardingCandidate,
@@ -33,7 +34,7 @@ from evaluators.samples import LEAST_S, MOST_S
 from evaluators.workload.host import WorkloadSession
 from evaluators.workload.outcome import Objective
 from evaluators.workload.predicted import Grids, WorkloadSimulator
-from search_spaces.core.errors import UnavailableError
+from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import JoinedGraph
 from search_spaces.core.plan import Plan
@@ -52,9 +53,28 @@ _PRICE_S = 3600.0  # all jobs of a workload are measured
 _CLOCK = 1e-6
 _LONGER = 100.0  # stages may be timed by a coarser clock than their run; of another unit they are 1000 times as long
 _SLOW_CALL_S = 0.1  # a run that takes so much longer than its figure starts a program, or waits for a link
-_PLAIN: dict[str, Callable[[Any], Any]] = {"conditions": dict, "powers_w": dict, "figures": dict}
+_LOGGER = logging.getLogger("partition_optimizer")
+
+
+def _watts(found: Any) -> dict[str, float]:
+    known = {str(name): float(watts) for name, watts in dict(found).items()}
+    if wrong := [f"{watts:g} W for {name!r}" for name, watts in known.items() if not 0.0 <= watts < math.inf]:
+        raise UnavailableError(f"it returned {wrong[0]}")
+    return known
+
+
+def _logged(found: Any) -> Any:
+    plain = json.loads(json.dumps(dict(found)))  # a log keeps it, and compares it
+    try:
+        json.dumps(plain, allow_nan=False)
+    except ValueError:
+        raise UnavailableError("it returned a number that is not finite") from None
+    return plain
+
+
+_PLAIN: dict[str, Callable[[Any], Any]] = {"conditions": dict, "powers_w": _watts, "figures": dict}
 _PLAIN |= {"after_pause": float, "unsupported_operators": list, "reduced": list}
-_PLAIN["fingerprint"] = lambda found: json.loads(json.dumps(dict(found)))  # a log keeps it, and compares it
+_PLAIN["fingerprint"] = _logged
 """Method → conversion of its result, which raises where the result has another type."""
 
 
@@ -90,10 +110,10 @@ class _Guarded(Forwarding):
         try:
             with foreign(what), time_limit(self.limit_s(method, arguments), what, self.hint):
                 yield
-        except UnavailableError as error:
-            if type(error) is not UnavailableError or error.what.startswith(self.what):
+        except (UnavailableError, UsageError) as error:
+            if type(error) not in (UnavailableError, UsageError) or error.what.startswith(self.what):
                 raise
-            raise UnavailableError(f"{what}: {error.what}", error.hint) from error
+            raise type(error)(f"{what}: {error.what}", error.hint) from error
 
     def call(self, method: Method[Given, Found], /, *arguments: Given.args, **options: Given.kwargs) -> Found:
         name = method.__name__
@@ -147,8 +167,15 @@ class _Evaluator(_Guarded, Evaluator):
             yield session
 
     def _leave(self, context: Any, *error: Any) -> bool:
-        with foreign(what := f"{self.what}: leaving the session"), time_limit(_PREPARE_S, what):
-            return bool(context.__exit__(*error))
+        """Leave a session; if that fails, what was measured counts all the same."""
+        try:
+            with foreign(what := f"{self.what}: leaving the session"), time_limit(_PREPARE_S, what):
+                return bool(context.__exit__(*error))
+        except UnavailableError as problem:
+            if problem is error[1]:
+                raise
+            _LOGGER.warning("%s", problem)
+            return False
 
     own_placements = forwarded(Evaluator.own_placements)
     apart = forwarded(Evaluator.apart)
@@ -184,6 +211,16 @@ class _Session(_Guarded, ForwardingSession):
             inner = LoweredCandidate(inner, len(plan.stages), lowered.stage_of, comparable=comparable)
         timed = not self.capabilities.computed
         return _Candidate(inner, self.what, len(plan.stages), self._limits, timed=timed)
+
+    def unsupported_operators(self, graph: Graph, processor: str) -> Sequence[int]:
+        found = self.call(Session.unsupported_operators, graph, processor)
+        if wrong := [o for o in found if o not in range(len(graph.operators))]:
+            what = f"{self.what}: unsupported_operators({processor!r}) returned {wrong[0]}"
+            raise UnavailableError(what, f"the model has operators 0 to {len(graph.operators) - 1}")
+        return found
+
+    def part_costs(self, graph: Graph) -> PartCosts:
+        return self.checked("part_costs", self.call(Session.part_costs, graph), PartCosts)
 
     def deploy(self, folder: Path, graph: Graph, plan: Plan) -> Agreement:
         lowered = self._lowered(graph, plan)

@@ -218,6 +218,8 @@ class Objective:
         """
         if not 0.0 < value < math.inf:
             what = f"objective {self.name!r}: a plan has {value:g} {self.unit}, and values must be positive and finite"
+            if OBJECTIVES.get(self.name) is self:
+                raise UsageError(what, "give another objective: neither the file nor the watts tell this one")
             raise OptimizeError(what, f"add a constant where they may be 0; {_GUIDE}")
         return value
 

@@ -21,6 +21,7 @@ from evaluators.base import (
     EvaluatorCapabilities,
     PartCosts,
 )
+from evaluators.samples import MOST_S
 from evaluators.schedule import Law, Task, needs_of, rounds, run_tasks, stream_period_s, timeline
 from evaluators.simulated import SimulatedPlan
 from evaluators.table.table import Table, read_table
@@ -66,6 +67,13 @@ class TableEvaluator(Evaluator):
             raise UsageError(
                 f"{path}: a study minimises latency, and the table's objective is {self._table.objective}",
                 f"use optimize solve {path}, or let the table's objective be latency",
+            )
+        most, least = _extremes(self._table)
+        if most > MOST_S or least < _LEAST_S:
+            wrong = f"{most:g} s" if most > MOST_S else f"{least:g} s"
+            raise UsageError(
+                f"{path}: a study counts from 1 ns to {MOST_S:g} s, and an operator takes {wrong}",
+                f"give times in another unit, or use optimize solve {path}",
             )
         if self._table.one_part_per_device:
             raise UsageError(f"{path}: a study has no rule one_part_per_device", f"use optimize solve {path}")
@@ -304,6 +312,12 @@ class _Simulator(WorkloadSimulator):
             for processor in processors:
                 self._session.check_takes(graph, operators, processor)
         return super().run(plan, known=known)
+
+
+def _extremes(table: Table) -> tuple[float, float]:
+    """Return the longest and the shortest finite time of an operator (s), 0 s left aside."""
+    each = [s for o in table.operators for s in o.seconds.values() if 0.0 < s < math.inf]
+    return max(each, default=1.0), min(each, default=1.0)
 
 
 def _finite(table: NDArray[np.float64]) -> Any:

@@ -35,6 +35,7 @@ input.
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -317,18 +318,22 @@ def _operators(
 def _rows(file: Document[_Table], where: Loc, name: str, kinds: Sequence[str]) -> Document[_Operators]:
     """Return the operators of a CSV file."""
     path = file.path.parent / name
+    if not name.strip():
+        raise file.error(where, "it names no file", "give operators, or the path of a .csv file")
     try:
-        lines = read_bounded(path, _MAX_CSV_NBYTES).decode("utf-8-sig").splitlines()
+        text = read_bounded(path, _MAX_CSV_NBYTES).decode("utf-8-sig")
     except (OSError, ValueError) as error:
         raise file.error(where, f"{path}: {reason_of(error)}") from error
-    rows = csv.DictReader(lines, strict=True)
+    rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     found: list[dict[str, Any]] = []
     at: dict[Loc, int] = {(): 1}
     try:
         header = list(rows.fieldnames or ())
         known = ["name", "reads", "memory_bytes", "output_bytes", *kinds]
         strange = next((name for name in header if name not in known), None)
-        if strange is not None or len(set(header)) < len(header):
+        if twice := next((name for name in header if header.count(name) > 1), None):
+            raise UsageError(f"{path}:1: column {shown(twice)} is there twice", "leave one of them out")
+        if strange is not None:
             raise UsageError(f"{path}:1: unknown column {shown(strange)}", f"it may have: {', '.join(known)}")
         for key in ("name", *kinds):
             if key not in header:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import _thread
 import io
 import logging
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from types import FrameType
 
 from optimizer.cli import study
 from optimizer.cli.campaigns import pretrain, run, schema, solve
@@ -21,6 +24,8 @@ from optimizer.cli.parsing import Parser, Work, note, show_notes
 from optimizer.cli.plans import compare, dashboard, execute, explain, export, report
 from optimizer.cli.serving import agent, storage
 from search_spaces.core.errors import EXIT_INTERRUPTED, OptimizeError, UsageError, reason_of, shown
+
+_AGAIN_S = 0.05  # an interrupt that comes during an import waits so long
 
 
 class _Warnings(logging.Handler):
@@ -50,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     logging.basicConfig(handlers=[_Warnings()], format="optimize: %(message)s", level=logging.WARNING, force=True)
     show_notes(on=False)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would compete with what is measured
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -75,6 +82,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = f"a defect of the program: {type(error).__name__}: {error}; run again with --debug and report it"
         return _fail(text, 1, traced=debug)
     return code
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, but not while a module is imported: there it may become another error, or be lost."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            again = threading.Timer(_AGAIN_S, _thread.interrupt_main, [number])
+            again.daemon = True
+            again.start()
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def _keep_output() -> None:

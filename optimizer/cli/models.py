@@ -30,6 +30,7 @@ def inspect(parser: Parser, arguments: list[str]) -> None:
     options = parser.read(arguments)
     from optimizer.report.graph import check_picture, write_picture
     from optimizer.tools.inspect import inspect_graph, render, to_json
+    from optimizer.tools.rewrite import check_out
     from search_spaces.models import load
     from search_spaces.models.stages import cut_stage
 
@@ -41,6 +42,7 @@ def inspect(parser: Parser, arguments: list[str]) -> None:
     graph = load(options.model, options.input_shape or (), signature=options.signature)
     found = inspect_graph(graph)
     if options.out is not None:
+        check_out(options.out, graph)
         cut_stage(graph, range(len(graph.operators))).write(options.out)
         note(f"optimize: the model is in {options.out}")
     if options.picture is not None:

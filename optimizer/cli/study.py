@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-import signal
 import sys
 import textwrap
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,21 +167,8 @@ def _check_models(word: str, commands: Collection[str]) -> None:
         raise UsageError(f"there is no command or model {shown(word)}", f"did you mean optimize {near[0]}?") from None
 
 
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Delay interrupts: one that is raised while a compiled module is imported can panic in that module."""
-    signals = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-
-
 def _config(options: argparse.Namespace) -> StudyConfig:
-    with _uninterrupted():
-        from optimizer.study.config import StudyConfig, check_effects, parse_config
-
+    from optimizer.study.config import StudyConfig, check_effects, parse_config
     from optimizer.study.folder import kept_budget
 
     given = {name: getattr(options, name, None) for name in StudyConfig.model_fields}

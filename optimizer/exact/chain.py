@@ -298,7 +298,7 @@ def _why_none(costs: ChainCosts, min_stages: int, max_stages: int, *, once: bool
 def _too_large(costs: ChainCosts, min_stages: int, max_stages: int) -> Violation:
     """Return the missing memory, where all processors have more of it by the same factor."""
     total = float(costs.memory_bytes.sum()) if costs.memory_bytes is not None else 0.0
-    statement = f"memory of the processors of {costs.platform.name!r} together"
+    statement = f"memory of the processors of {costs.platform.name!r} together, shared as it is"
     low, high = 1.0, 2.0
     while not _feasible(_scaled(costs, high), min_stages, max_stages):
         low, high = high, 2.0 * high

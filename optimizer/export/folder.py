@@ -98,6 +98,9 @@ class Exported:
         if self.missing:
             lines.append(f"missing: {', '.join(self.missing)}; README.md of the folder says how to build them")
         lines.append(f"time it with: {how}")
+        for script, model in (("openvino_plan.py", ""), ("onnx_plan.py", " MODEL.onnx")):
+            if script in self.files:
+                lines.append(f"place it in that runtime with: python {self.folder / script}{model}")
         if self.fallback is not None:
             lines.append(f"compare it with the whole model on {self.fallback}: add --fallback")
         return "\n".join(lines)

@@ -475,7 +475,8 @@ class Plan(_Threads):
         group = _groups(processors)
         mine: dict[str, list[_Work]] = {}
         for index, (stage, entry) in enumerate(zip(self.document["stages"], self._files, strict=True)):
-            name = stage["processor"]
+            if (name := stage["processor"]) not in group:
+                raise ValueError(f"plan.json is damaged: stage {index} is on {name!r}, which is none of its processors")
             mine.setdefault(group[name], []).append((index, entry, processors[name]))
         self._workers = []
         try:
@@ -840,7 +841,10 @@ def kernels(processor: Mapping[str, Any]) -> dict[str, Any]:
 
 def _document(folder: Path) -> dict[str, Any]:
     """Read a plan.json; tensors of types that NumPy lacks become rows of bytes."""
-    found: dict[str, Any] = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    try:
+        found: dict[str, Any] = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"plan.json is damaged: {error}") from error
     for t in found.get("tensors", ()):
         if t["dtype"] in _PACKED:
             dtype = np.dtype(_PACKED[t["dtype"]])
@@ -879,6 +883,8 @@ def _in_order(inputs: np.ndarray[Any, Any] | Arrays, kinds: Mapping[str, _Descri
     if given.keys() != set(names) or len(given) != len(inputs):
         raise ValueError(f"the inputs are {', '.join(map(repr, names))}, not {', '.join(map(repr, inputs))}")
     for name, (shape, dtype) in kinds.items():
+        if not isinstance(given[name], np.ndarray):
+            raise TypeError(f"input {name!r} is a {type(given[name]).__name__}, not an array of NumPy")
         if (array := given[name]).shape != shape or array.dtype != dtype:
             raise ValueError(f"input {name!r} has shape {array.shape} and type {array.dtype}, not {shape} {dtype}")
     return [given[name] for name in names]

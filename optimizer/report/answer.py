@@ -87,6 +87,8 @@ def answer_text(result: Mapping[str, Any]) -> str:
         return name + predicted
     sure = Ratio(speedup["ratio"], *speedup["ci95"]).significant
     better = no_better(objective_of(result).better, sure=sure, all_tried=bool(result["space"]["exhausted"]))
+    if result.get("decided") is False:
+        better = f"not decided whether another plan is {objective_of(result).better}"
     return f"“{speedup['baseline']}”: {better}{predicted}"
 
 
@@ -106,6 +108,8 @@ def gain_text(result: Mapping[str, Any]) -> str:
         return _front_gain(result)
     speedup, objective, best = result["speedup"], objective_of(result), result["best"]["plan"]
     if speedup is None:
+        if result["unique_plans"] > 1:
+            return "no other plan that was tried is feasible"
         return f"no other plan {'is in the space' if result['space']['exhausted'] else 'was tried'}"
     name, ratio, gains = speedup["baseline"], Ratio(speedup["ratio"], *speedup["ci95"]), speedup["plan"] == best
     outcomes = result.get("workload", {}).get("outcomes", {})

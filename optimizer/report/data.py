@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -19,9 +19,9 @@ from optimizer.exact.chain_costs import ChainCosts, weighed
 from optimizer.files import damage_of, disk_errors, read_document
 from optimizer.model.profile import Profile
 from optimizer.report.answer import HOSTED, as_latencies, model_of, objective_of
-from optimizer.study.folder import CONFIG, LOG, RESULT, found_from, read_config, read_manifest, resume_hint
+from optimizer.study.folder import CONFIG, INFEASIBLE, LOG, RESULT, found_from, read_config, read_manifest, resume_hint
 from optimizer.study.history import OPTIMUM, Trial
-from optimizer.study.log import read_log
+from optimizer.study.log import Record, read_log
 from optimizer.study.verdict import Verdict, shown_samples, shown_scale
 from search_spaces.core.errors import OptimizeError, PlanError, RunFolderError, UnavailableError, UsageError
 from search_spaces.core.graph import Graph
@@ -347,6 +347,12 @@ def read_result(path: Path) -> dict[str, Any]:
     with disk_errors(file):
         finished = file.is_file()
     if not finished:
+        last: Sequence[Record] = ()
+        with suppress(RunFolderError):
+            last = read_log(path / LOG).records[-1:]
+        if last and last[0].kind == INFEASIBLE:
+            what = f"{path}: the study has no result: {last[0].data.get('what')}"
+            raise RunFolderError(what, "begin another one with other limits")
         raise RunFolderError(f"{path}: the study is not finished: it has no result.json", resume_hint(path))
     result = read_document(file, SCHEMA_VERSION, f"to write it again, {resume_hint(path)}")
     if result.get("best") is None:

@@ -20,11 +20,12 @@ _FAR_PREDICTED = 4.0
 _FAR = 1.5  # times the least latency; slower plans would flatten the scale
 
 
-def timelines(bars: Sequence[Bar], kinds: Sequence[str], width: float = WIDTH) -> str:
+def timelines(bars: Sequence[Bar], kinds: Sequence[str], width: float = WIDTH, *, several: bool = False) -> str:
     """Return processors over time, one block for each timeline, all on one scale.
 
     Args:
         kinds: of each operator, for the tips; empty where the model cannot be read.
+        several: whether they are of several models, whose latencies are others than the time until all is done.
     """
     rows = sum(len(_lanes(bar)) for bar in bars)
     names = [lane for bar in bars for lane in _lanes(bar)]
@@ -40,7 +41,8 @@ def timelines(bars: Sequence[Bar], kinds: Sequence[str], width: float = WIDTH) -
     y = 10.0
     for bar in bars:
         many = f" for {max(bar.inferences) + 1} inferences" if bar.inferences and width >= WIDTH else ""
-        took = f", {bar.source}: {figure(bar.timeline.makespan_s * 1e3)} ms{many}"
+        end = f"{'all done after ' if several else ''}{figure(bar.timeline.makespan_s * 1e3)} ms"
+        took = f", {bar.source}: {end}{many}"
         plot.text(8, y + 14, f"{_fitted(bar.name, width - text_width(took))}{took}", style="s")
         y += 24
         start_s = min(e.start_s for e in bar.timeline.events)
@@ -179,6 +181,8 @@ def distributions(spreads: Sequence[Spread], unit: str = "ms", width: float = WI
         tip = f"{spread.name}: {figure(middle * 1e3)} {unit} [{ends}]"
         plot.line([(x(low * 1e3), y), (x(high * 1e3), y)], "ci", tip)
         plot.line([(x(middle * 1e3), y - 9), (x(middle * 1e3), y + 9)], "ci", tip)
+        if spread.ci95_s[1] * 1e3 > x.high:
+            plot.text(x.end, y - 6, f"to {figure(spread.ci95_s[1] * 1e3)} →", anchor="end", style="m")
     return plot.svg()
 
 

@@ -172,13 +172,15 @@ def _outputs(best: dict[str, Any], deployed: dict[str, Any] | None = None) -> It
 
 
 def _front(study: Study) -> Iterator[Block]:
-    """Yield the plans that none beats in all objectives, and a picture of the first two."""
+    """Yield the plans that none beats in all objectives, and a picture of the first and the one that varies most."""
     front = study.result.get("front")
     if not front or len(front["plans"]) < 1:
         return
-    table, other = front_table(study.result), front["objectives"][1]
-    keys = list(front["plans"][0]["values"])[:2]
-    values = [(each["values"][keys[0]], each["values"][keys[1]]) for each in front["plans"]]
+    table, keys = front_table(study.result), list(front["plans"][0]["values"])
+    ranges = [[float(each["values"][key]) for each in front["plans"]] for key in keys]
+    second = max(range(1, len(keys)), key=lambda i: (max(ranges[i]) - min(ranges[i])) / (max(ranges[i]) or 1.0))
+    other = front["objectives"][second]
+    values = list(zip(ranges[0], ranges[second], strict=True))
     tried = [trial for trial in study.trials if trial.measurement and other in trial.measurement.figures]
     every = [
         (study.searched_s(trial) * 1e3, trial.measurement.figures[other] * 1e3, trial.origin)
@@ -188,7 +190,7 @@ def _front(study: Study) -> Iterator[Block]:
     marked = {Plan.from_json(each["plan"]).digest for each in front["plans"]}
     others = [point for point, trial in zip(every, tried, strict=True) if trial.plan.digest not in marked]
     knee = next(i for i, each in enumerate(front["plans"]) if each["knee"])
-    titles, names = [column.name for column in table.columns[:2]], [str(row[-2]) for row in table.rows]
+    titles, names = [table.columns[i].name for i in (0, second)], [str(row[-2]) for row in table.rows]
     inside, between = [(every[i][:2], trial) for i, trial in enumerate(tried) if trial.params], ""
     on_it = undominated(np.array([values for values, _ in inside])) if inside else ()
     final = {plan.digest for plan in study.verdict.plans} if study.verdict is not None else set()
@@ -200,10 +202,10 @@ def _front(study: Study) -> Iterator[Block]:
     yield at_two_widths(
         "front",
         partial(plots.front, values, others, titles, knee, names),
-        f"Every plan that was tried, by its first two objectives{measured}. The line joins the plans that no other one "
+        f"Every plan that was tried, by two of its objectives{measured}. The line joins the plans that no other one "
         "beats significantly in all objectives; the largest mark is the knee, which gives up least of all of them "
-        "together. "
-        f"Marks with names: the best plan by each objective, and the knee.{between}",
+        f"together.{' A mark may be better by these two, and worse by another one.' if len(keys) > 2 else ''} "
+        f"Marks with names: the best plan by each of the two, and the knee.{between}",
         table,
     )
 
@@ -335,11 +337,10 @@ def _timeline(study: Study, drawn: tuple[Bar, ...]) -> Iterator[Block]:
     what = "Stages by processor"
     if any(bar.inferences for bar in drawn):
         what = f"Stages by processor, of {STREAMED} inferences that follow each other (stage·inference)"
-    until = "" if study.joined is None else " Beside each name: the time until all is done."
     yield at_two_widths(
         "timeline",
-        partial(plots.timelines, drawn, kinds),
-        f"{what}; {source}; on one scale.{until} viewers/trace.json holds the same for ui.perfetto.dev.{unseen}"
+        partial(plots.timelines, drawn, kinds, several=study.joined is not None),
+        f"{what}; {source}; on one scale. viewers/trace.json holds the same for ui.perfetto.dev.{unseen}"
         + (
             ""
             if "measured" not in sources

@@ -234,7 +234,7 @@ class AutoProposer:
             mean = self._correction.draw(0, np.random.default_rng(0))
             estimate = [float(s[0]) for s in self._timing.stage_s(plan.stages, mean)]
             model_s = float(self._timing.latency_s(plan.stages, mean)[0])
-            short = _LOST * self._best_s / model_s
+            short = _LOST * self._best_s / model_s if model_s > 0.0 else 0.0
             if not short > 1.0 or math.isinf(short):
                 return
             stage_s, latency_s, noise = tuple(s * short for s in estimate), model_s * short, _CENSORED

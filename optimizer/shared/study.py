@@ -414,7 +414,12 @@ def sharing(config: StudyConfig, identity: Identity) -> Iterator[SharedStudy | N
 
 def _agree(config: StudyConfig, mine: Mapping[str, Any], found: Any) -> None:
     """Raise where the settings in a storage are damaged, or those of another study."""
-    there = checked_settings(found, str(config.study))["agreed"]
+    known = checked_settings(found, str(config.study))
+    there = known["agreed"]
+    if there.get("model_digest") != mine["agreed"]["model_digest"]:
+        theirs, ours = (_words(settings["config"].get("model")) for settings in (known, mine))
+        what = f"it is of {theirs}, not of {ours}" if theirs != ours else f"{ours} has changed since it began"
+        raise UsageError(f"--study {config.study}: {what}", "give another --study")
     for name, value in mine["agreed"].items():
         if there.get(name) != value:
             what = option(name) if name in _AGREED else name.replace("_", " ")

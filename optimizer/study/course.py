@@ -25,7 +25,7 @@ from optimizer.samplers import make_sampler
 from optimizer.shared.loop import SharedLoop
 from optimizer.shared.study import SharedStudy, check_joins, placed, sharing
 from optimizer.study.config import StudyConfig
-from optimizer.study.folder import RESULT, Identity, RunFolder, write_json
+from optimizer.study.folder import INFEASIBLE, LOG, RESULT, Identity, RunFolder, write_json
 from optimizer.study.front import Front, decide_front
 from optimizer.study.history import WARM, History, Trial
 from optimizer.study.loop import LOST, DriftMonitor, Loop, Origin
@@ -33,7 +33,7 @@ from optimizer.study.result import Result
 from optimizer.study.subjects import Search, Subject
 from optimizer.study.verdict import PAUSE_S, FinalSettings, Verdict, decide
 from optimizer.study.warm import fingerprint_of, warm_start
-from search_spaces.core.errors import OptimizeError, RunFolderError, UsageError, damage
+from search_spaces.core.errors import InfeasibleError, OptimizeError, RunFolderError, UsageError, damage
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.core.wording import plural
@@ -201,8 +201,12 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
         with kept_at_the_end(study):
             if subject.ready:
                 study.opened()
-            with subject.session(run.path) as session:
-                return _search(study, session)
+            try:
+                with subject.session(run.path) as session:
+                    return _search(study, session)
+            except InfeasibleError as error:
+                run.log.append(INFEASIBLE, {"what": error.what})  # reports tell why there is no result
+                raise
 
 
 def foreseen(config: StudyConfig) -> dict[str, Any]:
@@ -404,9 +408,9 @@ def kept_front(run: RunFolder) -> Front | None:
 def tell_of_damage(run: RunFolder, watcher: Watcher) -> None:
     """Report damage of the run folder's log, and what has changed since the study began."""
     for found in run.contents.damage:
-        watcher.warn(f"trial log: {found}")
+        watcher.warn(f"{run.path / LOG}: {found}")
     if run.contents.original is not None:
-        watcher.warn(f"trial log: the damaged file is kept as {run.contents.original}")
+        watcher.warn(f"the damaged file is kept as {run.contents.original}")
     for change in run.changes:
         watcher.warn(change)
 

@@ -42,6 +42,7 @@ CONFIG = "config.yaml"
 _MOST_KEPT = 1_000_000  # a larger budget of a study that resumes must be given again
 LOG = "trials.jsonl"
 RUNTIME_LOG = "runtime.log"
+INFEASIBLE = "infeasible"  # kind of the record that tells why a study has no result
 RESULT = "result.json"
 # Settings that decide which plans are proposed and what their figures mean; they are constant within a study.
 _FIXED = (

@@ -171,8 +171,17 @@ class Result:
         return self.verdict is not None and self.verdict.standing(plan) is not None
 
     def against_best(self, plan: Plan) -> Ratio | None:
-        """Return the ratio of a plan's time to the recommended one's; None unless both were in the final."""
-        return self.verdict.ratio(plan, self.verdict.best) if self.verdict is not None else None
+        """Return the ratio of a plan's time to the recommended one's; None if no final or prediction has it."""
+        if self.verdict is None:
+            return None
+        found, own, best = (
+            self.verdict.ratio(plan, self.verdict.best),
+            self.samples(plan),
+            self.samples(self.verdict.best),
+        )
+        if found is None and own and best and self.verdict.final.exact:
+            return Ratio(*[own.median / best.median] * 3)
+        return found
 
     def stage_s(self, plan: Plan) -> tuple[float, ...]:
         """Return the seconds of a plan's stages, from the same runs as :meth:`samples`; empty where there are none."""

@@ -381,13 +381,15 @@ def _run(run: Path, platform: Platform) -> tuple[Graph, list[tuple[Plan, Measure
         raise UsageError(f"{run}: this study was predicted, not measured", "give a run that measured the device")
     if (objective := objective_of(result)) != LATENCY:
         raise UsageError(f"{run}: this study measured {objective.name}, not latency", "give a study of the latency")
-    known = {f"{p.name} ({p.like})" for p in platform.processors}
-    if missing := [str(name) for name in manifest["fixed"].get("measured_on", ()) if name not in known]:
-        raise ProfileError(
-            f"{run}: the study's processors {', '.join(missing)} are not in the profile, which has: "
-            f"{', '.join(sorted(known))}",
-            "give a study of the profile's device and processors",
-        )
+    known = {p.name: f"{p.name} ({p.like})" for p in platform.processors}
+    missing = [str(each) for each in manifest["fixed"].get("measured_on", ()) if each not in known.values()]
+    if names := [name for each in missing if (name := each.partition(" (")[0]) not in known]:
+        what = f"{run}: the study ran on {', '.join(names)}, too, and the profile has only {', '.join(known)}"
+        raise ProfileError(what, "give a study with --processors of the profile's, or calibrate all of them")
+    if missing:
+        there = known[missing[0].partition(" (")[0]]
+        what = f"{run}: the study's {missing[0]} is another processor than the profile's {there}"
+        raise ProfileError(what, "give a study of the profile's device")
     (client,) = with_given((Client(str(config["model"]), str(config["model"])),), config)
     graph = load(client.model, tuple(config.get("input_shape") or ()), signature=client.signature)
     trials = [Trial.from_json(r.data) for r in read_log(run / LOG).records if r.kind in {"trial", "baseline"}]

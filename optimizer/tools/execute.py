@@ -175,7 +175,7 @@ def _in_study(plan: Path, stages: int = 0) -> str:
     known = result["best"]["latency_ms"] if objective_of(result) == LATENCY else None
     if not known:
         return ""
-    there = "" if result.get("evaluator") in HOSTED else f", by {result.get('evaluator')} on another machine"
+    there = "" if result.get("evaluator") in HOSTED else f", by the evaluator {result.get('evaluator')}"
     figure = figure_text(known["median"] / 1e3, tuple(x / 1e3 for x in known["ci95"]), "ms")
     own = len(result["best"]["plan"]["stages"])
     joins = (

@@ -646,7 +646,8 @@ def _final(found: Document) -> str:
         slower = slower_than(Ratio(ratio, low, high).inverse, objective, f"“{final['baseline']}”")
         sentence = f"In the final comparison, this plan {'took' if 'times as' in slower else 'was'} {slower}."
     elif final["plan"] == found["plan"] and objective.is_time:
-        how = f"{ratio:.3f} times as fast as “{final['baseline']}” (95 %: {low:.3f} to {high:.3f})"
+        how = f"{ratio:.3f} times as fast as “{final['baseline']}”"
+        how += "" if low == high else f" (95 %: {low:.3f} to {high:.3f})"
         sentence = f"In the final comparison, this plan was {how}."
     elif final["plan"] == found["plan"]:
         other = slower_text(Ratio(ratio, low, high), objective)

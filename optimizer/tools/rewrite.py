@@ -46,6 +46,7 @@ def rewrite_split(
         UsageError: a split cannot be made, or the file cannot be written.
     """
     graph = load(model, input_shapes)
+    check_out(out, graph)
     wanted = tuple(parse_split(graph, text) for text in splits)
     made = split_operators(graph, wanted).graph
     digest = cut_stage(made, range(len(made.operators))).write(out)
@@ -211,7 +212,7 @@ def rewrite_tucker(request: Request) -> Rewritten:
     rule = parse_rule(request.rule)
     name, int8 = _float_name(request.model)
     graph = load(name, request.input_shapes)
-    _check_out(request.out, graph)
+    check_out(request.out, graph)
     given = _given_ranks(graph, request.ranks)
     choices = choose_ranks(graph, Choosing(rule, given, request.multiple, request.most, request.even_larger))
     _check_some(choices, name, random=is_name(name) and rule.looks)
@@ -281,7 +282,12 @@ def _given_ranks(graph: Graph, words: Sequence[str]) -> dict[int, Ranks]:
     return found
 
 
-def _check_out(out: Path, graph: Graph) -> None:
+def check_out(out: Path, graph: Graph) -> None:
+    """Check that a file can be written, and that it is not the model's own.
+
+    Raises:
+        UsageError: it cannot, or is.
+    """
     if out.is_dir() or not out.parent.is_dir():
         raise UsageError(f"{out}: cannot be written", "give the path of a file in a folder that is there")
     if graph.source is not None and out.exists() and out.samefile(graph.source.path):

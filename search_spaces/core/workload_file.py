@@ -29,7 +29,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -119,10 +119,14 @@ class _Workload(Part):
 def is_workload_file(path: Path) -> bool:
     """Return whether a YAML file has models; false where it cannot be read."""
     try:
-        root = composed(path, "a workload", "")
+        return "models" in _keys(path)
     except UsageError:
         return False
-    return root.id == "mapping" and any(key.value == "models" for key, _ in root.value)
+
+
+def _keys(path: Path) -> set[Any]:
+    root = composed(path, "a workload", "it must describe a workload")
+    return {key.value for key, _ in root.value} if root.id == "mapping" else set()
 
 
 def read_workload(path: Path, most_error: float = RANKED_ERROR) -> Workload:
@@ -134,6 +138,11 @@ def read_workload(path: Path, most_error: float = RANKED_ERROR) -> Workload:
     Raises:
         UsageError: the file is missing, no workload, or wrong; the text begins with ``file:line``.
     """
+    keys = _keys(path)
+    if "models" not in keys and "networks" in keys:
+        raise UsageError(f"{path}: is a table of times, not a workload", "give --evaluator table")
+    if "models" not in keys and "matrix" in keys:
+        raise UsageError(f"{path}: is a campaign, not a workload", f"use optimize run {path}")
     document = read_document(path, _Workload, "a workload")
     found, clients = document.content, list[Client]()
     for number in range(len(found.models)):

@@ -52,6 +52,9 @@ def parse_freedoms(text: str) -> str:
     )
 
 
+_NO_BRANCHES = "leave branches out of --allow"
+
+
 def offered(allow: str, graphs: Iterable[Graph], platform: Platform) -> str:
     """Return the freedoms by name, with :data:`EXACT` replaced by those that models and processors support.
 
@@ -114,6 +117,8 @@ def make_space(allow: str, graph: Graph, platform: Platform, max_stages: int) ->
     found: NeighbourlySpace
     if freedoms & {"branches", "splits"}:
         found = SegmentSpace(graph, platform, splits="splits" in freedoms, branches="branches" in freedoms)
+        if "splits" not in freedoms and not found.branching:
+            raise UsageError(f"{graph.name!r} has no parallel branches", _NO_BRANCHES)
     else:
         found = ChainSpace(graph, platform, max_stages)
     return RankSpace(graph, found) if "ranks" in freedoms else found
@@ -146,7 +151,10 @@ def make_workload_space(
         raise UsageError(f"--allow {allow}: a plug-in's space is of one model", f"give some of {', '.join(FREEDOMS)}")
     splits, branches = "splits" in freedoms, "branches" in freedoms
     if splits or branches:
-        return SharedWorkloadSpace(workload, joined, platform, rank_sets, splits=splits, branches=branches)
+        found = SharedWorkloadSpace(workload, joined, platform, rank_sets, splits=splits, branches=branches)
+        if not splits and not any(space.branching for space in found.models):
+            raise UsageError("none of the models has parallel branches", _NO_BRANCHES)
+        return found
     return WorkloadSpace(workload, joined, platform, max_stages, rank_sets)
 
 

@@ -111,7 +111,7 @@ class SegmentSpace(SharedParts):
         branches: whether branches may run side by side.
 
     Raises:
-        UsageError: there is one processor only, or the model offers none of the freedoms besides cuts.
+        UsageError: there is one processor only.
     """
 
     def __init__(self, graph: Graph, platform: Platform, *, splits: bool = True, branches: bool = True) -> None:
@@ -128,8 +128,6 @@ class SegmentSpace(SharedParts):
         self.axes: tuple[Axis, ...] = AXES if splits else ()
         found = segments_of(graph)
         self.segments = found if branches else tuple(replace(s, runs=(), reads=()) for s in found)
-        if not splits and not self.branching:
-            raise UsageError(f"{graph.name!r} has no parallel branches", "leave branches out of --allow")
         self._branches = branches
         self._place = {name: i for i, name in enumerate(names)}
         self._segment_of = tuple(number for number, s in enumerate(self.segments) for _ in range(len(s)))

@@ -237,6 +237,36 @@ def test_the_period_that_is_proven_is_that_of_a_plan_that_a_study_finds(
     assert len(best["plan"]["stages"]) == len(found.parts)
 
 
+ZERO = STREAM.replace("2.0, gpu: 5.0", "0, gpu: 0").replace("9.0, gpu: 3.0", "0, gpu: 0")
+
+
+def test_times_of_zero_are_studied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", str(_written(tmp_path, ZERO)), "--evaluator", "table", "--budget", "12", "-q"]
+    assert main([*words, "--out", str(tmp_path / "run")]) == 0
+    assert "whole on cpu" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("time", ["1.0e-7", "1.0e+300"])
+def test_times_beyond_those_of_a_study_are_refused_there(tmp_path: Path, time: str) -> None:
+    path = _written(tmp_path, STREAM.replace("cpu: 2.0", f"cpu: {time}"))
+    read_table(path)
+    with fails(UsageError) as caught:
+        TableEvaluator().described(path)
+    assert str(path) in str(caught.value)
+
+
+def test_what_a_table_does_not_tell_is_no_objective(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", str(_written(tmp_path, ZERO)), "--evaluator", "table", "--budget", "4", "-q"]
+    assert main([*words, "--objective", "memory", "--out", str(tmp_path / "run")]) == 2
+    says(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("text", [STREAM, "name: c\nmatrix: {model: vgg16}\n"])
+def test_other_documents_are_no_workloads(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    assert main([str(_written(tmp_path, text)), "-q"]) == 2
+    says(capsys.readouterr().err.replace(str(tmp_path), "FOLDER"))
+
+
 def test_operators_stand_in_a_csv_file_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written = read_table(_written(tmp_path, GRAPH))
     (tmp_path / "net.csv").write_text(ROWS)
@@ -253,6 +283,7 @@ def test_operators_stand_in_a_csv_file_too(tmp_path: Path, capsys: pytest.Captur
         ("stem,1,4,-", ",1,4,-"),
         ("stem,1,4", "stem,never,never"),
         ("right,3", "left,3"),
+        ("name,gpu", "name,name"),
     ):
         assert old in ROWS
         (tmp_path / "net.csv").write_text(ROWS.replace(old, new))

@@ -10,7 +10,16 @@ import pytest
 from evaluators.measurement.final import Ratio
 from evaluators.objectives import LATENCY, OBJECTIVES
 from evaluators.workload.objectives import find_workload_objective
-from optimizer.report.answer import against_text, called, figure_text, missed_text, slower_text, slower_than
+from optimizer.report.answer import (
+    against_text,
+    answer_text,
+    called,
+    figure_text,
+    gain_text,
+    missed_text,
+    slower_text,
+    slower_than,
+)
 from optimizer.report.console import _EVERY_S, Steps
 from optimizer.report.terminal import tried_text
 from optimizer.study.history import WARM
@@ -52,6 +61,25 @@ def test_a_plan_is_called_by_its_name_or_by_its_number_in_the_table() -> None:
     says(called(result, baseline, 3))
     says(called(result, proposed, 17))
     says(called(result, proposed))
+
+
+def test_an_answer_that_is_not_decided_says_so() -> None:
+    plans: list[Any] = [{"stages": [{"processor": name}]} for name in ("cpu", "gpu")]
+    speedup = {"plan": plans[1], "baseline": "whole on cpu", "ratio": 0.9, "ci95": [0.6, 1.3]}
+    result = {
+        "best": {"plan": plans[0]},
+        "baselines": {"whole on cpu": {"plan": plans[0]}},
+        "speedup": speedup,
+        "space": {"exhausted": False},
+    }
+    for decided in (True, False):
+        says(answer_text({**result, "decided": decided}))
+
+
+def test_plans_that_were_tried_in_vain_are_told_from_none() -> None:
+    result: dict[str, Any] = {"speedup": None, "best": {"plan": {}}, "baselines": {}, "space": {"exhausted": False}}
+    for tried in (1, 12):
+        says(gain_text({**result, "unique_plans": tried}))
 
 
 def study(tried: int, outside: int = 0, taken: int = 0, *, earlier: int = 0, exhausted: bool = False) -> Result:

@@ -21,6 +21,15 @@ def model(tmp_path: Path) -> tuple[Layers, Path]:
     return drawn, drawn.done().write(tmp_path / "model.tflite")
 
 
+def test_a_model_is_not_overwritten_by_its_own_rewrite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, path = model(tmp_path)
+    before = path.read_bytes()
+    for words in (["rewrite", str(path), "--split", "0:height:0.6"], ["inspect", str(path)]):
+        assert main([*words, "--out", str(path)]) == 2
+        says(capsys.readouterr().err.replace(str(tmp_path), "FOLDER"))
+    assert path.read_bytes() == before
+
+
 def test_the_new_file_computes_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     drawn, path = model(tmp_path)
     out = tmp_path / "split.tflite"

@@ -30,6 +30,7 @@ from search_spaces.core.workload import (
 )
 from search_spaces.core.workload_file import read_workload
 from search_spaces.models import load
+from search_spaces.spaces.registry import make_workload_space
 from search_spaces.spaces.shared_workload_space import SharedWorkloadSpace
 from search_spaces.spaces.workload_space import WorkloadSpace
 from tests.support.sentences import fails, says
@@ -329,6 +330,21 @@ def test_models_that_are_shared_by_processors_are_plans_of_a_space(space: Shared
 def test_any_parameters_stand_for_a_plan_of_shared_models(space: SharedWorkloadSpace, data: st.DataObject) -> None:
     plan = space.decode(data.draw(parameters(space.distributions())))
     assert space.decode(space.encode(plan)) == plan
+
+
+def test_a_model_without_branches_is_cut_beside_one_that_has_some() -> None:
+    def made(*models: str) -> WorkloadSpace:
+        workload = Workload("mixed", tuple(Client(model, model) for model in models))
+        joined = merge("mixed", [(model, load(model)) for model in models])
+        return make_workload_space("cuts,branches", workload, joined, two_cores(), 4)
+
+    space, rng = made("squeezenet1_1@0.25/64", "mobilenet_v1@0.25/64"), np.random.default_rng(3)
+    plan = space.plan_at(int.from_bytes(rng.bytes(32), "little") % space.cardinality())
+    for _ in range(12):
+        plan = space.neighbour(plan, rng)
+        assert space.decode(space.encode(plan)) == plan
+    with fails(UsageError):
+        made("alexnet@0.25/64", "mobilenet_v1@0.25/64")
 
 
 def test_other_names_for_alike_processors_stay_in_the_space() -> None:

@@ -236,7 +236,7 @@ def test_what_is_no_plan_of_the_space() -> None:
 )
 def test_what_cannot_be_a_space_is_reported(graph: Graph, platform: Platform) -> None:
     with fails(UsageError):
-        SegmentSpace(graph, platform, splits=False)
+        make_space("cuts,branches", graph, platform, 1)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import SYNTHETIC, command, one_line
+from tests.support.commands import ROOT, SYNTHETIC, command, one_line
 from tests.support.sentences import says
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -28,6 +28,24 @@ def test_output_that_cannot_be_written_is_one_line() -> None:
             run = command(arguments, stdout=full, env={"PYTHONUNBUFFERED": ""})
         run.stdout = ""
         says(one_line(run, 2))
+
+
+def test_an_interrupt_during_an_import_is_an_interrupt(tmp_path: Path) -> None:
+    hook = """
+import os, signal, sys
+
+class Hook:
+    def find_spec(self, name, path=None, target=None):
+        if name == "optimizer.study.course":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Hook())
+"""
+    (tmp_path / "sitecustomize.py").write_text(hook)
+    env = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    run = command([*SYNTHETIC, "--budget", "2000", "--out", "run"], env=env, cwd=tmp_path)
+    assert run.returncode == 130, run.stderr
+    assert "Traceback" not in run.stderr
 
 
 def test_a_terminal_without_unicode(tmp_path: Path) -> None:

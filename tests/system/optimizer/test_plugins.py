@@ -393,6 +393,63 @@ def test_a_guard_keeps_what_a_session_can_do_and_checks_what_it_returns() -> Non
     says(wrong_batch([0.1], 1, 1, 0.0))
 
 
+@pytest.mark.parametrize(
+    ("method", "value"),
+    [
+        ("fingerprint", {"clock": math.nan}),
+        ("part_costs", None),
+        ("powers_w", {"cpu": -1.0}),
+        ("powers_w", {"cpu": math.nan}),
+        ("unsupported_operators", [10**6]),
+    ],
+)
+def test_wrong_answers_of_a_session_name_the_plug_in(method: str, value: Any) -> None:
+    class Board(ForwardingSession):
+        capabilities = Capabilities(computed=True, costs=True, powers=True, unsupported=True)
+
+        def __init__(self, inner: Session) -> None:
+            self.inner = inner
+
+        def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Candidate:
+            return self.inner.load(graph, plan, fresh=fresh)
+
+    class Plugin(SyntheticEvaluator):
+        @contextmanager
+        def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[Any]:
+            with super().prepare(platform, scratch) as session:
+                board = Board(session)
+                setattr(board, method, lambda *_: value)
+                yield board
+
+    evaluator = guarded(Plugin(), "evaluator 'x' of y 1")
+    given = {"part_costs": (example_graph(),), "unsupported_operators": (example_graph(), "cpu")}.get(method, ())
+    with evaluator.prepare(evaluator.platform()) as session, fails(UnavailableError):
+        getattr(session, method)(*given)
+
+
+def test_a_session_that_cannot_be_left_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    class Plugin(SyntheticEvaluator):
+        @contextmanager
+        def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[Any]:
+            with super().prepare(platform, scratch) as session:
+                yield session
+            raise ValueError("the board is gone")
+
+    evaluator = guarded(Plugin(), "evaluator 'x' of y 1")
+    with evaluator.prepare(evaluator.platform()):
+        pass
+    says("\n".join(caplog.messages))
+
+
+def test_a_platform_that_cannot_be_names_the_plug_in() -> None:
+    class Plugin(SyntheticEvaluator):
+        def platform(self) -> Platform:
+            return Platform("my board", ())
+
+    with fails(UsageError):
+        guarded(Plugin(), "evaluator 'x' of y 1").platform()
+
+
 def with_candidates(made: Callable[[Candidate], Candidate], name: str) -> Evaluator:
     """Return a guarded plug-in with these candidates."""
 

@@ -92,6 +92,15 @@ def test_people_and_reports_read_the_same(run: Path, capsys: pytest.CaptureFixtu
     says((run / "report.html").read_text())
 
 
+def test_a_study_that_no_plan_fits_tells_so_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", "squeezenet1_1", "--evaluator", "synthetic", "--budget", "9", "--out", str(tmp_path / "run")]
+    assert main([*words, "-q", "--deadline", "0.0001"]) == 3
+    capsys.readouterr()
+    for command in ("report", "explain"):
+        assert main([command, str(tmp_path / "run")]) == 2
+        says(capsys.readouterr().err.replace(str(tmp_path), "FOLDER"))
+
+
 def test_a_measured_study_is_explained_by_its_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--model", "squeezenet1_1", "--evaluator", "synthetic", "--budget", "20", "--out", str(tmp_path / "run")]
     assert main([*words, "-q", "--json"]) == 0
