@@ -202,6 +202,7 @@ def _geometric(values: Iterable[float]) -> float | None:
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what the rows of one group say together; ratios of a whole model over the plan."""
     best = [best_single(row) for row in rows]
+    regrets = {row["model"]: regret(row) for row in rows if CALIBRATED in row}
     return {
         "networks": len(rows),
         "litert_over_plan": _geometric(row["over_the_plan"][LITERT][0] for row in rows),
@@ -212,7 +213,8 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "plans_on_two_processors": [r["model"] for r in rows if len({s["processor"] for s in r["plan"]["stages"]}) > 1],
         "free_mixing_gain": _geometric(row["mixing"]["free_mixing_gain"] for row in rows),
         "largest_error": max((_error(row) or 0.0 for row in rows), default=None),
-        "regret_of_calibration": {row["model"]: regret(row) for row in rows if CALIBRATED in row},
+        "regret_of_calibration": regrets,
+        "mean_regret_of_calibration": float(np.mean([r["regret"][0] for r in regrets.values()])) if regrets else None,
     }
 
 
