@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from operator import index
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -73,7 +74,7 @@ def _logged(found: Any) -> Any:
 
 
 _PLAIN: dict[str, Callable[[Any], Any]] = {"conditions": dict, "powers_w": _watts, "figures": dict}
-_PLAIN |= {"after_pause": float, "unsupported_operators": list, "reduced": list}
+_PLAIN |= {"after_pause": float, "unsupported_operators": lambda found: [*map(index, found)], "reduced": list}
 _PLAIN["fingerprint"] = _logged
 """Method → conversion of its result, which raises where the result has another type."""
 

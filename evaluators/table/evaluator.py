@@ -70,9 +70,9 @@ class TableEvaluator(Evaluator):
             )
         most, least = _extremes(self._table)
         if most > MOST_S or least < _LEAST_S:
-            wrong = f"{most:g} s" if most > MOST_S else f"{least:g} s"
+            wrong = f"its operators take {most:g} s" if most > MOST_S else f"an operator takes {least:g} s"
             raise UsageError(
-                f"{path}: a study counts from 1 ns to {MOST_S:g} s, and an operator takes {wrong}",
+                f"{path}: a study counts from 1 ns to {MOST_S:g} s, and {wrong}",
                 f"give times in another unit, or use optimize solve {path}",
             )
         if self._table.one_part_per_device:
@@ -315,9 +315,9 @@ class _Simulator(WorkloadSimulator):
 
 
 def _extremes(table: Table) -> tuple[float, float]:
-    """Return the longest and the shortest finite time of an operator (s), 0 s left aside."""
+    """Return the sum of all finite times, and the shortest one of an operator (s), 0 s left aside."""
     each = [s for o in table.operators for s in o.seconds.values() if 0.0 < s < math.inf]
-    return max(each, default=1.0), min(each, default=1.0)
+    return sum(each), min(each, default=1.0)
 
 
 def _finite(table: NDArray[np.float64]) -> Any:

@@ -233,7 +233,7 @@ def _beside_each_other(run: CampaignRun, waiting: list[State], watcher: Progress
                     process.terminate()
                 raise
     finally:
-        for process in processes.values():
+        for process in list(processes.values()):
             process.wait()
 
 

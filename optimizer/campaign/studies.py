@@ -118,7 +118,8 @@ def run_words(
     started(process)
     _, errors = process.communicate()
     lines = errors.decode(errors="replace").strip().splitlines()
-    last = lines[-1].removeprefix("optimize: ") if lines else f"ended with {process.returncode}"
+    own = [line for line in lines if line.startswith("optimize: ")]  # what a plug-in's library prints may come later
+    last = [*lines, *own][-1].removeprefix("optimize: ") if lines else f"ended with {process.returncode}"
     return process.returncode, last
 
 

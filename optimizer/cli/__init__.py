@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import _thread
 import io
 import logging
+import math
 import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,7 +26,7 @@ from optimizer.cli.plans import compare, dashboard, execute, explain, export, re
 from optimizer.cli.serving import agent, storage
 from search_spaces.core.errors import EXIT_INTERRUPTED, OptimizeError, UsageError, reason_of, shown
 
-_AGAIN_S = 0.05  # an interrupt that comes during an import waits so long
+_AGAIN_S, _MOST_LATE_S = 0.05, 1.0  # an interrupt during an import is tried again after so long, for so long
 
 
 class _Warnings(logging.Handler):
@@ -55,9 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     logging.basicConfig(handlers=[_Warnings()], format="optimize: %(message)s", level=logging.WARNING, force=True)
     show_notes(on=False)
-    signal.signal(signal.SIGTERM, _interrupt)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupt)
+    interrupt = _Interrupts()
+    signal.signal(signal.SIGTERM, interrupt)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, interrupt)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would compete with what is measured
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -84,22 +86,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, but not while a module is imported: there it may become another error, or be lost."""
-    while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            again = threading.Timer(_AGAIN_S, _thread.interrupt_main, [number])
-            again.daemon = True
-            again.start()
-            return
-        frame = frame.f_back
-    raise KeyboardInterrupt
+class _Interrupts:
+    """Raises KeyboardInterrupt, up to a second late during an import, where it may be lost or become another error."""
+
+    def __init__(self) -> None:
+        self._since_s = math.inf  # when the one that waits came
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        now_s = time.monotonic()
+        self._since_s = min(self._since_s, now_s)
+        while frame is not None and frame.f_code is not main.__code__ and now_s < self._since_s + _MOST_LATE_S:
+            if frame.f_code.co_filename.startswith("<frozen importlib"):
+                again = threading.Timer(_AGAIN_S, signal.pthread_kill, [threading.main_thread().ident, number])
+                again.daemon = True
+                again.start()
+                return
+            frame = frame.f_back
+        self._since_s = math.inf
+        raise KeyboardInterrupt
 
 
 def _keep_output() -> None:
     """Keep the standard output for results; programs that a plug-in starts write to the standard error instead."""
     with suppress(OSError, AttributeError):  # either may be closed
-        if sys.stdout.fileno() == 1:
+        if sys.stdout.fileno() == 1 and os.fstat(2):
             results = os.dup(1)
             os.dup2(2, 1)
             sys.stdout = os.fdopen(results, "w", encoding=sys.stdout.encoding)

@@ -883,7 +883,7 @@ def _in_order(inputs: np.ndarray[Any, Any] | Arrays, kinds: Mapping[str, _Descri
     if given.keys() != set(names) or len(given) != len(inputs):
         raise ValueError(f"the inputs are {', '.join(map(repr, names))}, not {', '.join(map(repr, inputs))}")
     for name, (shape, dtype) in kinds.items():
-        if not isinstance(given[name], np.ndarray):
+        if not isinstance(given[name], np.ndarray | np.generic):
             raise TypeError(f"input {name!r} is a {type(given[name]).__name__}, not an array of NumPy")
         if (array := given[name]).shape != shape or array.dtype != dtype:
             raise ValueError(f"input {name!r} has shape {array.shape} and type {array.dtype}, not {shape} {dtype}")

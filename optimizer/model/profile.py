@@ -278,7 +278,7 @@ def profile(of: Profiler, known: Profile | None = None) -> Profile:
     for like, name in of.first.items():
         if like not in operator_s:
             overhead_s[like], whole_s[like] = 0.0, math.inf
-            operator_s[like] = _with_help(of, name, refused[name], stand_in)
+            operator_s[like] = _pooled(of.graph, _with_help(of, name, refused[name], stand_in))
     for pair, (here, there) in _pairs(of.platform).items():
         if pair in known.transfer_s:
             transfer_s[pair] = known.transfer_s[pair]
@@ -330,19 +330,31 @@ class _Timing:
         return tuple(scaled.tolist()), overhead, self.whole_s
 
 
+_WITH_WEIGHTS = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV"})
+_INDICES = frozenset(
+    {"int32", "int64"}
+)  # dtypes of permutations, axes and shapes, and of the biases of quantised weights
+
+
 def _pooled(graph: Graph, operator_s: tuple[float, ...]) -> tuple[float, ...]:
     """Give all operators of one kind, options and shapes their mean time.
 
     Where stages are many and short, their times less the overhead of a stage are mostly noise: those of MobileBERT's 24
-    equal blocks grew by three times from the first to the last.
+    equal blocks grew by three times from the first to the last. A constant of indices, such as a permutation, must be
+    the same tensor; groups and custom operators, whose options are not known, are not pooled.
     """
     alike: dict[Hashable, list[int]] = {}
     for index, operator in enumerate(graph.operators):
-        shapes = (
-            (graph.tensors[t].shape, graph.tensors[t].dtype) if t >= 0 else ()
-            for t in (*operator.inputs, -1, *operator.outputs)
+        tensors = [graph.tensors[t] if t >= 0 else None for t in (*operator.inputs, -1, *operator.outputs)]
+        shapes = tuple(
+            t
+            if t is None or (t.constant and t.dtype in _INDICES and operator.kind not in _WITH_WEIGHTS)
+            else (t.shape, t.dtype)
+            for t in tensors
         )
-        alike.setdefault((operator.kind, repr(sorted(operator.options.items())), *shapes), []).append(index)
+        own = index if operator.parts or not operator.options else -1
+        key = operator.kind, repr(sorted(operator.options.items())), shapes, own, math.isfinite(operator_s[index])
+        alike.setdefault(key, []).append(index)
     found = np.array(operator_s)
     for members in alike.values():
         found[members] = found[members].mean()

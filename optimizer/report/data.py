@@ -352,7 +352,7 @@ def read_result(path: Path) -> dict[str, Any]:
             last = read_log(path / LOG).records[-1:]
         if last and last[0].kind == INFEASIBLE:
             what = f"{path}: the study has no result: {last[0].data.get('what')}"
-            raise RunFolderError(what, "begin another one with other limits")
+            raise RunFolderError(what, "run it again with other limits")
         raise RunFolderError(f"{path}: the study is not finished: it has no result.json", resume_hint(path))
     result = read_document(file, SCHEMA_VERSION, f"to write it again, {resume_hint(path)}")
     if result.get("best") is None:

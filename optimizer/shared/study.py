@@ -418,7 +418,11 @@ def _agree(config: StudyConfig, mine: Mapping[str, Any], found: Any) -> None:
     there = known["agreed"]
     if there.get("model_digest") != mine["agreed"]["model_digest"]:
         theirs, ours = (_words(settings["config"].get("model")) for settings in (known, mine))
-        what = f"it is of {theirs}, not of {ours}" if theirs != ours else f"{ours} has changed since it began"
+        what = (
+            f"it is of {theirs}, not of {ours}"
+            if theirs != ours
+            else f"{ours} has other shapes, or has changed since it began"
+        )
         raise UsageError(f"--study {config.study}: {what}", "give another --study")
     for name, value in mine["agreed"].items():
         if there.get(name) != value:

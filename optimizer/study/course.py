@@ -205,7 +205,9 @@ def run_study(config: StudyConfig, watcher: Watcher, command: Sequence[str]) -> 
                 with subject.session(run.path) as session:
                     return _search(study, session)
             except InfeasibleError as error:
-                run.log.append(INFEASIBLE, {"what": error.what})  # reports tell why there is no result
+                known = run.contents.records
+                if not known or (known[-1].kind, known[-1].data) != (INFEASIBLE, {"what": error.what}):
+                    run.log.append(INFEASIBLE, {"what": error.what})  # reports tell why there is no result
                 raise
 
 

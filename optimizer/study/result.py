@@ -174,14 +174,12 @@ class Result:
         """Return the ratio of a plan's time to the recommended one's; None if no final or prediction has it."""
         if self.verdict is None:
             return None
-        found, own, best = (
-            self.verdict.ratio(plan, self.verdict.best),
-            self.samples(plan),
-            self.samples(self.verdict.best),
-        )
-        if found is None and own and best and self.verdict.final.exact:
-            return Ratio(*[own.median / best.median] * 3)
-        return found
+        found, reference = self.verdict.ratio(plan, self.verdict.best), self.verdict.standing(self.verdict.best)
+        own, best = self.samples(plan), self.samples(self.verdict.best)
+        if found or not (own and best and self.verdict.final.exact) or (reference and reference.errors is not None):
+            return found
+        ratio = own.median / best.median
+        return Ratio(*[1.0 if abs(ratio - 1.0) < _ROUNDING else ratio] * 3)
 
     def stage_s(self, plan: Plan) -> tuple[float, ...]:
         """Return the seconds of a plan's stages, from the same runs as :meth:`samples`; empty where there are none."""

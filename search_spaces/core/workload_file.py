@@ -126,7 +126,7 @@ def is_workload_file(path: Path) -> bool:
 
 def _keys(path: Path) -> set[Any]:
     root = composed(path, "a workload", "it must describe a workload")
-    return {key.value for key, _ in root.value} if root.id == "mapping" else set()
+    return {key.value for key, _ in root.value if key.id == "scalar"} if root.id == "mapping" else set()
 
 
 def read_workload(path: Path, most_error: float = RANKED_ERROR) -> Workload:

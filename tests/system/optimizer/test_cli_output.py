@@ -34,10 +34,14 @@ def test_an_interrupt_during_an_import_is_an_interrupt(tmp_path: Path) -> None:
     hook = """
 import os, signal, sys
 
+class Interrupts:
+    def __set_name__(self, owner, name):  # before CPython 3.12 its KeyboardInterrupt becomes a RuntimeError
+        os.kill(os.getpid(), signal.SIGINT)
+
 class Hook:
     def find_spec(self, name, path=None, target=None):
         if name == "optimizer.study.course":
-            os.kill(os.getpid(), signal.SIGINT)
+            type("Made", (), {"field": Interrupts()})
 
 sys.meta_path.insert(0, Hook())
 """

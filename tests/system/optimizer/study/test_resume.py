@@ -124,7 +124,7 @@ def test_a_flipped_bit_costs_one_record_and_the_study_ends_well(
     log.write_bytes(content)
     watcher = Quiet()
     result = go(folder, sampler="tpe", watcher=watcher)
-    assert any("trial log" in message for message in watcher.messages)
+    assert any("trials.jsonl" in message for message in watcher.messages)
     kept = tried(folder)
     assert len([trial for trial in wanted if trial in kept]) >= len(wanted) - 1
     assert result.history.measured == 26
