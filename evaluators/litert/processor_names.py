@@ -11,6 +11,7 @@
     cpu1:tflite-runtime  run by tflite-runtime instead of LiteRT
     cpu:openvino         run by OpenVINO in float32; also cpu0-3:threads=2:openvino and any other core set
     cpu:openvino-bf16    in bfloat16; also openvino-f16; where the CPU has instructions for it
+    cpu:openvino:blocked OpenVINO's kernels for blocked layouts, which it does not choose itself on a CPU with AVX-512
     igpu:openvino        Intel's integrated GPU, run by OpenVINO in float32; igpu:openvino-f16 in float16
     gpu:openvino         Intel's discrete GPU, likewise
     npu:openvino         Intel's NPU, run by OpenVINO; it computes in float16
@@ -37,9 +38,9 @@ from evaluators.litert.worker.runtimes import LITERT, OPENVINO, PRECISIONS, TFLI
 from search_spaces.core.errors import UsageError
 from search_spaces.core.wording import plural
 
-Kernels = Literal["xnnpack", "builtin", "reference", "f16"]
+Kernels = Literal["xnnpack", "builtin", "reference", "f16", "blocked"]
 
-KERNELS: tuple[Kernels, ...] = ("xnnpack", "builtin", "reference", "f16")
+KERNELS: tuple[Kernels, ...] = ("xnnpack", "builtin", "reference", "f16", "blocked")
 GPU_PRECISIONS = ("f16", "f32")
 RUNTIMES = {TFLITE: (TFLITE, ""), OPENVINO: (OPENVINO, "f32")} | {
     f"{OPENVINO}-{precision}": (OPENVINO, precision) for precision in PRECISIONS[1:]
@@ -151,6 +152,8 @@ def processor_options(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         take("kernels", KERNELS, "unknown kernels")
     if "runtime" in data:
         take("runtime", (TFLITE, OPENVINO) if kind == "cpu" else (OPENVINO,), "unknown runtime")
+    if "kernels" in options and (options["kernels"] == "blocked") != (options.get("runtime") == OPENVINO):
+        raise ValueError(f"kernels {options['kernels']} of another runtime")
     if options.get("runtime") == OPENVINO:
         take("precision", PRECISIONS if kind == "cpu" else GPU_PRECISIONS, "unknown precision")
         if kind != "cpu":
@@ -202,8 +205,12 @@ def _cpu(text: str, cores: str, words: list[str]) -> ProcessorName:
         else:
             known = ", ".join((*KERNELS, *RUNTIMES))
             raise UsageError(f"processor {text!r}: {word!r} is neither threads=N nor one of {known}")
-    if runtime == OPENVINO and kernels is not None:
+    if runtime == OPENVINO and kernels not in {None, "blocked"}:
         raise UsageError(f"processor {text!r}: {runtime} has kernels of its own", _HINT)
+    if runtime != OPENVINO and kernels == "blocked":
+        raise UsageError(
+            f"processor {text!r}: only OpenVINO has blocked kernels", f"name it cpu{cores}:{OPENVINO}:blocked"
+        )
     kernels = kernels or "xnnpack"
     if runtime == TFLITE and kernels == "f16":
         raise UsageError(f"processor {text!r}: {runtime} has no kernels in float16", _HINT)

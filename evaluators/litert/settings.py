@@ -138,22 +138,23 @@ def _openvino_settings(processor: Processor, *, strict: bool) -> dict[str, Any]:
         properties["EXECUTION_MODE_HINT"] = "ACCURACY" if options["precision"] == "f32" else "PERFORMANCE"
     if cpu:
         properties |= {"INFERENCE_NUM_THREADS": str(options["threads"]), "ENABLE_HYPER_THREADING": "YES"}
-    return {"device": device, "properties": properties}
+    return {"device": device, "properties": properties, "kernels": options.get("kernels", "")}
 
 
 def cache_settings(processor: Processor) -> dict[str, Any]:
     """Return the folder for a processor's compiled stages, and the largest size to keep; empty where none are kept."""
     if runtime_of(processor) != OPENVINO:
         return {}
-    if (folder := _cache_folder(cache_dir(), processor.options["precision"])) is None:
+    options = processor.options
+    if (folder := _cache_folder(cache_dir(), options["precision"], options.get("kernels", ""))) is None:
         return {}
     # Accelerators take seconds to compile even the smallest stage.
     return {"cache": str(folder), "cached_nbytes": _CACHED_NBYTES if processor.kind == "cpu" else 1 << 62}
 
 
 @cache
-def _cache_folder(root: Path, precision: str) -> Path | None:
-    """Return the folder where OpenVINO keeps compiled stages of a precision, or None where it cannot be used.
+def _cache_folder(root: Path, precision: str, kernels: str) -> Path | None:
+    """Return the folder where OpenVINO keeps compiled stages of a precision and kernels, or None if it cannot be used.
 
     OpenVINO's file names depend on the stage alone, neither on the CPU nor on the precision: hence a folder for each.
     """
@@ -161,7 +162,7 @@ def _cache_folder(root: Path, precision: str) -> Path | None:
     if top is None:
         return None
     prune(top, "*/*.blob", _CACHE_NBYTES)
-    return private_folder(top / machine_digest(version(OPENVINO), precision))
+    return private_folder(top / machine_digest(version(OPENVINO), precision, kernels))
 
 
 def reads_files(processor: Processor) -> bool:
@@ -200,6 +201,7 @@ def _arithmetic(processor: Processor) -> str:
     runtime = runtime_of(processor)
     if processor.kind == "gpu" or runtime == OPENVINO:
         precision: str = processor.options["precision"]
-        return f"{processor.kind} {runtime} {precision}" if precision == "f32" else precision
+        own = f"{processor.kind} {runtime} {precision} {processor.options.get('kernels', '')}"
+        return own if precision == "f32" else precision
     kernels = str(processor.options.get("kernels", "xnnpack"))
     return kernels if kernels == "f16" or runtime == LITERT else f"{runtime} {kernels}"

@@ -669,6 +669,9 @@ class OpenVinoStage : public Stage {
  public:
   OpenVinoStage(const std::string& folder, const StageLine& line, const ProcessorLine& processor)
       : Stage(line, processor) {
+    if (processor.kernels == "blocked") {  // OpenVINO's C API cannot choose them
+      throw std::runtime_error("only run_plan.py runs OpenVINO's blocked kernels");
+    }
     const bool cpu = processor.kind == "cpu";
     const std::string threads = std::to_string(processor.threads);
     std::vector<const char*> words{"PERFORMANCE_HINT", "LATENCY"};

@@ -45,6 +45,7 @@ import sys
 import tempfile
 import threading
 import time
+import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,7 +185,9 @@ class Stage:
             config |= {"INFERENCE_NUM_THREADS": str(options.get("threads", 1)), "ENABLE_HYPER_THREADING": "YES"}
         device = "CPU" if kind == "cpu" else options["device"]
         device = f"HETERO:{device},CPU" if options.get("fallback") else device
-        self._request = openvino.Core().compile_model(path, device, config).create_infer_request()
+        core = openvino.Core()
+        model = _with_blocked_kernels(core, path) if options.get("kernels") == "blocked" else path
+        self._request = core.compile_model(model, device, config).create_infer_request()
         self.run = self._run_openvino
 
     def _make_interpreter(self, path: str, _: str, options: Mapping[str, Any]) -> None:
@@ -303,6 +306,30 @@ class Stage:
             self._interpreter.set_tensor(index, array)
         self._interpreter.invoke()
         return [self._interpreter.get_tensor(index) for index in self._out]
+
+
+def _with_blocked_kernels(core: Any, path: str) -> Any:
+    """Return a model of OpenVINO in which convolutions take kernels for blocked layouts where these are fast."""
+    import openvino
+
+    with tempfile.TemporaryDirectory() as folder:
+        text, constants = Path(folder, "stage.xml"), Path(folder, "stage.bin")
+        openvino.serialize(core.read_model(path), text, constants)
+        model = ET.parse(text)  # noqa: S314 - OpenVINO has just written it
+        for layer in model.iter("layer"):
+            data, weights = layer.find("data"), layer.find("input/port[2]")
+            if data is None or weights is None or set(data.get("dilations", "").split(", ")) != {"1"}:
+                continue
+            shape = [int(dim.text or 0) for dim in weights.iter("dim")]
+            filled = layer.get("type") == "Convolution" and (shape[1] <= 4 or shape[1] % 8 == 0)
+            if filled or (layer.get("type") == "GroupConvolution" and shape[1:3] == [1, 1]):
+                attributes = layer.find("rt_info")
+                attributes = ET.SubElement(layer, "rt_info") if attributes is None else attributes
+                kernels = "cpu:jit_avx512_1x1,cpu:jit_avx512"
+                ET.SubElement(attributes, "attribute", name="primitives_priority", version="0", value=kernels)
+        if model.find(".//layer[@type='FakeQuantize']") is None:
+            model.write(text)
+        return core.read_model(text, constants)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import tempfile
+import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import byref, c_char_p, c_int, c_int64, c_size_t, c_void_p
 from dataclasses import asdict, dataclass
@@ -33,7 +34,10 @@ _NATIVE = {
     # Flags of /proc/cpuinfo. OpenVINO offers bfloat16 on any CPU with AVX-512, emulated where the CPU lacks these.
     "bf16": {"amx_bf16", "avx512_bf16", "avx_ne_convert", "bf16"},
     "f16": {"amx_fp16", "avx512_fp16", "fphp"},
+    "blocked": {"avx512f"},
 }
+# Any priority rules out the kernels for NHWC (brgconv), which OpenVINO prefers on a CPU with AVX-512.
+_BLOCKED = "cpu:jit_avx512_1x1,cpu:jit_avx512"
 _U8 = 16  # ov_common.h: ov_element_type_e
 _PARAMETER = re.compile(r'name="([^"]*)" type="Parameter"([^<>]*>\s*<data [^<>]*?)\s*/>')
 _MOST_ERROR = 300  # characters of OpenVINO's own message, which may hold a whole operator's attributes
@@ -113,7 +117,7 @@ def other_versions(libraries: Iterable[Path]) -> list[str]:
 
 
 def computes_natively(precision: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Return whether this machine's CPU has instructions for a precision (``f32``, ``f16``, ``bf16``)."""
+    """Return whether this CPU has instructions for a precision (``f32``, ``f16``, ``bf16``), or for ``blocked``."""
     if precision == "f32":
         return True
     flags = re.search(r"^(?:flags|Features)\s*:(.*)$", kernel_text(cpuinfo), re.MULTILINE)
@@ -212,9 +216,9 @@ class OpenVino(Library):
             with tempfile.TemporaryDirectory() as folder:
                 link = Path(folder) / "stage.tflite"  # OpenVINO recognises formats by the file name
                 link.symlink_to(f"/proc/self/fd/{fd}")
-                if weights:
-                    text, own = _with_weights(link, weights)
-                    memory = map_joined(own, [source])
+                if weights or settings.get("kernels"):
+                    text, own = _as_ir(link, weights, blocked=settings.get("kernels") == "blocked")
+                    memory = map_joined(own, [source] if weights else [])
                     self._read(text, memory, model)
                 else:
                     self.call("ov_core_read_model", self.core(), str(link).encode(), None, byref(model))
@@ -336,11 +340,12 @@ def _reason(text: str) -> str:
     return (reasons[0] if reasons else "it gives no reason")[:_MOST_ERROR]
 
 
-def _with_weights(path: Path, weights: Mapping[str, Sequence[int]]) -> tuple[bytes, bytes]:
+def _as_ir(path: Path, weights: Mapping[str, Sequence[int]], *, blocked: bool) -> tuple[bytes, bytes]:
     """Return a model in OpenVINO's own format (IR), with some of its inputs replaced by constants.
 
     Args:
         weights: name of an input → offset and size in a file that is mapped behind the constants.
+        blocked: require kernels for blocked layouts (nChw16c) where they are fast.
 
     Returns:
         The XML text, and the model's other constants, padded to whole pages.
@@ -360,7 +365,27 @@ def _with_weights(path: Path, weights: Mapping[str, Sequence[int]]) -> tuple[byt
         name, data = found.groups()
         return f'name="{name}" type="Const"{data} {at[name]} />' if name in at else found[0]
 
-    return _PARAMETER.sub(as_constant, text.read_text(encoding="utf-8")).encode(), own
+    model = ET.parse(text)  # noqa: S314 - OpenVINO has just written it
+    if blocked and model.find(".//layer[@type='FakeQuantize']") is None:  # 8-bit kernels have layouts of their own
+        for layer in filter(has_blocked_kernel, model.iter("layer")):
+            attributes = layer.find("rt_info")
+            attributes = ET.SubElement(layer, "rt_info") if attributes is None else attributes
+            ET.SubElement(attributes, "attribute", name="primitives_priority", version="0", value=_BLOCKED)
+    return _PARAMETER.sub(as_constant, ET.tostring(model.getroot(), "unicode")).encode(), own
+
+
+def has_blocked_kernel(layer: ET.Element) -> bool:
+    """Return whether a layer is a convolution with a fast kernel for blocked layouts.
+
+    None is fast for dilated convolutions, groups of more than one channel, and channels that do not fill vectors.
+    """
+    data, weights = layer.find("data"), layer.find("input/port[2]")
+    if data is None or weights is None or set(data.get("dilations", "").split(", ")) != {"1"}:
+        return False
+    shape = [int(dim.text or 0) for dim in weights.iter("dim")]  # (groups,) channels out, channels in, height, width
+    if layer.get("type") == "GroupConvolution":
+        return shape[1:3] == [1, 1]
+    return layer.get("type") == "Convolution" and (shape[1] <= 4 or shape[1] % 8 == 0)
 
 
 def main() -> int:

@@ -54,6 +54,7 @@ def test_cores_are_read_however_they_are_grouped(cores: set[int]) -> None:
             ProcessorName("cpu", cores=(0, 1), threads=2, runtime="openvino", precision="f32"),
         ),
         ("cpu:openvino-bf16", ProcessorName("cpu", runtime="openvino", precision="bf16")),
+        ("cpu:openvino:blocked", ProcessorName("cpu", kernels="blocked", runtime="openvino", precision="f32")),
         ("igpu:openvino", ProcessorName("gpu", runtime="openvino", precision="f32", integrated=True)),
         ("gpu:openvino-f16", ProcessorName("gpu", runtime="openvino", precision="f16")),
         ("npu:openvino", ProcessorName("npu", runtime="openvino", precision="f16")),
@@ -101,6 +102,8 @@ def test_names_of_processors(text: str, wanted: ProcessorName) -> None:
         "igpu",
         "igpu:openvino-bf16",
         "npu:openvino-f16",
+        "cpu0:blocked",
+        "cpu0:tflite-runtime:blocked",
     ],
 )
 def test_names_that_are_wrong(text: str) -> None:

@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -32,7 +33,13 @@ from evaluators.litert.session import LitertEvaluator, LitertSession
 from evaluators.litert.settings import TOLERANCE_BF16, TOLERANCE_F32, TOLERANCE_INT8, compile_settings
 from evaluators.litert.stages import compile_strictly
 from evaluators.litert.worker import openvino
-from evaluators.litert.worker.openvino import Device, computes_natively, find_devices, other_versions
+from evaluators.litert.worker.openvino import (
+    Device,
+    computes_natively,
+    find_devices,
+    has_blocked_kernel,
+    other_versions,
+)
 from evaluators.litert.worker.runtimes import OPENVINO, check_installed
 from evaluators.litert.workers import WorkerError
 from evaluators.testing import EvaluatorContract
@@ -82,6 +89,7 @@ PROBLEM = why_not()
 FIRST, LAST = f"cpu{usable_cores()[0]}", f"cpu{usable_cores()[-1]}"
 MIXED = list(dict.fromkeys([FIRST, f"{LAST}:openvino"]))
 REDUCED = "" if PROBLEM else "bf16" if computes_natively("bf16") else ""
+BLOCKED = f"{LAST}:openvino:blocked"
 
 
 def runs(test: Callable[..., None]) -> Callable[..., None]:
@@ -305,11 +313,55 @@ def test_folders_that_others_may_write_to_are_not_used(tmp_path: Path) -> None:
 
 
 @runs
-def test_an_exported_plan_runs_with_the_two_runtimes_alone(squeezenet: Graph, tmp_path: Path) -> None:
+@pytest.mark.skipif(not computes_natively("blocked"), reason="this CPU has no AVX-512")
+def test_blocked_kernels_round_otherwise(
+    cache_folder: Path, squeezenet: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, bits = (f"{LAST}:openvino", BLOCKED), []
+    platform = platform_of(FIRST, *names)
+    for large in (1 << 60, 0):  # with weights inside the stage's file, and in the model's
+        monkeypatch.setattr(stages, "_LARGE_NBYTES", large)
+        with LitertEvaluator().prepare(platform) as session:
+            for name in names:
+                loaded = session.load(squeezenet, chain_plan(squeezenet, (), [name]))
+                with closing(cast("LitertCandidate", loaded)) as candidate:
+                    agreement = there(candidate.verify())
+                    assert agreement.accepted
+                    candidate.run(1)
+                    bits.append(candidate.outputs()[0].tobytes())
+    assert bits[0] == bits[2] != bits[1] == bits[3]
+    assert settings.tolerance([platform[BLOCKED]], platform[names[0]]) == TOLERANCE_F32
+
+
+@pytest.mark.parametrize(
+    ("kind", "dilation", "weights", "blocked"),
+    [
+        ("Convolution", 1, (64, 32, 3, 3), True),
+        ("Convolution", 1, (64, 3, 7, 7), True),
+        ("Convolution", 1, (64, 149, 7, 7), False),
+        ("Convolution", 2, (64, 32, 3, 3), False),
+        ("GroupConvolution", 1, (64, 1, 1, 3, 3), True),
+        ("GroupConvolution", 1, (2, 32, 32, 3, 3), False),
+        ("MatMul", 1, (64, 32), False),
+    ],
+)
+def test_which_convolutions_have_blocked_kernels(
+    kind: str, dilation: int, weights: Sequence[int], blocked: bool
+) -> None:
+    dims = "".join(f"<dim>{size}</dim>" for size in weights)
+    text = f'<layer type="{kind}"><data dilations="{dilation}, {dilation}" /><input><port /><port>{dims}</port></input>'
+    assert has_blocked_kernel(ET.fromstring(f"{text}</layer>")) == blocked
+    assert not has_blocked_kernel(ET.fromstring(f'<layer type="{kind}" />'))
+
+
+@runs
+@pytest.mark.parametrize("second", [MIXED[1], BLOCKED] if computes_natively("blocked") else [MIXED[1]])
+def test_an_exported_plan_runs_with_the_two_runtimes_alone(second: str, squeezenet: Graph, tmp_path: Path) -> None:
     from optimizer.export import run_plan
 
-    plan = chain_plan(squeezenet, [9, 20], [FIRST, MIXED[1], FIRST])
-    write_deployment(tmp_path, squeezenet, plan, platform_of(*MIXED), there(squeezenet.source).content_digest())
+    plan = chain_plan(squeezenet, [9, 20], [FIRST, second, FIRST])
+    platform = platform_of(FIRST, second)
+    write_deployment(tmp_path, squeezenet, plan, platform, there(squeezenet.source).content_digest())
     image = np.random.default_rng(0).uniform(-1, 1, (1, 224, 224, 3)).astype(np.float32)
     with PlanRunner(tmp_path) as runner:
         wanted = runner.run(image)
@@ -377,8 +429,9 @@ def test_devices_that_are_not_there(devices: None, monkeypatch: pytest.MonkeyPat
             make_processor(name)
     monkeypatch.setattr(processors, "computes_natively", lambda precision: precision == "f32")
     make_processor("cpu:openvino")
-    with fails(UnavailableError):
-        make_processor("cpu:openvino-bf16")
+    for name in ("cpu:openvino-bf16", "cpu:openvino:blocked"):
+        with fails(UnavailableError):
+            make_processor(name)
 
 
 def test_what_a_cpu_computes_natively(tmp_path: Path) -> None:
