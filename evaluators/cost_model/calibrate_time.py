@@ -142,7 +142,7 @@ def operator_seconds(
 def openvino_seconds(
     features: Sequence[OperatorFeatures], names: Sequence[str], kernel_s: Sequence[float]
 ) -> NDArray[np.float64]:
-    """Return the same from OpenVINO's kernels, which are in the operators' order.
+    """Return the same from OpenVINO's kernels, whose convolutions are in the operators' order.
 
     Args:
         features: with those that OpenVINO fuses as ``free`` (:func:`~evaluators.cost_model.features.fused`).

@@ -11,7 +11,8 @@
     cpu1:tflite-runtime  run by tflite-runtime instead of LiteRT
     cpu:openvino         run by OpenVINO in float32; also cpu0-3:threads=2:openvino and any other core set
     cpu:openvino-bf16    in bfloat16; also openvino-f16; where the CPU has instructions for it
-    cpu:openvino:blocked OpenVINO's kernels for blocked layouts, which it does not choose itself on a CPU with AVX-512
+    cpu:openvino:blocked OpenVINO's kernels for blocked layouts, which it does not choose itself on a CPU with AVX-512;
+                         in float32
     igpu:openvino        Intel's integrated GPU, run by OpenVINO in float32; igpu:openvino-f16 in float16
     gpu:openvino         Intel's discrete GPU, likewise
     npu:openvino         Intel's NPU, run by OpenVINO; it computes in float16
@@ -152,8 +153,6 @@ def processor_options(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         take("kernels", KERNELS, "unknown kernels")
     if "runtime" in data:
         take("runtime", (TFLITE, OPENVINO) if kind == "cpu" else (OPENVINO,), "unknown runtime")
-    if "kernels" in options and (options["kernels"] == "blocked") != (options.get("runtime") == OPENVINO):
-        raise ValueError(f"kernels {options['kernels']} of another runtime")
     if options.get("runtime") == OPENVINO:
         take("precision", PRECISIONS if kind == "cpu" else GPU_PRECISIONS, "unknown precision")
         if kind != "cpu":
@@ -164,6 +163,9 @@ def processor_options(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         if data["precision"] not in GPU_PRECISIONS or not isinstance(data["adapter"], str) or not data["adapter"]:
             raise ValueError(f"unknown adapter {reprlib.repr(data['adapter'])}")
         options |= {"precision": data["precision"], "adapter": data["adapter"]}
+    blocked = kind == "cpu" and options.get("runtime") == OPENVINO and options["precision"] == "f32"
+    if "kernels" in options and (options["kernels"] == "blocked") != blocked:
+        raise ValueError(f"kernels {options['kernels']}, which its runtime does not have")
     if kind != "cpu":
         options["fallback"] = data.get("fallback") is True
     return options
@@ -207,9 +209,10 @@ def _cpu(text: str, cores: str, words: list[str]) -> ProcessorName:
             raise UsageError(f"processor {text!r}: {word!r} is neither threads=N nor one of {known}")
     if runtime == OPENVINO and kernels not in {None, "blocked"}:
         raise UsageError(f"processor {text!r}: {runtime} has kernels of its own", _HINT)
-    if runtime != OPENVINO and kernels == "blocked":
+    if kernels == "blocked" and (runtime, precision) != RUNTIMES[OPENVINO]:
         raise UsageError(
-            f"processor {text!r}: only OpenVINO has blocked kernels", f"name it cpu{cores}:{OPENVINO}:blocked"
+            f"processor {text!r}: only OpenVINO has blocked kernels, in float32",
+            f"name it like cpu0:{OPENVINO}:blocked",
         )
     kernels = kernels or "xnnpack"
     if runtime == TFLITE and kernels == "f16":

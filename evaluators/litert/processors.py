@@ -46,8 +46,7 @@ def local_platform() -> Platform:
 
     ``cpu`` runs a stage on all cores with one thread each; ``cpu0``, ``cpu1`` … are single cores. Cores are alike when
     the kernel reports the same capacity and the same highest clock for them. ``gpu`` is the first hardware adapter.
-    Where OpenVINO is installed, ``cpu:openvino`` is all cores once more (with ``:blocked`` again, where the CPU has
-    AVX-512), and ``igpu:openvino`` Intel's integrated GPU.
+    Where OpenVINO is installed, ``cpu:openvino`` is all cores once more, and ``igpu:openvino`` Intel's integrated GPU.
     Where a control group limits CPU time, only as many cores are used as the quota pays for.
 
     Raises:
@@ -59,7 +58,7 @@ def local_platform() -> Platform:
     hardware = find_adapters(software=False)
     if hardware:
         found.append(_gpu("gpu", parse_processor("gpu"), hardware[0]))
-    found += _those_here(f"{names[0]}:{OPENVINO}", f"{names[0]}:{OPENVINO}:blocked", f"igpu:{OPENVINO}")
+    found += _those_here(f"{names[0]}:{OPENVINO}", f"igpu:{OPENVINO}")
     return Platform(host.node() or "local", tuple(found))
 
 
@@ -242,11 +241,7 @@ def _cpu(text: str, name: ProcessorName) -> Processor:
     like = f"core:{_speed(cores[0])}" if len(cores) == 1 else f"cores:{','.join(sorted(map(_speed, cores)))}"
     if threads != len(cores):
         like += f":threads={threads}"
-    if name.kernels == "blocked" and not computes_natively(name.kernels):
-        raise UnavailableError(
-            f"processor {text!r}: this CPU has no AVX-512, so OpenVINO chooses these kernels itself",
-            f"name it {text.replace(':blocked', '')}",
-        )
+    check_kernels(text, name.kernels)
     if name.kernels != "xnnpack":
         options["kernels"] = name.kernels
         like += f":{name.kernels}"
@@ -259,6 +254,19 @@ def _cpu(text: str, name: ProcessorName) -> Processor:
         options["precision"] = name.precision
         like += f"-{name.precision}"
     return Processor(text, "cpu", {f"core{core}": 1.0 for core in cores}, like, options)
+
+
+def check_kernels(text: str, kernels: str) -> None:
+    """Check that this machine's CPU has the instructions of a processor's kernels.
+
+    Raises:
+        UnavailableError: it has not.
+    """
+    if kernels == "blocked" and not computes_natively(kernels):
+        raise UnavailableError(
+            f"processor {text!r}: this CPU has no AVX-512, which these kernels need",
+            "leave out :blocked",
+        )
 
 
 def check_cores(text: str, cores: Sequence[int]) -> None:

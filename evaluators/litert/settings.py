@@ -11,7 +11,7 @@ from typing import Any
 
 from evaluators.litert.adapters import driver_environment
 from evaluators.litert.packed import machine_digest
-from evaluators.litert.processors import check_cores, computes_with_xnnpack, find_adapter, npu_folder
+from evaluators.litert.processors import check_cores, check_kernels, computes_with_xnnpack, find_adapter, npu_folder
 from evaluators.litert.worker.runtimes import LITERT, OPENVINO, check_installed, runtime_of, version
 from search_spaces.core.graph import Graph
 from search_spaces.core.platform import Platform, Processor
@@ -72,6 +72,7 @@ def worker_starts(platform: Platform) -> dict[str, WorkerStart]:
 def _start(processor: Processor) -> WorkerStart:
     cores = tuple(processor.options["cores"])
     check_cores(processor.name, cores)
+    check_kernels(processor.name, processor.options.get("kernels", ""))
     start = WorkerStart(cores, accelerators_of(processor), runtime=runtime_of(processor))
     if start.runtime != LITERT:
         check_installed(start.runtime)
@@ -138,22 +139,23 @@ def _openvino_settings(processor: Processor, *, strict: bool) -> dict[str, Any]:
         properties["EXECUTION_MODE_HINT"] = "ACCURACY" if options["precision"] == "f32" else "PERFORMANCE"
     if cpu:
         properties |= {"INFERENCE_NUM_THREADS": str(options["threads"]), "ENABLE_HYPER_THREADING": "YES"}
-    return {"device": device, "properties": properties, "kernels": options.get("kernels", "")}
+    kernels = {"kernels": options["kernels"]} if "kernels" in options else {}
+    return {"device": device, "properties": properties, **kernels}
 
 
 def cache_settings(processor: Processor) -> dict[str, Any]:
     """Return the folder for a processor's compiled stages, and the largest size to keep; empty where none are kept."""
     if runtime_of(processor) != OPENVINO:
         return {}
-    options = processor.options
-    if (folder := _cache_folder(cache_dir(), options["precision"], options.get("kernels", ""))) is None:
+    words = (processor.options[name] for name in ("precision", "kernels") if name in processor.options)
+    if (folder := _cache_folder(cache_dir(), *words)) is None:
         return {}
     # Accelerators take seconds to compile even the smallest stage.
     return {"cache": str(folder), "cached_nbytes": _CACHED_NBYTES if processor.kind == "cpu" else 1 << 62}
 
 
 @cache
-def _cache_folder(root: Path, precision: str, kernels: str) -> Path | None:
+def _cache_folder(root: Path, *words: str) -> Path | None:
     """Return the folder where OpenVINO keeps compiled stages of a precision and kernels, or None if it cannot be used.
 
     OpenVINO's file names depend on the stage alone, neither on the CPU nor on the precision: hence a folder for each.
@@ -162,7 +164,7 @@ def _cache_folder(root: Path, precision: str, kernels: str) -> Path | None:
     if top is None:
         return None
     prune(top, "*/*.blob", _CACHE_NBYTES)
-    return private_folder(top / machine_digest(version(OPENVINO), precision, kernels))
+    return private_folder(top / machine_digest(version(OPENVINO), *words))
 
 
 def reads_files(processor: Processor) -> bool:

@@ -467,7 +467,8 @@ def _readme(study: Study, document: Mapping[str, Any], more: Sequence[str]) -> s
         f"- `python run_plan.py` times it (needs {needs} and numpy); {one} runs it.",
         *_fallback_lines(document),
     ]
-    if TFLITE not in _runtimes(document):  # the runner in C++ refuses it
+    blocked = any(p["options"].get("kernels") == "blocked" for p in document["platform"]["processors"])
+    if TFLITE not in _runtimes(document) and not blocked:  # the runner in C++ refuses both
         lines += [
             "- `run_plan.cc` with `CMakeLists.txt` is the same in C++: it needs the sources of LiteRT and Abseil, and",
             "  the libLiteRt.so of the package ai-edge-litert; the head of `CMakeLists.txt` has the command.",

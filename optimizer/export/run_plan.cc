@@ -669,7 +669,7 @@ class OpenVinoStage : public Stage {
  public:
   OpenVinoStage(const std::string& folder, const StageLine& line, const ProcessorLine& processor)
       : Stage(line, processor) {
-    if (processor.kernels == "blocked") {  // OpenVINO's C API cannot choose them
+    if (processor.kernels == "blocked") {  // the C API writes no model with its kernels
       throw std::runtime_error("only run_plan.py runs OpenVINO's blocked kernels");
     }
     const bool cpu = processor.kind == "cpu";

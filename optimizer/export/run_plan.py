@@ -45,7 +45,6 @@ import sys
 import tempfile
 import threading
 import time
-import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +95,11 @@ _PACKED = {"bfloat16": "uint16"} | dict.fromkeys(("int2", "int4", "uint4", "floa
 _CPU, _FIRST, _ALIGNMENT = 1, ctypes.c_size_t(0), 64
 _ACCELERATORS, _INTEGER = 24, 2  # litert_environment_options.h, litert_any.h
 _SETTINGS = {"reference": "kernel_mode = 1\n", "builtin": "kernel_mode = 2\n", "f16": f"flags = {XNNPACK_FLOAT16}\n"}
+
+_BLOCKED = (
+    '<rt_info><attribute name="primitives_priority" version="0" value="cpu:jit_avx512_1x1,cpu:jit_avx512" /></rt_info>'
+)
+_CONVOLUTION = re.compile(r'(<layer id="\d+" name="[^"]*" type="((?:Group)?Convolution)")(.*?</layer>)', re.DOTALL)
 
 
 class StartError(RuntimeError):
@@ -315,21 +319,27 @@ def _with_blocked_kernels(core: Any, path: str) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         text, constants = Path(folder, "stage.xml"), Path(folder, "stage.bin")
         openvino.serialize(core.read_model(path), text, constants)
-        model = ET.parse(text)  # noqa: S314 - OpenVINO has just written it
-        for layer in model.iter("layer"):
-            data, weights = layer.find("data"), layer.find("input/port[2]")
-            if data is None or weights is None or set(data.get("dilations", "").split(", ")) != {"1"}:
-                continue
-            shape = [int(dim.text or 0) for dim in weights.iter("dim")]
-            filled = layer.get("type") == "Convolution" and (shape[1] <= 4 or shape[1] % 8 == 0)
-            if filled or (layer.get("type") == "GroupConvolution" and shape[1:3] == [1, 1]):
-                attributes = layer.find("rt_info")
-                attributes = ET.SubElement(layer, "rt_info") if attributes is None else attributes
-                kernels = "cpu:jit_avx512_1x1,cpu:jit_avx512"
-                ET.SubElement(attributes, "attribute", name="primitives_priority", version="0", value=kernels)
-        if model.find(".//layer[@type='FakeQuantize']") is None:
-            model.write(text)
+        text.write_text(with_blocked_kernels(text.read_text(encoding="utf-8")), encoding="utf-8")
         return core.read_model(text, constants)
+
+
+def with_blocked_kernels(model: str) -> str:
+    """Return a model in OpenVINO's format whose convolutions require kernels for blocked layouts, where fast."""
+    if 'type="FakeQuantize"' in model:
+        return model
+
+    def with_priority(layer: re.Match[str]) -> str:
+        head, kind, body = layer.groups()
+        dilations = re.search(r'dilations="([^"]*)"', body)
+        ports = re.findall(r"<port [^<>]*>(.*?)</port>", body, re.DOTALL)
+        shape = [int(size) for size in re.findall(r"<dim>(\d+)</dim>", ports[1])] if len(ports) > 1 else []
+        depthwise = kind == "GroupConvolution" and shape[1:3] == [1, 1]
+        fills = kind == "Convolution" and len(shape) == 4 and (shape[1] <= 4 or shape[1] % 8 == 0)
+        if not (depthwise or fills) or dilations is None or set(dilations[1].split(", ")) != {"1"}:
+            return layer[0]
+        return f"{head}{body}".replace("<input>", f"{_BLOCKED}<input>", 1)
+
+    return _CONVOLUTION.sub(with_priority, model)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@
     python -m tests.benchmarks.runtimes OUT.json --runs FOLDER
     python -m tests.benchmarks.runtimes OUT.json --runs FOLDER --only vgg16 --processors cpu,cpu:openvino
     python -m tests.benchmarks.runtimes OUT.json --runs FOLDER --cores 4 6
+    python -m tests.benchmarks.runtimes OUT.json --runs FOLDER --kernels
 
 The studies are those of ``experiments/runtimes.yaml``, in the folders that ``optimize run`` gives them; what is
 finished there is not searched again. Then LiteRT whole, OpenVINO whole (with its own choice of kernels, and with
@@ -14,6 +15,9 @@ processor are measured in one final: interleaved, on instances that are rebuilt.
 ``--calibrated FILE`` adds the plan that the cost model of ``optimize calibrate`` chooses, without measuring any, where
 no error is allowed; rows that OUT.json holds already get it, too, measured beside the plan that was found then and
 beside whole models.
+
+``--kernels`` adds to rows what mixing LiteRT's and OpenVINO's own kernels could gain at most by their times inside the
+whole model, where they are fused, if each change of runtime cost so many microseconds.
 
 OUT.json holds for each study by how much each takes longer than the plan, with its 95 % interval; the plan's error; and
 what mixing could gain if transfers were free (each operator on the faster runtime), beside what stages cost.
@@ -38,6 +42,9 @@ from typing import Any
 import numpy as np
 
 from evaluators.base import conditions_of, counters_of
+from evaluators.cost_model.calibrate_kernels import profile_kernels
+from evaluators.cost_model.calibrate_time import openvino_seconds, operator_seconds, reference_network
+from evaluators.cost_model.features import fused, operator_features
 from evaluators.litert.processors import make_processor
 from evaluators.litert.session import LitertEvaluator
 from evaluators.measurement.final import FinalComparison, FinalPolicy
@@ -63,7 +70,7 @@ CAMPAIGN = Path(__file__).parents[2] / "experiments" / "runtimes.yaml"
 LITERT, OPENVINO, BF16, BLOCKED, AUTO, HETERO = "LiteRT", "OpenVINO", "OpenVINO bf16", "blocked", "AUTO", "HETERO"
 OURS, MIXED, CALIBRATED = "plan", "mixed", "calibrated"
 SINGLE = (LITERT, OPENVINO, BF16)
-POLICY = FinalPolicy(max_s=24.0, disturbed_s=8.0, min_rounds=4)
+POLICY = FinalPolicy(max_s=60.0, disturbed_s=20.0, min_rounds=4)
 
 
 def placed_by_openvino(whole: Processor, device: str) -> Processor:
@@ -122,6 +129,42 @@ def reason(result: Result) -> dict[str, Any]:
         "stage_us": {p.name: known.overhead_s[p.like] * 1e6 for p in result.platform.processors},
         "transfer_us": {pair: seconds * 1e6 for pair, seconds in known.transfer_s.items()},
     }
+
+
+def kernel_gains(model: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return by how much the best sequence of two runtimes' kernels would beat the better runtime's, by changes' cost.
+
+    Args:
+        names: LiteRT's processor and OpenVINO's.
+    """
+    graph, found = load(model), [make_processor(name) for name in names]
+    assert graph.source is not None
+    seconds = []
+    with TemporaryDirectory() as folder:
+        reference = Path(folder) / "reference.tflite"
+        reference_network().write(reference)
+        for processor, own in zip(found, (False, True), strict=True):
+            features = operator_features(graph)
+            features = fused(features) if own else features
+            packed = None if own else Path(folder) / "packed.xnnpack"
+            timed = profile_kernels(graph.source.path, reference, processor, packed, seconds=2.0)
+            each = (
+                openvino_seconds(features, timed.names, timed.kernel_s)
+                if own
+                else operator_seconds(features, timed.names, timed.kernel_s, graph)
+            )
+            seconds.append((each, sum(timed.kernel_s)))
+    # Where one runtime's time is not known, it takes what the other does.
+    filled = [np.nan_to_num(np.where(np.isnan(a), b, a)) for (a, _), (b, _) in (seconds, seconds[::-1])]
+    sums = [float(each.sum()) for each in filled]
+    gains = {}
+    for change_us in (0, 20, 50, 100):
+        ends = np.zeros(2)
+        for own_s in zip(*filled, strict=True):
+            ends = np.minimum(ends, ends[::-1] + change_us * 1e-6) + own_s
+        gains[str(change_us)] = min(sums) / float(ends.min())
+    attributed = [float(np.nansum(each)) / total_s for each, total_s in seconds]
+    return {"ms": [1e3 * s for s in sums], "attributed": attributed, "gain_by_change_us": gains}
 
 
 def measured(config: StudyConfig, others: Mapping[str, Plan | None], base: str = OURS) -> dict[str, Any]:
@@ -202,7 +245,7 @@ def _geometric(values: Iterable[float]) -> float | None:
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what the rows of one group say together; ratios of a whole model over the plan."""
-    best = [best_single(row) for row in rows]
+    best, whole = [best_single(row) for row in rows], [best_single(row, BLOCKED) for row in rows]
     regrets = {row["model"]: regret(row) for row in rows if CALIBRATED in row}
     return {
         "networks": len(rows),
@@ -211,6 +254,8 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "significantly_slower_than_best_single": [r["model"] for r, b in zip(rows, best, strict=True) if b[2] < 1.0],
         "significantly_faster_than_best_single": [r["model"] for r, b in zip(rows, best, strict=True) if b[1] > 1.0],
         "most_over_best_single": max(value for value, *_ in best),
+        "best_whole_over_plan": _geometric(value for value, *_ in whole),
+        "significantly_faster_than_best_whole": [r["model"] for r, b in zip(rows, whole, strict=True) if b[1] > 1.0],
         "plans_on_two_processors": [r["model"] for r in rows if len({s["processor"] for s in r["plan"]["stages"]}) > 1],
         "free_mixing_gain": _geometric(row["mixing"]["free_mixing_gain"] for row in rows),
         "largest_error": max((_error(row) or 0.0 for row in rows), default=None),
@@ -219,10 +264,15 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def best_single(row: Mapping[str, Any]) -> list[float]:
-    """Return ratio and interval over the plan of the fastest whole model that keeps the limit, chosen afterwards."""
+def best_single(row: Mapping[str, Any], *more: str) -> list[float]:
+    """Return ratio and interval over the plan of the fastest whole model that keeps the limit, chosen afterwards.
+
+    Args:
+        more: ways to run it whole beside those that a runtime chooses itself.
+    """
     most = row["max_error"]
-    singles = [(row["over_the_plan"][label], row["max_rel_error"].get(label)) for label in SINGLE if label in row["ms"]]
+    ways = [label for label in (*SINGLE, *more) if label in row["ms"]]
+    singles = [(row["over_the_plan"][label], row["max_rel_error"].get(label)) for label in ways]
     found: list[float] = min(ratio for ratio, error in singles if most is None or (error or 0.0) <= most)
     return found
 
@@ -253,7 +303,7 @@ def _error(row: Mapping[str, Any]) -> float | None:
 def group_of(row: Mapping[str, Any]) -> str:
     """Return what a row is summed up with."""
     kind = "int8" if ":int8" in row["model"] else f"error {row['max_error'] or 0:g}"
-    return f"{kind}, {row['threads']} threads"
+    return f"{kind}, {row['threads']} threads" + (", blocked kernels, too" if BLOCKED in row["ms"] else "")
 
 
 def write(out: Path, rows: Mapping[str, Any]) -> None:
@@ -297,13 +347,15 @@ def main() -> None:
     parser.add_argument("--processors")
     parser.add_argument("--error", type=float)
     parser.add_argument("--calibrated", type=Path)
+    parser.add_argument("--kernels", action="store_true")
     parser.add_argument("--cores", type=int, nargs=2, metavar="CORE")
     options = parser.parse_args()
     rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else {}
     for study in chosen(options):
         row = rows.get(study.name)
         choice = options.calibrated is not None and study.axes["max_error"] is None  # a cost model knows no errors
-        if row is not None and (not choice or CALIBRATED in row):
+        kernels = options.kernels and study.axes["max_error"] is None and ":int8" not in study.axes["model"]
+        if row is not None and (not choice or CALIBRATED in row) and (not kernels or "kernels" in row):
             continue
         config = study.config.model_copy(update={"out": options.runs / study.folder, "study": study.folder})
         if row is None:
@@ -314,6 +366,8 @@ def main() -> None:
             plan = by_cost_model(config, options.calibrated, options.cores)
             found = moved_plan(Plan.from_json(row["plan"]), options.cores)
             row[CALIBRATED] = calibrated_row(on_cores(config, options.cores), found, plan)
+        if kernels:
+            row["kernels"] = kernel_gains(row["model"], (on_cores(config, options.cores).processors or ())[:2])
         print(study.name, row["ms"], row["over_the_plan"], row.get(CALIBRATED, {}).get("over_the_calibrated"))  # noqa: T201
         write(options.out, rows)
 

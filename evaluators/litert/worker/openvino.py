@@ -1,7 +1,8 @@
 """Stages run by OpenVINO, through its C API: on the CPU, and on Intel's GPUs and NPUs.
 
 Only worker processes load the library. Importing its Python package takes longer than compiling most stages, so it is
-used for large stages only, whose weights OpenVINO then reads in place instead of copying the file twice.
+used only for stages that OpenVINO reads in its own model format: large ones, whose weights it then reads in place, and
+those with other kernels than it chooses itself.
 Prototypes follow the headers under ``openvino/c`` of OpenVINO 2026.4.
 """
 
@@ -13,7 +14,6 @@ import os
 import re
 import sys
 import tempfile
-import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import byref, c_char_p, c_int, c_int64, c_size_t, c_void_p
 from dataclasses import asdict, dataclass
@@ -37,9 +37,13 @@ _NATIVE = {
     "blocked": {"avx512f"},
 }
 # Any priority rules out the kernels for NHWC (brgconv), which OpenVINO prefers on a CPU with AVX-512.
-_BLOCKED = "cpu:jit_avx512_1x1,cpu:jit_avx512"
+_BLOCKED = (
+    '<rt_info><attribute name="primitives_priority" version="0" value="cpu:jit_avx512_1x1,cpu:jit_avx512" /></rt_info>'
+)
+_CONVOLUTION = re.compile(r'(<layer id="\d+" name="[^"]*" type="((?:Group)?Convolution)")(.*?</layer>)', re.DOTALL)
 _U8 = 16  # ov_common.h: ov_element_type_e
 _PARAMETER = re.compile(r'name="([^"]*)" type="Parameter"([^<>]*>\s*<data [^<>]*?)\s*/>')
+_NUMBERED = re.compile(rb"(?:Group)?Convolution_([0-9]+)")
 _MOST_ERROR = 300  # characters of OpenVINO's own message, which may hold a whole operator's attributes
 
 
@@ -314,10 +318,17 @@ class OpenVino(Library):
         self._lib.ov_tensor_free(buffer)
 
     def kernels(self, compiled: Compiled) -> list[tuple[str, float]]:
-        """Return kind and mean time (s) of each kernel in all runs of the first stage, compiled with ``PERF_COUNT``."""
+        """Return kind and mean time (s) of each kernel in all runs of the first stage, compiled with ``PERF_COUNT``.
+
+        Convolutions are in the model's order, the others in that of execution.
+        """
         found = self.made("ov_infer_request_get_profiling_info", compiled.handle[0].request, kind=_Kernels)
         try:
-            return [((k.kind or b"").decode(), k.real_us * 1e-6) for k in found.kernels[: found.size]]
+            kernels = found.kernels[: found.size]
+            return [
+                ((kernels[i].kind or b"").decode(), kernels[i].real_us * 1e-6)
+                for i in in_model_order([k.name or b"" for k in kernels])
+            ]
         finally:
             self._lib.ov_profiling_info_list_free(byref(found))
 
@@ -333,11 +344,28 @@ class OpenVino(Library):
                 unmap(*stage.memory)
 
 
+def in_model_order(names: Sequence[bytes]) -> list[int]:
+    """Return the indices of layers, with convolutions in the order in which the front end has numbered them.
+
+    It numbers them as it reads the model; OpenVINO runs a short branch before a longer one that precedes it.
+    """
+    numbers = {i: int(found[1]) for i, name in enumerate(names) if (found := _NUMBERED.fullmatch(name))}
+    places = dict(zip(numbers, sorted(numbers, key=numbers.__getitem__), strict=True))
+    return [places.get(i, i) for i in range(len(names))]
+
+
 def _reason(text: str) -> str:
     """Return the reason in an error message of OpenVINO, without its source positions."""
     lines = map(str.strip, text.splitlines())
     reasons = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
     return (reasons[0] if reasons else "it gives no reason")[:_MOST_ERROR]
+
+
+@cache
+def _python_core() -> Any:
+    import openvino  # takes a quarter of a second
+
+    return openvino.Core()
 
 
 def _as_ir(path: Path, weights: Mapping[str, Sequence[int]], *, blocked: bool) -> tuple[bytes, bytes]:
@@ -352,9 +380,9 @@ def _as_ir(path: Path, weights: Mapping[str, Sequence[int]], *, blocked: bool) -
     """
     text, constants = path.with_name("stage.xml"), path.with_name("stage.bin")
     try:
-        import openvino  # takes a quarter of a second
+        import openvino
 
-        openvino.serialize(openvino.Core().read_model(path), text, constants)
+        openvino.serialize(_python_core().read_model(path), text, constants)
     except (ImportError, RuntimeError) as error:
         raise UnavailableError(f"OpenVINO refused: {_reason(str(error))}") from error
     own = constants.read_bytes()
@@ -365,27 +393,32 @@ def _as_ir(path: Path, weights: Mapping[str, Sequence[int]], *, blocked: bool) -
         name, data = found.groups()
         return f'name="{name}" type="Const"{data} {at[name]} />' if name in at else found[0]
 
-    model = ET.parse(text)  # noqa: S314 - OpenVINO has just written it
-    if blocked and model.find(".//layer[@type='FakeQuantize']") is None:  # 8-bit kernels have layouts of their own
-        for layer in filter(has_blocked_kernel, model.iter("layer")):
-            attributes = layer.find("rt_info")
-            attributes = ET.SubElement(layer, "rt_info") if attributes is None else attributes
-            ET.SubElement(attributes, "attribute", name="primitives_priority", version="0", value=_BLOCKED)
-    return _PARAMETER.sub(as_constant, ET.tostring(model.getroot(), "unicode")).encode(), own
+    found = text.read_text(encoding="utf-8")
+    return _PARAMETER.sub(as_constant, with_blocked_kernels(found) if blocked else found).encode(), own
 
 
-def has_blocked_kernel(layer: ET.Element) -> bool:
-    """Return whether a layer is a convolution with a fast kernel for blocked layouts.
+def with_blocked_kernels(model: str) -> str:
+    """Return an IR whose convolutions require kernels for blocked layouts, where these are fast.
 
-    None is fast for dilated convolutions, groups of more than one channel, and channels that do not fill vectors.
+    None is fast for dilated convolutions, groups of more than one channel, and channels that do not fill vectors;
+    8-bit kernels have layouts of their own.
     """
-    data, weights = layer.find("data"), layer.find("input/port[2]")
-    if data is None or weights is None or set(data.get("dilations", "").split(", ")) != {"1"}:
-        return False
-    shape = [int(dim.text or 0) for dim in weights.iter("dim")]  # (groups,) channels out, channels in, height, width
-    if layer.get("type") == "GroupConvolution":
-        return shape[1:3] == [1, 1]
-    return layer.get("type") == "Convolution" and (shape[1] <= 4 or shape[1] % 8 == 0)
+    if 'type="FakeQuantize"' in model:
+        return model
+
+    def with_priority(layer: re.Match[str]) -> str:
+        head, kind, body = layer.groups()
+        dilations = re.search(r'dilations="([^"]*)"', body)
+        ports = re.findall(r"<port [^<>]*>(.*?)</port>", body, re.DOTALL)
+        shape = [int(size) for size in re.findall(r"<dim>(\d+)</dim>", ports[1])] if len(ports) > 1 else []
+        # (groups,) channels out, channels in, height, width
+        depthwise = kind == "GroupConvolution" and shape[1:3] == [1, 1]
+        fills = kind == "Convolution" and len(shape) == 4 and (shape[1] <= 4 or shape[1] % 8 == 0)
+        if not (depthwise or fills) or dilations is None or set(dilations[1].split(", ")) != {"1"}:
+            return layer[0]
+        return f"{head}{body}".replace("<input>", f"{_BLOCKED}<input>", 1)
+
+    return _CONVOLUTION.sub(with_priority, model)
 
 
 def main() -> int:

@@ -104,6 +104,7 @@ def test_names_of_processors(text: str, wanted: ProcessorName) -> None:
         "npu:openvino-f16",
         "cpu0:blocked",
         "cpu0:tflite-runtime:blocked",
+        "cpu0:openvino-bf16:blocked",
     ],
 )
 def test_names_that_are_wrong(text: str) -> None:

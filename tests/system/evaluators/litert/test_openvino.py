@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -37,8 +37,9 @@ from evaluators.litert.worker.openvino import (
     Device,
     computes_natively,
     find_devices,
-    has_blocked_kernel,
+    in_model_order,
     other_versions,
+    with_blocked_kernels,
 )
 from evaluators.litert.worker.runtimes import OPENVINO, check_installed
 from evaluators.litert.workers import WorkerError
@@ -348,10 +349,20 @@ def test_blocked_kernels_round_otherwise(
 def test_which_convolutions_have_blocked_kernels(
     kind: str, dilation: int, weights: Sequence[int], blocked: bool
 ) -> None:
+    from optimizer.export import run_plan
+
     dims = "".join(f"<dim>{size}</dim>" for size in weights)
-    text = f'<layer type="{kind}"><data dilations="{dilation}, {dilation}" /><input><port /><port>{dims}</port></input>'
-    assert has_blocked_kernel(ET.fromstring(f"{text}</layer>")) == blocked
-    assert not has_blocked_kernel(ET.fromstring(f'<layer type="{kind}" />'))
+    text = (
+        f'<layer id="1" name="a&lt;b" type="{kind}" version="opset1">\n<data dilations="{dilation}, {dilation}" />'
+        f'<input><port id="0"><dim>1</dim></port><port id="1">{dims}</port></input></layer>'
+    )
+    for function in (with_blocked_kernels, run_plan.with_blocked_kernels):
+        found = function(f"{text}{text}")
+        assert found.count("primitives_priority") == 2 * blocked
+        assert re.sub("<rt_info>.*?</rt_info>", "", found) == f"{text}{text}"
+        assert function(f'{text}<layer id="2" type="FakeQuantize" />').count("primitives_priority") == 0
+        for damaged in ("", text[:60], text.replace("<dim>", "<dim>-")):
+            assert function(damaged) == damaged
 
 
 @runs
@@ -568,6 +579,12 @@ def test_compiled_stages_of_another_precision_are_not_taken(cache_folder: Path, 
             of = Profiler(session, squeezenet, platform)
             errors.append(error_of(of, [processor] * len(squeezenet.operators)) or 0.0)
     assert errors[0] == errors[2] > TOLERANCE_F32 > errors[1]
+
+
+def test_kernels_are_in_the_models_order() -> None:
+    names = [b"input", b"Convolution_9", b"Relu_4", b"GroupConvolution_30", b"Convolution_12", b"Concat_31", b"x_1"]
+    assert in_model_order(names) == [0, 1, 2, 4, 3, 5, 6]
+    assert in_model_order([]) == []
 
 
 @runs
