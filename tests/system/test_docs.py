@@ -182,6 +182,7 @@ NOT_RUN = {
             "verdicts OUT.json --part traces live studies --condition NAME",
             "cost_model_plans evaluate DATA CPU_DATA OUT.json",
             "runtimes OUT.json --runs FOLDER --only squeezenet1_1",
+            "runtimes OUT.json --runs FOLDER --only MODEL --processors cpu,cpu:openvino,cpu:openvino:blocked --error 0",
             "runtimes experiments/results/runtimes.json --runs runs/runtimes",
             "samplers run OUT.json",
             "trial_cost OUT.json",
