@@ -163,8 +163,10 @@ def processor_options(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         if data["precision"] not in GPU_PRECISIONS or not isinstance(data["adapter"], str) or not data["adapter"]:
             raise ValueError(f"unknown adapter {reprlib.repr(data['adapter'])}")
         options |= {"precision": data["precision"], "adapter": data["adapter"]}
-    blocked = kind == "cpu" and options.get("runtime") == OPENVINO and options["precision"] == "f32"
-    if "kernels" in options and (options["kernels"] == "blocked") != blocked:
+    known = {*KERNELS} - {"blocked"}
+    if options.get("runtime") == OPENVINO:
+        known = {"blocked"} if kind == "cpu" and options["precision"] == "f32" else set()
+    if "kernels" in options and options["kernels"] not in known:
         raise ValueError(f"kernels {options['kernels']}, which its runtime does not have")
     if kind != "cpu":
         options["fallback"] = data.get("fallback") is True

@@ -265,7 +265,7 @@ def check_kernels(text: str, kernels: str) -> None:
     if kernels == "blocked" and not computes_natively(kernels):
         raise UnavailableError(
             f"processor {text!r}: this CPU has no AVX-512, which these kernels need",
-            "leave out :blocked",
+            "leave out its kernels, :blocked",
         )
 
 

@@ -96,9 +96,7 @@ _CPU, _FIRST, _ALIGNMENT = 1, ctypes.c_size_t(0), 64
 _ACCELERATORS, _INTEGER = 24, 2  # litert_environment_options.h, litert_any.h
 _SETTINGS = {"reference": "kernel_mode = 1\n", "builtin": "kernel_mode = 2\n", "f16": f"flags = {XNNPACK_FLOAT16}\n"}
 
-_BLOCKED = (
-    '<rt_info><attribute name="primitives_priority" version="0" value="cpu:jit_avx512_1x1,cpu:jit_avx512" /></rt_info>'
-)
+_BLOCKED = '<attribute name="primitives_priority" version="0" value="cpu:jit_avx512_1x1,cpu:jit_avx512" />'
 _CONVOLUTION = re.compile(r'(<layer id="\d+" name="[^"]*" type="((?:Group)?Convolution)")(.*?</layer>)', re.DOTALL)
 
 
@@ -319,7 +317,8 @@ def _with_blocked_kernels(core: Any, path: str) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         text, constants = Path(folder, "stage.xml"), Path(folder, "stage.bin")
         openvino.serialize(core.read_model(path), text, constants)
-        text.write_text(with_blocked_kernels(text.read_text(encoding="utf-8")), encoding="utf-8")
+        own = {"encoding": "utf-8", "errors": "surrogateescape"}  # names of tensors are arbitrary bytes
+        text.write_text(with_blocked_kernels(text.read_text(**own)), **own)
         return core.read_model(text, constants)
 
 
@@ -337,7 +336,9 @@ def with_blocked_kernels(model: str) -> str:
         fills = kind == "Convolution" and len(shape) == 4 and (shape[1] <= 4 or shape[1] % 8 == 0)
         if not (depthwise or fills) or dilations is None or set(dilations[1].split(", ")) != {"1"}:
             return layer[0]
-        return f"{head}{body}".replace("<input>", f"{_BLOCKED}<input>", 1)
+        if "<rt_info>" in body:
+            return f"{head}{body}".replace("<rt_info>", f"<rt_info>{_BLOCKED}", 1)
+        return f"{head}{body}".replace("<input>", f"<rt_info>{_BLOCKED}</rt_info><input>", 1)
 
     return _CONVOLUTION.sub(with_priority, model)
 

@@ -16,8 +16,9 @@ processor are measured in one final: interleaved, on instances that are rebuilt.
 no error is allowed; rows that OUT.json holds already get it, too, measured beside the plan that was found then and
 beside whole models.
 
-``--kernels`` adds to rows what mixing LiteRT's and OpenVINO's own kernels could gain at most by their times inside the
-whole model, where they are fused, if each change of runtime cost so many microseconds.
+``--kernels`` adds to rows what a sequence of LiteRT's and OpenVINO's own kernels could gain by their times inside the
+whole model, where they are fused, if each change of runtime cost so many microseconds. Where one runtime's time of an
+operator is not known, the other's counts for both.
 
 OUT.json holds for each study by how much each takes longer than the plan, with its 95 % interval; the plan's error; and
 what mixing could gain if transfers were free (each operator on the faster runtime), beside what stages cost.
@@ -366,10 +367,11 @@ def main() -> None:
             plan = by_cost_model(config, options.calibrated, options.cores)
             found = moved_plan(Plan.from_json(row["plan"]), options.cores)
             row[CALIBRATED] = calibrated_row(on_cores(config, options.cores), found, plan)
-        if kernels:
-            row["kernels"] = kernel_gains(row["model"], (on_cores(config, options.cores).processors or ())[:2])
         print(study.name, row["ms"], row["over_the_plan"], row.get(CALIBRATED, {}).get("over_the_calibrated"))  # noqa: T201
         write(options.out, rows)
+        if kernels:
+            row["kernels"] = kernel_gains(row["model"], (on_cores(config, options.cores).processors or ())[:2])
+            write(options.out, rows)
 
 
 if __name__ == "__main__":

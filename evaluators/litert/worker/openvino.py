@@ -37,13 +37,11 @@ _NATIVE = {
     "blocked": {"avx512f"},
 }
 # Any priority rules out the kernels for NHWC (brgconv), which OpenVINO prefers on a CPU with AVX-512.
-_BLOCKED = (
-    '<rt_info><attribute name="primitives_priority" version="0" value="cpu:jit_avx512_1x1,cpu:jit_avx512" /></rt_info>'
-)
+_BLOCKED = '<attribute name="primitives_priority" version="0" value="cpu:jit_avx512_1x1,cpu:jit_avx512" />'
 _CONVOLUTION = re.compile(r'(<layer id="\d+" name="[^"]*" type="((?:Group)?Convolution)")(.*?</layer>)', re.DOTALL)
 _U8 = 16  # ov_common.h: ov_element_type_e
 _PARAMETER = re.compile(r'name="([^"]*)" type="Parameter"([^<>]*>\s*<data [^<>]*?)\s*/>')
-_NUMBERED = re.compile(rb"(?:Group)?Convolution_([0-9]+)")
+_NUMBERED = re.compile(rb"(?:Group)?Convolution_([0-9]{1,18})")
 _MOST_ERROR = 300  # characters of OpenVINO's own message, which may hold a whole operator's attributes
 
 
@@ -393,8 +391,9 @@ def _as_ir(path: Path, weights: Mapping[str, Sequence[int]], *, blocked: bool) -
         name, data = found.groups()
         return f'name="{name}" type="Const"{data} {at[name]} />' if name in at else found[0]
 
-    found = text.read_text(encoding="utf-8")
-    return _PARAMETER.sub(as_constant, with_blocked_kernels(found) if blocked else found).encode(), own
+    found = text.read_text(encoding="utf-8", errors="surrogateescape")  # names of tensors are arbitrary bytes
+    found = _PARAMETER.sub(as_constant, with_blocked_kernels(found) if blocked else found)
+    return found.encode(errors="surrogateescape"), own
 
 
 def with_blocked_kernels(model: str) -> str:
@@ -416,7 +415,9 @@ def with_blocked_kernels(model: str) -> str:
         fills = kind == "Convolution" and len(shape) == 4 and (shape[1] <= 4 or shape[1] % 8 == 0)
         if not (depthwise or fills) or dilations is None or set(dilations[1].split(", ")) != {"1"}:
             return layer[0]
-        return f"{head}{body}".replace("<input>", f"{_BLOCKED}<input>", 1)
+        if "<rt_info>" in body:
+            return f"{head}{body}".replace("<rt_info>", f"<rt_info>{_BLOCKED}", 1)
+        return f"{head}{body}".replace("<input>", f"<rt_info>{_BLOCKED}</rt_info><input>", 1)
 
     return _CONVOLUTION.sub(with_priority, model)
 

@@ -363,6 +363,9 @@ def test_which_convolutions_have_blocked_kernels(
         assert function(f'{text}<layer id="2" type="FakeQuantize" />').count("primitives_priority") == 0
         for damaged in ("", text[:60], text.replace("<dim>", "<dim>-")):
             assert function(damaged) == damaged
+        more = text.replace("<input>", "<rt_info><attribute /></rt_info><input>")
+        assert function(more).count("<rt_info>") == 1
+        assert function(more).count("primitives_priority") == blocked
 
 
 @runs
@@ -582,8 +585,8 @@ def test_compiled_stages_of_another_precision_are_not_taken(cache_folder: Path, 
 
 
 def test_kernels_are_in_the_models_order() -> None:
-    names = [b"input", b"Convolution_9", b"Relu_4", b"GroupConvolution_30", b"Convolution_12", b"Concat_31", b"x_1"]
-    assert in_model_order(names) == [0, 1, 2, 4, 3, 5, 6]
+    names = [b"input", b"Convolution_30", b"Relu_4", b"GroupConvolution_9", b"Convolution_12", b"Concat_31", b"x_1"]
+    assert in_model_order(names) == [0, 3, 2, 4, 1, 5, 6]
     assert in_model_order([]) == []
 
 
