@@ -121,7 +121,8 @@ class Conditions:
 
         ``governor`` (of the first core), ``clock_hz`` (of the slowest), ``temperature_c`` (of the hottest sensor),
         ``memory_free_nbytes`` (available without swapping), and since the last reading: ``load``, the share of the
-        cores' time that others used, and ``steal``, the share that the hypervisor took.
+        cores' time that others used, and ``steal``, the share that the hypervisor took; ``resident_nbytes`` is what the
+        processes hold in memory, pages of files included.
         """
         begin_s = time.monotonic()
         if begin_s >= self._next_s:
@@ -149,6 +150,7 @@ class Conditions:
             "load": None if load is None else round(load, 3),
             "steal": None if steal is None else round(steal, 4),
             "memory_free_nbytes": available_nbytes(),
+            "resident_nbytes": sum(map(_resident_nbytes, self._processes())) or None,
         }
 
 
@@ -208,6 +210,9 @@ def problems(conditions: Mapping[str, Any]) -> list[str]:
         share = conditions.get(name)
         if isinstance(share, int | float) and share > limit:
             found.append(text.format(percent(share)))
+    faults = conditions.get("page_faults")
+    if isinstance(faults, int | float) and faults >= 1.0:
+        found.append(f"each run waited {faults:.0f} times for weights from the disk, which do not all stay in memory")
     celsius = conditions.get("temperature_c")
     if isinstance(celsius, int | float) and celsius >= HOT_C:
         found.append(f"it was {celsius:.0f} °C hot")
@@ -215,6 +220,11 @@ def problems(conditions: Mapping[str, Any]) -> list[str]:
     if isinstance(throttled, list) and throttled:
         found.append(f"the GPU was slowed down ({', '.join(map(str, throttled))})")
     return found
+
+
+def _resident_nbytes(process: int) -> int:
+    fields = kernel_text(Path(f"/proc/{process}/statm")).split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else 0
 
 
 def _cpu_seconds(processes: Iterable[int]) -> dict[int, float]:
@@ -307,7 +317,7 @@ def memory_left_nbytes(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> in
     Inactive file cache counts as free.
     """
     left = []
-    for group, names in _cgroups("memory", mount, membership):
+    for group, names in own_groups("memory", mount, membership):
         limit_name, usage_name, idle_name = (
             ("memory.max", "memory.current", "inactive_file")
             if names == 2
@@ -316,14 +326,14 @@ def memory_left_nbytes(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> in
         limit, usage = _count(group / limit_name), _count(group / usage_name)
         if limit is None or usage is None or limit >= _UNLIMITED:
             continue
-        left.append(max(0, limit - usage + _entry(group / "memory.stat", idle_name)))
+        left.append(max(0, limit - usage + counted(group / "memory.stat", idle_name)))
     return min(left, default=None)
 
 
 def core_quota(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> float | None:
     """Return the CPU quota of this process in cores (such as 1.5); None where there is no limit."""
     found = []
-    for group, names in _cgroups("cpu", mount, membership):
+    for group, names in own_groups("cpu", mount, membership):
         if names == 2:
             words = kernel_text(group / "cpu.max").split()
             quota, period = (words[0], words[1]) if len(words) == 2 else ("max", "")
@@ -337,11 +347,11 @@ def core_quota(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> float | No
 def throttled_s(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> float:
     """Return the seconds for which CPU quotas have throttled this process's groups so far; 0 without a quota."""
     names = {1: ("throttled_time", 1e-9), 2: ("throttled_usec", 1e-6)}
-    found = ((group, *names[version]) for group, version in _cgroups("cpu", mount, membership))
-    return max((_entry(group / "cpu.stat", name) * unit for group, name, unit in found), default=0.0)
+    found = ((group, *names[version]) for group, version in own_groups("cpu", mount, membership))
+    return max((counted(group / "cpu.stat", name) * unit for group, name, unit in found), default=0.0)
 
 
-def _cgroups(controller: str, mount: Path, membership: Path) -> Iterator[tuple[Path, int]]:
+def own_groups(controller: str, mount: Path, membership: Path) -> Iterator[tuple[Path, int]]:
     """Yield the folder of each group that this process is in, its own first, and the version of its files' names."""
     for line in kernel_text(membership).splitlines():
         number, _, rest = line.partition(":")
@@ -363,7 +373,8 @@ def _cgroups(controller: str, mount: Path, membership: Path) -> Iterator[tuple[P
             yield own, version
 
 
-def _entry(path: Path, name: str) -> int:
+def counted(path: Path, name: str) -> int:
+    """Return a number of a file that holds a name and a number in each line; 0 where it is not there."""
     for line in kernel_text(path).splitlines():
         key, _, value = line.partition(" ")
         if key == name and value.isdigit():

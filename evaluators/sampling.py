@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.base import Candidate
-from evaluators.measurement.disturbance import RunFilter
+from evaluators.measurement.disturbance import PAGE_FAULTS, RunFilter
 from evaluators.samples import RUN_NOISE, Measurement, Samples, Stopped
 from evaluators.schedule import Timeline
 from evaluators.workload.outcome import typical_figures
@@ -225,7 +225,7 @@ def measure(
     once = stopped == "limit" and len(record.values_s) == record.warm + 1
     if promised and once and incumbent and record.values_s[-1] < incumbent.median * (1.0 - noise(incumbent)):
         record.run(1)  # the best so far must have two samples to be the incumbent, else every equal plan runs twice
-    samples = Samples(tuple(record.values_s[record.warm :]), dict(conditions()))
+    samples = Samples(tuple(record.values_s[record.warm :]), {**conditions(), **record.page_faults()})
     return Measurement(
         latency_s=samples,
         stage_s=record.stages_s(),
@@ -252,6 +252,7 @@ class _Record:
     values_s: list[float] = field(default_factory=list)
     took_s: list[float] = field(default_factory=list)
     stage_s: list[NDArray[np.float64]] = field(default_factory=list)
+    faults: list[float] = field(default_factory=list)
     timeline: Timeline | None = None
     outcomes: list[Mapping[str, Any]] = field(default_factory=list)
     warm: int = 0
@@ -265,6 +266,7 @@ class _Record:
     def run(self, runs: int) -> None:
         done_before = len(self.values_s)
         limit_s = self.limits_s[done_before] if done_before < len(self.limits_s) else self.stop_above_s
+        faults_before = self.filter.total.page_faults
         if done_before:
             batch, _ = self.filter.run(lambda: self.candidate.run(runs, limit_s))
         else:  # a cold start cannot be repeated
@@ -278,11 +280,17 @@ class _Record:
             )
         values_s = Samples(tuple(float(v) for v in batch.latency_s)).values_s
         self.values_s += values_s
+        self.faults += [(self.filter.total.page_faults - faults_before) / done] * done
         self.took_s += values_s if batch.run_s is None else [batch.run_s] * done
         self.stage_s.append(batch.stage_s)
         self.timeline = batch.timeline
         if batch.outcome is not None:
             self.outcomes.append(batch.outcome.to_json())
+
+    def page_faults(self) -> dict[str, float]:
+        """Return how many pages a run waited for, as a condition; nothing where the kernel does not count them."""
+        mean = statistics.mean(self.faults[self.warm :])
+        return {PAGE_FAULTS: round(mean, 2)} if self.filter.counts else {}
 
     def stages_s(self) -> tuple[float, ...]:
         """Return the medians of the stages over complete runs, or over all where every run was interrupted."""

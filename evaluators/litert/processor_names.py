@@ -13,6 +13,8 @@
     cpu:openvino-bf16    in bfloat16; also openvino-f16; where the CPU has instructions for it
     cpu:openvino:blocked OpenVINO's kernels for blocked layouts, which it does not choose itself on a CPU with AVX-512;
                          in float32
+    cpu:memory=400MB     with so much memory for the processes of all such processors; weights that do not fit are read
+                         from the disk again and again
     igpu:openvino        Intel's integrated GPU, run by OpenVINO in float32; igpu:openvino-f16 in float16
     gpu:openvino         Intel's discrete GPU, likewise
     npu:openvino         Intel's NPU, run by OpenVINO; it computes in float16
@@ -37,6 +39,7 @@ from typing import Any, Literal
 
 from evaluators.litert.worker.runtimes import LITERT, OPENVINO, PRECISIONS, TFLITE
 from search_spaces.core.errors import UsageError
+from search_spaces.core.platform import MEMORY
 from search_spaces.core.wording import plural
 
 Kernels = Literal["xnnpack", "builtin", "reference", "f16", "blocked"]
@@ -51,6 +54,7 @@ BOTH = "+cpu"
 MAX_CORE = 1 << 16
 _HEAD = re.compile(r"(cpu|i?gpu|npu)([0-9]+(?:[-+][0-9]+)*)?(\+cpu)?")
 _DEVICE = re.compile(r"(?:GPU|NPU)(?:\.[0-9]{1,3})?")
+_MEMORY, _UNITS = re.compile("memory=([1-9][0-9]{0,5})(MB|GB)"), {"MB": 10**6, "GB": 10**9}
 _HINT = "use names like cpu, cpu0, cpu0-3:threads=2, cpu:openvino, gpu, gpu:f32, gpu:swiftshader, npu"
 
 
@@ -68,6 +72,7 @@ class ProcessorName:
         adapter: for a GPU, a word of its name; "" for the first hardware adapter.
         folder: for an NPU, the folder of its dispatch library, or the user's name for it; "" for the runtime's folder.
         fallback: whether LiteRT places operators that an accelerator does not support on the CPU.
+        memory_nbytes: for a CPU, the memory of its process; 0 for as much as there is.
     """
 
     kind: Literal["cpu", "gpu", "npu"]
@@ -80,6 +85,7 @@ class ProcessorName:
     adapter: str = ""
     folder: str = ""
     fallback: bool = False
+    memory_nbytes: int = 0
 
 
 def parse_processor(text: str) -> ProcessorName:
@@ -95,6 +101,8 @@ def parse_processor(text: str) -> ProcessorName:
     device, numbers, fallback = match[1], match[2] or "", match[3] == BOTH
     if device == "cpu" and not fallback:
         return _cpu(text, numbers, words)
+    if any(map(_MEMORY.fullmatch, words)):
+        raise UsageError(f"processor {text!r}: only the memory of a CPU's processes can be limited", _HINT)
     named = any(word not in GPU_PRECISIONS and word not in RUNTIMES for word in words)
     if device == "cpu" or (numbers and not (device == "gpu" and named)):
         raise UsageError(
@@ -149,6 +157,10 @@ def processor_options(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{what} {reprlib.repr(data[name])}")
         options[name] = data[name]
 
+    if MEMORY in data:
+        if kind != "cpu" or not isinstance(data[MEMORY], int) or data[MEMORY] < _UNITS["MB"]:
+            raise ValueError(f"memory of {reprlib.repr(data[MEMORY])} bytes")
+        options[MEMORY] = data[MEMORY]
     if data.get("kernels", "xnnpack") != "xnnpack":
         take("kernels", KERNELS, "unknown kernels")
     if "runtime" in data:
@@ -195,7 +207,7 @@ def parse_cores(text: str) -> tuple[int, ...]:
 
 def _cpu(text: str, cores: str, words: list[str]) -> ProcessorName:
     numbers = parse_cores(cores) if cores else ()
-    threads, kernels, runtime, precision = 0, None, LITERT, ""
+    threads, kernels, runtime, precision, memory = 0, None, LITERT, "", 0
     for word in words:
         if word in RUNTIMES and runtime == LITERT:
             runtime, precision = RUNTIMES[word]
@@ -206,9 +218,11 @@ def _cpu(text: str, cores: str, words: list[str]) -> ProcessorName:
             if not threads or (numbers and threads > len(numbers)):
                 cores = plural(len(numbers), "core") if numbers else "all cores"
                 raise UsageError(f"processor {text!r}: {plural(threads, 'thread')} on {cores}", _HINT)
+        elif (size := _MEMORY.fullmatch(word)) and not memory:
+            memory = int(size[1]) * _UNITS[size[2]]
         else:
-            known = ", ".join((*KERNELS, *RUNTIMES))
-            raise UsageError(f"processor {text!r}: {word!r} is neither threads=N nor one of {known}")
+            known = ", ".join(("threads=N", "memory=400MB", *KERNELS, *RUNTIMES))
+            raise UsageError(f"processor {text!r}: {word!r} is none of {known}")
     if runtime == OPENVINO and kernels not in {None, "blocked"}:
         raise UsageError(f"processor {text!r}: {runtime} has kernels of its own", _HINT)
     if kernels == "blocked" and (runtime, precision) != RUNTIMES[OPENVINO]:
@@ -219,4 +233,12 @@ def _cpu(text: str, cores: str, words: list[str]) -> ProcessorName:
     kernels = kernels or "xnnpack"
     if runtime == TFLITE and kernels == "f16":
         raise UsageError(f"processor {text!r}: {runtime} has no kernels in float16", _HINT)
-    return ProcessorName("cpu", cores=numbers, threads=threads, kernels=kernels, runtime=runtime, precision=precision)
+    return ProcessorName(
+        "cpu",
+        cores=numbers,
+        threads=threads,
+        kernels=kernels,
+        runtime=runtime,
+        precision=precision,
+        memory_nbytes=memory,
+    )

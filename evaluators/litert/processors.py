@@ -33,7 +33,7 @@ from evaluators.machine import core_quota, kernel_text
 from evaluators.own_process import output_of
 from search_spaces.core.allowed_code import allow, is_allowed
 from search_spaces.core.errors import UnavailableError, UsageError, damage, shown
-from search_spaces.core.platform import Platform, Processor, with_cpu
+from search_spaces.core.platform import MEMORY, Platform, Processor, with_cpu
 from search_spaces.core.yaml_file import Part, Word, beside, read_document
 
 LIBRARIES = "PARTITION_OPTIMIZER_LIBRARIES"
@@ -245,6 +245,9 @@ def _cpu(text: str, name: ProcessorName) -> Processor:
     if name.kernels != "xnnpack":
         options["kernels"] = name.kernels
         like += f":{name.kernels}"
+    if name.memory_nbytes:
+        options[MEMORY] = name.memory_nbytes
+        like += f":memory={name.memory_nbytes}"
     if name.runtime != LITERT:
         check_installed(name.runtime)
         options["runtime"] = name.runtime

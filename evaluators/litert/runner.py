@@ -28,6 +28,7 @@ from evaluators.base import Batch
 from evaluators.litert import tensors
 from evaluators.litert.candidate import LitertCandidate
 from evaluators.litert.deployment import (
+    Deployment,
     read_deployment,
     read_workload_plan,
     started_for,
@@ -57,6 +58,12 @@ class _Runner:
             self._workers = Workers(platform, log)
         self._stages = StageCache(self._workers, platform)
         self._packed = Holder()
+
+    def _weights(self, deployment: Deployment) -> Path | None:
+        """Return the packed weights of a plan's model, if there are any."""
+        packed = self._packed.hold(existing_packed_weights(deployment.content_digest))
+        self._workers.charge(packed, *(stage.source.path for stage in deployment.stages))
+        return packed
 
     def _check_open(self) -> None:
         if self._closed:
@@ -111,7 +118,7 @@ class PlanRunner(_Runner):
         self._lock = threading.Lock()
         try:
             digest = deployment.content_digest
-            packed = self._packed.hold(existing_packed_weights(digest))
+            packed = self._weights(deployment)
             operators = tuple(stage.operators for stage in plan.stages)
             source = StageSource(graph, digest, lambda _: packed)
             taken = self._stages.take_plan(source, plan, stages, operators)
@@ -304,7 +311,7 @@ class WorkloadRunner(_Runner):
                 deployment = with_custom_ops(read, library)
                 together = [(deployment.plan.stages[0].processor, range(len(deployment.plan.stages)))]
                 graph, plan, stages = with_inner_tensors(deployment, together)
-                held = self._packed.hold(existing_packed_weights(deployment.content_digest))
+                held = self._weights(deployment)
                 digest = f"{deployment.content_digest} {deployment.graph.digest} {library}"
                 source = StageSource(graph, digest, lambda _, packed=held: packed)  # type: ignore[misc]
                 jobs = Jobs(source, tuple(s.operators for s in plan.stages), stages, as_it_is(graph, plan))

@@ -34,6 +34,7 @@ from evaluators.litert.program import largest
 from evaluators.litert.runner import PlanRunner
 from evaluators.litert.settings import TOLERANCE_F32, packs_weights, tolerance
 from evaluators.litert.stages import StageCache, StageSource, failure
+from evaluators.litert.turns import Turns
 from evaluators.litert.worker.runtimes import LITERT, PACKAGES, runtime_of, version
 from evaluators.litert.workers import Arena, Workers
 from evaluators.machine import Conditions, cpu_model
@@ -163,7 +164,8 @@ class LocalSession(ClosableSession):
         fitting = [p for p in own if computes_with_xnnpack(p) and p.resources]
         self._reference_processor = next(filter(packs_weights, fitting), fitting[0])
         self._workers = workers
-        self._stages = StageCache(workers, platform, memory_limit_nbytes)
+        self._stages = StageCache(workers, platform, memory_limit_nbytes if workers.memory is None else 0)
+        self._turns = Turns()
         self._numbers = count(1)
         self._holder = Holder()
         used = {core for p in own for core in p.cores}
@@ -177,6 +179,10 @@ class LocalSession(ClosableSession):
     def counters(self) -> Counters:
         """Return the kernel's counters of the worker processes."""
         return self._counters.read()
+
+    def in_turn(self, load: Callable[[], Candidate]) -> Candidate:
+        """Return a loaded candidate; where memory is limited, others are unloaded meanwhile."""
+        return load() if self._workers.memory is None else self._turns.load(load)
 
     def digest(self, graph: Graph) -> str:
         """Return the digest of a model's file, or of the model that it was rewritten to.
@@ -194,7 +200,18 @@ class LocalSession(ClosableSession):
         whole = self._stages.cut(graph, digest, tuple(range(len(graph.operators))))
         if not packs_weights(self._reference_processor) or needs_interpreter(whole.schema) or not can_be_packed(graph):
             return None
-        return self._holder.hold(packed_weights(digest, lambda path: self._stages.pack(name, graph, path)))
+        return self._holder.hold(packed_weights(digest, lambda path: self._pack(name, graph, path)))
+
+    def _pack(self, processor: str, graph: Graph, path: Path) -> None:
+        with self._workers.without_limit(processor):  # packing takes as much memory as the weights
+            self._stages.pack(processor, graph, path)
+
+    def _ready(self, graph: Graph, packed: Path | None, reference: Callable[[], object]) -> None:
+        """Compute a model's reference where memory is limited, without limit, so that plans have all of the memory."""
+        if self._workers.memory is not None:
+            with self._workers.without_limit(self._reference_processor.name):
+                reference()
+            self._workers.charge(packed, graph.source.path if graph.source else None)
 
     def _tolerance(self, graph: Graph, processors: Sequence[str]) -> float:
         return tolerance([self.platform[name] for name in processors], self._reference_processor, graph)
@@ -264,6 +281,9 @@ class LitertSession(LocalSession):
         """Compile a plan; with ``fresh``, share nothing with what is loaded already (a rebuilt instance)."""
         self.check_open()
         plan.validate(graph, self.platform)
+        return self.in_turn(lambda: self._loaded(graph, plan, fresh=fresh))
+
+    def _loaded(self, graph: Graph, plan: Plan, *, fresh: bool) -> Candidate:
         model, lowered = self._lowered(self._model(graph), plan)
         viewed = lowered.viewed(self.platform)
         candidate = self._candidate(model, lowered.plan, viewed, fresh=fresh, check=True)
@@ -323,7 +343,8 @@ class LitertSession(LocalSession):
             inputs, packed = tensors.model_inputs(graph, INPUT_SEED), self._packed(graph)
             self._forget_models(largest(graph))
             memory = Arena(next(self._numbers), largest(graph))
-            self._models[key] = _Model(graph, digest, packed, memory, inputs)
+            self._models[key] = model = _Model(graph, digest, packed, memory, inputs)
+            self._ready(graph, packed, lambda: self._reference(model))
         self._models.move_to_end(key)
         return self._models[key]
 

@@ -13,8 +13,9 @@ from evaluators.litert.adapters import driver_environment
 from evaluators.litert.packed import machine_digest
 from evaluators.litert.processors import check_cores, check_kernels, computes_with_xnnpack, find_adapter, npu_folder
 from evaluators.litert.worker.runtimes import LITERT, OPENVINO, check_installed, runtime_of, version
+from search_spaces.core.errors import UsageError
 from search_spaces.core.graph import Graph
-from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.platform import MEMORY, Platform, Processor
 from search_spaces.models.cache import cache_dir, private_folder, prune
 
 _LOGGER = logging.getLogger("partition_optimizer")
@@ -50,6 +51,7 @@ class WorkerStart:
         accelerators: those that the runtime looks for, as a bit set.
         dispatch_folder: folder of a neural processor's library.
         runtime: the library that it runs stages with.
+        limited: whether its memory is limited.
     """
 
     cores: tuple[int, ...]
@@ -57,6 +59,7 @@ class WorkerStart:
     environment: dict[str, str] = field(default_factory=dict)
     dispatch_folder: str = ""
     runtime: str = LITERT
+    limited: bool = False
 
 
 def worker_starts(platform: Platform) -> dict[str, WorkerStart]:
@@ -69,11 +72,29 @@ def worker_starts(platform: Platform) -> dict[str, WorkerStart]:
     return {processor.name: _start(processor) for processor in platform.processors}
 
 
+def memory_limit_nbytes(platform: Platform) -> int | None:
+    """Return the memory that the processes of a platform's CPU processors have together; None where it is not limited.
+
+    Raises:
+        UsageError: they have different limits, or only some have one; they share files of weights in memory.
+    """
+    cpus = [p for p in platform.processors if p.kind == "cpu"]
+    limits = {p.options.get(MEMORY) for p in cpus}
+    if len(limits) > 1:
+        names = ", ".join(p.name for p in cpus)
+        raise UsageError(
+            f"all CPU processors need the same memory=, not {names}", "they share the memory of one device"
+        )
+    found: int | None = next(iter(limits), None)
+    return found
+
+
 def _start(processor: Processor) -> WorkerStart:
     cores = tuple(processor.options["cores"])
     check_cores(processor.name, cores)
     check_kernels(processor.name, processor.options.get("kernels", ""))
-    start = WorkerStart(cores, accelerators_of(processor), runtime=runtime_of(processor))
+    limited = MEMORY in processor.options
+    start = WorkerStart(cores, accelerators_of(processor), runtime=runtime_of(processor), limited=limited)
     if start.runtime != LITERT:
         check_installed(start.runtime)
     elif processor.kind == "gpu":

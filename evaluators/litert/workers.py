@@ -9,14 +9,15 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from evaluators.litert.fork_server import ForkServer, fork_server, give_back
-from evaluators.litert.settings import worker_starts
+from evaluators.litert.memory_group import MemoryGroup, forget_pages
+from evaluators.litert.settings import memory_limit_nbytes, worker_starts
 from evaluators.litert.worker import wire
 from evaluators.litert.worker.runtimes import PACKAGES
 from evaluators.litert.worker.shared_memory import Semaphores, SharedMemory
@@ -91,9 +92,12 @@ class Workers:
     def __init__(self, platform: Platform, log: Path | None = None) -> None:
         self.ends: Counter[str] = Counter()
         self._closed = False
-        self._starts = worker_starts(platform)
+        self._starts, limit_nbytes = worker_starts(platform), memory_limit_nbytes(platform)
+        self.memory = None if limit_nbytes is None else MemoryGroup(limit_nbytes)
         self._log = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._running: dict[str, _Process] = {}
+        self._unlimited: set[str] = set()
+        self._short = 0  # processes that the kernel has ended so far
         self._fork_servers: dict[str, ForkServer] = {}
         self._resources = {p.name: tuple(p.resources) for p in platform.processors}
         servers = self._fork_servers
@@ -254,6 +258,25 @@ class Workers:
                 found[names_of[fd]] = None
         return found
 
+    def charge(self, *paths: Path | None) -> None:
+        """Where memory is limited, let files that others have read count for the worker that reads them next."""
+        if self.memory is not None:
+            forget_pages(*filter(None, paths))
+
+    @contextmanager
+    def without_limit(self, name: str) -> Iterator[None]:
+        """Let a worker, started anew, have as much memory as it needs meanwhile."""
+        if self.memory is None:
+            yield
+            return
+        self._end_all([name])
+        self._unlimited.add(name)
+        try:
+            yield
+        finally:
+            self._unlimited.discard(name)
+            self._end_all([name])
+
     def processes(self) -> list[int]:
         """Return the process ids of the running workers."""
         return [process.pid for process in self._running.values()]
@@ -280,6 +303,8 @@ class Workers:
                 hint = f"python -c 'import {PACKAGES[runtime].module}' shows why"
                 raise UnavailableError(f"the runtime {runtime} cannot be started", hint) from error
             self._running[name] = _Process(pid, ours, runtime)
+            if self.memory is not None and self._starts[name].limited and name not in self._unlimited:
+                self.memory.add(pid)
         return self._running[name]
 
     def end(self, name: str) -> str:
@@ -293,6 +318,8 @@ class Workers:
             status = self._fork_servers[process.runtime].reap(process.pid)
             how = f"died of {signal.Signals(-status).name}" if status < 0 else f"ended with code {status}"
         process.channel.close()
+        if self.memory is not None and self.memory.ended > self._short:
+            self._short, how = self.memory.ended, "ran out of its memory"
         return how
 
     def _end_all(self, names: Iterable[str]) -> dict[str, str]:
@@ -308,6 +335,8 @@ class Workers:
         self._closed = True
         self._end_all(list(self._running))
         self.foreground.close()
+        if self.memory is not None:
+            self.memory.close()
         while self._fork_servers:
             give_back(self._fork_servers.popitem()[1])
         os.close(self._log)

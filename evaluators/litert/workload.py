@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.base import Agreement, Capabilities
+from evaluators.base import Agreement, Candidate, Capabilities
 from evaluators.litert import tensors
 from evaluators.litert.deployment import write_workload
 from evaluators.litert.executor import Executor, InstanceBinding, Jobs
@@ -57,6 +57,10 @@ class LitertWorkload(LocalSession, MeasuredWorkload[InstanceBinding]):
         self._models: dict[int, _Model] = {}
         works = self._counters.works
         self.capabilities = Capabilities(conditions=True, counters=works, deploy=True, decompose=True, outputs=True)
+
+    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Candidate:
+        """Compile a plan; every candidate has memory of its own."""
+        return self.in_turn(lambda: super(LitertWorkload, self).load(graph, plan, fresh=fresh))
 
     def close(self) -> None:
         """Release packed weights; no worker reads them any more."""
@@ -115,7 +119,9 @@ class LitertWorkload(LocalSession, MeasuredWorkload[InstanceBinding]):
     def _model(self, graph: Graph) -> _Model:
         """Return a model of the workload."""
         if id(graph) not in self._models:
-            self._models[id(graph)] = _Model(self._packed(graph), tensors.model_inputs(graph, INPUT_SEED))
+            packed = self._packed(graph)
+            self._models[id(graph)] = _Model(packed, tensors.model_inputs(graph, INPUT_SEED))
+            self._ready(graph, packed, lambda: self._reference(graph))
         return self._models[id(graph)]
 
     def _key(self, graph: Graph) -> str:
@@ -144,11 +150,15 @@ class LitertWorkload(LocalSession, MeasuredWorkload[InstanceBinding]):
 
     def agreement(self, graph: Graph, outputs: Outputs, processors: Sequence[Processor], off: float = 0.0) -> Agreement:
         """Compare outputs of a model with those of the whole model on the reference processor."""
+        names = [processor.name for processor in processors]
+        return tensors.agreement(graph, outputs, self._reference(graph), self._tolerance(graph, names) + off)
+
+    def _reference(self, graph: Graph) -> Outputs:
+        """Return the outputs of the whole model on the reference processor, computed once."""
         model = self._model(graph)
         if not model.reference:
             model.reference = self.whole_outputs(graph)
-        names = [processor.name for processor in processors]
-        return tensors.agreement(graph, outputs, model.reference, self._tolerance(graph, names) + off)
+        return model.reference
 
     def process(self, processor: str) -> int | None:
         """Return the process id of a processor's worker; None where it is not running."""

@@ -42,6 +42,8 @@ TASKS = "other processes held the cores"
 STEAL = "the host took the cores"
 QUOTA = "the CPU quota of the container was used up"
 QUEUE = "another study measured on these cores"
+PAGE_FAULTS = "page_faults"
+"""Condition of samples: pages that a run waited for, in the mean, until they were read from the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class Counters:
         stolen_s: seconds that the hypervisor took from the cores (steal time), summed over them.
         throttled_s: seconds in which the control group had used up its quota.
         queued_s: seconds that measurements waited for those of other studies.
+        page_faults: pages for which the processes waited until they were read from the disk.
     """
 
     at_s: float
@@ -67,6 +70,7 @@ class Counters:
     stolen_s: float = 0.0
     throttled_s: float = 0.0
     queued_s: float = 0.0
+    page_faults: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class Disturbance:
         stolen_s: seconds lost to the hypervisor.
         throttled_s: seconds lost to the quota of a control group.
         queued_s: seconds spent waiting for another study's measurements, before its own began.
+        page_faults: pages that were read from the disk, since they did not stay in memory; the plan's own doing.
     """
 
     lasted_s: float = 0.0
@@ -88,6 +93,7 @@ class Disturbance:
     stolen_s: float = 0.0
     throttled_s: float = 0.0
     queued_s: float = 0.0
+    page_faults: int = 0
 
     @property
     def lost_s(self) -> float:
@@ -130,6 +136,7 @@ def between(before: Counters, after: Counters) -> Disturbance:
         max(0.0, after.stolen_s - before.stolen_s),
         max(0.0, after.throttled_s - before.throttled_s),
         max(0.0, after.queued_s - before.queued_s),
+        max(0, after.page_faults - before.page_faults),
     )
 
 
@@ -168,7 +175,9 @@ class TaskCounters:
         waited: dict[int, int] = {}
         ran = {os.getpid(): time.process_time_ns()}  # of all threads of this process, which takes part
         switches: dict[int, int] = {}
+        faults = 0
         for process in self._processes():
+            faults += _major_faults(_bytes(f"{self._proc}/{process}/stat"))
             folder = f"{self._proc}/{process}/task"
             for thread in _listed(folder):
                 fields = _bytes(f"{folder}/{thread}/schedstat").split()
@@ -176,7 +185,8 @@ class TaskCounters:
                     ran[int(thread)], waited[int(thread)] = int(fields[0]), int(fields[1])
                     switches[int(thread)] = _involuntary(_bytes(f"{folder}/{thread}/status"))
         now = time.monotonic()
-        return Counters(now, waited, ran, self._busy(), switches, self._steal(now), throttled_s(), self._queued_s())
+        lost = self._steal(now), throttled_s(), self._queued_s()
+        return Counters(now, waited, ran, self._busy(), switches, *lost, faults)
 
     def _steal(self, now: float) -> float:
         value, next_s = self._stolen
@@ -213,6 +223,11 @@ class RunFilter:
         self.quiet = True
         self._useful = 1.0  # moving average: share of repeats that found a quiet moment
         self._skipped = 0
+
+    @property
+    def counts(self) -> bool:
+        """Whether there are counters."""
+        return self._counters is not None
 
     def run(self, work: Callable[[], Result]) -> tuple[Result, float]:
         """Return the least disturbed result of a few tries, and the share of its time without a core."""
@@ -327,3 +342,9 @@ def _bytes(path: str) -> bytes:
 def _involuntary(status: bytes) -> int:
     _, _, rest = status.rpartition(b"nonvoluntary_ctxt_switches:")
     return int(rest) if rest.strip().isdigit() else 0
+
+
+def _major_faults(stat: bytes) -> int:
+    # The name, in brackets, may hold anything; ten fields later stand the faults that waited for the disk.
+    fields = stat.rpartition(b")")[2].split()
+    return int(fields[9]) if len(fields) > 9 else 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator
 
 from evaluators.base import Batch, Candidate
-from evaluators.measurement.disturbance import CALM, NOTHING, QUIET, Counters, Disturbance, RunFilter
+from evaluators.measurement.disturbance import CALM, NOTHING, PAGE_FAULTS, QUIET, Counters, Disturbance, RunFilter
 from evaluators.samples import Samples
 from evaluators.workload.outcome import Outcome, read_figures, typical_figures
 from search_spaces.core.errors import UnavailableError, UsageError
@@ -664,6 +664,7 @@ class FinalComparison:
         self._failures: dict[int, list[str]] = defaultdict(list)
         self._errors: dict[int, Array] = {}
         self._outcomes: dict[int, list[tuple[float, Mapping[str, Any]]]] = defaultdict(list)
+        self._faults, self._runs = Counter[int](), Counter[int]()
         # Seconds of a run, which takes longer than its figure with several models or a stream.
         self._typical_s: dict[int, float] = {}
         self._least_s: dict[int, float] = {}
@@ -888,13 +889,14 @@ class FinalComparison:
 
     def _turn(self, plan: int, candidate: Candidate) -> tuple[float, float]:
         """Return the least disturbed of a few tries at a turn; only tries that waited for a core are repeated."""
-        queued_s = self._filter.total.queued_s
+        before = self._filter.total
         if self._typical_s[plan] >= _LONG_S and not self.computed:
             self.progress(f"{self._where()}; {plural(self._turns_made, 'turn')} so far")
         try:
             (log_s, outcome), lost = self._filter.run(lambda: self._try(plan, candidate))
         finally:
-            self._spent_s -= self._filter.total.queued_s - queued_s
+            self._spent_s -= self._filter.total.queued_s - before.queued_s
+            self._faults[plan] += self._filter.total.page_faults - before.page_faults
         if outcome is not None:
             self._outcomes[plan].append((lost, outcome.to_json()))
         self._turns_made += 1
@@ -909,6 +911,7 @@ class FinalComparison:
         begin = time.monotonic()
         settling_s = self._settle(plan, candidate, settle) if settle else 0.0
         batch = candidate.run(runs)
+        self._runs[plan] += runs
         values = _checked(batch, runs)
         said_s = settling_s + math.fsum(batch.latency_s)  # computed latencies: results must not depend on load
         self._spent_s += max(0.0 if self.computed else time.monotonic() - begin, said_s)
@@ -930,6 +933,7 @@ class FinalComparison:
         spent_s, fastest_s = 0.0, math.inf
         while True:
             latency_s = _checked(candidate.run(runs), runs)
+            self._runs[plan] += runs
             spent_s += float(latency_s.sum())
             median_s = _median(latency_s)
             fast = median_s <= _SETTLED * self._best_s.get(plan, math.inf)
@@ -1054,6 +1058,9 @@ class FinalComparison:
         chosen = self.recommended(known, True) if self.recommended is not None else known.fastest
         return any(known.may_lose(chosen, i) for i in racing if i in known.measured)
 
+    def _page_faults(self, plan: int) -> dict[str, float]:
+        return {PAGE_FAULTS: round(self._faults[plan] / self._runs[plan], 2)} if self._filter.counts else {}
+
     def _final(self, under: dict[str, Any] | None = None) -> Final:
         """Return the result, scaled to the speed of the machine in which the fastest plan was measured.
 
@@ -1075,7 +1082,7 @@ class FinalComparison:
             logs = logs + state + table.effect(i, best) - _median(logs)
             levels = tuple(v if math.isfinite(v) else None for v in table.table[:, i].tolist())
             standings[i] = Standing(
-                Samples(tuple(np.exp(logs).tolist()), under or {}),
+                Samples(tuple(np.exp(logs).tolist()), (under or {}) | self._page_faults(i)),
                 levels,
                 tuple(np.median(np.concatenate(self._stages[i]), axis=0).tolist()) if under is not None else (),
                 self._failures[i][-1] if len(self._failures[i]) >= 2 else "",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from evaluators.workload.setting import HOST, SLICED
-from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.platform import MEMORY, Platform, Processor
 from search_spaces.core.pools import members, single_processors
 
 PROCESSES, THREADS = "one process per model", "one thread per model"
@@ -72,4 +72,5 @@ def _cores(group: Sequence[Processor]) -> tuple[int, ...]:
 def _host(platform: Platform) -> Processor:
     """Return the process that hosts the threads, as a processor."""
     cpu = [processor for processor in single_processors(platform) if processor.kind == "cpu"]
-    return Processor(_THREADS_HOST, "cpu", {}, "threads", {"cores": _cores(cpu), "threads": 1})
+    limit = {name: value for p in cpu for name, value in p.options.items() if name == MEMORY}
+    return Processor(_THREADS_HOST, "cpu", {}, "threads", {"cores": _cores(cpu), "threads": 1, **limit})

@@ -195,7 +195,7 @@ class MeasuredWorkload(PricedWorkload, ABC, Generic[Instance]):
     keeps_outputs = True
     _reference_processor: Processor
 
-    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> HostedRun[Instance]:  # noqa: ARG002
+    def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> Candidate:  # noqa: ARG002
         """Compile a plan; with ``fresh``, share nothing with what is loaded already (a rebuilt instance).
 
         Every candidate has memory of its own.

@@ -63,6 +63,8 @@ COLUMNS: Mapping[str, str] = {
     "how many its space has.",
     "wall_s": "seconds that the study took.",
     "failure": "why the plan has no figure.",
+    "page_faults, resident_mb": "how often a run waited for the disk in the mean, since memory did not hold the model, "
+    "and the memory that the processes hold at the end, MB; empty where the system does not tell.",
     "misses, requests, makespan_ms, predicted_makespan_ms": "of several models: late and all requests of the median "
     "run, and the makespan, measured and simulated.",
 }
@@ -376,6 +378,7 @@ def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
                 "space_plans": float(min(result["space"]["plans"], 1e308)),
                 "wall_s": result["wall_s"],
                 "failure": entry["failure"],
+                **_of_memory(found.get("conditions") or {}),
                 **_of_requests(outcomes.get(name, {}), due=due),
                 "value": found.get("median"),
                 "value_low": low,
@@ -385,6 +388,14 @@ def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
             }
         )
     return rows
+
+
+def _of_memory(conditions: Mapping[str, Any]) -> Row:
+    resident = conditions.get("resident_nbytes")
+    return {
+        "page_faults": conditions.get("page_faults"),
+        "resident_mb": round(resident / 1e6, 1) if isinstance(resident, int) else None,
+    }
 
 
 def _of_requests(outcome: Mapping[str, Any], *, due: bool) -> Row:

@@ -24,8 +24,9 @@ from optimizer.report.data import read_result
 from optimizer.study.several_models import SeveralModels
 from optimizer.tools.execute import is_predicted, plan_of, reloaded, study_of
 from search_spaces.core.bounded import parsed_json, read_bounded
-from search_spaces.core.errors import OptimizeError, RunFolderError, UnavailableError
+from search_spaces.core.errors import OptimizeError, RunFolderError, UnavailableError, UsageError
 from search_spaces.core.graph import Graph
+from search_spaces.core.platform import MEMORY, Platform
 from search_spaces.core.wording import plural
 from search_spaces.models.source import libraries_of
 
@@ -192,6 +193,7 @@ def _source(path: Path, stack: ExitStack, custom_ops: Sequence[str]) -> _Source:
     running: list[Any] = []
     if is_workload_plan(path):
         files = read_workload_plan(path)
+        _check_memory(path, files.platform)
         names, libraries = ", ".join(files.names), libraries_of(custom_ops, list(dict.fromkeys(files.clients)))
 
         def load_several() -> Candidate:
@@ -212,6 +214,7 @@ def _source(path: Path, stack: ExitStack, custom_ops: Sequence[str]) -> _Source:
     run = None if runs_here(path) else study_of(path)
     if run is None:
         deployed = read_deployment(path)
+        _check_memory(path, deployed.platform)
         library = libraries_of(custom_ops, [deployed.graph.name]).get(deployed.graph.name)
 
         def load() -> Candidate:
@@ -277,3 +280,11 @@ def _interface(graph: Graph) -> tuple[Any, ...]:
     """Return what a model has in common with its rewrites: its name, and shapes and types of inputs and outputs."""
     ends = ([(graph.tensors[t].shape, graph.tensors[t].dtype) for t in some] for some in (graph.inputs, graph.outputs))
     return graph.name, *ends
+
+
+def _check_memory(path: Path, platform: Platform) -> None:
+    if any(MEMORY in processor.options for processor in platform.processors):
+        raise UsageError(
+            f"{path}: the memory of its processors is limited, and plans that are loaded together would share it",
+            "compare it in a study, by --compare-with",
+        )

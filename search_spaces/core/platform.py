@@ -8,6 +8,9 @@ from typing import Any, Literal
 
 from search_spaces.core.errors import UsageError
 
+MEMORY = "memory_nbytes"
+"""Option of a processor whose process has limited memory, together with those of the others with this option."""
+
 
 @dataclass(frozen=True, slots=True)
 class Processor:

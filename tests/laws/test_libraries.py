@@ -160,7 +160,8 @@ def test_a_file_of_libraries_that_is_wrong_is_one_line(tmp_path: Path, content: 
      {"cores": [0], "threads": 1, "kernels": "blocked"},
      {"cores": [0], "threads": 1, "kernels": "builtin", "runtime": "openvino", "precision": "f32"},
      {"cores": [0], "threads": 1, "kernels": "blocked", "runtime": "openvino", "precision": "bf16"},
-     {"cores": [0], "threads": 1, "kernels": "builtin", "runtime": "openvino", "precision": "bf16"}],
+     {"cores": [0], "threads": 1, "kernels": "builtin", "runtime": "openvino", "precision": "bf16"},
+     {"cores": [0], "threads": 1, "memory_nbytes": 12}, {"cores": [0], "threads": 1, "memory_nbytes": "1e9"}],
 )  # fmt: skip
 def test_a_described_processor_asks_for_nothing_that_harms(options: dict[str, object]) -> None:
     with fails(UsageError):

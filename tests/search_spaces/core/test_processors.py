@@ -55,6 +55,7 @@ def test_cores_are_read_however_they_are_grouped(cores: set[int]) -> None:
         ),
         ("cpu:openvino-bf16", ProcessorName("cpu", runtime="openvino", precision="bf16")),
         ("cpu:openvino:blocked", ProcessorName("cpu", kernels="blocked", runtime="openvino", precision="f32")),
+        ("cpu0:memory=400MB:builtin", ProcessorName("cpu", (0,), kernels="builtin", memory_nbytes=400_000_000)),
         ("igpu:openvino", ProcessorName("gpu", runtime="openvino", precision="f32", integrated=True)),
         ("gpu:openvino-f16", ProcessorName("gpu", runtime="openvino", precision="f16")),
         ("npu:openvino", ProcessorName("npu", runtime="openvino", precision="f16")),
@@ -105,6 +106,10 @@ def test_names_of_processors(text: str, wanted: ProcessorName) -> None:
         "cpu0:blocked",
         "cpu0:tflite-runtime:blocked",
         "cpu0:openvino-bf16:blocked",
+        "cpu0:memory=400",
+        "cpu0:memory=0MB",
+        "cpu0:memory=1GB:memory=1GB",
+        "gpu:memory=400MB",
     ],
 )
 def test_names_that_are_wrong(text: str) -> None:
