@@ -121,8 +121,7 @@ class Conditions:
 
         ``governor`` (of the first core), ``clock_hz`` (of the slowest), ``temperature_c`` (of the hottest sensor),
         ``memory_free_nbytes`` (available without swapping), and since the last reading: ``load``, the share of the
-        cores' time that others used, and ``steal``, the share that the hypervisor took; ``resident_nbytes`` is what the
-        processes hold in memory, pages of files included.
+        cores' time that others used, and ``steal``, the share that the hypervisor took.
         """
         begin_s = time.monotonic()
         if begin_s >= self._next_s:
@@ -150,7 +149,6 @@ class Conditions:
             "load": None if load is None else round(load, 3),
             "steal": None if steal is None else round(steal, 4),
             "memory_free_nbytes": available_nbytes(),
-            "resident_nbytes": sum(map(_resident_nbytes, self._processes())) or None,
         }
 
 
@@ -220,11 +218,6 @@ def problems(conditions: Mapping[str, Any]) -> list[str]:
     if isinstance(throttled, list) and throttled:
         found.append(f"the GPU was slowed down ({', '.join(map(str, throttled))})")
     return found
-
-
-def _resident_nbytes(process: int) -> int:
-    fields = kernel_text(Path(f"/proc/{process}/statm")).split()
-    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else 0
 
 
 def _cpu_seconds(processes: Iterable[int]) -> dict[int, float]:

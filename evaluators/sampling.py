@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluators.base import Candidate
-from evaluators.measurement.disturbance import PAGE_FAULTS, RunFilter
+from evaluators.measurement.disturbance import RunFilter
 from evaluators.samples import RUN_NOISE, Measurement, Samples, Stopped
 from evaluators.schedule import Timeline
 from evaluators.workload.outcome import typical_figures
@@ -225,7 +225,7 @@ def measure(
     once = stopped == "limit" and len(record.values_s) == record.warm + 1
     if promised and once and incumbent and record.values_s[-1] < incumbent.median * (1.0 - noise(incumbent)):
         record.run(1)  # the best so far must have two samples to be the incumbent, else every equal plan runs twice
-    samples = Samples(tuple(record.values_s[record.warm :]), {**conditions(), **record.page_faults()})
+    samples = Samples(tuple(record.values_s[record.warm :]), {**conditions(), **record.memory()})
     return Measurement(
         latency_s=samples,
         stage_s=record.stages_s(),
@@ -287,10 +287,9 @@ class _Record:
         if batch.outcome is not None:
             self.outcomes.append(batch.outcome.to_json())
 
-    def page_faults(self) -> dict[str, float]:
-        """Return how many pages a run waited for, as a condition; nothing where the kernel does not count them."""
-        mean = statistics.mean(self.faults[self.warm :])
-        return {PAGE_FAULTS: round(mean, 2)} if self.filter.counts else {}
+    def memory(self) -> dict[str, float]:
+        """Return how the runs used memory, as conditions."""
+        return self.filter.memory(statistics.mean(self.faults[self.warm :]), self.filter.resident_nbytes)
 
     def stages_s(self) -> tuple[float, ...]:
         """Return the medians of the stages over complete runs, or over all where every run was interrupted."""

@@ -28,20 +28,30 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 
+_WORK = ("queue", "wait", "wait for nothing")
+TERMS = ("map in", "copy in", "give back in", *_WORK, "map out", "copy out", "give back out")
+"""What a stage on an accelerator takes: to map its inputs, copy into them and give them back, to queue its kernels and
+to wait for them, and the same for its outputs. A wait where nothing is queued does not count for the stage."""
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """One stage on one processor, in seconds since the start of the inference.
 
     Attributes:
-        copied_s: the part of it that copied tensors between an accelerator's memory and the CPU's.
+        terms_s: of a stage on an accelerator, what it takes beside its kernels (:data:`TERMS`), in seconds.
     """
 
     stage: int
     processor: str
     start_s: float
     end_s: float
-    copied_s: float = 0.0
+    terms_s: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def copied_s(self) -> float:
+        """The part of it that moved tensors between the accelerator's memory and the CPU's."""
+        return sum(took for term, took in self.terms_s.items() if term not in _WORK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +65,22 @@ class Timeline:
         """Seconds from the first start to the last end."""
         return max(e.end_s for e in self.events) - min(e.start_s for e in self.events)
 
+    @property
+    def terms_s(self) -> dict[str, float]:
+        """The terms of all stages on accelerators, summed; empty where there are none."""
+        found = dict.fromkeys(TERMS, 0.0) if any(e.terms_s for e in self.events) else {}
+        return {term: sum(e.terms_s.get(term, 0.0) for e in self.events) for term in found}
+
     def slower(self, factor: float) -> Timeline:
         """Return the same events when all takes ``factor`` times as long."""
         return Timeline(
             tuple(
-                replace(e, start_s=e.start_s * factor, end_s=e.end_s * factor, copied_s=e.copied_s * factor)
+                replace(
+                    e,
+                    start_s=e.start_s * factor,
+                    end_s=e.end_s * factor,
+                    terms_s={term: took * factor for term, took in e.terms_s.items()},
+                )
                 for e in self.events
             )
         )
@@ -233,15 +254,17 @@ class _Run:
 
 
 def timeline(
-    spans: Sequence[Span], processors: Sequence[str], copied_s: Mapping[int, float] = MappingProxyType({})
+    spans: Sequence[Span],
+    processors: Sequence[str],
+    terms_s: Mapping[int, Mapping[str, float]] = MappingProxyType({}),
 ) -> Timeline:
     """Return spans as the events of one inference; span ``i`` is stage ``i``, on ``processors[i]``.
 
     Args:
-        copied_s: stage → the part of it that copied tensors (s); 0 where it is not given.
+        terms_s: stage → its terms, where they are known.
     """
     events = [
-        Event(i, processor, start, end, copied_s.get(i, 0.0))
+        Event(i, processor, start, end, terms_s.get(i, {}))
         for i, ((start, end), processor) in enumerate(zip(spans, processors, strict=True))
     ]
     events.sort(key=lambda e: (e.start_s, e.stage))

@@ -50,15 +50,22 @@ class Client:
         chosen: variants that are known already; extended here. None: PyTorch's ordinary calls.
         apart: how models run apart in it (:data:`~evaluators.cuda.devices.APART`); "" where a plan schedules them.
         log: file for PyTorch's own messages; none by default.
+        room_nbytes: memory for the weights of each model; None for as much as there is.
     """
 
     def __init__(
-        self, device: str, busy: int, chosen: dict[str, str] | None, apart: str = "", log: Path | None = None
+        self,
+        device: str,
+        busy: int,
+        chosen: dict[str, str] | None,
+        apart: str = "",
+        log: Path | None = None,
+        room_nbytes: int | None = None,
     ) -> None:
         self.generation = 0
         self.chosen, self.apart = chosen, apart
         self._device, self._busy = device, busy
-        self._log = log
+        self._log, self._room_nbytes = log, room_nbytes
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._closed = False
@@ -115,6 +122,7 @@ class Client:
             self._end()
             raise UnavailableError("the session is closed")
         hello = {"device": self._device, "busy": self._busy, "known": self.chosen, "apart": self.apart}
+        hello["room_nbytes"] = self._room_nbytes
         answer, _ = self._exchange(channel, hello, START_LIMIT_S)
         if "error" in answer:
             self._end()

@@ -14,7 +14,7 @@ from evaluators.own_process import output_of, own_process
 from evaluators.workload import apart
 from evaluators.workload.setting import RUNS_AS
 from search_spaces.core.errors import UnavailableError, UsageError
-from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.platform import MEMORY, Platform, Processor, memory_word
 from search_spaces.core.pools import members
 
 Precision = Literal["tf32", "f32"]
@@ -80,19 +80,24 @@ def tolerance(used: Iterable[Processor]) -> float:
     return max((_TOLERANCES[precision_of(p)] for p in used), default=_TOLERANCES["f32"])
 
 
-def stream(number: int, device: str, precision: Precision) -> Processor:
+def stream(number: int, device: str, precision: Precision, memory_nbytes: int = 0) -> Processor:
     """Return the processor of a stream; streams of one precision are alike, and none excludes another.
 
     Args:
         device: the GPU's name.
+        memory_nbytes: memory for the weights of a model; 0 for as much as there is.
     """
     name = f"stream{number}" if precision == "tf32" else f"stream{number}:{precision}"
     like = f"{EXTRA}:{device}:{precision}"
-    return Processor(name, "gpu", {f"stream {number}": 1.0}, like, {PRECISION: precision, "device": device})
+    options: dict[str, Any] = {PRECISION: precision, "device": device}
+    if memory_nbytes:
+        name, like = f"{name}:memory={memory_nbytes // 10**6}MB", f"{like}:memory={memory_nbytes}"
+        options |= {MEMORY: memory_nbytes}
+    return Processor(name, "gpu", {f"stream {number}": 1.0}, like, options)
 
 
 _LIMIT_S = 120.0
-_NAMES = "stream0, stream1, … in TF32, or stream0:f32, …"
+_NAMES = "stream0, stream1, … in TF32, or stream0:f32, stream0:memory=400MB, …"
 
 
 def main() -> None:
@@ -154,18 +159,20 @@ def runs_apart(platform: Platform, count: int) -> list[apart.Apart]:
 
 
 def parse_stream(text: str, device: str) -> Processor:
-    """Return the processor that ``streamN`` or ``streamN:PRECISION`` names.
+    """Return the processor that ``streamN``, ``streamN:PRECISION`` or ``streamN:memory=400MB`` names.
 
     Raises:
         UsageError: the text is not such a name.
     """
-    word, colon, wanted = text.partition(":")
+    word, *wanted = text.split(":")
     number = word.removeprefix("stream")
-    precision = next((p for p in PRECISIONS if p == (wanted if colon else "tf32")), None)
+    memory = [nbytes for w in wanted if (nbytes := memory_word(w)) is not None]
+    precisions = [w for w in wanted if memory_word(w) is None] or ["tf32"]
+    precision = next((p for p in PRECISIONS if [p] == precisions), None) if len(memory) < 2 else None
     known = word.startswith("stream") and number.isascii() and number.isdigit() and str(int(number)) == number
     if not known or precision is None or int(number) >= MAX_STREAMS:
         raise UsageError(f"evaluator {EXTRA} has no processor {text!r}", f"it has {_NAMES}")
-    return stream(int(number), device, precision)
+    return stream(int(number), device, precision, *memory)
 
 
 def check_streams(platform: Platform) -> None:

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from evaluators.cuda.devices import torch_module
 from evaluators.cuda.kernels import PLAIN, Call, Conv, Dense
 from evaluators.cuda.lowering import Choose, Job, Weights, as_in_file, held, lower
+from evaluators.cuda.streamed import Staging
+from search_spaces.core.errors import UnavailableError
 
 _REPEATS, _ROUNDS = 6, 3
 _OFF = 2e-2  # relative to the largest value, TF32 compared with TF32
@@ -221,6 +223,11 @@ class Instance:
             [self._buffer(t, pinned=gpu) for t in graph.outputs],
         )
         device = weights.device
+        self._staging = Staging(device) if weights.streams else None
+        if self._staging is not None and after:
+            raise UnavailableError(
+                "branches do not run side by side where memory is limited", "leave out --allow branches"
+            )
         self._values: dict[int, Any] = {
             t: held(torch_module().zeros(graph.tensors[t].shape, device=device), len(graph.tensors[t].shape))
             for t in graph.inputs
@@ -233,7 +240,7 @@ class Instance:
         copied: list[set[int]] = []  # for each job the inputs that are on the device once it has begun
         for place, (operators, choose) in enumerate(jobs):
             entered(place)
-            job = lower(weights, operators, choose, gpu=gpu and not plain, first=plain)
+            job = lower(weights, operators, choose, gpu=gpu and not plain, first=plain, staging=self._staging)
             self._jobs.append(job)
             needs = after[place] if after else (1 << place) - 1
             there = {t for other, known in enumerate(copied) if needs >> other & 1 for t in known}
@@ -256,6 +263,8 @@ class Instance:
         results = [(t, self._outside[1][i]) for i, t in enumerate(graph.outputs) if t in writes]
 
         def call() -> None:
+            if self._staging is not None:
+                self._staging.begin()
             for tensor, array in given:
                 as_in_file(values[tensor]).copy_(array, non_blocking=True)
             inside = {t: values[t] for t in job.inputs}

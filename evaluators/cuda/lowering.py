@@ -18,6 +18,7 @@ import numpy as np
 
 from evaluators.cuda.devices import torch_module
 from evaluators.cuda.kernels import ACTIVATIONS, PLAIN, Call, Conv, Dense, Sides, Window, activate, window_of
+from evaluators.cuda.streamed import TILE_NBYTES, Staging, rows_held
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph, Operator
 from search_spaces.models.dtypes import integers
@@ -39,16 +40,22 @@ class Weights:
         graph: one with a file.
         device: ``cuda`` or ``cpu``.
         like: other weights of the model; constants that it holds are copied on the device instead of read again.
+        room_nbytes: memory of the device for them; None for as much as there is.
+
+    Raises:
+        UnavailableError: the room does not suffice.
     """
 
-    def __init__(self, graph: Graph, device: str, like: Weights | None = None) -> None:
+    def __init__(self, graph: Graph, device: str, like: Weights | None = None, room_nbytes: int | None = None) -> None:
         self.graph, self.device = graph, device
+        self._rows = {} if room_nbytes is None else rows_held(graph, room_nbytes)
+        self._hosts: dict[int, Any] = {}
         self._like = like
         self._known: dict[int, Any] = {}
         self._arranged: dict[tuple[int, tuple[int, ...]], Any] = {}
 
     def __getitem__(self, tensor: int) -> Any:
-        """Return a float32 constant.
+        """Return a float32 constant, of a matrix the rows that stay on the device.
 
         Raises:
             UnavailableError: the tensor is not a float32 constant.
@@ -58,8 +65,25 @@ class Weights:
             if self._like is not None and tensor in self._like._known:  # noqa: SLF001 - of the same class
                 self._known[tensor] = self._like[tensor].clone()
             else:
-                self._known[tensor] = torch_module().from_numpy(self._read(tensor)).to(self.device)
+                self._known[tensor] = torch_module().from_numpy(self._read(tensor)[: self.rows(tensor)]).to(self.device)
         return self._known[tensor]
+
+    @property
+    def streams(self) -> bool:
+        """Whether some weights do not stay on the device."""
+        return any(rows < self.graph.tensors[t].shape[0] for t, rows in self._rows.items())
+
+    def rows(self, tensor: int) -> int:
+        """Return how many rows of a constant stay on the device."""
+        shape = self.graph.tensors[tensor].shape
+        return self._rows.get(tensor, shape[0] if shape else 1)
+
+    def host(self, tensor: int) -> Any:
+        """Return a float32 constant in the host's memory, pinned. Raises as :meth:`__getitem__`."""
+        if tensor not in self._hosts:
+            found = torch_module().from_numpy(self._read(tensor))
+            self._hosts[tensor] = found if self.device == "cpu" else found.pin_memory()
+        return self._hosts[tensor]
 
     def arranged(self, tensor: int, order: tuple[int, ...]) -> Any:
         """Return a constant with its axes, and its memory, in another order; made once and kept.
@@ -467,7 +491,13 @@ class Job:
 
 
 def lower(
-    weights: Weights, operators: Sequence[int], choose: Choose = plainly, *, gpu: bool = False, first: bool = False
+    weights: Weights,
+    operators: Sequence[int],
+    choose: Choose = plainly,
+    *,
+    gpu: bool = False,
+    first: bool = False,
+    staging: Staging | None = None,
 ) -> Job:
     """Lower operators (ascending) to calls of PyTorch.
 
@@ -475,6 +505,7 @@ def lower(
         choose: called once for each convolution and matrix product.
         gpu: whether kernels of a GPU may be used.
         first: whether values with four dimensions are NCHW in memory.
+        staging: buffers for weights that do not stay on the device; None where all do.
 
     Raises:
         UnavailableError: an operator is not supported; the text names it.
@@ -482,13 +513,22 @@ def lower(
     """
     graph = weights.graph
     check(graph, operators)
-    return _Lowering(weights, operators, choose, gpu=gpu, first=first).job()
+    return _Lowering(weights, operators, choose, gpu=gpu, first=first, staging=staging).job()
 
 
 class _Lowering:
-    def __init__(self, weights: Weights, operators: Sequence[int], choose: Choose, *, gpu: bool, first: bool) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        operators: Sequence[int],
+        choose: Choose,
+        *,
+        gpu: bool,
+        first: bool,
+        staging: Staging | None,
+    ) -> None:
         self.weights, self.graph, self.operators = weights, weights.graph, operators
-        self.choose, self.gpu, self.first = choose, gpu, first
+        self.choose, self.gpu, self.first, self.staging = choose, gpu, first, staging
         self.inside = set(operators)
         self.pads: dict[int, tuple[int, Sides]] = {}  # padded tensor → image, padding
         self.ends: dict[int, int] = {}  # addition → the convolution that it is fused with
@@ -525,7 +565,8 @@ class _Lowering:
         image, sides = self.pads.get(operator.inputs[0], (operator.inputs[0], (0, 0, 0, 0)))
         batch, height, width, channels = graph.tensors[image].shape
         tensor = operator.inputs[1]
-        weight, order = self.weights[tensor], _TO_FIRST
+        there = self.weights.rows(tensor) > 0
+        weight, order = (self.weights[tensor] if there else self.weights.host(tensor)), _TO_FIRST
         if operator.kind == "DEPTHWISE_CONV_2D":  # 1, H, W, C times the multiplier
             weight, order = self.weights.arranged(tensor, (3, 1, 2, 0)), (3, 0, 1, 2)
         bias = self._bias(operator, int(weight.shape[0]))
@@ -534,16 +575,51 @@ class _Lowering:
         groups = channels // int(weight.shape[3])
         first = partial(self.weights.arranged, tensor, order)
         conv = Conv(weight, bias, window, groups, activation, (batch, channels, height, width), first, adds)
-        return self._chosen(conv), image
+        if there:
+            return self._chosen(conv), image
+        filters = self.weights.host(tensor)
+        if self.first:
+            filters = filters.permute(order).contiguous()
+            filters = filters if self.weights.device == "cpu" else filters.pin_memory()
+
+        def make(filters: Any) -> Call:
+            inside = filters.permute(0, 2, 3, 1) if self.first else filters
+            return replace(conv, weight=inside).variants(gpu=False)[PLAIN]
+
+        return self._through(filters, make), image
+
+    def _through(self, weights: Any, make: Callable[[Any], Call]) -> Call:
+        """Return a call whose weights do not stay on the device."""
+        if self.staging is None:
+            raise UnavailableError("some weights do not stay on the device, and there are no buffers for them")
+        return self.staging.through(weights, make)
 
     def _dense(self, operator: Operator) -> Call:
-        weight = self.weights[operator.inputs[1]]
-        outputs, inputs = (int(n) for n in weight.shape)
+        tensor = operator.inputs[1]
+        outputs, inputs = self.graph.tensors[tensor].shape
         data, result = (self.graph.tensors[t].shape for t in (operator.inputs[0], operator.outputs[0]))
         rows = prod(data) // inputs
-        dense = Dense(weight, self._bias(operator, outputs), operator.options.get("fused_activation", "NONE"), rows)
-        inner, flatten, back = self._chosen(dense), same_memory(len(data), 2), same_memory(2, len(result))
-        return lambda x: back(inner(flatten(x, (rows, inputs))), result)
+        bias, activation = self._bias(operator, outputs), operator.options.get("fused_activation", "NONE")
+        there, each = self.weights.rows(tensor), max(1, TILE_NBYTES // (4 * inputs))
+        calls = [self._chosen(Dense(self.weights[tensor], bias[:there], activation, rows))] if there else []
+        for begin in range(there, outputs, each):
+            part = slice(begin, min(begin + each, outputs))
+
+            def make(weight: Any, part: slice = part) -> Call:
+                return Dense(weight, bias[part], activation, rows).variants(gpu=self.gpu)[PLAIN]
+
+            calls.append(self._through(self.weights.host(tensor)[part], make))
+        flatten, back = same_memory(len(data), 2), same_memory(2, len(result))
+        if len(calls) == 1:
+            (inner,) = calls
+            return lambda x: back(inner(flatten(x, (rows, inputs))), result)
+        torch = torch_module()
+
+        def run(x: Any) -> Any:
+            given = flatten(x, (rows, inputs))
+            return back(torch.cat([call(given) for call in calls], 1), result)
+
+        return run
 
     def _chosen(self, site: Conv | Dense) -> Call:
         if self.first and isinstance(site, Conv):
@@ -556,7 +632,7 @@ class _Lowering:
         given = operator.inputs[2] if len(operator.inputs) > 2 else -1
         if given != -1:
             return self.weights[given]
-        return self.weights[operator.inputs[1]].new_zeros(outputs)
+        return torch_module().zeros(outputs, device=self.weights.device)
 
     def _look(self, index: int) -> None:
         """Record whether an operator PAD, or an addition, can be fused with a convolution."""

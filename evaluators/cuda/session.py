@@ -38,7 +38,7 @@ from evaluators.workload.setting import NumberedProcessors, Setting
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, needs
-from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.platform import Platform, Processor, memory_limit_nbytes
 from search_spaces.core.pools import single_processors
 from search_spaces.rewrites.lower import lowering
 from search_spaces.spaces.chain import chain_plan
@@ -134,7 +134,8 @@ class CudaEvaluator(Evaluator):
         plain = self._device == _CPU or apart in {KERNELS, THREADS}
         chosen = None if plain else self._chosen.setdefault(self._gpu(), {})
         log = scratch / "runtime.log" if scratch else None
-        return Bench(Client(self._device, busy, chosen, apart, log), platform.limits)
+        room_nbytes = memory_limit_nbytes(platform.processors)
+        return Bench(Client(self._device, busy, chosen, apart, log, room_nbytes), platform.limits)
 
     @contextmanager
     def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[CudaSession]:

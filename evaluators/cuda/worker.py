@@ -223,13 +223,21 @@ class Worker:
         busy: number of streams that compute at once while variants are timed.
         known: variants that were chosen before; None: PyTorch's ordinary calls.
         apart: how models run apart in this process (:data:`~evaluators.cuda.devices.APART`); "" where a plan schedules.
+        room_nbytes: memory for the weights of each model; None for as much as there is.
     """
 
-    def __init__(self, device: str, busy: int = 1, known: Mapping[str, str] | None = None, apart: str = "") -> None:
+    def __init__(
+        self,
+        device: str,
+        busy: int = 1,
+        known: Mapping[str, str] | None = None,
+        apart: str = "",
+        room_nbytes: int | None = None,
+    ) -> None:
         self._torch = torch = torch_module()
         torch.set_grad_enabled(mode=False)
         self._device, self._tunes = device, device != "cpu" and known is not None
-        self._busy, self._known, self._apart = busy, dict(known or {}), apart
+        self._busy, self._known, self._apart, self._room_nbytes = busy, dict(known or {}), apart, room_nbytes
         self._tunings: dict[str, Tuning] = {}
         self._graphs: dict[int, Graph] = {}
         self._weights: dict[tuple[int, str], Weights] = {}
@@ -306,7 +314,7 @@ class Worker:
     def _weights_of(self, model: int, owner: str) -> Weights:
         if (model, owner) not in self._weights:
             like = next((w for (m, _), w in self._weights.items() if m == model), None)
-            self._weights[model, owner] = Weights(self._graphs[model], self._device, like)
+            self._weights[model, owner] = Weights(self._graphs[model], self._device, like, self._room_nbytes)
         return self._weights[model, owner]
 
     def _choose(self, precision: str) -> Choose:
@@ -434,7 +442,7 @@ def main() -> None:
         if not alone and under_mps():
             os.environ[MPS] = "/dev"  # no server listens there
         try:
-            worker = Worker(head["device"], head["busy"], head["known"], head["apart"])
+            worker = Worker(head["device"], head["busy"], head["known"], head["apart"], head["room_nbytes"])
         except (OptimizeError, RuntimeError) as error:
             wire.send(channel, {"error": str(error)})
             return

@@ -19,7 +19,7 @@ from evaluators.litert.settings import CPU, accelerators_of
 from evaluators.litert.stages import TakenStages
 from evaluators.litert.worker.shared_memory import Semaphores
 from evaluators.litert.workers import SLACK_S, Arena, Request, WorkerError, Workers, bind_program, notify
-from evaluators.schedule import Timeline, timeline
+from evaluators.schedule import TERMS, Timeline, timeline
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
@@ -152,9 +152,9 @@ class LitertCandidate(Candidate):
         """Return the stages' own times (s) and timeline, measured again from time to time; ``n`` inferences are new."""
         self._since += n
         if self._own is None or self._since >= _SYNCHRONISE_EVERY:
-            log, copied_s = self._run_batch(1, math.inf, synchronised=True)
+            log, terms_s = self._run_batch(1, math.inf, synchronised=True)
             stage_s = np.asarray((log[0, :, 1] - log[0, :, 0]) * 1e-9, np.float64)
-            self._own = stage_s, self._timeline(log[0], copied_s)
+            self._own = stage_s, self._timeline(log[0], terms_s)
             self._since = 0
         return self._own
 
@@ -164,8 +164,8 @@ class LitertCandidate(Candidate):
 
     def _run_batch(
         self, n: int, stop_above_s: float, *, synchronised: bool = False
-    ) -> tuple[NDArray[np.int64], dict[int, float]]:
-        """Return start and end (ns) of each stage, ``(n, stages, 2)``, and copy times of stages in the last run (s)."""
+    ) -> tuple[NDArray[np.int64], dict[int, dict[str, float]]]:
+        """Return start and end (ns) of each stage, ``(n, stages, 2)``, and the terms (s) of stages in the last run."""
         self._workers.check(self._ends)
         stages = len(self.plan.stages)
         log = np.frombuffer(self._arena.map, np.int64, 1 + 2 * stages * n, self._layout.log)
@@ -197,12 +197,12 @@ class LitertCandidate(Candidate):
         except WorkerError as error:
             what = blamed(error, times, self.plan, self._schedule, apart=self._known_s is None)
             raise (self._explain(error.worker, what) if error.reported else UnavailableError(what)) from error
-        copied = (entry for answer in answers.values() for entry in answer.get("copies", ()))
-        return times, {stage: (copied_in + copied_out) * 1e-9 for stage, copied_in, copied_out in copied}
+        known = (entry for answer in answers.values() for entry in answer.get("terms", ()))
+        return times, {stage: {t: ns * 1e-9 for t, ns in zip(TERMS, each, strict=True)} for stage, *each in known}
 
-    def _timeline(self, times: NDArray[np.int64], copied_s: Mapping[int, float]) -> Timeline:
+    def _timeline(self, times: NDArray[np.int64], terms_s: Mapping[int, Mapping[str, float]]) -> Timeline:
         spans = ((times - times.min()) * 1e-9).tolist()
-        return timeline(spans, [stage.processor for stage in self.plan.stages], copied_s)
+        return timeline(spans, [stage.processor for stage in self.plan.stages], terms_s)
 
     def set_inputs(self, arrays: Sequence[NDArray[np.generic]]) -> None:
         """Copy one array per input of the model into shared memory; shapes and types must be the model's."""

@@ -20,6 +20,7 @@
     npu:openvino         Intel's NPU, run by OpenVINO; it computes in float16
     gpu                  the first hardware adapter, computing in float16
     gpu:f32              in float32
+    gpu:f32:textures     with tensors in textures; also buffers; by default LiteRT chooses
     gpu:WORD             the adapter with this word in its name; software adapters (swiftshader, lavapipe) need it
     gpu4-15:swiftshader  a software adapter on these cores, so that others are left to the CPU
     npu                  the neural processor whose dispatch library the vendor's SDK brought
@@ -39,22 +40,23 @@ from typing import Any, Literal
 
 from evaluators.litert.worker.runtimes import LITERT, OPENVINO, PRECISIONS, TFLITE
 from search_spaces.core.errors import UsageError
-from search_spaces.core.platform import MEMORY
+from search_spaces.core.platform import MEMORY, memory_word
 from search_spaces.core.wording import plural
 
 Kernels = Literal["xnnpack", "builtin", "reference", "f16", "blocked"]
 
 KERNELS: tuple[Kernels, ...] = ("xnnpack", "builtin", "reference", "f16", "blocked")
 GPU_PRECISIONS = ("f16", "f32")
+STORAGES = {"buffers": 1, "textures": 2}
+"""Word in a GPU's name → LiteRT's number (litert_gpu_options.h, buffer_storage_type)."""
 RUNTIMES = {TFLITE: (TFLITE, ""), OPENVINO: (OPENVINO, "f32")} | {
     f"{OPENVINO}-{precision}": (OPENVINO, precision) for precision in PRECISIONS[1:]
 }
 """Word in a processor's name → the runtime, and its precision."""
 BOTH = "+cpu"
-MAX_CORE = 1 << 16
+MAX_CORE, _LEAST_NBYTES = 1 << 16, 10**6
 _HEAD = re.compile(r"(cpu|i?gpu|npu)([0-9]+(?:[-+][0-9]+)*)?(\+cpu)?")
 _DEVICE = re.compile(r"(?:GPU|NPU)(?:\.[0-9]{1,3})?")
-_MEMORY, _UNITS = re.compile("memory=([1-9][0-9]{0,5})(MB|GB)"), {"MB": 10**6, "GB": 10**9}
 _HINT = "use names like cpu, cpu0, cpu0-3:threads=2, cpu:openvino, gpu, gpu:f32, gpu:swiftshader, npu"
 
 
@@ -69,6 +71,7 @@ class ProcessorName:
         runtime: the library that runs its stages.
         precision: for a GPU, and for OpenVINO.
         integrated: for a GPU of OpenVINO.
+        storage: for a GPU, where LiteRT keeps tensors; "" where it chooses.
         adapter: for a GPU, a word of its name; "" for the first hardware adapter.
         folder: for an NPU, the folder of its dispatch library, or the user's name for it; "" for the runtime's folder.
         fallback: whether LiteRT places operators that an accelerator does not support on the CPU.
@@ -82,6 +85,7 @@ class ProcessorName:
     runtime: str = LITERT
     precision: str = ""
     integrated: bool = False
+    storage: str = ""
     adapter: str = ""
     folder: str = ""
     fallback: bool = False
@@ -101,9 +105,9 @@ def parse_processor(text: str) -> ProcessorName:
     device, numbers, fallback = match[1], match[2] or "", match[3] == BOTH
     if device == "cpu" and not fallback:
         return _cpu(text, numbers, words)
-    if any(map(_MEMORY.fullmatch, words)):
+    if any(memory_word(word) is not None for word in words):
         raise UsageError(f"processor {text!r}: only the memory of a CPU's processes can be limited", _HINT)
-    named = any(word not in GPU_PRECISIONS and word not in RUNTIMES for word in words)
+    named = any(word not in {*GPU_PRECISIONS, *STORAGES, *RUNTIMES} for word in words)
     if device == "cpu" or (numbers and not (device == "gpu" and named)):
         raise UsageError(
             f"processor {text!r}: numbers are cores, of a CPU or a software adapter",
@@ -125,12 +129,18 @@ def parse_processor(text: str) -> ProcessorName:
             raise UsageError(f"processor {text!r}: names two folders", _HINT)
         return ProcessorName("npu", folder="".join(words), fallback=fallback)
     precisions = [word for word in words if word in GPU_PRECISIONS]
-    adapters = [word for word in words if word not in GPU_PRECISIONS]
-    if len(precisions) > 1 or len(adapters) > 1 or not all(words):
-        raise UsageError(f"processor {text!r}: takes at most one precision and one word of an adapter's name", _HINT)
-    cores = parse_cores(numbers) if numbers else ()
+    storages = [word for word in words if word in STORAGES]
+    adapters = [word for word in words if word not in {*GPU_PRECISIONS, *STORAGES}]
+    if max(map(len, (precisions, storages, adapters))) > 1 or not all(words):
+        what = "takes at most one precision, one of buffers and textures, and one word of an adapter's name"
+        raise UsageError(f"processor {text!r}: {what}", _HINT)
     return ProcessorName(
-        "gpu", cores, 0, precision="".join(precisions) or "f16", adapter="".join(adapters), fallback=fallback
+        "gpu",
+        parse_cores(numbers) if numbers else (),
+        precision="".join(precisions) or "f16",
+        storage="".join(storages),
+        adapter="".join(adapters),
+        fallback=fallback,
     )
 
 
@@ -158,7 +168,7 @@ def processor_options(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         options[name] = data[name]
 
     if MEMORY in data:
-        if kind != "cpu" or not isinstance(data[MEMORY], int) or data[MEMORY] < _UNITS["MB"]:
+        if kind != "cpu" or not isinstance(data[MEMORY], int) or data[MEMORY] < _LEAST_NBYTES:
             raise ValueError(f"memory of {reprlib.repr(data[MEMORY])} bytes")
         options[MEMORY] = data[MEMORY]
     if data.get("kernels", "xnnpack") != "xnnpack":
@@ -175,6 +185,8 @@ def processor_options(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         if data["precision"] not in GPU_PRECISIONS or not isinstance(data["adapter"], str) or not data["adapter"]:
             raise ValueError(f"unknown adapter {reprlib.repr(data['adapter'])}")
         options |= {"precision": data["precision"], "adapter": data["adapter"]}
+        if "storage" in data:
+            take("storage", STORAGES, "unknown storage")
     known = {*KERNELS} - {"blocked"}
     if options.get("runtime") == OPENVINO:
         known = {"blocked"} if kind == "cpu" and options["precision"] == "f32" else set()
@@ -218,8 +230,8 @@ def _cpu(text: str, cores: str, words: list[str]) -> ProcessorName:
             if not threads or (numbers and threads > len(numbers)):
                 cores = plural(len(numbers), "core") if numbers else "all cores"
                 raise UsageError(f"processor {text!r}: {plural(threads, 'thread')} on {cores}", _HINT)
-        elif (size := _MEMORY.fullmatch(word)) and not memory:
-            memory = int(size[1]) * _UNITS[size[2]]
+        elif (nbytes := memory_word(word)) is not None and not memory:
+            memory = nbytes
         else:
             known = ", ".join(("threads=N", "memory=400MB", *KERNELS, *RUNTIMES))
             raise UsageError(f"processor {text!r}: {word!r} is none of {known}")

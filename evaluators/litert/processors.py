@@ -301,6 +301,9 @@ def _gpu(text: str, name: ProcessorName, adapter: Adapter) -> Processor:
         "precision": name.precision,
     }
     resources, like = {f"adapter {adapter.name}": 1.0}, f"{adapter.name}:{name.precision}"
+    if name.storage:
+        options["storage"] = name.storage
+        like += f":{name.storage}"
     if adapter.kind == "software":  # it computes on cores, so it excludes processors that use them
         check_cores(text, name.cores)
         options |= {"software": True, "cores": name.cores or tuple(usable_cores())}

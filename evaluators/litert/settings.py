@@ -11,9 +11,9 @@ from typing import Any
 
 from evaluators.litert.adapters import driver_environment
 from evaluators.litert.packed import machine_digest
+from evaluators.litert.processor_names import STORAGES
 from evaluators.litert.processors import check_cores, check_kernels, computes_with_xnnpack, find_adapter, npu_folder
 from evaluators.litert.worker.runtimes import LITERT, OPENVINO, check_installed, runtime_of, version
-from search_spaces.core.errors import UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.platform import MEMORY, Platform, Processor
 from search_spaces.models.cache import cache_dir, private_folder, prune
@@ -72,23 +72,6 @@ def worker_starts(platform: Platform) -> dict[str, WorkerStart]:
     return {processor.name: _start(processor) for processor in platform.processors}
 
 
-def memory_limit_nbytes(platform: Platform) -> int | None:
-    """Return the memory that the processes of a platform's CPU processors have together; None where it is not limited.
-
-    Raises:
-        UsageError: they have different limits, or only some have one; they share files of weights in memory.
-    """
-    cpus = [p for p in platform.processors if p.kind == "cpu"]
-    limits = {p.options.get(MEMORY) for p in cpus}
-    if len(limits) > 1:
-        names = ", ".join(p.name for p in cpus)
-        raise UsageError(
-            f"all CPU processors need the same memory=, not {names}", "they share the memory of one device"
-        )
-    found: int | None = next(iter(limits), None)
-    return found
-
-
 def _start(processor: Processor) -> WorkerStart:
     cores = tuple(processor.options["cores"])
     check_cores(processor.name, cores)
@@ -144,6 +127,8 @@ def compile_settings(
         settings["gpu_options"] = {"preferred_device_substr": processor.options["adapter"]}
         if processor.options["precision"] == "f32":
             settings["gpu_options"]["precision"] = _PRECISION_F32
+        if storage := processor.options.get("storage"):
+            settings["gpu_options"]["buffer_storage_type"] = STORAGES[storage]
     return settings
 
 

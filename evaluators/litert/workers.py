@@ -17,14 +17,14 @@ from typing import Any
 
 from evaluators.litert.fork_server import ForkServer, fork_server, give_back
 from evaluators.litert.memory_group import MemoryGroup, forget_pages
-from evaluators.litert.settings import memory_limit_nbytes, worker_starts
+from evaluators.litert.settings import worker_starts
 from evaluators.litert.worker import wire
 from evaluators.litert.worker.runtimes import PACKAGES
 from evaluators.litert.worker.shared_memory import Semaphores, SharedMemory
 from evaluators.machine import kernel_text
 from evaluators.measurement.foreground import Foreground
 from search_spaces.core.errors import UnavailableError
-from search_spaces.core.platform import Platform
+from search_spaces.core.platform import Platform, memory_limit_nbytes
 
 SETUP_LIMIT_S = 60.0
 # A worker may make no progress for this long and some latencies (candidate.py).
@@ -92,7 +92,8 @@ class Workers:
     def __init__(self, platform: Platform, log: Path | None = None) -> None:
         self.ends: Counter[str] = Counter()
         self._closed = False
-        self._starts, limit_nbytes = worker_starts(platform), memory_limit_nbytes(platform)
+        self._starts = worker_starts(platform)
+        limit_nbytes = memory_limit_nbytes(p for p in platform.processors if p.kind == "cpu")
         self.memory = None if limit_nbytes is None else MemoryGroup(limit_nbytes)
         self._log = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._running: dict[str, _Process] = {}

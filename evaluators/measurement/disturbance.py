@@ -21,6 +21,8 @@ _PER_CORE = ("cpuacct/cpuacct.usage_percpu", "cpu,cpuacct/cpuacct.usage_percpu")
 _TOTALS = ("cpu.stat", "unified/cpu.stat")
 _WHOLE = 0.05  # relative difference up to which a group counts as the whole machine
 _STEAL = 7  # column of a cpu line in /proc/stat
+_MAJOR_FAULTS = 9  # field of /proc/PID/stat after the name, which stands in brackets and may hold anything
+_PAGE_NBYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _SLOW_S = 1e-4  # /proc/stat of many cores takes longer to read, and is then read rarely
 _RARELY_S = 0.25
@@ -42,8 +44,6 @@ TASKS = "other processes held the cores"
 STEAL = "the host took the cores"
 QUOTA = "the CPU quota of the container was used up"
 QUEUE = "another study measured on these cores"
-PAGE_FAULTS = "page_faults"
-"""Condition of samples: pages that a run waited for, in the mean, until they were read from the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,7 @@ class Counters:
         throttled_s: seconds in which the control group had used up its quota.
         queued_s: seconds that measurements waited for those of other studies.
         page_faults: pages for which the processes waited until they were read from the disk.
+        resident_nbytes: what they hold in memory now, pages of files included; this alone does not add up.
     """
 
     at_s: float
@@ -71,6 +72,7 @@ class Counters:
     throttled_s: float = 0.0
     queued_s: float = 0.0
     page_faults: int = 0
+    resident_nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +177,10 @@ class TaskCounters:
         waited: dict[int, int] = {}
         ran = {os.getpid(): time.process_time_ns()}  # of all threads of this process, which takes part
         switches: dict[int, int] = {}
-        faults = 0
+        faults = resident_nbytes = 0
         for process in self._processes():
-            faults += _major_faults(_bytes(f"{self._proc}/{process}/stat"))
+            faults += _field(_bytes(f"{self._proc}/{process}/stat").rpartition(b")")[2], _MAJOR_FAULTS)
+            resident_nbytes += _field(_bytes(f"{self._proc}/{process}/statm"), 1) * _PAGE_NBYTES
             folder = f"{self._proc}/{process}/task"
             for thread in _listed(folder):
                 fields = _bytes(f"{folder}/{thread}/schedstat").split()
@@ -186,7 +189,7 @@ class TaskCounters:
                     switches[int(thread)] = _involuntary(_bytes(f"{folder}/{thread}/status"))
         now = time.monotonic()
         lost = self._steal(now), throttled_s(), self._queued_s()
-        return Counters(now, waited, ran, self._busy(), switches, *lost, faults)
+        return Counters(now, waited, ran, self._busy(), switches, *lost, faults, resident_nbytes)
 
     def _steal(self, now: float) -> float:
         value, next_s = self._stolen
@@ -214,6 +217,7 @@ class RunFilter:
         total: disturbance during all runs.
         repeated: number of repeated runs.
         quiet: whether the last result need not be repeated.
+        resident_nbytes: what the processes held in memory after the last result.
     """
 
     def __init__(self, counters: Callable[[], Counters] | None = None) -> None:
@@ -221,13 +225,20 @@ class RunFilter:
         self.total = Disturbance()
         self.repeated = 0
         self.quiet = True
+        self.resident_nbytes = 0
         self._useful = 1.0  # moving average: share of repeats that found a quiet moment
         self._skipped = 0
 
-    @property
-    def counts(self) -> bool:
-        """Whether there are counters."""
-        return self._counters is not None
+    def memory(self, page_faults: float, resident_nbytes: int) -> dict[str, float]:
+        """Return, as conditions of samples, how a plan's runs used memory; nothing without counters.
+
+        Args:
+            page_faults: how often a run waited for the disk, in the mean, since a page did not stay in memory.
+            resident_nbytes: what its processes held.
+        """
+        if self._counters is None:
+            return {}
+        return {"page_faults": round(page_faults, 2), "resident_nbytes": resident_nbytes}
 
     def run(self, work: Callable[[], Result]) -> tuple[Result, float]:
         """Return the least disturbed result of a few tries, and the share of its time without a core."""
@@ -256,7 +267,8 @@ class RunFilter:
             return work(), 0.0
         before = self._counters()
         result = work()
-        happened = between(before, self._counters())
+        after = self._counters()
+        happened, self.resident_nbytes = between(before, after), after.resident_nbytes
         self.total += happened
         ran_s = happened.lasted_s - happened.queued_s
         share = happened.lost_s / ran_s if ran_s > 0.0 else 0.0
@@ -344,7 +356,6 @@ def _involuntary(status: bytes) -> int:
     return int(rest) if rest.strip().isdigit() else 0
 
 
-def _major_faults(stat: bytes) -> int:
-    # The name, in brackets, may hold anything; ten fields later stand the faults that waited for the disk.
-    fields = stat.rpartition(b")")[2].split()
-    return int(fields[9]) if len(fields) > 9 else 0
+def _field(line: bytes, index: int) -> int:
+    fields = line.split()
+    return int(fields[index]) if len(fields) > index else 0

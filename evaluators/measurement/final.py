@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator
 
 from evaluators.base import Batch, Candidate
-from evaluators.measurement.disturbance import CALM, NOTHING, PAGE_FAULTS, QUIET, Counters, Disturbance, RunFilter
+from evaluators.measurement.disturbance import CALM, NOTHING, QUIET, Counters, Disturbance, RunFilter
 from evaluators.samples import Samples
 from evaluators.workload.outcome import Outcome, read_figures, typical_figures
 from search_spaces.core.errors import UnavailableError, UsageError
@@ -664,7 +664,7 @@ class FinalComparison:
         self._failures: dict[int, list[str]] = defaultdict(list)
         self._errors: dict[int, Array] = {}
         self._outcomes: dict[int, list[tuple[float, Mapping[str, Any]]]] = defaultdict(list)
-        self._faults, self._runs = Counter[int](), Counter[int]()
+        self._faults, self._runs, self._resident_nbytes = Counter[int](), Counter[int](), dict[int, int]()
         # Seconds of a run, which takes longer than its figure with several models or a stream.
         self._typical_s: dict[int, float] = {}
         self._least_s: dict[int, float] = {}
@@ -897,6 +897,7 @@ class FinalComparison:
         finally:
             self._spent_s -= self._filter.total.queued_s - before.queued_s
             self._faults[plan] += self._filter.total.page_faults - before.page_faults
+            self._resident_nbytes[plan] = self._filter.resident_nbytes
         if outcome is not None:
             self._outcomes[plan].append((lost, outcome.to_json()))
         self._turns_made += 1
@@ -1058,8 +1059,9 @@ class FinalComparison:
         chosen = self.recommended(known, True) if self.recommended is not None else known.fastest
         return any(known.may_lose(chosen, i) for i in racing if i in known.measured)
 
-    def _page_faults(self, plan: int) -> dict[str, float]:
-        return {PAGE_FAULTS: round(self._faults[plan] / self._runs[plan], 2)} if self._filter.counts else {}
+    def _memory(self, plan: int) -> dict[str, float]:
+        """Return how a plan's runs used memory, as conditions of its samples."""
+        return self._filter.memory(self._faults[plan] / self._runs[plan], self._resident_nbytes[plan])
 
     def _final(self, under: dict[str, Any] | None = None) -> Final:
         """Return the result, scaled to the speed of the machine in which the fastest plan was measured.
@@ -1082,7 +1084,7 @@ class FinalComparison:
             logs = logs + state + table.effect(i, best) - _median(logs)
             levels = tuple(v if math.isfinite(v) else None for v in table.table[:, i].tolist())
             standings[i] = Standing(
-                Samples(tuple(np.exp(logs).tolist()), (under or {}) | self._page_faults(i)),
+                Samples(tuple(np.exp(logs).tolist()), (under or {}) | self._memory(i)),
                 levels,
                 tuple(np.median(np.concatenate(self._stages[i]), axis=0).tolist()) if under is not None else (),
                 self._failures[i][-1] if len(self._failures[i]) >= 2 else "",

@@ -64,7 +64,9 @@ COLUMNS: Mapping[str, str] = {
     "wall_s": "seconds that the study took.",
     "failure": "why the plan has no figure.",
     "page_faults, resident_mb": "how often a run waited for the disk in the mean, since memory did not hold the model, "
-    "and the memory that the processes hold at the end, MB; empty where the system does not tell.",
+    "and the memory that its processes held then, MB; empty where the system does not tell.",
+    "terms_ms": "of a plan with stages on an accelerator, what these take, JSON: to map tensors, copy them and give "
+    "them back, to queue kernels, and to wait for them.",
     "misses, requests, makespan_ms, predicted_makespan_ms": "of several models: late and all requests of the median "
     "run, and the makespan, measured and simulated.",
 }
@@ -379,6 +381,7 @@ def _plans(head: Row, result: Mapping[str, Any]) -> list[Row]:
                 "wall_s": result["wall_s"],
                 "failure": entry["failure"],
                 **_of_memory(found.get("conditions") or {}),
+                "terms_ms": entry.get("terms_ms"),
                 **_of_requests(outcomes.get(name, {}), due=due),
                 "value": found.get("median"),
                 "value_low": low,

@@ -473,6 +473,8 @@ def _readme(study: Study, document: Mapping[str, Any], more: Sequence[str]) -> s
             "- `run_plan.cc` with `CMakeLists.txt` is the same in C++: it needs the sources of LiteRT and Abseil, and",
             "  the libLiteRt.so of the package ai-edge-litert; the head of `CMakeLists.txt` has the command.",
         ]
+    if any("storage" in p["options"] for p in document["platform"]["processors"]):
+        more = (*more, "- The runtime chooses here whether it keeps a GPU's tensors in buffers or textures.")
     lines += [
         *more,
         "- `delegates.json` holds the runtime's settings of each processor: device, threads, precision.",

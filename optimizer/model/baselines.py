@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +13,7 @@ from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, canonical
 from search_spaces.core.platform import Platform
 from search_spaces.spaces.chain import chain_plan
-from search_spaces.spaces.cuts import every_layer, layer_length, layer_type, parameter_count
+from search_spaces.spaces.cuts import every_layer, layer_length, layer_type, parameter_count, weighted_layer_length
 
 MOST_PARTS = 4
 OWN = "plan of "
@@ -33,6 +33,8 @@ LIST = "list scheduling (HEFT)"
 MEANINGS = {
     "whole on": "The model is one stage on this processor.",
     "layer length": "It is cut into K stages of as many operators each, all on the processor that runs it fastest.",
+    "layers with weights": "It is cut into K stages of as many layers with weights each, all on the processor that "
+    "runs it fastest; only where a study asks for it.",
     "layer type": "It is cut where its fully connected layers begin, all on the processor that runs it fastest.",
     "parameter count": "It is cut into K stages with about the same number of parameters, all on the processor that "
     "runs it fastest.",
@@ -74,8 +76,14 @@ MEANINGS = {
 """Start of a baseline's name → what the plan is, in a sentence."""
 
 
+_ASKED = {f"layers with weights K={k}": k for k in range(2, MOST_PARTS + 1)}
 _COUNTED = ("layer length", "parameter count")
-_CRITERIA = {"every layer", "layer type K=2", *(f"{kind} K={k}" for kind in _COUNTED for k in range(2, MOST_PARTS + 1))}
+_CRITERIA = {
+    "every layer",
+    "layer type K=2",
+    *_ASKED,
+    *(f"{kind} K={k}" for kind in _COUNTED for k in range(2, MOST_PARTS + 1)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +94,12 @@ class Baseline:
     plan: Annotated[Plan, Own(Plan.from_json)]
 
 
-def baselines(graph: Graph, platform: Platform, fastest: str) -> tuple[Baseline, ...]:
+def baselines(graph: Graph, platform: Platform, fastest: str, asked: Collection[str] = ()) -> tuple[Baseline, ...]:
     """Return the baselines of a model: whole on each kind of processor, then the criteria of seed 000 on ``fastest``.
 
     Args:
         fastest: name of the processor that runs the whole model fastest.
+        asked: names of criteria that are left out otherwise.
     """
     found = [
         Baseline(f"whole on {members[0].name}", chain_plan(graph, (), [members[0].name]))
@@ -101,6 +110,7 @@ def baselines(graph: Graph, platform: Platform, fastest: str) -> tuple[Baseline,
     cuts["layer type K=2"] = layer_type(graph)
     cuts |= {f"parameter count K={k}": parameter_count(graph, k) for k in range(2, most + 1)}
     cuts["every layer"] = every_layer(graph)
+    cuts |= {name: weighted_layer_length(graph, k) for name, k in _ASKED.items() if name in asked}
     for name, positions in cuts.items():
         if positions:  # some criteria find no cut: a model without fully connected layers, or of one layer
             found.append(Baseline(name, chain_plan(graph, positions, [fastest] * (len(positions) + 1))))

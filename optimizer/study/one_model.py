@@ -234,7 +234,7 @@ class OneModel(Subject):
     def _usual(self, fastest: str) -> tuple[Baseline, ...]:
         """Return the baselines of cuts; where a plan has one stage only, nobody asks what cuts cost."""
         single = most_stages(self.config, len(self.graph.operators)) == 1
-        found = baselines(self.graph, self.platform, fastest)
+        found = baselines(self.graph, self.platform, fastest, self.config.compare_with)
         return tuple(b for b in found if len(b.plan.stages) == 1 or not single)
 
     @property

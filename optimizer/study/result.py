@@ -500,6 +500,7 @@ class Result:
         outputs = agreement.to_json() if agreement is not None else None
         failure = self.history.known[plan.digest].failure if plan.digest in self.history.known else "not tried"
         unit, pauses_s = self.objective.stage_unit.lower(), self.verdict.after_pause_s if self.verdict else {}
+        terms_s = measured.timeline.terms_s if measured and measured.timeline else {}
         return {
             "plan": plan.to_json(),
             "number": self.history.number(plan) if plan.digest in self.history.known else None,
@@ -520,6 +521,7 @@ class Result:
             "after_pause_ms": pauses_s[plan.digest] * 1e3 if plan.digest in pauses_s else None,
             f"stage_{unit}": [s * 1e3 for s in stage_s] if (stage_s := self.stage_s(plan)) else None,
             **({"figures": self.figures(plan)} if measured and measured.figures else {}),
+            **({"terms_ms": {term: round(s * 1e3, 4) for term, s in terms_s.items()}} if terms_s else {}),
             **{name: outputs[name] if outputs else None for name in _OF_OUTPUTS},
             "stopped": measured.stopped if measured else None,
             "failure": failure or None,

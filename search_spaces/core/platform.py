@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -9,7 +10,14 @@ from typing import Any, Literal
 from search_spaces.core.errors import UsageError
 
 MEMORY = "memory_nbytes"
-"""Option of a processor whose process has limited memory, together with those of the others with this option."""
+"""Option of a processor with limited memory, which all of its kind share (bytes)."""
+_MEMORY, _UNITS = re.compile("memory=([1-9][0-9]{0,5})(MB|GB)"), {"MB": 10**6, "GB": 10**9}
+
+
+def memory_word(word: str) -> int | None:
+    """Return the bytes of a word such as ``memory=400MB`` in a processor's name; None where it is another word."""
+    found = _MEMORY.fullmatch(word)
+    return None if found is None else int(found[1]) * _UNITS[found[2]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,3 +171,18 @@ def tell_apart(processors: Sequence[Processor]) -> tuple[Processor, ...]:
         else:
             found.append(each)
     return tuple(found)
+
+
+def memory_limit_nbytes(processors: Iterable[Processor]) -> int | None:
+    """Return the memory that processors share; None where it is not limited.
+
+    Raises:
+        UsageError: they have different limits, or only some have one.
+    """
+    every = list(processors)
+    limits = {p.options.get(MEMORY) for p in every}
+    if len(limits) > 1:
+        names = ", ".join(p.name for p in every)
+        raise UsageError(f"{names} need the same memory=, or none", "they share the memory of one device")
+    found: int | None = next(iter(limits), None)
+    return found

@@ -66,6 +66,12 @@ def layer_length(graph: Graph, parts: int) -> tuple[int, ...]:
     return tuple(count * i // parts for i in range(1, parts))
 
 
+def weighted_layer_length(graph: Graph, parts: int) -> tuple[int, ...]:
+    """Cut into stages of equal numbers of operators with weights; the result is empty where there are fewer."""
+    layers = [i for i, cost in enumerate(operator_costs(graph)) if cost.parameters]
+    return tuple(layers[len(layers) * i // parts] for i in range(1, parts)) if len(layers) >= parts else ()
+
+
 def layer_type(graph: Graph) -> tuple[int, ...]:
     """Cut where the network's type changes: convolutions | fully connected (seed 000, "layer type").
 

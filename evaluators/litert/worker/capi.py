@@ -294,17 +294,27 @@ class Device:
         given = self._runtime.environment, byref(kind), wanted
         return made("LiteRtCreateManagedTensorBufferFromRequirements", *given), (memory.value, nbytes.value)
 
-    def upload(self, copy: Copy) -> None:
-        """Copy a tensor from the arena to the device."""
-        place = self._locked(copy.buffer, _WRITE)
-        ctypes.memmove(place, copy.address, copy.nbytes)
-        self._unlocked(copy.buffer)
+    def upload(self, *copies: Copy) -> tuple[int, int, int]:
+        """Copy tensors from the arena to the device; return the time (ns) to map them, copy, and give them back."""
+        return self._moved(copies, _WRITE)
 
-    def download(self, copy: Copy) -> None:
-        """Wait for a tensor and copy it to the arena."""
-        place = self._locked(copy.buffer, _READ)
-        ctypes.memmove(copy.address, place, copy.nbytes)
-        self._unlocked(copy.buffer)
+    def download(self, *copies: Copy) -> tuple[int, int, int]:
+        """Wait for tensors and copy them to the arena; return the time (ns) to map them, copy, and give them back."""
+        return self._moved(copies, _READ)
+
+    def _moved(self, copies: Sequence[Copy], mode: int) -> tuple[int, int, int]:
+        clock = time.perf_counter_ns
+        mapped_ns = copied_ns = given_back_ns = 0
+        for copy in copies:
+            begin = clock()
+            place = self._locked(copy.buffer, mode)
+            mapped = clock()
+            ctypes.memmove(*((place, copy.address) if mode == _WRITE else (copy.address, place)), copy.nbytes)
+            copied = clock()
+            self._unlocked(copy.buffer)
+            mapped_ns, copied_ns = mapped_ns + mapped - begin, copied_ns + copied - mapped
+            given_back_ns += clock() - copied
+        return mapped_ns, copied_ns, given_back_ns
 
     def wait(self) -> None:
         """Wait until all queued work is done."""

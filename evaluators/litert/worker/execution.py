@@ -176,15 +176,22 @@ def on_cpu(steps: Sequence[Step], log: Log) -> Run:
 
 
 def on_device(
-    steps: Sequence[Step], log: Log, device: Device, idle_wait_ns: int | None, copies: dict[int, tuple[int, int]]
+    steps: Sequence[Step], log: Log, device: Device, idle_wait_ns: int | None, terms: dict[int, Sequence[int]]
 ) -> Run:
     """Return a function that runs steps on an accelerator.
 
     Args:
         idle_wait_ns: how long waiting takes when nothing is queued, for a run that waits for each stage; else None.
-        copies: receives, for each stage, how long (ns) it last copied in and out.
+        terms: receives, for each stage of such a run, its terms (ns), in the order of
+            :data:`evaluators.schedule.TERMS`.
     """
-    calls = [(2 * step.stage, _device_call(device, step, idle_wait_ns, copies)) for step in steps]
+    calls = [
+        (
+            2 * step.stage,
+            _device_call(device, step) if idle_wait_ns is None else _timed(device, step, idle_wait_ns, terms),
+        )
+        for step in steps
+    ]
 
     def run_all(at: int, limit_ns: int) -> bool:
         for place, call in calls:
@@ -196,31 +203,47 @@ def on_device(
     return run_all
 
 
-def _device_call(
-    device: Device, step: Step, idle_wait_ns: int | None, copies: dict[int, tuple[int, int]]
-) -> Callable[[], tuple[int, int]]:
+def _device_call(device: Device, step: Step) -> Callable[[], tuple[int, int]]:
     """Return the call of a stage on an accelerator; its time ends when the downloads are in shared memory."""
     clock = time.perf_counter_ns
     run = step.call()
     # A stage that waits for this one without reading from it needs its resources (cores, say), so this one must end.
-    must_wait = idle_wait_ns is not None or (bool(step.signals) and not step.downloads)
+    must_wait = bool(step.signals) and not step.downloads
 
     def call() -> tuple[int, int]:
         begin = clock()
-        for copy in step.uploads:
-            device.upload(copy)
-        copied_in = clock()
+        device.upload(*step.uploads)
         status = run()
         if status:
             raise step.failure(status)
         if must_wait:
             device.wait()
+        device.download(*step.downloads)
+        return begin, max(begin + 1, clock())
+
+    return call
+
+
+def _timed(
+    device: Device, step: Step, idle_wait_ns: int, terms: dict[int, Sequence[int]]
+) -> Callable[[], tuple[int, int]]:
+    """Return a call that waits for the end of the stage, and records its terms."""
+    clock = time.perf_counter_ns
+    run = step.call()
+
+    def call() -> tuple[int, int]:
+        begin = clock()
+        into = device.upload(*step.uploads)
+        copied = clock()
+        status = run()
+        if status:
+            raise step.failure(status)
+        queued = clock()
+        device.wait()
         ran = clock()
-        for copy in step.downloads:
-            device.download(copy)
-        end = clock()
-        copies[step.stage] = (copied_in - begin, end - ran)
-        return begin, max(begin + 1, end - (idle_wait_ns or 0))
+        out = device.download(*step.downloads)
+        terms[step.stage] = (*into, queued - copied, ran - queued, idle_wait_ns, *out)
+        return begin, max(begin + 1, clock() - idle_wait_ns)
 
     return call
 
@@ -233,13 +256,11 @@ def job_call(step: Step, device: Device | None) -> Callable[[], int]:
     device.idle_wait_ns()  # makes the fence
 
     def call() -> int:
-        for copy in step.uploads:
-            device.upload(copy)
+        device.upload(*step.uploads)
         status = run()
         if not status:
             device.wait()
-            for copy in step.downloads:
-                device.download(copy)
+            device.download(*step.downloads)
         return status
 
     return call

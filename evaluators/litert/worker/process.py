@@ -234,7 +234,7 @@ class Worker:
         return (ctypes.c_int64 * (1 + 2 * head["stages"] * inferences)).from_address(base + head["log"])
 
     def _preparing(
-        self, log: Any, copies: dict[int, tuple[int, int]], *, synchronised: bool
+        self, log: Any, terms: dict[int, Sequence[int]], *, synchronised: bool
     ) -> Callable[[Sequence[Step]], Run]:
         """Return the function that prepares steps to run on this processor."""
         device = self._device
@@ -242,27 +242,27 @@ class Worker:
             return lambda steps: on_cpu(steps, log)
         idle_wait_ns = device.idle_wait_ns()
         wait_ns = idle_wait_ns if synchronised else None
-        return lambda steps: on_device(steps, log, device, wait_ns, copies)
+        return lambda steps: on_device(steps, log, device, wait_ns, terms)
 
     def run(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:
         """Run a program ``n`` times; start and end of each stage (ns) are written to the arena's log.
 
         With ``apart`` they are written at the end of the stage; with a limit, before another worker learns of the
-        stage; else when this worker has to wait for another, and at the end. The answer holds, for stages on an
-        accelerator, how long (ns) they last copied in and out. A synchronised run waits for the end of each stage, so
-        that its time is its own; else only stages whose results are read wait. With ``break_off`` an inference ends at
+        stage; else when this worker has to wait for another, and at the end. A synchronised run
+        waits for the end of each stage on an accelerator, so that its time is its own, and its answer holds the terms
+        (ns) of these stages; else only stages whose results are read wait. With ``break_off`` an inference ends at
         the first stage that exceeds the limit: later stages are skipped, on every worker, but each still posts.
         """
         program = self._programs[head["id"]]
         (steps,) = program.frames
         stages, stop_above_ns = head["stages"], head["stop_above_ns"]
         log = self._log(head, head["n"])
-        copies: dict[int, tuple[int, int]] = {}
+        terms: dict[int, Sequence[int]] = {}
         limit_ns = stop_above_ns if head["break_off"] and stop_above_ns else NO_LIMIT_NS
         if self._device is None and not stop_above_ns and not head["apart"]:
             infer = without_limit(steps, log)
         else:
-            prepare = self._preparing(log, copies, synchronised=head["synchronised"])
+            prepare = self._preparing(log, terms, synchronised=head["synchronised"])
             infer = with_limit(uninterrupted_runs(steps, prepare, apart=head["apart"]), log, limit_ns)
         first_waits = program.go
         for waits in program.ready:
@@ -290,7 +290,7 @@ class Worker:
                         for release in program.releases:
                             post(release)
                         break
-        return {"copies": [[stage, *times] for stage, times in copies.items()]}
+        return {"terms": [[stage, *times] for stage, times in terms.items()]}
 
     def stream(self, head: dict[str, Any], _: bytes, __: list[int]) -> dict[str, Any]:
         """Run a program's frames in turn until the log says that the stream is over."""

@@ -28,18 +28,22 @@ REFERENCES = References()
 NEAR = 2e-5
 
 
-def computed(graph: Graph, cuts: tuple[int, ...] = (), *, first: bool = False) -> list[Any]:
+def computed(
+    graph: Graph, cuts: tuple[int, ...] = (), *, first: bool = False, room_nbytes: int | None = None
+) -> list[Any]:
     """Return a model's outputs by PyTorch, computed in parts."""
     from evaluators.cuda.lowering import Weights, as_in_file, held, lower
+    from evaluators.cuda.streamed import Staging
 
-    weights = Weights(graph, "cpu")
+    weights = Weights(graph, "cpu", room_nbytes=room_nbytes)
+    staging = Staging("cpu") if weights.streams else None
     values = {}
     for tensor, array in zip(graph.inputs, tensors.model_inputs(graph, 0), strict=True):
         value = held(torch.from_numpy(np.array(array)), array.ndim)
         values[tensor] = value.contiguous() if first else value
     borders = [0, *cuts, len(graph.operators)]
     for begin, end in pairwise(borders):
-        job = lower(weights, range(begin, end), first=first)
+        job = lower(weights, range(begin, end), first=first, staging=staging)
         inside = {t: values[t] for t in job.inputs}
         job.run(inside)
         assert set(inside) >= set(job.outputs)
@@ -70,6 +74,32 @@ def test_models_of_the_zoo(name: str) -> None:
     assert off(computed(graph, first=True), graph) <= NEAR
     third = len(graph.operators) // 3
     assert off(computed(graph, (third, 2 * third)), graph) <= NEAR
+
+
+@pytest.mark.parametrize("share", [1.0, 0.7, 0.4])
+@pytest.mark.parametrize("name", ["vgg16@0.125/32", "resnet152@0.125/32"])
+def test_weights_that_do_not_fit_pass_through_buffers(monkeypatch: pytest.MonkeyPatch, name: str, share: float) -> None:
+    from evaluators.cuda.lowering import Weights
+
+    tile = 64 << 10
+    for module in ("lowering", "streamed"):
+        monkeypatch.setattr(f"evaluators.cuda.{module}.TILE_NBYTES", tile)
+    graph = load(name)
+    nbytes = sum(t.nbytes for t in graph.tensors if t.constant)
+    room = max(int(share * nbytes), 2 * tile + nbytes // 4)
+    assert Weights(graph, "cpu", room_nbytes=room).streams
+    assert not Weights(graph, "cpu", room_nbytes=nbytes + 2 * tile).streams
+    for first in (False, True):
+        assert off(computed(graph, first=first, room_nbytes=room), graph) <= NEAR
+    third = len(graph.operators) // 3
+    assert off(computed(graph, (third, 2 * third), room_nbytes=room), graph) <= NEAR
+
+
+def test_too_little_room_for_weights() -> None:
+    from evaluators.cuda.lowering import Weights
+
+    with fails(UnavailableError):
+        Weights(load("vgg16@0.125/32"), "cpu", room_nbytes=1 << 20)
 
 
 def test_every_operator_apart() -> None:

@@ -26,7 +26,7 @@ from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.joined_graph import merge
 from search_spaces.core.plan import LayerRanks, Plan
-from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.platform import Platform, Processor, memory_limit_nbytes
 from search_spaces.core.pools import with_pools
 from search_spaces.core.workload import workload_of
 from search_spaces.models import load
@@ -76,6 +76,13 @@ def test_processors_are_alike_and_none_excludes_another() -> None:
     exact = parse_stream("stream3:f32", "NVIDIA X")
     assert exact.like == "cuda:NVIDIA X:f32"
     assert parse_stream(exact.name, "NVIDIA X") == exact
+    small = parse_stream("stream3:f32:memory=400MB", "NVIDIA X")
+    assert small.like != exact.like
+    assert parse_stream(small.name, "NVIDIA X") == small
+    assert memory_limit_nbytes([small]) == 400_000_000
+    for name in ("stream3:memory=1GB:memory=1GB", "stream3:memory=400"):
+        with fails(UsageError):
+            parse_stream(name, "NVIDIA X")
     for name in ("stream", "stream03", "stream3:f16", "cpu0", "stream3:", "stream32", "stream-1", "stream٣"):
         with fails(UsageError):
             parse_stream(name, "NVIDIA X")

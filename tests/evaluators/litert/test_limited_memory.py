@@ -12,13 +12,12 @@ from evaluators.base import Batch, Candidate
 from evaluators.litert.memory_group import MemoryGroup
 from evaluators.litert.processors import make_processor
 from evaluators.litert.session import LitertEvaluator
-from evaluators.litert.settings import memory_limit_nbytes
 from evaluators.litert.turns import Turns
 from evaluators.litert.workers import Workers
 from evaluators.measurement.disturbance import RunFilter
 from evaluators.sampling import SamplingPolicy, measure
 from search_spaces.core.errors import UnavailableError, UsageError
-from search_spaces.core.platform import Platform
+from search_spaces.core.platform import Platform, memory_limit_nbytes
 from search_spaces.models.litert import read_model
 from search_spaces.models.zoo.builder import Builder
 from search_spaces.spaces.chain import chain_plan
@@ -70,8 +69,8 @@ def test_without_permission_or_groups(tmp_path: Path) -> None:
 
 def test_all_of_a_platform_have_the_same_memory() -> None:
     limited, other = make_processor("cpu0:memory=64MB"), make_processor("cpu0:memory=65MB")
-    assert memory_limit_nbytes(Platform("p", (limited,))) == 64_000_000
-    assert memory_limit_nbytes(Platform("p", (make_processor("cpu0"),))) is None
+    assert memory_limit_nbytes([limited]) == 64_000_000
+    assert memory_limit_nbytes([make_processor("cpu0")]) is None
     for second in (other, make_processor("cpu0")):
         with fails(UsageError):
             Workers(Platform("p", (limited, second)))
