@@ -206,6 +206,7 @@ class Capabilities:
         stream: ``candidate.stream(n)`` runs overlapping inferences.
         pause: ``candidate.after_pause(pause_s)`` returns the seconds of one inference after that pause.
         figures: ``candidate.figures()`` returns further objectives.
+        traffic: ``candidate.traffic()`` returns the memory traffic of an inference.
         outputs: ``candidate.verify()`` never returns None.
     """
 
@@ -223,6 +224,7 @@ class Capabilities:
     stream: bool = False
     pause: bool = False
     figures: bool = False
+    traffic: bool = False
     outputs: bool = False
 
 
@@ -314,6 +316,14 @@ class Candidate(Protocol):
     def figures(self) -> dict[str, float]:
         """Return medians of further objectives, by name; with ``figures``. Raises as :meth:`run`."""
         raise _unsupported(self, "figures")
+
+    def traffic(self) -> dict[str, float]:
+        """Return the megabytes that an inference moves, as the device counts them; with ``traffic``.
+
+        ``memory_mb`` between the memory and the last cache, ``second_level_mb`` between that and those before it, and
+        the number of ``kernels``. Raises as :meth:`run`.
+        """
+        raise _unsupported(self, "traffic")
 
 
 class Session(Protocol):

@@ -57,6 +57,7 @@ class ForwardingCandidate(Forwarding, Candidate):
     stream = forwarded(Candidate.stream)
     after_pause = forwarded(Candidate.after_pause)
     figures = forwarded(Candidate.figures)
+    traffic = forwarded(Candidate.traffic)
 
 
 class LoweredCandidate(ForwardingCandidate):

@@ -73,7 +73,7 @@ def _logged(found: Any) -> Any:
     return plain
 
 
-_PLAIN: dict[str, Callable[[Any], Any]] = {"conditions": dict, "powers_w": _watts, "figures": dict}
+_PLAIN: dict[str, Callable[[Any], Any]] = {"conditions": dict, "powers_w": _watts, "figures": dict, "traffic": dict}
 _PLAIN |= {"after_pause": float, "unsupported_operators": lambda found: [*map(index, found)], "reduced": list}
 _PLAIN["fingerprint"] = _logged
 """Method → conversion of its result, which raises where the result has another type."""
@@ -259,7 +259,7 @@ class _Candidate(_Guarded, ForwardingCandidate):
     def limit_s(self, method: str, arguments: tuple[Any, ...]) -> float:
         if method == "close":
             return _CLOSE_S
-        more = {"run": 1, "stream": 1, "after_pause": 1 / self._run_s, "verify": 0, "figures": 0}[method]
+        more = {"run": 1, "stream": 1, "after_pause": 1 / self._run_s, "verify": 0, "figures": 0, "traffic": 0}[method]
         return self._run_s * (1 + more * arguments[0] if more else 4)
 
     def run(self, n: int, stop_above_s: float = math.inf) -> Batch:

@@ -65,6 +65,7 @@ class Options(TypedDict, total=False):
     max_energy: float | None
     max_error: float | None
     stop_when_proven: bool
+    count_traffic: bool
     warm_start: Model | None
     compare_with: Model | Sequence[Model]
     input_shape: str | Sequence[str]

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from evaluators.cuda.devices import HINT, precision_of
 from evaluators.cuda.instance import apart, joined
 from evaluators.cuda.lowering import check
+from evaluators.cuda.traffic import counted
 from evaluators.litert.worker import wire
 from evaluators.own_process import connected_process
 from evaluators.workload.scheduler import Scheduler
@@ -332,6 +333,12 @@ class Bench:
             Scheduler(found.clients, found.excluded, dispatch, stores[i : i + size])
             for i in range(0, len(stores), size)
         ]
+
+    def traffic(self, loaded: Loaded) -> dict[str, float]:
+        """Return the memory traffic of an instance's inference. Raises as :func:`~evaluators.cuda.traffic.counted`."""
+        jobs = [(list(operators), precision) for operators, precision, _ in loaded.jobs]
+        model = {"path": str(self._model(loaded.graph).path), "name": loaded.graph.name}
+        return counted({**model, "jobs": jobs, "chosen": self.client.chosen or {}})
 
     def facts(self) -> dict[str, Any]:
         """Return device, versions, timings of kernels, and memory in use."""

@@ -29,6 +29,7 @@ from evaluators.cuda.devices import (
     tolerance,
 )
 from evaluators.cuda.lowering import refused
+from evaluators.cuda.traffic import counts_here
 from evaluators.forwarding import LoweredCandidate
 from evaluators.litert import tensors
 from evaluators.schedule import Timeline, needs_of, rounds, timeline
@@ -185,6 +186,7 @@ class CudaSession(Session):
     capabilities = Capabilities(rewrites=True, unsupported=True, outputs=True, stream=True)
 
     def __init__(self, platform: Platform, bench: Bench) -> None:
+        self.capabilities = replace(self.capabilities, traffic=counts_here())
         self._platform, self._bench = platform, bench
         self._references = References()
         self._numbers = count(1)
@@ -326,6 +328,10 @@ class CudaCandidate(Candidate):
         if self._ran != self._bench.client.generation:
             _ = self._periods(1, 1) if self._frames else self.run(1)
         return worst(map(self._compare, self._last))
+
+    def traffic(self) -> dict[str, float]:
+        """Return the megabytes that an inference moves, as the GPU counts them."""
+        return self._bench.traffic(self._loaded)
 
     def close(self) -> None:
         """Release what only this candidate holds; a second call does nothing."""

@@ -43,7 +43,7 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,:=+@() -]{0,99}")
 _MAX_PROCESSORS = 1024
 # Not available from afar: counters are read twice on one device, and tables of costs do not fit into a message.
-_FAR = {"counters": False, "placements": False, "costs": False, "states": False, "decompose": False, "figures": False}
+_FAR = dict.fromkeys(("counters", "placements", "costs", "states", "decompose", "figures", "traffic"), False)
 
 
 class WireError(UnavailableError):

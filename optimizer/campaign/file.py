@@ -124,6 +124,8 @@ class Settings(Part):
         max_energy: millijoules that one inference may take.
         minutes: the search of each study ends after so long; baselines that are named here are tried all the same.
         stop_when_proven: whether to end once the best plan is within ``precision`` of the predicted lower bound.
+        count_traffic: whether to count the memory traffic of each recommended plan, by the GPU's own counters; with
+            ``indicators``, counts stand beside the estimates.
     """
 
     precision: Number | None = Field(default=None, gt=0, lt=1)
@@ -137,6 +139,7 @@ class Settings(Part):
     max_energy: Number | None = Field(default=None, gt=0)
     minutes: Number | None = Field(default=None, gt=0)
     stop_when_proven: bool = False
+    count_traffic: bool = False
 
 
 class Expectation(Part):

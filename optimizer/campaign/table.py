@@ -8,7 +8,7 @@ import json
 import math
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ COLUMNS: Mapping[str, str] = {
     "wall_s": "seconds that the study took.",
     "failure": "why the plan has no figure.",
     "page_faults, resident_mb": "how often a run waited for the disk in the mean, since memory did not hold the model, "
-    "and the memory that its processes held then, MB; empty where the system does not tell.",
+    "and the memory of the processes, with all plans loaded there, MB; empty where the system does not tell.",
     "terms_ms": "of a plan with stages on an accelerator, what these take, JSON: to map tensors, copy them and give "
     "them back, to queue kernels, and to wait for them.",
     "misses, requests, makespan_ms, predicted_makespan_ms": "of several models: late and all requests of the median "
@@ -74,6 +74,7 @@ COLUMNS: Mapping[str, str] = {
 
 Row = dict[str, Any]
 _POOLED = ("seed",)
+_COUNTED, _WORD_MB = ("memory_mb", "second_level_mb"), 4e-6
 MOST_LATE = 0.05  # of the requests of the median run, where a rate counts as kept
 _VAGUE = 0.05  # relative half width of an interval from which on the end of a campaign says so
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -707,6 +708,7 @@ def _indicator_row(head: Mapping[str, Any], study: Study) -> Row | None:
         "family": str(head["model"]).partition("@")[0],
         "cache_bytes": cache_bytes,
         **asdict(indicators(study.graph, cache_bytes)),
+        **{f"{name}_counted": (study.result.get("final") or {}).get("traffic", {}).get(name) for name in _COUNTED},
         "latency_ms": latency["median"],
         **dict(zip(("ci_low_ms", "ci_high_ms"), latency["ci95"], strict=True)),
     }
@@ -728,8 +730,26 @@ def _explained_rows(rows: Sequence[Row]) -> Iterator[Row]:
         head = {axis: each[0][axis] for axis in GROUP} | {"family": family}
         left_out = [str(row["family" if family == "all" else "model"]) for row in each]
         errors = left_out_errors(found, latency_s, left_out)
+        counts: Row = {}
+        for name in _COUNTED:
+            counted = [row[f"{name}_counted"] for row in each]
+            if all(counted):  # in place of the estimate
+                shown = [replace(f, memory_accesses_estimate=mb) for f, mb in zip(found, counted, strict=True)]
+                known = left_out_errors(shown, latency_s, left_out)
+                errors |= {f"flops_and_{name}_counted": parts for parts in [known.get("flops_and_memory")] if parts}
+                counts |= _against_counts([f.memory_accesses_estimate for f in found], counted, name)
         wrong = {f"{name}_error_{part}": value for name, parts in errors.items() for part, value in parts.items()}
-        yield {**head, "models": len(each), **explained_by(found, latency_s), **wrong}
+        yield {**head, "models": len(each), **explained_by(found, latency_s), **wrong, **counts}
+
+
+def _against_counts(estimates: Sequence[float], counted_mb: Sequence[float], name: str) -> Row:
+    """Return how estimates of memory accesses relate to counts: the median ratio, and the correlation of logarithms."""
+    logs = [math.log(elements * _WORD_MB) for elements in estimates], [math.log(mb) for mb in counted_mb]
+    off = statistics.median(a - b for a, b in zip(*logs, strict=True))
+    return {
+        f"estimate_over_{name}_counted": round(math.exp(off), 3),
+        f"correlation_with_{name}_counted": round(statistics.correlation(*logs), 4),
+    }
 
 
 def _cache_bytes(study: Study) -> int:

@@ -132,6 +132,8 @@ def make_parser(summaries: str = "") -> Parser:
     add("--warm-start", metavar="RUN", help="reuse the measurements of a finished study, or its best plans")
     own = "a plan for the final comparison: a plan.json, a run folder, or a baseline's name; may be repeated"
     add("--compare-with", metavar="PLAN", action="append", help=own)
+    traffic = "count the memory traffic of the recommended plan (--evaluator cuda, by NVIDIA's ncu)"
+    add("--count-traffic", action="store_true", default=None, help=traffic)
     add("--seed", metavar="S", help="seed of the proposals (default 0)")
     add = parser.add_argument_group("limits of a plan").add_argument
     add("--deadline", metavar="MS", help="latency limit of one inference, ms")

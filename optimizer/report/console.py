@@ -376,6 +376,11 @@ def _evidence(result: Result, document: Mapping[str, Any]) -> list[str]:
         if other is not None and verdict.reference.plan != verdict.best:
             text += f" (“{verdict.reference.name}”: {other * 1e3:.3g} ms)"
         found.append(text)
+    if traffic := verdict.traffic:
+        found.append(
+            f"an inference moves {traffic['memory_mb']:.4g} MB to and from memory, {traffic['second_level_mb']:.4g} MB "
+            f"between the caches, as the device counts ({plural(int(traffic['kernels']), 'kernel')})"
+        )
     if result.proven and not result.exhausted:
         tried = plural(result.history.measured, "plan")
         found.append(f"the search ended after {tried}: the best is within --precision of the {bound_name(document)}")

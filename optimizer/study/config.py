@@ -170,6 +170,7 @@ class StudyConfig(BaseModel):
         compare_with: plans that are always in the final: files as ``plan.json`` or run folders of studies, whose plans
             are measured first, and names of baselines, for example ``whole on cpu``.
         stop_when_proven: whether to end once the best plan is within ``precision`` of the predicted lower bound.
+        count_traffic: whether to count the memory traffic of the recommended plan, by the GPU's own counters.
         input_shape: ``name=1,224,224,3`` for inputs of the model that have open dimensions; as in the file by default.
         input: an ``.npy`` or ``.npz`` file with the inputs to measure and verify with; drawn ones by default. Of one
             of several models ``name=file``; so are the next two.
@@ -209,6 +210,7 @@ class StudyConfig(BaseModel):
     stop_when_proven: bool = False
     warm_start: Path | None = None
     compare_with: Texts = ()
+    count_traffic: bool = False
     input_shape: Annotated[Texts, _checked(parse_input_shapes)] = ()
     input: Texts = ()
     signature: Annotated[tuple[Annotated[str, Field(max_length=1000)], ...], BeforeValidator(_texts)] = ()

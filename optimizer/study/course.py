@@ -33,7 +33,14 @@ from optimizer.study.result import Result
 from optimizer.study.subjects import Search, Subject
 from optimizer.study.verdict import PAUSE_S, FinalSettings, Verdict, decide
 from optimizer.study.warm import fingerprint_of, warm_start
-from search_spaces.core.errors import InfeasibleError, OptimizeError, RunFolderError, UsageError, damage
+from search_spaces.core.errors import (
+    InfeasibleError,
+    OptimizeError,
+    RunFolderError,
+    UnavailableError,
+    UsageError,
+    damage,
+)
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
 from search_spaces.core.wording import plural
@@ -224,10 +231,24 @@ def foreseen(config: StudyConfig) -> dict[str, Any]:
     RunFolder.check(config, of)
     with TemporaryDirectory() as folder, subject.session(Path(folder)) as session:
         subject.ask(session)
+        check_traffic(config, session)
         if config.warm_start is not None:
             warm_start(config.warm_start, fingerprint_of(session), subject)
     found = subject.foreseen()
     return {**found, "baselines": [*found["baselines"], *(b.name for b in own)]}
+
+
+def check_traffic(config: StudyConfig, session: Session) -> None:
+    """Check that a session can count what a study asks for.
+
+    Raises:
+        UnavailableError: it cannot.
+    """
+    if config.count_traffic and not session.capabilities.traffic:
+        raise UnavailableError(
+            f"--count-traffic: evaluator {config.evaluator!r} does not count memory traffic here",
+            "use --evaluator cuda, for one model, where NVIDIA's ncu is installed",
+        )
 
 
 def identity(subject: Subject) -> Identity:
@@ -257,6 +278,7 @@ def read_subject(config: StudyConfig, workload: Workload | None = None, platform
 
 def _search(study: Study, session: Session) -> Result:
     config, subject, run = study.config, study.subject, study.run
+    check_traffic(config, session)
     search = subject.learn(study, session)
     history = study.history
     study.runs = RunFilter(counters_of(search.session))
@@ -346,6 +368,7 @@ def _decide(study: Study, search: Search, loop: Loop) -> Verdict:
         counted=study.subject.objectives[0].of_plan is not None,
         scaled=study.subject.scaled,
         asked=frozenset(plan.digest for plan in study.asked),
+        traffic=study.config.count_traffic,
     )
     objectives = study.subject.objectives
     if len(objectives) > 1:

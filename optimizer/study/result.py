@@ -484,6 +484,7 @@ class Result:
             "disturbance": verdict.final.disturbance.to_json(),
             "repeated": verdict.final.repeated,
             "undecided": verdict.undecided or None,
+            **({"traffic": dict(verdict.traffic)} if verdict.traffic else {}),
         }
 
     def _against(self, plan: Plan) -> dict[str, Any]:

@@ -60,6 +60,8 @@ class Verdict:
         left_out: how many plans within reach were not measured again, for lack of time.
         cores: how many the measurements used.
         compared: digest → agreement of outputs that only the final compared.
+        traffic: memory traffic of the recommended plan, as of :meth:`~evaluators.base.Candidate.traffic`; {} where
+            nobody asked for it.
     """
 
     best: Annotated[Plan, Own(Plan.from_json)]
@@ -75,6 +77,7 @@ class Verdict:
     left_out: int = 0
     cores: int = 1
     compared: Mapping[str, Agreement] = field(default_factory=dict)
+    traffic: Mapping[str, float] = field(default_factory=dict)
 
     def standing(self, plan: Plan) -> Standing | None:
         """Return the final's measurement of a plan; None where it has none."""
@@ -190,6 +193,7 @@ class FinalSettings:
         counted: whether the figures are counts, see :func:`~evaluators.measurement.final.FinalComparison`.
         scaled: whether the figures are in proportion to the machine's slowness; those of missed deadlines are not.
         asked: digests of plans that a person gave or named, which always take part.
+        traffic: whether to count the memory traffic of the recommended plan.
     """
 
     graph: Graph
@@ -204,6 +208,7 @@ class FinalSettings:
     counted: bool = False
     scaled: bool = True
     asked: frozenset[str] = frozenset()
+    traffic: bool = False
 
     def loaded_by(self, plan: Plan) -> frozenset[str]:
         """Return the kinds of accelerators that a plan loads."""
@@ -326,6 +331,14 @@ def decide(
     if session.capabilities.pause:
         how.progress("timing inferences after a pause")
         after = _after_pause([plans[best], plans[compared_with]], load, how.pauses)
+    traffic: Mapping[str, float] = {}
+    if how.traffic:
+        how.progress("counting memory traffic")
+        try:
+            with closing(load(plans[best])()) as candidate:
+                traffic = candidate.traffic()
+        except UnavailableError as error:  # an extra figure; the final has measured the plan
+            how.progress(f"memory traffic is unknown: {error}")
     rivals = [i for i in final.racing if i in eligible and i != best and not (final.predicted or final.exact)]
     rival = max(rivals, key=lambda i: final.expected_loss(best, i), default=best)
     undecided = final.may_lose(best, rival)
@@ -343,6 +356,7 @@ def decide(
         left_out,
         how.cores,
         compared,
+        traffic,
     )
 
 

@@ -67,6 +67,7 @@ OF_CANDIDATES = {
     "stream": Candidate.stream,
     "pause": Candidate.after_pause,
     "figures": Candidate.figures,
+    "traffic": Candidate.traffic,
     "outputs": Candidate.verify,
 }
 OF_EVALUATORS = {
@@ -225,7 +226,7 @@ def test_an_agent_forwards_what_fits_into_messages(evaluator: str, tmp_path: Pat
 
 
 def test_an_agent_keeps_all_but_what_needs_tables_or_two_messages() -> None:
-    far = {"counters", "placements", "costs", "states", "decompose", "figures"}
+    far = {"counters", "placements", "costs", "states", "decompose", "figures", "traffic"}
     found = asdict(wire.capabilities_from_json({**asdict(ALL), "figures": "yes", "other": True}))
     assert {name for name, on in found.items() if not on} == far
     with fails(wire.WireError):
