@@ -107,6 +107,7 @@ NOT_RUN = {
             "pipelines",
             "runtimes",
             "seed_000_criteria",
+            "seed_000_memory",
             "seed_001_pairs",
             "seed_001_pairs_predicted",
             "seed_002_coexecution",
@@ -120,11 +121,13 @@ NOT_RUN = {
         f"optimize run experiments/{name}.yaml": "needs a GPU"
         for name in (
             "seed_000_criteria_gpu",
+            "seed_000_memory_gpu",
             "seed_001_gpu",
             "seed_001_gpu_ranks",
             "seed_001_pairs_gpu",
             "seed_002_sharing_gpu",
             "seed_002_sharing_software",
+            "seed_002_terms",
             "seed_003_branches_gpu",
             "seed_004_gpu",
             "seed_004_gpu_litert",
@@ -162,11 +165,6 @@ NOT_RUN = {
     "optimize storage URL": "serves until it is interrupted; test_shared.py shares by one",
     "optimize calibrate": "a mention",
     "python -m tests.benchmarks.main_job vgg16 200 --plain-trials 20": "measures for 5 minutes",
-    **{
-        f"python -m tests.benchmarks.{name} OUT.json": "needs an NVIDIA GPU"
-        for name in ("seed_000_pool", "seed_002_terms", "gpu_traffic")
-    },
-    "python -m tests.benchmarks.seed_000_memory OUT.json": "makes control groups, as root",
     "python -m tests.benchmarks.exact placement REFERENCE OUT": "test_placement.py solves the same files",
     "python -m tests.benchmarks.verdicts OUT.json --part gpu --gpu-budget 15": "needs an NVIDIA GPU",
     "python -m tests.benchmarks.fit_published REFERENCE experiments": "test_published.py tests what it wrote",
@@ -455,6 +453,19 @@ def test_figures_of_the_pages_are_those_of_the_results() -> None:
     assert faster == 0
     assert f"In none of {len(kept['summary'])} networks" in text
     assert f"in none of {len(kept['summary'])} networks" in (ROOT / "README.md").read_text()
+    kept = json.loads((results / "seed_000_memory_gpu.json").read_text())
+    for size, row in ((None, "all of them"), (830, "1.5"), (553, "1.0"), (387, "0.7"), (221, "0.4")):
+        name = "stream0:f32" if size is None else f"stream0:f32:memory={size}MB"
+        (best,) = (r["best_ms"] for r in kept["summary"] if r["processors"] == name)
+        columns = next(line for line in text.splitlines() if line.startswith(f"| {row} |")).split(" | ")
+        assert f"{best:.2f}" == columns[3]
+        with (results / "seed_000_memory_gpu.csv").open(newline="") as file:
+            rows = [
+                r for r in csv.DictReader(file) if r["processors"] == name and r["stages"] != "1" and r["over_best"]
+            ]
+        over = {r["plan"]: float(r["over_best"]) for r in rows}
+        every = over.pop("every layer")
+        assert f"{min(over.values()):.2f} to {max(over.values()):.2f}; {every:.2f} |" == columns[4]
     kept = json.loads((results / "seed_000_criteria.json").read_text())
     measured, profile = ([r for r in kept["expected"] if r["name"].endswith(w)] for w in ("measured", "profile"))
     ratios: list[str] = []
