@@ -208,9 +208,6 @@ def problems(conditions: Mapping[str, Any]) -> list[str]:
         share = conditions.get(name)
         if isinstance(share, int | float) and share > limit:
             found.append(text.format(percent(share)))
-    faults = conditions.get("page_faults")
-    if isinstance(faults, int | float) and faults >= 1.0:
-        found.append(f"each run waited {faults:.0f} times for weights from the disk, which do not all stay in memory")
     celsius = conditions.get("temperature_c")
     if isinstance(celsius, int | float) and celsius >= HOT_C:
         found.append(f"it was {celsius:.0f} °C hot")
@@ -218,6 +215,14 @@ def problems(conditions: Mapping[str, Any]) -> list[str]:
     if isinstance(throttled, list) and throttled:
         found.append(f"the GPU was slowed down ({', '.join(map(str, throttled))})")
     return found
+
+
+def waits_for_disk(conditions: Mapping[str, Any]) -> str:
+    """Return how often runs of the recommended plan waited for the disk, in a sentence; "" where they did not."""
+    faults = conditions.get("page_faults")
+    if not isinstance(faults, int | float) or faults < 1.0:
+        return ""
+    return f"the recommended plan waited {faults:.0f} times a run for the disk: its weights do not all stay in memory"
 
 
 def _cpu_seconds(processes: Iterable[int]) -> dict[int, float]:

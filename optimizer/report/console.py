@@ -19,7 +19,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from evaluators.machine import problems
+from evaluators.machine import problems, waits_for_disk
 from evaluators.objectives import LATENCY, OBJECTIVES
 from optimizer.model.ranks_text import describe_ranks
 from optimizer.report.answer import (
@@ -401,6 +401,8 @@ def _disturbances(result: Result) -> list[str]:
         what = f"{percent(scale - 1.0)} slower" if scale > 1.0 else f"{percent(1.0 / scale - 1.0)} faster"
         found.append(f"the machine ran {what} during the final comparison; earlier figures are scaled to it")
     samples = result.samples(result.best) if result.best is not None else None
+    if samples is not None and (waits := waits_for_disk(samples.conditions)):
+        found.append(waits)
     bad = problems(samples.conditions) if samples is not None else []
     if bad:
         first = "measurements have priority over other processes where the system allows it, applications may be slower"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluators.machine import problems
+from evaluators.machine import problems, waits_for_disk
 from evaluators.measurement.final import Ratio
 from evaluators.objectives import LATENCY
 from optimizer.exact.front import undominated
@@ -141,6 +141,8 @@ def _quiet(study: Study) -> Iterator[Block]:
     """Yield what else ran on the machine, and what that means for the figures."""
     found = list(study.result.get("disturbances", ()))
     if best := study.result["best"]["latency_ms"]:
+        if waits := waits_for_disk(best.get("conditions") or {}):
+            yield Text(f"{waits[0].upper()}{waits[1:]}.")
         found += [f"while the recommended plan was measured, {text}" for text in problems(best.get("conditions") or {})]
     if study.predicted or not found:
         return
