@@ -64,6 +64,13 @@ def _watts(found: Any) -> dict[str, float]:
     return known
 
 
+def _traffic(found: Any) -> dict[str, float]:
+    known = {name: float(found[name]) for name in ("memory_mb", "second_level_mb", "kernels")}
+    if wrong := [f"{name} {value:g}" for name, value in known.items() if not 0.0 <= value < math.inf]:
+        raise UnavailableError(f"it returned {wrong[0]}")
+    return known
+
+
 def _logged(found: Any) -> Any:
     plain = json.loads(json.dumps(dict(found)))  # a log keeps it, and compares it
     try:
@@ -73,7 +80,7 @@ def _logged(found: Any) -> Any:
     return plain
 
 
-_PLAIN: dict[str, Callable[[Any], Any]] = {"conditions": dict, "powers_w": _watts, "figures": dict, "traffic": dict}
+_PLAIN: dict[str, Callable[[Any], Any]] = {"conditions": dict, "powers_w": _watts, "figures": dict, "traffic": _traffic}
 _PLAIN |= {"after_pause": float, "unsupported_operators": lambda found: [*map(index, found)], "reduced": list}
 _PLAIN["fingerprint"] = _logged
 """Method → conversion of its result, which raises where the result has another type."""

@@ -44,6 +44,7 @@ class Client:
     Attributes:
         generation: counts the processes, so that callers know when models that they loaded are gone.
         chosen: the fastest variant of each kernel timed so far; passed on to a new process.
+        room_nbytes: memory for the weights of each model; None for as much as there is.
 
     Args:
         device: ``cuda`` or ``cpu``.
@@ -51,7 +52,6 @@ class Client:
         chosen: variants that are known already; extended here. None: PyTorch's ordinary calls.
         apart: how models run apart in it (:data:`~evaluators.cuda.devices.APART`); "" where a plan schedules them.
         log: file for PyTorch's own messages; none by default.
-        room_nbytes: memory for the weights of each model; None for as much as there is.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Client:
         self.generation = 0
         self.chosen, self.apart = chosen, apart
         self._device, self._busy = device, busy
-        self._log, self._room_nbytes = log, room_nbytes
+        self._log, self.room_nbytes = log, room_nbytes
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._closed = False
@@ -123,7 +123,7 @@ class Client:
             self._end()
             raise UnavailableError("the session is closed")
         hello = {"device": self._device, "busy": self._busy, "known": self.chosen, "apart": self.apart}
-        hello["room_nbytes"] = self._room_nbytes
+        hello["room_nbytes"] = self.room_nbytes
         answer, _ = self._exchange(channel, hello, START_LIMIT_S)
         if "error" in answer:
             self._end()
@@ -338,7 +338,8 @@ class Bench:
         """Return the memory traffic of an instance's inference. Raises as :func:`~evaluators.cuda.traffic.counted`."""
         jobs = [(list(operators), precision) for operators, precision, _ in loaded.jobs]
         model = {"path": str(self._model(loaded.graph).path), "name": loaded.graph.name}
-        return counted({**model, "jobs": jobs, "chosen": self.client.chosen or {}})
+        known = {"chosen": self.client.chosen or {}, "room_nbytes": self.client.room_nbytes}
+        return counted({**model, "jobs": jobs, **known})
 
     def facts(self) -> dict[str, Any]:
         """Return device, versions, timings of kernels, and memory in use."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import reprlib
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -180,8 +181,12 @@ def check_streams(platform: Platform) -> None:
 
     Raises:
         UnavailableError: one is not.
+        UsageError: its memory is no number of bytes.
     """
     for processor in platform.processors:
+        nbytes = processor.options.get(MEMORY, 1)
+        if not isinstance(nbytes, int) or nbytes < 1:
+            raise UsageError(f"processor {processor.name!r}: memory of {reprlib.repr(nbytes)} bytes", f"give {_NAMES}")
         if not processor.like.startswith(f"{EXTRA}:"):
             raise UnavailableError(
                 f"processor {processor.name!r} of platform {platform.name!r} is not a stream of a GPU",

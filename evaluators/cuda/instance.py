@@ -226,7 +226,7 @@ class Instance:
         self._staging = Staging(device) if weights.streams else None
         if self._staging is not None and after:
             raise UnavailableError(
-                "branches do not run side by side where memory is limited", "leave out --allow branches"
+                "branches and splits do not run side by side where memory is limited", "use --allow cuts"
             )
         self._values: dict[int, Any] = {
             t: held(torch_module().zeros(graph.tensors[t].shape, device=device), len(graph.tensors[t].shape))

@@ -14,6 +14,7 @@ from search_spaces.core.wording import human_bytes
 TILE_NBYTES = 32 << 20
 """Of the weights that are copied at a time; products with larger matrices are computed part by part."""
 _BUFFERS = 2
+_LEAST_SHARE = 1 / 16
 
 
 def rows_held(graph: Graph, room_nbytes: int) -> dict[int, int]:
@@ -41,7 +42,8 @@ def rows_held(graph: Graph, room_nbytes: int) -> dict[int, int]:
         rows = graph.tensors[tensor].shape[0]
         each = max(1, graph.tensors[tensor].nbytes // rows)
         fitting = min(rows, left // each)
-        found[tensor] = rows if fitting == rows else 0 if kind == "CONV_2D" else fitting
+        few = kind == "CONV_2D" or fitting < _LEAST_SHARE * rows  # not worth a product of their own
+        found[tensor] = 0 if fitting < rows and few else fitting
         left -= found[tensor] * each
     return found
 

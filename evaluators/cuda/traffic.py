@@ -40,8 +40,8 @@ def counted(request: Mapping[str, Any]) -> dict[str, float]:
     Caches are as the inference before leaves them.
 
     Args:
-        request: ``path`` and ``name`` of the model, its ``jobs`` (operators and precision of each), and ``chosen``
-            variants of kernels.
+        request: ``path`` and ``name`` of the model, its ``jobs`` (operators and precision of each), ``chosen`` variants
+            of kernels, and ``room_nbytes`` for weights, or None.
 
     Raises:
         UnavailableError: the program fails, or may not read the counters.
@@ -69,7 +69,7 @@ def counted(request: Mapping[str, Any]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run a model three times, the last time with counters; the first argument is the folder of the request."""
+    """Run a model twice, the second time with counters; the first argument is the folder of the request."""
     from evaluators.cuda.instance import Instance, Tuning, as_function
     from evaluators.cuda.lowering import Weights
 
@@ -83,7 +83,8 @@ def main() -> None:
 
     with torch.inference_mode():
         jobs = [(operators, tunings[precision]) for operators, precision in request["jobs"]]
-        weights = Weights(read_model(Path(request["path"]), request["name"]), "cuda")
+        graph = read_model(Path(request["path"]), request["name"])
+        weights = Weights(graph, "cuda", room_nbytes=request["room_nbytes"])
         work = Instance(weights, jobs, lambda _: as_function, entered).work
         for run in range(2):
             if run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from contextlib import suppress
 from itertools import count
@@ -39,7 +40,10 @@ class MemoryGroup:
         # Of version 2, a group that has processes has no limited groups below it, except for the root.
         place, version = own[min(1, len(own) - 1) if own[0][1] == 2 else 0]
         limit, self._events = _NAMES[version]
+        self._faults = "total_pgmajfault" if version == 1 else "pgmajfault"
         self._path = place / f"{_PREFIX}{os.getpid()}-{next(_number)}"
+        while self._path.exists():  # of a program that was killed, whose number this one has now
+            self._path = place / f"{_PREFIX}{os.getpid()}-{next(_number)}"
         try:
             _forget_dead(place)
             if version == 2:
@@ -76,6 +80,11 @@ class MemoryGroup:
         """How many processes the kernel has ended because the memory did not suffice."""
         return counted(self._path / self._events, "oom_kill")
 
+    @property
+    def page_faults(self) -> int:
+        """How often its processes, also those that have ended, waited for the disk."""
+        return counted(self._path / "memory.stat", self._faults)
+
     def close(self) -> None:
         """Remove the group, once its processes have ended."""
         end_s = time.monotonic() + _END_LIMIT_S
@@ -93,6 +102,21 @@ def _forget_dead(place: Path) -> None:
         if not Path(f"/proc/{owner}").exists():
             with suppress(OSError):
                 path.rmdir()
+
+
+def own_copy(path: Path) -> int:
+    """Return a file descriptor of a copy that has no name, so that nobody else has pages of it in memory.
+
+    Raises:
+        UnavailableError: there is no room for it on the disk.
+    """
+    try:
+        copy = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        with path.open("rb") as file:
+            shutil.copyfileobj(file, os.fdopen(copy, "wb", closefd=False), 1 << 20)
+    except OSError as error:
+        raise UnavailableError(f"{path}: cannot be copied for limited memory: {error.strerror}") from error
+    return copy
 
 
 def forget_pages(*paths: Path) -> None:

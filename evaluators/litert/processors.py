@@ -127,7 +127,9 @@ def with_reference(platform: Platform) -> Platform:
     if any(map(computes_with_xnnpack, platform.processors)):
         return platform
     core = _cpu("reference", ProcessorName("cpu", cores=(usable_cores()[0],)))
-    return replace(platform, processors=(*platform.processors, replace(core, like="reference")))
+    limit = {name: value for p in platform.processors for name, value in p.options.items() if name == MEMORY}
+    core = replace(core, like="reference", options={**core.options, **limit})
+    return replace(platform, processors=(*platform.processors, core))
 
 
 def computes_with_xnnpack(processor: Processor) -> bool:

@@ -61,7 +61,7 @@ class _Runner:
 
     def _weights(self, deployment: Deployment) -> Path | None:
         """Return the packed weights of a plan's model, if there are any."""
-        packed = self._packed.hold(existing_packed_weights(deployment.content_digest))
+        packed = self._workers.own(self._packed.hold(existing_packed_weights(deployment.content_digest)))
         self._workers.charge(packed, *(stage.source.path for stage in deployment.stages))
         return packed
 

@@ -165,7 +165,7 @@ class LocalSession(ClosableSession):
         self._reference_processor = next(filter(packs_weights, fitting), fitting[0])
         self._workers = workers
         self._stages = StageCache(workers, platform, memory_limit_nbytes if workers.memory is None else 0)
-        self._turns = Turns()
+        self._turns = Turns(workers.end_limited, self._waits)
         self._numbers = count(1)
         self._holder = Holder()
         used = {core for p in own for core in p.cores}
@@ -177,8 +177,12 @@ class LocalSession(ClosableSession):
         return self._conditions.now()
 
     def counters(self) -> Counters:
-        """Return the kernel's counters of the worker processes."""
-        return self._counters.read()
+        """Return the kernel's counters of the worker processes; without the loading of plans that take turns."""
+        found = self._counters.read()
+        return found if self._workers.memory is None else replace(found, page_faults=self._waits() - self._turns.waits)
+
+    def _waits(self) -> int:
+        return self._workers.memory.page_faults if self._workers.memory is not None else 0
 
     def in_turn(self, load: Callable[[], Candidate]) -> Candidate:
         """Return a loaded candidate; where memory is limited, others are unloaded meanwhile."""
@@ -200,7 +204,7 @@ class LocalSession(ClosableSession):
         whole = self._stages.cut(graph, digest, tuple(range(len(graph.operators))))
         if not packs_weights(self._reference_processor) or needs_interpreter(whole.schema) or not can_be_packed(graph):
             return None
-        return self._holder.hold(packed_weights(digest, lambda path: self._pack(name, graph, path)))
+        return self._workers.own(self._holder.hold(packed_weights(digest, lambda path: self._pack(name, graph, path))))
 
     def _pack(self, processor: str, graph: Graph, path: Path) -> None:
         with self._workers.without_limit(processor):  # packing takes as much memory as the weights

@@ -11,10 +11,20 @@ from search_spaces.core.errors import UnavailableError
 
 
 class Turns:
-    """Loads candidates; one that runs is loaded again where another was loaded meanwhile."""
+    """Loads candidates; one that runs is loaded again where another was loaded meanwhile.
 
-    def __init__(self) -> None:
+    Args:
+        end: ends the processes that have run a candidate.
+        faults: returns how often processes have waited for the disk.
+
+    Attributes:
+        waits: how many of these waits were for loading.
+    """
+
+    def __init__(self, end: Callable[[], None], faults: Callable[[], int]) -> None:
         self.loaded: TakingTurns | None = None
+        self.waits = 0
+        self._end, self.faults = end, faults
 
     def load(self, make: Callable[[], Candidate]) -> Candidate:
         """Return a candidate that is made by ``make``, each time that its turn comes."""
@@ -28,6 +38,7 @@ class Turns:
             with suppress(UnavailableError):
                 candidate.inner.close()
             del candidate.inner
+            self._end()
 
 
 class TakingTurns(ForwardingCandidate):
@@ -42,9 +53,13 @@ class TakingTurns(ForwardingCandidate):
         """Call the inner object's method of that name, once it is loaded and has run."""
         if self._turns.loaded is not self:
             self._turns.unload()
-            self.inner = self._make()
-            self._turns.loaded = self
-            self.inner.run(1)  # reads what other candidates' runs have pushed out of memory
+            before = self._turns.faults()
+            try:
+                self.inner = self._make()
+                self._turns.loaded = self
+                self.inner.run(1)  # reads what other candidates' runs have pushed out of memory
+            finally:
+                self._turns.waits += self._turns.faults() - before
         return super().call(method, *arguments, **options)
 
     def close(self) -> None:

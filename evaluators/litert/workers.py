@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluators.litert.fork_server import ForkServer, fork_server, give_back
-from evaluators.litert.memory_group import MemoryGroup, forget_pages
+from evaluators.litert.memory_group import MemoryGroup, forget_pages, own_copy
 from evaluators.litert.settings import worker_starts
 from evaluators.litert.worker import wire
 from evaluators.litert.worker.runtimes import PACKAGES
@@ -94,7 +94,8 @@ class Workers:
         self._closed = False
         self._starts = worker_starts(platform)
         limit_nbytes = memory_limit_nbytes(p for p in platform.processors if p.kind == "cpu")
-        self.memory = None if limit_nbytes is None else MemoryGroup(limit_nbytes)
+        self.memory: MemoryGroup | None = None
+        self._copies: list[int] = []
         self._log = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._running: dict[str, _Process] = {}
         self._unlimited: set[str] = set()
@@ -104,6 +105,7 @@ class Workers:
         servers = self._fork_servers
         self.foreground = Foreground(lambda: [s.process.pid for s in servers.values() if s.alive])
         try:
+            self.memory = None if limit_nbytes is None else MemoryGroup(limit_nbytes)
             for runtime in sorted({start.runtime for start in self._starts.values()}):
                 self._fork_servers[runtime] = self._start(runtime)
         except BaseException:
@@ -259,10 +261,22 @@ class Workers:
                 found[names_of[fd]] = None
         return found
 
+    def own(self, path: Path | None) -> Path | None:
+        """Return a file, or where memory is limited a copy of it, which counts for the worker that reads it."""
+        if self.memory is None or path is None:
+            return path
+        self._copies.append(own_copy(path))
+        return Path(f"/proc/{os.getpid()}/fd/{self._copies[-1]}")
+
     def charge(self, *paths: Path | None) -> None:
         """Where memory is limited, let files that others have read count for the worker that reads them next."""
         if self.memory is not None:
             forget_pages(*filter(None, paths))
+
+    def end_limited(self) -> None:
+        """End the workers whose memory is limited, so that the next ones have all of it."""
+        if self.memory is not None:
+            self._end_all([name for name in self._running if self._starts[name].limited])
 
     @contextmanager
     def without_limit(self, name: str) -> Iterator[None]:
@@ -305,7 +319,11 @@ class Workers:
                 raise UnavailableError(f"the runtime {runtime} cannot be started", hint) from error
             self._running[name] = _Process(pid, ours, runtime)
             if self.memory is not None and self._starts[name].limited and name not in self._unlimited:
-                self.memory.add(pid)
+                try:
+                    self.memory.add(pid)
+                except BaseException:
+                    self.end(name)
+                    raise
         return self._running[name]
 
     def end(self, name: str) -> str:
@@ -319,15 +337,19 @@ class Workers:
             status = self._fork_servers[process.runtime].reap(process.pid)
             how = f"died of {signal.Signals(-status).name}" if status < 0 else f"ended with code {status}"
         process.channel.close()
-        if self.memory is not None and self.memory.ended > self._short:
-            self._short, how = self.memory.ended, "ran out of its memory"
-        return how
+        return self._ran_out() or how
+
+    def _ran_out(self) -> str:
+        """Return a predicate where the kernel has ended workers for want of memory since the last call, else ""."""
+        before, self._short = self._short, self.memory.ended if self.memory is not None else 0
+        return "ran out of its memory" if self._short > before else ""
 
     def _end_all(self, names: Iterable[str]) -> dict[str, str]:
         """End some workers, and those whose fork server has died, since they died with it."""
-        servers = self._fork_servers
+        servers, ran_out = self._fork_servers, self._ran_out()
         orphans = [n for n, p in self._running.items() if not servers[p.runtime].alive]
-        return {name: self.end(name) for name in dict.fromkeys((*names, *orphans)) if name in self._running}
+        ended = [name for name in dict.fromkeys((*names, *orphans)) if name in self._running]
+        return {name: ran_out or how for name, how in zip(ended, map(self.end, ended), strict=True)}
 
     def close(self) -> None:
         """End all workers, and give the fork servers back."""
@@ -338,6 +360,8 @@ class Workers:
         self.foreground.close()
         if self.memory is not None:
             self.memory.close()
+        for copy in self._copies:
+            os.close(copy)
         while self._fork_servers:
             give_back(self._fork_servers.popitem()[1])
         os.close(self._log)

@@ -21,7 +21,7 @@ from evaluators.objectives import LATENCY
 from evaluators.own_process import own_process
 from evaluators.registry import make_evaluator
 from optimizer.campaign.file import AXES, Campaign, CampaignFile, Settings
-from optimizer.model.baselines import OWN, is_baseline
+from optimizer.model.baselines import OWN, is_asked_for, is_baseline
 from optimizer.samplers import make_sampler
 from optimizer.study.config import StudyConfig, check_effects, first_objective_of, option, parse_config
 from search_spaces.core.errors import (
@@ -199,7 +199,8 @@ def _config(file: CampaignFile, axes: dict[str, Any], loc: Loc) -> StudyConfig:
         if path is not None:
             values[axis] = str(path)
     expected = [e for e in file.content.expect if e.where.values.items() <= axes.items()]
-    compared = (values["compare_with"], *(name for e in expected for name in (e.plan, e.over)))
+    named = (*(name for e in expected for name in (e.plan, e.over)), *filter(is_asked_for, file.content.baselines))
+    compared = (values["compare_with"], *named)
     values["compare_with"] = tuple(dict.fromkeys(n for i, n in enumerate(compared) if n and (i == 0 or is_baseline(n))))
     try:
         config = parse_config(values)

@@ -745,10 +745,11 @@ def _explained_rows(rows: Sequence[Row]) -> Iterator[Row]:
 def _against_counts(estimates: Sequence[float], counted_mb: Sequence[float], name: str) -> Row:
     """Return how estimates of memory accesses relate to counts: the median ratio, and the correlation of logarithms."""
     logs = [math.log(elements * _WORD_MB) for elements in estimates], [math.log(mb) for mb in counted_mb]
+    varied = all(len(set(each)) > 1 for each in logs)
     off = statistics.median(a - b for a, b in zip(*logs, strict=True))
     return {
         f"estimate_over_{name}_counted": round(math.exp(off), 3),
-        f"correlation_with_{name}_counted": round(statistics.correlation(*logs), 4),
+        f"correlation_with_{name}_counted": round(statistics.correlation(*logs), 4) if varied else None,
     }
 
 

@@ -42,7 +42,7 @@ from search_spaces.core.bounded import parsed_json, read_bounded
 from search_spaces.core.errors import RunFolderError, UsageError, printable
 from search_spaces.core.graph import Graph, Tensor
 from search_spaces.core.plan import Plan
-from search_spaces.core.platform import Platform, Processor
+from search_spaces.core.platform import MEMORY, Platform, Processor
 from search_spaces.core.wording import plural
 from search_spaces.models.inputs import read_inputs
 from search_spaces.models.stages import cut_stage
@@ -473,6 +473,8 @@ def _readme(study: Study, document: Mapping[str, Any], more: Sequence[str]) -> s
             "- `run_plan.cc` with `CMakeLists.txt` is the same in C++: it needs the sources of LiteRT and Abseil, and",
             "  the libLiteRt.so of the package ai-edge-litert; the head of `CMakeLists.txt` has the command.",
         ]
+    if any(MEMORY in p["options"] for p in document["platform"]["processors"]):
+        more = (*more, "- Memory is not limited here, so that times may differ from the study's.")
     if any("storage" in p["options"] for p in document["platform"]["processors"]):
         more = (*more, "- The runtime chooses here whether it keeps a GPU's tensors in buffers or textures.")
     lines += [

@@ -124,6 +124,11 @@ def is_baseline(name: str) -> bool:
     return name.startswith(tuple(MEANINGS))
 
 
+def is_asked_for(name: str) -> bool:
+    """Return whether a study has a baseline of this name only where it is asked for it."""
+    return name in _ASKED
+
+
 def glossary(names: Iterable[str]) -> dict[str, str]:
     """Return name → meaning of baselines; names that differ in an ending are one: ``layer length``."""
     found: dict[str, str] = {}

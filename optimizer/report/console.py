@@ -381,6 +381,8 @@ def _evidence(result: Result, document: Mapping[str, Any]) -> list[str]:
             f"an inference moves {traffic['memory_mb']:.4g} MB to and from memory, {traffic['second_level_mb']:.4g} MB "
             f"between the caches, as the device counts ({plural(int(traffic['kernels']), 'kernel')})"
         )
+    if verdict.uncounted:
+        found.append(f"memory traffic was not counted: {verdict.uncounted}")
     if result.proven and not result.exhausted:
         tried = plural(result.history.measured, "plan")
         found.append(f"the search ended after {tried}: the best is within --precision of the {bound_name(document)}")

@@ -62,6 +62,7 @@ class Verdict:
         compared: digest → agreement of outputs that only the final compared.
         traffic: memory traffic of the recommended plan, as of :meth:`~evaluators.base.Candidate.traffic`; {} where
             nobody asked for it.
+        uncounted: why it could not be counted, or "".
     """
 
     best: Annotated[Plan, Own(Plan.from_json)]
@@ -78,6 +79,7 @@ class Verdict:
     cores: int = 1
     compared: Mapping[str, Agreement] = field(default_factory=dict)
     traffic: Mapping[str, float] = field(default_factory=dict)
+    uncounted: str = ""
 
     def standing(self, plan: Plan) -> Standing | None:
         """Return the final's measurement of a plan; None where it has none."""
@@ -332,13 +334,14 @@ def decide(
         how.progress("timing inferences after a pause")
         after = _after_pause([plans[best], plans[compared_with]], load, how.pauses)
     traffic: Mapping[str, float] = {}
+    uncounted = ""
     if how.traffic:
         how.progress("counting memory traffic")
         try:
             with closing(load(plans[best])()) as candidate:
                 traffic = candidate.traffic()
         except UnavailableError as error:  # an extra figure; the final has measured the plan
-            how.progress(f"memory traffic is unknown: {error}")
+            uncounted = str(error)
     rivals = [i for i in final.racing if i in eligible and i != best and not (final.predicted or final.exact)]
     rival = max(rivals, key=lambda i: final.expected_loss(best, i), default=best)
     undecided = final.may_lose(best, rival)
@@ -357,6 +360,7 @@ def decide(
         how.cores,
         compared,
         traffic,
+        uncounted,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from evaluators.litert.processors import make_processor
 from evaluators.litert.session import LitertEvaluator
 from evaluators.litert.turns import Turns
 from evaluators.litert.workers import Workers
+from evaluators.machine import MEMBERSHIP, MOUNT, own_groups
 from evaluators.measurement.disturbance import RunFilter
 from evaluators.sampling import SamplingPolicy, measure
 from search_spaces.core.errors import UnavailableError, UsageError
+from search_spaces.core.graph import Graph
 from search_spaces.core.platform import Platform, memory_limit_nbytes
 from search_spaces.models.litert import read_model
 from search_spaces.models.zoo.builder import Builder
@@ -91,7 +94,7 @@ class _Counted(Candidate):
 
 def test_one_candidate_at_a_time_is_loaded() -> None:
     calls: list[str] = []
-    turns = Turns()
+    turns = Turns(lambda: calls.append("end"), lambda: len(calls))
     a, b = (turns.load(lambda name=name: _Counted(name, calls)) for name in "ab")  # type: ignore[misc]
     a.run(2)
     a.run(3)
@@ -99,8 +102,9 @@ def test_one_candidate_at_a_time_is_loaded() -> None:
     a.close()
     a.close()
     b.run(1)
-    assert calls == ["load a", "close a", "load b", "close b", "load a", "run a 1", "run a 2", "run a 3", "close a",
-                     "load b", "run b 1", "run b 1"]  # fmt: skip
+    assert calls == ["load a", "close a", "end", "load b", "close b", "end", "load a", "run a 1", "run a 2", "run a 3",
+                     "close a", "end", "load b", "run b 1", "run b 1"]  # fmt: skip
+    assert turns.waits == 4  # two for each time that one was loaded again
 
 
 @pytest.fixture(scope="module")
@@ -111,15 +115,72 @@ def _memory() -> None:
         pytest.skip(str(error))
 
 
-@pytest.mark.litert
-@pytest.mark.usefixtures("_memory")
-def test_weights_that_do_not_fit_are_read_again(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
     build = Builder("wide")
     x = build.input((1, 1024))
     for layer in range(12):  # 4 MiB each
         x = build.fully_connected(x, 1024, f"dense{layer}")
-    build.finish(x).write(tmp_path / "wide.tflite")
-    graph = read_model(tmp_path / "wide.tflite", "wide")
+    path = tmp_path_factory.mktemp("wide") / "wide.tflite"
+    build.finish(x).write(path)
+    return read_model(path, "wide")
+
+
+@pytest.mark.litert
+@pytest.mark.usefixtures("_memory")
+def test_what_others_have_in_memory_does_not_help(graph: Graph) -> None:
+    free, limited = (Platform("here", (make_processor(name),)) for name in ("cpu0", "cpu0:memory=24MB"))
+    with (
+        LitertEvaluator().prepare(free) as other,
+        LitertEvaluator().prepare(limited) as session,
+        closing(other.load(graph, chain_plan(graph, (), ["cpu0"]))) as beside,
+    ):
+        beside.run(2)
+        with closing(session.load(graph, chain_plan(graph, (), ["cpu0:memory=24MB"]))) as candidate:
+            found = measure(candidate, SamplingPolicy(max_s=0.2), runs=RunFilter(session.counters))
+    assert found.latency_s.conditions["page_faults"] > 0
+
+
+@pytest.mark.litert
+@pytest.mark.usefixtures("_memory")
+def test_a_process_that_cannot_join_does_not_run(monkeypatch: pytest.MonkeyPatch, graph: Graph) -> None:
+    platform = Platform("here", (make_processor("cpu0:memory=64MB"),))
+    with LitertEvaluator().prepare(platform) as session:
+        monkeypatch.setattr(MemoryGroup, "add", lambda *_: (_ for _ in ()).throw(UnavailableError("no")))
+        for _ in range(2):
+            with pytest.raises(UnavailableError, match="no"):
+                session.load(graph, chain_plan(graph, (), ["cpu0:memory=64MB"])).run(1)
+        assert not session._workers.processes()
+
+
+@pytest.mark.litert
+@pytest.mark.usefixtures("_memory")
+def test_kernels_other_than_the_references_are_limited_too(graph: Graph) -> None:
+    platform = Platform("here", (make_processor("cpu0:builtin:memory=90MB"),))
+    plan = chain_plan(graph, (), [platform.processors[0].name])
+    with LitertEvaluator().prepare(platform) as session, closing(session.load(graph, plan)) as candidate:
+        candidate.run(1)
+        assert there(candidate.verify()).accepted
+
+
+@pytest.mark.litert
+@pytest.mark.usefixtures("_memory")
+def test_a_failing_start_leaves_no_group() -> None:
+    before = groups()
+    with pytest.raises(FileNotFoundError):
+        Workers(Platform("p", (make_processor("cpu0:memory=64MB"),)), Path("/nowhere/log"))
+    assert groups() == before
+
+
+def groups() -> int:
+    (own, version), *more = own_groups("memory", MOUNT, MEMBERSHIP)
+    place = more[0][0] if version == 2 and more else own
+    return len(list(place.glob(f"partition-optimizer-{os.getpid()}-*")))
+
+
+@pytest.mark.litert
+@pytest.mark.usefixtures("_memory")
+def test_weights_that_do_not_fit_are_read_again(graph: Graph) -> None:
     faults = {}
     for size in ("24MB", "300MB"):
         platform = Platform("here", (make_processor(f"cpu0:memory={size}"),))
