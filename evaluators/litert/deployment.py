@@ -22,6 +22,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from evaluators.litert.memory_group import MemoryLimitError
 from evaluators.litert.parts import join, share_weights
 from evaluators.litert.processor_names import processor_options
 from evaluators.litert.stages import custom_operators, opens
@@ -249,6 +250,8 @@ def started_for(path: str | Path) -> Iterator[None]:
     """
     try:
         yield
+    except MemoryLimitError:
+        raise
     except UnavailableError as error:
         raise UnavailableError(f"{path}: {error.what}", "search again on this machine: optimize --model …") from error
 

@@ -21,6 +21,10 @@ _HINT = "that needs root, or leave out memory= of the processors"
 _number = count()
 
 
+class MemoryLimitError(UnavailableError):
+    """Memory of processes cannot be limited here."""
+
+
 class MemoryGroup:
     """A control group of processes that together have at most so much memory, page cache included.
 
@@ -28,13 +32,13 @@ class MemoryGroup:
     does not suffice, it ends a process. Memory that a process had before it joined does not count.
 
     Raises:
-        UnavailableError: this process may not make control groups.
+        MemoryLimitError: this process may not make control groups.
     """
 
     def __init__(self, nbytes: int, mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> None:
         own = list(own_groups("memory", mount, membership))
         if not own:
-            raise UnavailableError(
+            raise MemoryLimitError(
                 "this system has no control groups for memory", "leave out memory= of the processors"
             )
         # Of version 2, a group that has processes has no limited groups below it, except for the root.
@@ -54,7 +58,7 @@ class MemoryGroup:
         except OSError as error:
             with suppress(OSError):
                 self._path.rmdir()
-            raise UnavailableError(
+            raise MemoryLimitError(
                 f"a control group with {human_bytes(nbytes)} of memory cannot be made: {error.strerror}",
                 _HINT,
             ) from error

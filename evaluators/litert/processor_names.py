@@ -106,7 +106,9 @@ def parse_processor(text: str) -> ProcessorName:
     if device == "cpu" and not fallback:
         return _cpu(text, numbers, words)
     if any(memory_word(word) is not None for word in words):
-        raise UsageError(f"processor {text!r}: only the memory of a CPU's processes can be limited", _HINT)
+        raise UsageError(
+            f"processor {text!r}: LiteRT's GPUs and NPUs have no limit of memory", "CUDA's have: --evaluator cuda"
+        )
     named = any(word not in {*GPU_PRECISIONS, *STORAGES, *RUNTIMES} for word in words)
     if device == "cpu" or (numbers and not (device == "gpu" and named)):
         raise UsageError(
@@ -232,6 +234,8 @@ def _cpu(text: str, cores: str, words: list[str]) -> ProcessorName:
                 raise UsageError(f"processor {text!r}: {plural(threads, 'thread')} on {cores}", _HINT)
         elif (nbytes := memory_word(word)) is not None and not memory:
             memory = nbytes
+        elif word.startswith("memory="):
+            raise UsageError(f"processor {text!r}: memory= takes one size in MB or GB, as memory=400MB, not {word!r}")
         else:
             known = ", ".join(("threads=N", "memory=400MB", *KERNELS, *RUNTIMES))
             raise UsageError(f"processor {text!r}: {word!r} is none of {known}")

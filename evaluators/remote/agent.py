@@ -175,9 +175,11 @@ class Agent:
         }
 
     def submit(self, method: str, data: Mapping[str, Any]) -> Future[Answer]:
-        """Queue a request and return its future answer; callable from any thread."""
+        """Queue a request and return its future answer, which is cancelled at the end; callable from any thread."""
         future: Future[Answer] = Future()
         self._jobs.put((lambda: self.methods[method](data), future))
+        if self._ended.is_set():
+            future.cancel()
         return future
 
     def end(self) -> None:
@@ -199,7 +201,14 @@ class Agent:
                     future.set_result(job())
                 except Exception as error:  # noqa: BLE001 - passed to the client; the agent goes on
                     future.set_exception(error)
+                except BaseException:  # an interrupt; a thread of the server waits for the answer
+                    future.set_exception(UnavailableError("the agent was ended"))
+                    raise
         finally:
+            self._ended.set()
+            with suppress(queue.Empty):
+                while True:
+                    self._jobs.get_nowait()[1].cancel()
             self._let_go()
 
     def deployed_file(self, client: str, name: str) -> Path:
@@ -295,6 +304,8 @@ class Agent:
         with ExitStack() as stack:
             busy = BusyError("busy with another agent of this machine", "end one of the two")
             stack.enter_context(locked(self._folder / "measuring.lock", busy))
+            for left in self._folder.glob("study-*"):  # of an agent that was killed
+                shutil.rmtree(left, ignore_errors=True)
             folder = Path(mkdtemp(prefix="study-", dir=self._folder))
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             what = f"evaluator {self._evaluator.name!r}"

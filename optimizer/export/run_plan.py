@@ -171,7 +171,9 @@ class Stage:
                 make(path, kind, options)
         except Exception as error:
             why = (str(error).splitlines() or [type(error).__name__])[-1]
-            if make == self._make_compiled:
+            if isinstance(error, ImportError) and error.name:
+                why = f"pip install {error.name.partition('.')[0].replace('_', '-')}, which is missing"
+            elif make == self._make_compiled:
                 why = f"LiteRT finds no {kind} that compiles it (its messages are above); run it on a device with one"
             raise StartError(f"{processor['name']} does not take {entry['file']}: {why}") from error
 

@@ -12,6 +12,7 @@ A storage holds Optuna's own tables, so that its dashboard shows the study while
 
 from __future__ import annotations
 
+import logging
 import random
 import sqlite3
 import time
@@ -33,6 +34,8 @@ READY_S = 30.0
 _SIZES = (("grpc.max_receive_message_length", 1 << 30), ("grpc.enable_http_proxy", 0))  # all trials are one answer
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _SCHEMES = ("sqlite", "postgresql", "grpc")
+_REFUSALS = ("authentication failed", "does not exist", "pg_hba.conf", "no password supplied")  # of PostgreSQL
+_LOGGER = logging.getLogger("partition_optimizer")
 
 Found = TypeVar("Found")
 
@@ -44,9 +47,10 @@ def check_url(url: str) -> str:
         UsageError: it is not a URL of a known kind of storage, or has a password in it.
     """
     parts = urlsplit(url)
+    shown = url if parts.password is None else url.replace(f":{parts.password}@", ":…@")
     if parts.scheme not in _SCHEMES or (parts.scheme != "sqlite" and not parts.hostname):
         raise UsageError(
-            f"--storage {url}: is not a storage URL", f"use {', '.join(f'{scheme}://…' for scheme in _SCHEMES)}"
+            f"--storage {shown}: is not a storage URL", f"use {', '.join(f'{scheme}://…' for scheme in _SCHEMES)}"
         )
     if parts.password is not None or "password" in dict(parse_qsl(parts.query)):
         raise UsageError(
@@ -66,7 +70,7 @@ def sqlite_file(url: str) -> Path | None:
     return Path(urlsplit(check_url(url)).path[1:]) if url.startswith("sqlite:") else None
 
 
-def open_storage(url: str, heartbeat_s: int = HEARTBEAT_S, patience_s: float = PATIENCE_S) -> BaseStorage:
+def open_storage(url: str, heartbeat_s: int = HEARTBEAT_S, patience_s: float = READY_S) -> BaseStorage:
     """Open a storage, and make its tables if they are missing.
 
     Args:
@@ -163,6 +167,11 @@ def patiently(call: Callable[[], Found], what: str, patience_s: float = PATIENCE
                 raise
             if why := _no_file(error):
                 raise unusable(what, why) from error
+            if any(words in _reason(error) for words in _REFUSALS):
+                hint = "check its user, database and password (PGPASSWORD or ~/.pgpass)"
+                raise UnavailableError(f"{what} refused access: {_reason(error)}", hint) from error
+            if pause_s == _FIRST_PAUSE_S:
+                _LOGGER.warning("%s does not answer; waiting for up to %.0f s", what, patience_s)
             if time.monotonic() > end_s:
                 hint = "check that its server runs"
                 raise UnavailableError(f"{what} does not answer: {_reason(error)}", hint) from error

@@ -37,7 +37,6 @@ from search_spaces.core.errors import (
     InfeasibleError,
     OptimizeError,
     RunFolderError,
-    UnavailableError,
     UsageError,
     damage,
 )
@@ -242,10 +241,10 @@ def check_traffic(config: StudyConfig, session: Session) -> None:
     """Check that a session can count what a study asks for.
 
     Raises:
-        UnavailableError: it cannot.
+        UsageError: it cannot.
     """
     if config.count_traffic and not session.capabilities.traffic:
-        raise UnavailableError(
+        raise UsageError(
             f"--count-traffic: evaluator {config.evaluator!r} does not count memory traffic here",
             "use --evaluator cuda, for one model, where NVIDIA's ncu is installed",
         )

@@ -55,4 +55,4 @@ def test_what_is_no_count_is_an_error(ncu: Path, text: str) -> None:
 def test_an_evaluator_without_counters_refuses_at_the_start(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--model", "mobilenet_v1@0.25/32", "--evaluator", "cost-model", "--platform", "pixel4", "--count-traffic"]
     for more in ((), ("--dry-run",)):
-        tells(capsys, *words, "-q", *more, code=4)
+        tells(capsys, *words, "-q", *more, code=2)
