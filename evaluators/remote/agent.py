@@ -182,6 +182,11 @@ class Agent:
             future.cancel()
         return future
 
+    @property
+    def ended(self) -> bool:
+        """Whether it serves no more requests."""
+        return self._ended.is_set()
+
     def end(self) -> None:
         """Have :meth:`serve` return; callable from any thread and from a signal handler."""
         self._ended.set()

@@ -222,7 +222,7 @@ def _asked(agent: Agent, method: str, content: bytes, context: Any) -> bytes:
         try:
             return future.result()
         except CancelledError as error:
-            raise UnavailableError("the client has gone") from error
+            raise UnavailableError("the agent was ended" if agent.ended else "the client has gone") from error
 
     return _answered(answer, content, context)
 
