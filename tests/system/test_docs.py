@@ -259,7 +259,7 @@ ALL = list(commands())
 OURS = list(dict.fromkeys(command for _, command in ALL if command.startswith("optimize ")))
 OTHERS = {
     "python3 -m venv .venv", ". .venv/bin/activate", "pip install .", "pip install '.[test]'",
-    "pip install '.[dashboard]'", "pip install '.[exact]'",
+    "pip install '.[dashboard]'", "pip install '.[exact]'", "pip install '.[postgres]'",
     "pip install '.[tflite-runtime]'", "pip install '.[cuda]'", "pip install '.[openvino]'", "pip install '.[remote]'",
     "pip install",
     "pip install ai-edge-litert numpy",
