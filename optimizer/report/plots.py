@@ -18,6 +18,7 @@ _LONGEST_NAME = 36
 _ABOVE = ("above", "above the scale")
 _FAR_PREDICTED = 4.0
 _FAR = 1.5  # times the least latency; slower plans would flatten the scale
+_CUT = 2.0  # an interval is drawn up to so many times the largest ratio, and down to as much below the least
 
 
 def timelines(bars: Sequence[Bar], kinds: Sequence[str], width: float = WIDTH, *, several: bool = False) -> str:
@@ -249,19 +250,23 @@ def front(
 def forest(rows: Sequence[tuple[str, float, float, float]], label: str, width: float = WIDTH) -> str:
     """Return ratios with their intervals, one below the other, and a line at 1.
 
+    Intervals that reach far beyond all ratios are cut, so that the others can be told apart.
+
     Args:
         rows: name, ratio, and the ends of its interval.
         label: of the axis of ratios.
     """
-    row, left = 26.0, min(400.0, 16 + max(text_width(name) for name, *_ in rows))
+    row, left = 26.0, min(400.0, 24 + 1.1 * max(text_width(name) for name, *_ in rows))
     if width < WIDTH:  # a narrow picture has the names above their rows
         row, left = 44.0, 8.0
     height = row * len(rows) + 60
     plot = Plot(
         "ratios", "Ratios with intervals", "; ".join(f"{name}: {figure(r)}" for name, r, *_ in rows), width, height
     )
-    values = [v for _, *ratios in rows for v in (*ratios, 1.0) if math.isfinite(v)]
-    x = around(values, left, width - 20)
+    ratios = [1.0, *(ratio for _, ratio, *_ in rows if math.isfinite(ratio))]
+    least, most = min(ratios) / _CUT, max(ratios) * _CUT
+    whole, rows = rows, [(name, ratio, max(low, least), min(high, most)) for name, ratio, low, high in rows]
+    x = around([v for _, *each in rows for v in (*each, 1.0) if math.isfinite(v)], left, width - 20)
     plot.axis_x(x, height - 44, 4, label)
     plot.line([(x(1.0), 4), (x(1.0), height - 44)], "axis")
     for i, (name, ratio, low, high) in enumerate(rows):
@@ -270,7 +275,7 @@ def forest(rows: Sequence[tuple[str, float, float, float]], label: str, width: f
             plot.text(left, y - 10, _fitted(name, width))
         else:
             plot.text(left - 10, y + 4, name if len(name) <= 56 else f"{name[:55]}…", anchor="end")
-        tip = f"{name}: {figure(ratio)} [{figure(low)}, {figure(high)}]"
+        tip = f"{name}: {figure(ratio)} [{figure(whole[i][2])}, {figure(whole[i][3])}]"
         plot.line([(x(low), y), (x(high), y)], "ci", tip)
         plot.mark(x(ratio), y, "search", tip, 4.5)
     return plot.svg()
