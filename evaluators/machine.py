@@ -225,6 +225,12 @@ def waits_for_disk(conditions: Mapping[str, Any]) -> str:
     return f"the recommended plan waited {faults:.0f} times a run for the disk: its weights do not all stay in memory"
 
 
+def major_faults(process: int) -> int:
+    """Return how often a process has waited until a page was read from the disk; 0 for one that is gone."""
+    fields = kernel_text(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()
+    return int(fields[9]) if len(fields) > 9 else 0
+
+
 def _cpu_seconds(processes: Iterable[int]) -> dict[int, float]:
     """Return the seconds that each process has used of any core; one that is gone is left out."""
     found = {}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
 
 from evaluators.machine import MEMBERSHIP, MOUNT, counted, own_groups
 from search_spaces.core.errors import UnavailableError
@@ -44,7 +46,6 @@ class MemoryGroup:
         # Of version 2, a group that has processes has no limited groups below it, except for the root.
         place, version = own[min(1, len(own) - 1) if own[0][1] == 2 else 0]
         limit, self._events = _NAMES[version]
-        self._faults = "total_pgmajfault" if version == 1 else "pgmajfault"
         self._path = place / f"{_PREFIX}{os.getpid()}-{next(_number)}"
         while self._path.exists():  # of a program that was killed, whose number this one has now
             self._path = place / f"{_PREFIX}{os.getpid()}-{next(_number)}"
@@ -84,11 +85,6 @@ class MemoryGroup:
         """How many processes the kernel has ended because the memory did not suffice."""
         return counted(self._path / self._events, "oom_kill")
 
-    @property
-    def page_faults(self) -> int:
-        """How often its processes, also those that have ended, waited for the disk."""
-        return counted(self._path / "memory.stat", self._faults)
-
     def close(self) -> None:
         """Remove the group, once its processes have ended."""
         end_s = time.monotonic() + _END_LIMIT_S
@@ -108,18 +104,21 @@ def _forget_dead(place: Path) -> None:
                 path.rmdir()
 
 
-def own_copy(path: Path) -> int:
-    """Return a file descriptor of a copy that has no name, so that nobody else has pages of it in memory.
+def own_copy(path: Path) -> IO[bytes]:
+    """Return an open copy of a file that has no name, so that nobody else has pages of it in memory.
 
     Raises:
-        UnavailableError: there is no room for it on the disk.
+        UnavailableError: it cannot be written.
     """
-    try:
-        copy = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        with path.open("rb") as file:
-            shutil.copyfileobj(file, os.fdopen(copy, "wb", closefd=False), 1 << 20)
-    except OSError as error:
-        raise UnavailableError(f"{path}: cannot be copied for limited memory: {error.strerror}") from error
+    with ExitStack() as undo:
+        try:
+            copy = undo.enter_context(TemporaryFile(dir=path.parent))
+            with path.open("rb") as file:
+                shutil.copyfileobj(file, copy, 1 << 20)
+            copy.flush()
+        except OSError as error:
+            raise UnavailableError(f"{path}: cannot be copied for limited memory: {error.strerror}") from error
+        undo.pop_all()
     return copy
 
 

@@ -182,7 +182,7 @@ class LocalSession(ClosableSession):
         return found if self._workers.memory is None else replace(found, page_faults=self._waits() - self._turns.waits)
 
     def _waits(self) -> int:
-        return self._workers.memory.page_faults if self._workers.memory is not None else 0
+        return self._workers.page_faults
 
     def in_turn(self, load: Callable[[], Candidate]) -> Candidate:
         """Return a loaded candidate; where memory is limited, others are unloaded meanwhile."""

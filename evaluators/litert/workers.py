@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from evaluators.litert.fork_server import ForkServer, fork_server, give_back
 from evaluators.litert.memory_group import MemoryGroup, forget_pages, own_copy
@@ -21,7 +21,7 @@ from evaluators.litert.settings import worker_starts
 from evaluators.litert.worker import wire
 from evaluators.litert.worker.runtimes import PACKAGES
 from evaluators.litert.worker.shared_memory import Semaphores, SharedMemory
-from evaluators.machine import kernel_text
+from evaluators.machine import kernel_text, major_faults
 from evaluators.measurement.foreground import Foreground
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.platform import Platform, memory_limit_nbytes
@@ -95,7 +95,8 @@ class Workers:
         self._starts = worker_starts(platform)
         limit_nbytes = memory_limit_nbytes(p for p in platform.processors if p.kind == "cpu")
         self.memory: MemoryGroup | None = None
-        self._copies: list[int] = []
+        self._copies: dict[Path, IO[bytes]] = {}
+        self._waits = 0  # of processes that have ended
         self._log = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._running: dict[str, _Process] = {}
         self._unlimited: set[str] = set()
@@ -265,8 +266,14 @@ class Workers:
         """Return a file, or where memory is limited a copy of it, which counts for the worker that reads it."""
         if self.memory is None or path is None:
             return path
-        self._copies.append(own_copy(path))
-        return Path(f"/proc/{os.getpid()}/fd/{self._copies[-1]}")
+        if path not in self._copies:
+            self._copies[path] = own_copy(path)
+        return Path(f"/proc/{os.getpid()}/fd/{self._copies[path].fileno()}")
+
+    @property
+    def page_faults(self) -> int:
+        """How often workers whose memory is limited, also those that have ended, waited for the disk."""
+        return self._waits + sum(major_faults(p.pid) for n, p in self._running.items() if self._starts[n].limited)
 
     def charge(self, *paths: Path | None) -> None:
         """Where memory is limited, let files that others have read count for the worker that reads them next."""
@@ -330,6 +337,8 @@ class Workers:
         """End a worker's process, if it still runs, and return how it ended, as a predicate."""
         process = self._running.pop(name)
         self.ends[name] += 1
+        if self._starts[name].limited:
+            self._waits += major_faults(process.pid)
         how = "died"
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)  # no effect on one that is already ending
@@ -360,8 +369,8 @@ class Workers:
         self.foreground.close()
         if self.memory is not None:
             self.memory.close()
-        for copy in self._copies:
-            os.close(copy)
+        for copy in self._copies.values():
+            copy.close()
         while self._fork_servers:
             give_back(self._fork_servers.popitem()[1])
         os.close(self._log)

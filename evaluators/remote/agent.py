@@ -309,9 +309,10 @@ class Agent:
         with ExitStack() as stack:
             busy = BusyError("busy with another agent of this machine", "end one of the two")
             stack.enter_context(locked(self._folder / "measuring.lock", busy))
-            for left in self._folder.glob("study-*"):  # of an agent that was killed
-                shutil.rmtree(left, ignore_errors=True)
-            folder = Path(mkdtemp(prefix="study-", dir=self._folder))
+            scratch = self._folder / "scratch"
+            shutil.rmtree(scratch, ignore_errors=True)  # of an agent that was killed
+            scratch.mkdir()
+            folder = Path(mkdtemp(prefix="study-", dir=scratch))
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             what = f"evaluator {self._evaluator.name!r}"
             with time_limit(2 * platform.limits.load_s, f"{what}: preparing it"):

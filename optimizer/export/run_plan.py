@@ -171,7 +171,7 @@ class Stage:
                 make(path, kind, options)
         except Exception as error:
             why = (str(error).splitlines() or [type(error).__name__])[-1]
-            if isinstance(error, ImportError) and error.name:
+            if isinstance(error, ModuleNotFoundError) and error.name:
                 why = f"pip install {error.name.partition('.')[0].replace('_', '-')}, which is missing"
             elif make == self._make_compiled:
                 why = f"LiteRT finds no {kind} that compiles it (its messages are above); run it on a device with one"

@@ -378,8 +378,8 @@ def _evidence(result: Result, document: Mapping[str, Any]) -> list[str]:
         found.append(text)
     if traffic := verdict.traffic:
         found.append(
-            f"an inference moves {traffic['memory_mb']:.4g} MB to and from memory, {traffic['second_level_mb']:.4g} MB "
-            f"between the caches, as the device counts ({plural(int(traffic['kernels']), 'kernel')})"
+            f"the {plural(int(traffic['kernels']), 'kernel')} of an inference move {traffic['memory_mb']:.4g} MB to "
+            f"and from memory, {traffic['second_level_mb']:.4g} MB between the caches, as the device counts"
         )
     if verdict.uncounted:
         found.append(f"memory traffic was not counted: {verdict.uncounted}")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import sqlite3
 import time
 import warnings
@@ -32,9 +33,10 @@ SILENT_BEATS = 4
 PATIENCE_S = 300.0
 READY_S = 30.0
 _SIZES = (("grpc.max_receive_message_length", 1 << 30), ("grpc.enable_http_proxy", 0))  # all trials are one answer
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_FIRST_PAUSE_S, _TOLD_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.8, 2.0
 _SCHEMES = ("sqlite", "postgresql", "grpc")
-_REFUSALS = ("authentication failed", "does not exist", "pg_hba.conf", "no password supplied")  # of PostgreSQL
+# PostgreSQL's words.
+_REFUSALS = re.compile('authentication failed|(database|role) ".*" does not exist|pg_hba.conf|no password supplied')
 _LOGGER = logging.getLogger("partition_optimizer")
 
 Found = TypeVar("Found")
@@ -47,14 +49,14 @@ def check_url(url: str) -> str:
         UsageError: it is not a URL of a known kind of storage, or has a password in it.
     """
     parts = urlsplit(url)
-    shown = url if parts.password is None else url.replace(f":{parts.password}@", ":…@")
-    if parts.scheme not in _SCHEMES or (parts.scheme != "sqlite" and not parts.hostname):
-        raise UsageError(
-            f"--storage {shown}: is not a storage URL", f"use {', '.join(f'{scheme}://…' for scheme in _SCHEMES)}"
-        )
-    if parts.password is not None or "password" in dict(parse_qsl(parts.query)):
+    secret = re.search(r"://[^/@]*:[^@]*@|^\w+:[^/]*:.*@|[?&]password=", url)
+    if secret or parts.password is not None or "password" in dict(parse_qsl(parts.query)):
         raise UsageError(
             "--storage: a password in the URL would be written to the run's files", "use PGPASSWORD or ~/.pgpass"
+        )
+    if parts.scheme not in _SCHEMES or (parts.scheme != "sqlite" and not parts.hostname):
+        raise UsageError(
+            f"--storage {url}: is not a storage URL", f"use {', '.join(f'{scheme}://…' for scheme in _SCHEMES)}"
         )
     if parts.scheme == "sqlite" and (not url.startswith("sqlite:///") or len(url) <= len("sqlite:///")):
         raise UsageError(f"--storage {url}: needs a file", "use for example sqlite:///study.db")
@@ -70,12 +72,12 @@ def sqlite_file(url: str) -> Path | None:
     return Path(urlsplit(check_url(url)).path[1:]) if url.startswith("sqlite:") else None
 
 
-def open_storage(url: str, heartbeat_s: int = HEARTBEAT_S, patience_s: float = READY_S) -> BaseStorage:
+def open_storage(url: str, heartbeat_s: int = HEARTBEAT_S, patience_s: float | None = None) -> BaseStorage:
     """Open a storage, and make its tables if they are missing.
 
     Args:
         heartbeat_s: seconds between heartbeats of a worker.
-        patience_s: seconds to wait for a server that does not answer.
+        patience_s: seconds to wait for a server that does not answer; by default 30, for a file that is locked 300.
 
     Raises:
         UsageError: the URL is wrong.
@@ -87,7 +89,8 @@ def open_storage(url: str, heartbeat_s: int = HEARTBEAT_S, patience_s: float = R
     check_url(url)
     if url.startswith("grpc://"):
         return _proxy(url)
-    return patiently(lambda: _tables(url, heartbeat_s), f"storage {url}", patience_s)
+    usual_s = PATIENCE_S if url.startswith("sqlite:") else READY_S
+    return patiently(lambda: _tables(url, heartbeat_s), f"storage {url}", usual_s if patience_s is None else patience_s)
 
 
 def _tables(url: str, heartbeat_s: int) -> BaseStorage:
@@ -167,11 +170,11 @@ def patiently(call: Callable[[], Found], what: str, patience_s: float = PATIENCE
                 raise
             if why := _no_file(error):
                 raise unusable(what, why) from error
-            if any(words in _reason(error) for words in _REFUSALS):
+            if _REFUSALS.search(_reason(error)):
                 hint = "check its user, database and password (PGPASSWORD or ~/.pgpass)"
                 raise UnavailableError(f"{what} refused access: {_reason(error)}", hint) from error
-            if pause_s == _FIRST_PAUSE_S:
-                _LOGGER.warning("%s does not answer; waiting for up to %.0f s", what, patience_s)
+            if pause_s == _TOLD_PAUSE_S:
+                _LOGGER.warning("%s: %s; trying again for up to %.0f s", what, _reason(error), patience_s)
             if time.monotonic() > end_s:
                 hint = "check that its server runs"
                 raise UnavailableError(f"{what} does not answer: {_reason(error)}", hint) from error

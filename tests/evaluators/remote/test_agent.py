@@ -31,8 +31,8 @@ def test_whoever_waits_for_an_agent_that_is_ended_gets_an_answer(tmp_path: Path)
 
 
 def test_a_study_removes_what_a_killed_agent_left(tmp_path: Path) -> None:
-    left = tmp_path / "study-left"
-    left.mkdir()
+    left = tmp_path / "scratch" / "study-left"
+    left.mkdir(parents=True)
     agent = Agent("a", SyntheticEvaluator(), tmp_path)
     platform = SyntheticEvaluator().platform()
     held = agent._prepared("client", platform)
