@@ -153,14 +153,14 @@ def _run_costs(problem: PlacementProblem, path: Sequence[int], reach: NDArray[np
     ends = np.array(edges, dtype=np.intp).reshape(-1, 2).T
     reads = csr_array((np.ones(len(edges), np.float32), tuple(ends)), shape=(nodes, nodes))
     seconds, nbytes, move = map(np.array, (problem.accelerator, problem.nbytes, problem.transfer))
-    refused = np.isinf(seconds).astype(np.float32)
-    seconds = np.where(np.isinf(seconds), 0.0, seconds)
+    refused = np.isinf(seconds)
+    seconds = np.where(refused, 0.0, seconds)
     found = np.full((count, count), np.inf)
     after = [reach[path[i + 1]] if i + 1 < count else np.zeros(nodes, np.float32) for i in range(count)]
     written = ((reads @ np.stack(after, axis=1)) > 0).T
     for first, begin in enumerate(path):
         between = reach[begin][None, :] * reach[:, list(path[first:])].T
-        fits = (between @ nbytes <= problem.memory_bytes * (1 + _HAIR)) & (between @ refused == 0.0)
+        fits = (between @ nbytes <= problem.memory_bytes * (1 + _HAIR)) & ~between[:, refused].any(axis=1)
         if not fits.any():
             continue
         between, lasts = between[fits], first + np.flatnonzero(fits)
