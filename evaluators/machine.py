@@ -225,9 +225,10 @@ def waits_for_disk(conditions: Mapping[str, Any]) -> str:
     return f"the recommended plan waited {faults:.0f} times a run for the disk: its weights do not all stay in memory"
 
 
-def major_faults(process: int) -> int:
+def major_faults(process: int, proc: Path = Path("/proc")) -> int:
     """Return how often a process has waited until a page was read from the disk; 0 for one that is gone."""
-    fields = kernel_text(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()
+    # The name, in brackets, may hold anything.
+    fields = kernel_text(proc / str(process) / "stat").rpartition(")")[2].split()
     return int(fields[9]) if len(fields) > 9 else 0
 
 

@@ -34,11 +34,11 @@ from evaluators.litert.program import largest
 from evaluators.litert.runner import PlanRunner
 from evaluators.litert.settings import TOLERANCE_F32, packs_weights, tolerance
 from evaluators.litert.stages import StageCache, StageSource, failure
-from evaluators.litert.turns import Turns
 from evaluators.litert.worker.runtimes import LITERT, PACKAGES, runtime_of, version
 from evaluators.litert.workers import Arena, Workers
 from evaluators.machine import Conditions, cpu_model
 from evaluators.measurement.disturbance import Counters, TaskCounters
+from evaluators.turns import Turns
 from evaluators.workload.apart import Apart, on_cores
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph

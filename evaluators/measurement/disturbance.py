@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from evaluators.machine import throttled_s
+from evaluators.machine import major_faults, throttled_s
 from search_spaces.core.wording import percent, seconds
 
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
@@ -21,7 +21,6 @@ _PER_CORE = ("cpuacct/cpuacct.usage_percpu", "cpu,cpuacct/cpuacct.usage_percpu")
 _TOTALS = ("cpu.stat", "unified/cpu.stat")
 _WHOLE = 0.05  # relative difference up to which a group counts as the whole machine
 _STEAL = 7  # column of a cpu line in /proc/stat
-_MAJOR_FAULTS = 9  # field of /proc/PID/stat after the name, which stands in brackets and may hold anything
 _PAGE_NBYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _SLOW_S = 1e-4  # /proc/stat of many cores takes longer to read, and is then read rarely
@@ -179,7 +178,7 @@ class TaskCounters:
         switches: dict[int, int] = {}
         faults = resident_nbytes = 0
         for process in self._processes():
-            faults += _field(_bytes(f"{self._proc}/{process}/stat").rpartition(b")")[2], _MAJOR_FAULTS)
+            faults += major_faults(process, self._proc)
             resident_nbytes += _field(_bytes(f"{self._proc}/{process}/statm"), 1) * _PAGE_NBYTES
             folder = f"{self._proc}/{process}/task"
             for thread in _listed(folder):

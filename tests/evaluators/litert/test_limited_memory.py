@@ -13,11 +13,11 @@ from evaluators.base import Batch, Candidate
 from evaluators.litert.memory_group import MemoryGroup
 from evaluators.litert.processors import make_processor
 from evaluators.litert.session import LitertEvaluator
-from evaluators.litert.turns import Turns
 from evaluators.litert.workers import Workers
 from evaluators.machine import MEMBERSHIP, MOUNT, own_groups
 from evaluators.measurement.disturbance import RunFilter
 from evaluators.sampling import SamplingPolicy, measure
+from evaluators.turns import Turns
 from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.platform import Platform, memory_limit_nbytes
