@@ -123,7 +123,7 @@ def study_there(words: Sequence[str]) -> dict[str, Any]:
     begun_s = time.monotonic()
     with TemporaryDirectory(prefix="study-") as name:
         folder = Path(name) / "run"
-        code, error = run_words([*words, "--out", str(folder)])
+        code, error = run_words([*words, "--quiet", "--out", str(folder)])
         content = pack(folder) if folder.is_dir() else None
         return {"code": code, "error": error, "folder": content, "wall_s": time.monotonic() - begun_s}
 

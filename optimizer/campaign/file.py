@@ -142,6 +142,37 @@ class Settings(Part):
     count_traffic: bool = False
 
 
+class MadeModel(Part):
+    """A model that the campaign makes itself, for each seed of the studies that use it.
+
+    Attributes:
+        model: a built-in model, a file relative to the campaign's, or one of these models that stands above.
+        tucker: rule of the ranks by which its convolutions are decomposed, for example ``ratio:0.5``.
+        data: labelled inputs to train it on: ``mnist_5k``, or an ``.npz`` with ``inputs`` and ``labels``. Weights of a
+            built-in model are drawn by the seed first.
+        epochs: how often each input is used.
+        rate: learning rate at the beginning.
+        share: of the inputs to train on, drawn by the seed; accuracy is measured by the others.
+        beside: the model of this list with whose accuracy its own is compared, seed by seed.
+    """
+
+    model: str = Field(min_length=1)
+    tucker: str | None = None
+    data: str | None = Field(default=None, min_length=1)
+    epochs: Whole = Field(default=10, ge=1)
+    rate: Number = Field(default=5e-4, gt=0, le=1)
+    share: Number = Field(default=0.8, gt=0, lt=1)
+    beside: str | None = None
+
+    @model_validator(mode="after")
+    def _changes(self) -> Self:
+        if self.tucker is None and self.data is None:
+            raise wrong("a model is made by decomposing or training another one", "add 'tucker' or 'data'")
+        if self.data is None and (given := self.model_fields_set & {"epochs", "rate", "share"}):
+            raise wrong(f"{min(given)} is for training", "add 'data', or leave it out", min(given))
+        return self
+
+
 class Expectation(Part):
     """A figure to be shown, beside a published one where there is one; it never decides whether a campaign succeeds.
 
@@ -197,6 +228,7 @@ class Campaign(Part):
         indicators: whether to report how well work, weights and memory traffic of the models explain the latency of
             their best plans.
         settings: what all studies have in common.
+        models: models that the campaign makes, by the names that ``matrix.model`` has for them.
         expect: published figures to show beside ours.
     """
 
@@ -210,6 +242,7 @@ class Campaign(Part):
     baselines: tuple[str, ...] = ()
     indicators: bool = False
     settings: Settings = Settings()
+    models: dict[str, MadeModel] = Field(default_factory=dict)
     expect: tuple[Expectation, ...] = ()
 
     def named_plans(self) -> Iterator[tuple[Loc, str, Mapping[str, Any]]]:
@@ -221,6 +254,30 @@ class Campaign(Part):
                 if plan is not None:
                     yield ("expect", i, key), plan, expected.where.values
 
+    def bases(self, model: str) -> list[str]:
+        """Return the model itself and those that it is made of, if the campaign makes them."""
+        found = []
+        while model in self.models:
+            found.append(model)
+            model = self.models[model].model
+        return found
+
+    @field_validator("models", mode="after")
+    @classmethod
+    def _ordered(cls, value: dict[str, MadeModel]) -> dict[str, MadeModel]:
+        above = set[str]()
+        for name, made in value.items():
+            if not _NAME.fullmatch(name) or name.endswith(".tflite"):
+                raise wrong(unsafe_name(name, 61), key=name)
+            if made.model in value and made.model not in above:
+                raise wrong(
+                    f"model {made.model!r} is not above {name!r}", "list models after what they are made of", name
+                )
+            if made.beside is not None and made.beside not in value:
+                raise wrong(f"there is no model {made.beside!r} beside {name!r}", "give another one of this list", name)
+            above.add(name)
+        return value
+
     @field_validator("name", mode="after")
     @classmethod
     def _safe(cls, value: str) -> str:
@@ -229,7 +286,13 @@ class Campaign(Part):
         return value
 
 
-_HEADINGS = {"Matrix": "matrix", "Cell": "include, exclude, where", "Settings": "settings", "Expectation": "expect"}
+_HEADINGS = {
+    "Matrix": "matrix",
+    "Cell": "include, exclude, where",
+    "Settings": "settings",
+    "MadeModel": "models",
+    "Expectation": "expect",
+}
 _KINDS = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false", "null": "null"}
 _BOUNDS = {"minimum": "at least", "maximum": "at most", "exclusiveMinimum": "above", "exclusiveMaximum": "below"}
 
@@ -252,7 +315,7 @@ def read_campaign(path: Path) -> CampaignFile:
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of campaign files; axes may hold a single value instead of a list."""
     schema = Campaign.model_json_schema()
-    for part in (Campaign, Matrix, Cell, Settings, Expectation):
+    for part in (Campaign, Matrix, Cell, Settings, MadeModel, Expectation):
         place = schema if part is Campaign else schema["$defs"][part.__name__]
         about, texts = _documented(part if part is not Cell else Matrix)
         if part is not Cell:

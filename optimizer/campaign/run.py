@@ -33,6 +33,7 @@ from evaluators.registry import make_evaluator
 from optimizer.campaign.cluster import run_on_cluster
 from optimizer.campaign.console import ProgressCampaign, dry_run, render_dry_run, render_summary
 from optimizer.campaign.file import CampaignFile, read_campaign
+from optimizer.campaign.models import make_models, used_model
 from optimizer.campaign.studies import Planned, State, code_of, plan_studies, run_words
 from optimizer.campaign.table import (
     SCHEMA_VERSION,
@@ -111,7 +112,8 @@ class CampaignRun:
 
     def config(self, planned: Planned) -> StudyConfig:
         """Return the settings of a study, with its folder."""
-        return planned.config.model_copy(update={"out": self.path(planned), "study": planned.folder})
+        model = used_model(self.folder, planned, self.file.content.models) or planned.config.model
+        return planned.config.model_copy(update={"out": self.path(planned), "study": planned.folder, "model": model})
 
 
 @contextmanager
@@ -162,6 +164,7 @@ def run_campaign(run: CampaignRun, watcher: ProgressCampaign, jobs: int = 1, sch
             waiting.append(state)
     run.save()
     try:
+        waiting = make_models(run, waiting, watcher)
         if scheduler:
             run_on_cluster(run, waiting, watcher, scheduler)
         elif jobs > 1:
@@ -241,7 +244,7 @@ def _elsewhere(run: CampaignRun, state: State, processes: dict[str, subprocess.P
     """Run a study in a process of its own."""
     begin_s, planned = time.monotonic(), state.planned
     words = shlex.split(command_line(run.config(planned)))[1:]
-    code, error = run_words(words, lambda process: processes.update({planned.name: process}))
+    code, error = run_words([*words, "--quiet"], lambda process: processes.update({planned.name: process}))
     del processes[planned.name]
     state.wall_s = time.monotonic() - begin_s
     state.end(code, error)

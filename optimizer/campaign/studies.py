@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from evaluators.litert.processors import check_libraries
 from evaluators.objectives import LATENCY
@@ -43,6 +43,8 @@ from search_spaces.models.zoo.names import is_name, nearest, parse_name
 from search_spaces.spaces.registry import parse_freedoms
 
 MOST_STUDIES = 10_000
+INTERRUPTED = frozenset({EXIT_INTERRUPTED, -signal.SIGINT, -signal.SIGTERM})
+"""Exit codes of a process that was interrupted."""
 _WITHOUT_EFFECT = {
     "precision": "their latencies are predicted",
     "device": "their evaluators have no devices to choose from",
@@ -99,9 +101,8 @@ class State:
         if code in {0, UnstableError.exit_code}:
             self.status = "done"
             return
-        interrupted = code in {EXIT_INTERRUPTED, -signal.SIGINT, -signal.SIGTERM}
         self.status, self.error = "failed", error
-        self.exit_code = EXIT_INTERRUPTED if interrupted else max(code, 1)
+        self.exit_code = EXIT_INTERRUPTED if code in INTERRUPTED else max(code, 1)
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as plain values."""
@@ -110,13 +111,25 @@ class State:
 
 
 def run_words(
-    words: Sequence[str], started: Callable[[subprocess.Popen[bytes]], object] = lambda _: None
+    words: Sequence[str],
+    started: Callable[[subprocess.Popen[bytes]], object] = lambda _: None,
+    output: IO[bytes] | None = None,
 ) -> tuple[int, str]:
-    """Run a study from the words of its command in a process of its own; return its exit code and its error."""
-    command = own_process("optimizer.cli", *words, "--json", "--quiet")
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    """Run a command in a process of its own; return its exit code and its error.
+
+    Args:
+        words: of the command, without ``--json``.
+        output: file for its document; None for none.
+    """
+    command = own_process("optimizer.cli", *words, "--json")
+    process = subprocess.Popen(command, stdout=output or subprocess.DEVNULL, stderr=subprocess.PIPE)
     started(process)
-    _, errors = process.communicate()
+    try:
+        _, errors = process.communicate()
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
     lines = errors.decode(errors="replace").strip().splitlines()
     own = [line for line in lines if line.startswith("optimize: ")]  # what a plug-in's library prints may come later
     last = [*lines, *own][-1].removeprefix("optimize: ") if lines else f"ended with {process.returncode}"
@@ -194,8 +207,10 @@ def _config(file: CampaignFile, axes: dict[str, Any], loc: Loc) -> StudyConfig:
     values["objective"] = tuple(axes["objective"].split(","))
     for name in _without_effect(values):
         values.pop(name, None)
+    if made := file.content.bases(axes["model"]):
+        values["model"] = file.content.models[made[-1]].model
     for axis in _FILES:
-        path = _file(file, axes[axis])
+        path = file_of(file, values[axis])
         if path is not None:
             values[axis] = str(path)
     expected = [e for e in file.content.expect if e.where.values.items() <= axes.items()]
@@ -279,12 +294,26 @@ def _place(file: CampaignFile, loc: Loc, axis: str, value: object) -> Loc:
     return "matrix", axis, getattr(file.content.matrix, axis).index(value)
 
 
-def _file(file: CampaignFile, value: object) -> Path | None:
+def file_of(file: CampaignFile, value: object) -> Path | None:
     """Return the file that a value of an axis names, relative to the campaign's; None where it names none."""
     if not isinstance(value, str) or "\0" in value:
         return None
     path = file.path.parent / value
-    return path if (value.endswith((".tflite", ".yaml", ".yml", ".json")) or "/" in value) and path.is_file() else None
+    named = value.endswith((".tflite", ".yaml", ".yml", ".json", ".npz")) or "/" in value
+    return path if named and path.is_file() else None
+
+
+def recipe_digest(file: CampaignFile, name: str, seed: int) -> str:
+    """Return the digest of all that a model is made of: the recipes, the contents of files, and the seed.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    recipes = [file.content.models[each] for each in file.content.bases(name)]
+    files = [file_of(file, value) for recipe in recipes for value in (recipe.model, recipe.data)]
+    parts = [[recipe.model_dump(mode="json", exclude={"beside"}) for recipe in recipes], seed]
+    parts.append([file_digest(path) for path in files if path is not None])
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def _inputs(
@@ -293,7 +322,7 @@ def _inputs(
     """Return all that a study depends on, as plain values; files are represented by their digests."""
     inputs = config.model_dump(mode="json", exclude={"study", "out"})
     for axis in _FILES:
-        path = _file(file, axes[axis])
+        path = file_of(file, axes[axis])
         if path is None:
             continue
         try:
@@ -301,6 +330,11 @@ def _inputs(
         except OSError as error:
             raise file.error((*loc, axis), f"{path}: {reason_of(error)}") from error
         inputs[axis] = digests[path]
+    if axes["model"] in file.content.models:
+        try:
+            inputs["made"] = recipe_digest(file, axes["model"], axes["seed"])
+        except OSError as error:
+            raise file.error(("models", axes["model"]), f"{error.filename}: {reason_of(error)}") from error
     return inputs
 
 

@@ -19,6 +19,7 @@ from evaluators.measurement.final import Ratio
 from evaluators.objectives import LATENCY, OBJECTIVES, Objective
 from evaluators.workload.objectives import find_workload_objective
 from optimizer.campaign.file import AXES, Campaign, Expectation
+from optimizer.campaign.models import read_record, trained_rows
 from optimizer.files import damage_of, read_document, write_atomic
 from optimizer.report.answer import objective_of, slower_text
 from optimizer.report.data import Study, points, read_study
@@ -34,7 +35,7 @@ STATE = "campaign.json"
 GROUP = ("evaluator", "platform", "processors")
 """Axes that identify a device: R² is computed over the latencies of one device."""
 
-SUMMARIES = ("summary", "fronts", "gains", "rates", "expected", "indicators", "explained")
+SUMMARIES = ("summary", "fronts", "gains", "rates", "trained", "expected", "indicators", "explained")
 """The tables, fields of :class:`Tables`, that follow from ``results`` and the models."""
 
 COLUMNS: Mapping[str, str] = {
@@ -65,6 +66,7 @@ COLUMNS: Mapping[str, str] = {
     "failure": "why the plan has no figure.",
     "page_faults, resident_mb": "how often a run waited for the disk in the mean, since memory did not hold the model, "
     "and the memory of the processes, with all plans loaded there, MB; empty where the system does not tell.",
+    "accuracy": "of a model that the campaign trained: the share of the inputs kept apart whose class it tells.",
     "terms_ms": "of a plan with stages on an accelerator, what these take, JSON: to map tensors, copy them and give "
     "them back, to queue kernels, and to wait for them.",
     "misses, requests, makespan_ms, predicted_makespan_ms": "of several models: late and all requests of the median "
@@ -91,6 +93,7 @@ class Tables:
         fronts: of each study with several objectives, the values of each plan of its front.
         gains: the mean gain over the models of the matrix, for each cell of its other axes.
         rates: the highest rate of each workload at which deadlines are kept, by our plans and by the best baseline.
+        trained: of each model that the campaign made, its work and its accuracy, the mean over seeds.
         expected: our figures that the campaign requires, beside published ones.
         indicators: work, weights and memory traffic of each model, with the latency of its best plan.
         explained: R² of each indicator, and relative errors of models that were left out.
@@ -105,6 +108,7 @@ class Tables:
     fronts: Sequence[Row]
     gains: Sequence[Row]
     rates: Sequence[Row]
+    trained: Sequence[Row]
     expected: Sequence[Row]
     indicators: Sequence[Row]
     explained: Sequence[Row]
@@ -166,6 +170,8 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
         processors |= set(map(str, on if isinstance(on, list) else []))
         if campaign.indicators and (row := _indicator_row(head, read)):
             measured.append(row)
+        made = read_record(folder, head["model"], head["seed"]) if head["model"] in campaign.models else None
+        plans = [{**row, "accuracy": made.after if made else None} for row in plans]
         results += [row for row in plans if not shown or row["plan"] in shown]
         fronts += front
         curves += [
@@ -184,9 +190,21 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
     missing = sorted(set(campaign.baselines) - {row["plan"] for row in results}) if results else []
     summary, gains, ran_on = _summary(results), mean_gains(results), sorted(processors)
     never = [study["axes"] for study in state["studies"] if study["exit_code"] == InfeasibleError.exit_code]
-    rates = _rates(results, never)
+    rates, trained = _rates(results, never), trained_rows(folder, campaign, results)
     return Tables(
-        results, curves, summary, fronts, gains, rates, expected, measured, explained, missing, unreadable, ran_on
+        results,
+        curves,
+        summary,
+        fronts,
+        gains,
+        rates,
+        trained,
+        expected,
+        measured,
+        explained,
+        missing,
+        unreadable,
+        ran_on,
     )
 
 

@@ -20,7 +20,7 @@ from optimizer.cli import study
 from optimizer.cli.campaigns import pretrain, run, schema, solve
 from optimizer.cli.completion import complete, completed_line, skip_command
 from optimizer.cli.machines import calibrate, devices, doctor, plugins
-from optimizer.cli.models import inspect, models, rewrite
+from optimizer.cli.models import inspect, models, rewrite, train
 from optimizer.cli.parsing import Parser, Work, note, show_notes
 from optimizer.cli.plans import compare, dashboard, execute, explain, export, report
 from optimizer.cli.serving import agent, storage
@@ -177,6 +177,7 @@ _ALL: tuple[tuple[Work, str], ...] = (
     (run, "run a campaign of studies from a YAML file"),
     (schema, "print the JSON Schema of campaign files"),
     (storage, "serve a shared study database, for --storage grpc://"),
+    (train, "train a model on labelled inputs, and measure its accuracy"),
     (solve, "solve a table of times, or a placement instance, to optimality"),
 )
 COMMANDS: dict[str, tuple[str, Callable[[list[str]], int]]] = {

@@ -1,4 +1,4 @@
-"""Commands about models: list, inspect, rewrite."""
+"""Commands about models: list, inspect, rewrite, train."""
 
 from __future__ import annotations
 
@@ -103,3 +103,26 @@ def rewrite(parser: Parser, arguments: list[str]) -> None:
         Request(model, o.tucker, o.out, ranks, multiple, most, o.even_larger, o.platform, o.even_slower, shapes, seed)
     )
     show(options, found.to_json, lambda: render(found))
+
+
+def train(parser: Parser, arguments: list[str]) -> None:
+    """Train a float32 model on labelled inputs, and measure its accuracy on those kept apart."""
+    add = parser.add_argument
+    add("model", metavar="NAME|FILE", help="a built-in model, whose weights are drawn again, or a .tflite file")
+    add("--data", metavar="FILE|NAME", required=True, help="an .npz with 'inputs' and 'labels', or mnist_5k")
+    add("-o", "--out", metavar="FILE", type=Path, required=True, help="output .tflite file")
+    add("--epochs", metavar="N", default="10", help="how often each input is used (default 10)")
+    add("--rate", metavar="R", default="0.0005", help="learning rate at the beginning (default 0.0005)")
+    add(
+        "--share", metavar="S", default="0.8", help="of the inputs to train on; the others are kept apart (default 0.8)"
+    )
+    add("--seed", metavar="S", default="0", help="of the parts, the order and the weights drawn again (default 0)")
+    options = parser.read(arguments, quiet=True)
+    epochs, seed = parser.whole("--epochs", options.epochs, 1), parser.whole("--seed", options.seed, 0)
+    rate, share = parser.above_0("--rate", options.rate, 1.0), parser.above_0("--share", options.share, 1.0)
+    from optimizer.tools.train import train_model
+
+    told = (lambda _: None) if options.quiet else note
+    o = options
+    found = train_model(o.model, o.data, o.out, epochs, rate, share, seed, told)
+    show(options, found.to_json, found.render)

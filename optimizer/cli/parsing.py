@@ -61,6 +61,20 @@ class Parser(argparse.ArgumentParser):
             self.error(f"{option} {text}: must be a whole number from {least}{f' to {most}' if most else ''}")
         return int(text)
 
+    def above_0(self, option: str, text: str, most: float) -> float:
+        """Return an option's value, a number above 0 and at most ``most``.
+
+        Raises:
+            UsageError: it is not a number, or out of range.
+        """
+        try:
+            found = float(text)
+        except ValueError:
+            found = 0.0
+        if not 0.0 < found <= most:
+            self.error(f"{option} {text}: must be a number above 0, at most {most:g}")
+        return found
+
 
 def add_common(add: Add, *, quiet: bool = False, as_json: bool = True) -> None:
     """Add the options that commands have in common."""

@@ -9,6 +9,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from optimizer.campaign.models import accuracy_text, points
 from optimizer.campaign.table import (
     AGAINST,
     Row,
@@ -122,6 +123,7 @@ def summary(state: Mapping[str, Any], tables: Tables, *, times: bool = True) -> 
         yield Text(f"{which}: {said}." if which else f"{said[0].upper()}{said[1:]}.")
     for row in tables.rates:
         yield Text(f"{rate_text(row, axes)}.")
+    yield from _trained(tables.trained)
     if text := makespan_text(tables.results):
         yield Text(f"{text[0].upper()}{text[1:]}.")
     names = [cell_text(row, axes) for row in tables.summary]
@@ -159,6 +161,53 @@ def summary(state: Mapping[str, Any], tables: Tables, *, times: bool = True) -> 
             f"{heading[0].upper()}{heading[1:]}, with the 95 % interval: over "
             "seeds and repetitions where there are several, else that of the study's final comparison.",
         )
+
+
+def _trained(rows: Sequence[Row]) -> Iterator[Block]:
+    """Yield the models that the campaign made: their work, accuracy and latency, and a picture."""
+    if not rows:
+        return
+    for text in filter(None, map(accuracy_text, rows)):
+        yield Text(f"{text}.")
+    columns = headed(
+        "model; seeds|d; million MACs|.4g; best plan, ms|.4g; accuracy before training|.1%; accuracy|.1%; "
+        "95 % from|.1%; to|.1%; beside; points more|+.1f; 95 % from|+.1f; to|+.1f"
+    )
+    known = ("latency_ms", "accuracy_before", "accuracy", "accuracy_low", "accuracy_high", "beside")
+    cells = tuple((r["model"], r["seeds"], r["macs"] / 1e6, *(r[name] for name in known), *points(r)) for r in rows)
+    listed = Table("Models made by this campaign", columns, cells)
+    told = [row for row in rows if row["accuracy"] is not None]
+    if len(told) < 2:
+        yield listed
+        return
+    yield at_two_widths(
+        "accuracy",
+        partial(_accuracy_plot, told),
+        "Accuracy against multiply-accumulates of one inference, with 95 % intervals over seeds.",
+        listed,
+    )
+
+
+def _accuracy_plot(rows: Sequence[Row], width: float = _WIDTH) -> str:
+    height, left = 360.0, 70.0 if width >= _WIDTH else 52.0
+    description = "; ".join(f"{r['model']}: {percent(r['accuracy'], 1)}, {r['macs'] / 1e6:.3g} million" for r in rows)
+    plot = Plot("accuracy", "Accuracy and multiply-accumulates", description, width, height)
+    ends = [(row["accuracy_low"] or row["accuracy"], row["accuracy_high"] or row["accuracy"]) for row in rows]
+    x = around((row["macs"] / 1e6 for row in rows), left, width - 30, zero=True)
+    y = around((100 * end for each in ends for end in each), height - 44, 40)
+    plot.axis_y(y, left, width - 30, "accuracy, %")
+    plot.axis_x(x, height - 44, 40, "million multiply-accumulates")
+    for i, (family, cut) in enumerate(dict.fromkeys((row["family"], bool(row["tucker"])) for row in rows)):
+        line = []
+        for row, (low, high) in zip(rows, ends, strict=True):
+            if (row["family"], bool(row["tucker"])) == (family, cut):
+                at, level = x(row["macs"] / 1e6), y(100 * row["accuracy"])
+                plot.line([(at, y(100 * low)), (at, y(100 * high))], f"series c{i % 5}")
+                plot.mark(at, level, _MARKS[i % 4], f"{row['model']}: {percent(row['accuracy'], 1)}", 5.0)
+                line.append((at, level))
+        plot.line(sorted(line), f"series c{i % 5}", family)
+        plot.text(max(line)[0] - 8, max(line)[1] + 16, f"{family}{', decomposed' * cut}", anchor="end")
+    return plot.svg()
 
 
 def _answer(rows: Sequence[Row]) -> str:

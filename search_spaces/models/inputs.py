@@ -345,18 +345,8 @@ def read_inputs(path: Path, ports: Sequence[Tensor], model: str = "the model") -
     """
     names = [tensor.name for tensor in ports]
     hint = f"{model} reads: {', '.join(map(named_form, ports))}"
-    try:
-        content = read_bounded(path, MAX_NBYTES)
-        with warnings.catch_warnings(action="error"):  # about headers from old versions
-            packed = content[:2] == b"PK"
-            arrays = _unpacked(content, [array_form(t) for t in ports]) if packed else {"": _plain(content)}
-    except OSError as error:
-        raise UsageError(f"{OPTION} {path}: {reason_of(error)}", "give an .npy or .npz file") from None
-    except Exception as error:  # noqa: BLE001 - NumPy and zipfile raise anything for a damaged file
-        text = " ".join(str(error).split())[:200]
-        raise UsageError(
-            f"{OPTION} {path}: cannot be used: {text}", "write the model's inputs with numpy.save or savez"
-        ) from None
+    sizes = [prod(shape) * dtype.itemsize for shape, dtype in map(array_form, ports)]
+    arrays = read_arrays(path, OPTION, len(ports), sum(sizes))
     if set(arrays) == {""} and len(names) == 1:
         arrays = {names[0]: arrays[""]}
     elif set(arrays) == {f"arr_{i}" for i in range(len(names))} and set(arrays) != set(names):
@@ -374,25 +364,48 @@ def read_inputs(path: Path, ports: Sequence[Tensor], model: str = "the model") -
     return [np.asarray(arrays[name], order="C") for name in names]
 
 
+def read_arrays(path: Path, option: str, most: int, nbytes: int) -> dict[str, Array]:
+    """Return the arrays of an ``.npz`` file by their names, or that of an ``.npy`` file by the name "".
+
+    Args:
+        option: that names the file, for errors.
+        most, nbytes: arrays and bytes that it may hold at most.
+
+    Raises:
+        UsageError: the file is missing, damaged or too large.
+    """
+    try:
+        content = read_bounded(path, MAX_NBYTES)
+        with warnings.catch_warnings(action="error"):  # about headers from old versions
+            return _unpacked(content, most, nbytes) if content[:2] == b"PK" else {"": _plain(content)}
+    except OSError as error:
+        raise UsageError(f"{option} {path}: {reason_of(error)}", "give an .npy or .npz file") from None
+    except Exception as error:  # noqa: BLE001 - NumPy and zipfile raise anything for a damaged file
+        text = " ".join(str(error).split())[:200]
+        raise UsageError(
+            f"{option} {path}: cannot be used: {text}", "write its arrays with numpy.save or savez"
+        ) from None
+
+
 def _plain(content: bytes) -> Array:
     """Return the array of an ``.npy`` file; pickled objects are refused."""
     found: Array = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False, max_header_size=_MAX_HEADER)
     return found
 
 
-def _unpacked(content: bytes, forms: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> dict[str, Array]:
-    """Return the arrays of an ``.npz`` file, which may unpack to no more bytes than the model reads."""
-    room = sum(prod(shape) * dtype.itemsize + (_MAX_HEADER << 1) for shape, dtype in forms)
+def _unpacked(content: bytes, most: int, nbytes: int) -> dict[str, Array]:
+    """Return the arrays of an ``.npz`` file, which may unpack to no more bytes than are expected."""
+    room = nbytes + most * (_MAX_HEADER << 1)
     with zipfile.ZipFile(io.BytesIO(content)) as packed:
         entries = packed.infolist()
-        if len(entries) > min(len(forms), _MAX_ARRAYS):
-            raise ValueError(f"it holds {len(entries)} arrays and the model reads {len(forms)}")
+        if len(entries) > min(most, _MAX_ARRAYS):
+            raise ValueError(f"it holds {len(entries)} arrays, more than {min(most, _MAX_ARRAYS)}")
         found = {}
         for entry in entries:
             with packed.open(entry) as file:
                 data = file.read(room + 1)
             room -= len(data)
             if room < 0:
-                raise ValueError("its arrays are larger than the model's inputs")
+                raise ValueError(f"its arrays have more than {nbytes} bytes")
             found[entry.filename.removesuffix(".npy")] = _plain(data)
     return found

@@ -171,6 +171,24 @@ def packing_model(graph: Graph) -> StageModel:
     return StageModel(packing, whole.source, whole.buffers, whole.inputs, whole.outputs, whole.tensors)
 
 
+def with_values(graph: Graph, values: Mapping[int, NDArray[np.float32]]) -> StageModel:
+    """Return the whole model with other values of some constants.
+
+    Args:
+        values: tensor → its values; tensors that share a buffer get those of the last of them.
+
+    Raises:
+        ModelError: the graph has no file behind it.
+    """
+    whole = cut_stage(graph, range(len(graph.operators)))
+    held = {t: int(tensor.buffer) for t, tensor in zip(whole.tensors, whole.schema.subgraphs[0].tensors, strict=True)}
+    made = changed(whole.schema, buffers=list(whole.schema.buffers))
+    for tensor, array in values.items():
+        made.buffers[held[tensor]] = schema.BufferT(data=np.frombuffer(array.tobytes(), np.uint8))
+    taken = {held[tensor] for tensor in values}
+    return replace(whole, schema=made, buffers=tuple(b for b in whole.buffers if b not in taken))
+
+
 def _recipes(source: ModelSource, border: Boundary) -> list[int]:
     """Return the operators of the file, in its order, that compute a stage's constants."""
     found: set[int] = set()

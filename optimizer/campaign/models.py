@@ -1,0 +1,215 @@
+"""Models that a campaign makes: convolutions decomposed, weights trained; each for every seed of its studies."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from optimizer.campaign.file import Campaign, CampaignFile, MadeModel
+from optimizer.campaign.studies import INTERRUPTED, Planned, State, file_of, recipe_digest, run_words
+from optimizer.files import disk_errors, write_atomic
+from search_spaces.core.bounded import read_bounded
+from search_spaces.core.wording import percent
+from search_spaces.models.zoo.names import is_name
+
+if TYPE_CHECKING:
+    from optimizer.campaign.console import ProgressCampaign
+    from optimizer.campaign.run import CampaignRun
+
+FOLDER = "models"
+_MOST_NBYTES = 64 << 20
+
+Row = dict[str, Any]
+
+
+class Record(BaseModel):
+    """What is known of a model that was made.
+
+    Attributes:
+        recipe: digest of all that it was made of.
+        before, after: accuracy before training and after it; None without training.
+        ci95: interval of ``after``, as the inputs kept apart are a sample.
+        kept_apart: inputs that the accuracy is measured by.
+    """
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+    recipe: str
+    macs: int = Field(ge=0)
+    parameters: int = Field(ge=0)
+    before: float | None = None
+    after: float | None = None
+    ci95: tuple[float, float] | None = None
+    kept_apart: int = 0
+
+
+def model_file(folder: Path, name: str, seed: int) -> Path:
+    """Return where a campaign's folder has a model."""
+    return folder / FOLDER / f"{name}-s{seed}.tflite"
+
+
+def read_record(folder: Path, name: str, seed: int) -> Record | None:
+    """Return what is known of a model; None if it was not made, or its record is damaged."""
+    path = model_file(folder, name, seed)
+    try:
+        found = Record.model_validate_json(read_bounded(path.with_suffix(".json"), _MOST_NBYTES))
+    except (OSError, ValidationError):
+        return None
+    return found if path.is_file() else None
+
+
+def make_models(run: CampaignRun, waiting: Sequence[State], watcher: ProgressCampaign) -> list[State]:
+    """Make the models that are missing; return the states of studies that have theirs, and end the others.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted; models that are made are kept.
+        RunFolderError: the folder cannot be written.
+    """
+    failed: dict[tuple[str, int], tuple[int, str]] = {}
+    ready = []
+    for state in waiting:
+        keys = [(name, int(state.planned.axes["seed"])) for name in run.file.content.bases(state.planned.axes["model"])]
+        for name, seed in reversed(keys):
+            digest = recipe_digest(run.file, name, seed)
+            known = read_record(run.folder, name, seed)
+            if (name, seed) in failed or any(key in failed for key in keys) or (known and known.recipe == digest):
+                continue
+            watcher.measured(0, f"making {name}, seed {seed}")
+            code, error = _make(run, name, seed, digest)
+            if code in INTERRUPTED:
+                raise KeyboardInterrupt
+            if code:
+                failed[name, seed] = code, f"{name} cannot be made: {error}"
+        if why := next((failed[key] for key in keys if key in failed), None):
+            state.end(*why)
+            watcher.ended(state)
+        else:
+            ready.append(state)
+    return ready
+
+
+def _make(run: CampaignRun, name: str, seed: int, digest: str) -> tuple[int, str]:
+    """Make a model and write its record; return the exit code, and why it failed."""
+    recipe, out = run.file.content.models[name], model_file(run.folder, name, seed)
+    with disk_errors(out.parent):
+        out.parent.mkdir(exist_ok=True)
+        out.with_suffix(".json").unlink(missing_ok=True)
+    base, known = _base(run, recipe, seed), dict[str, Any]()
+    for words, made in _commands(run.file, recipe, base, seed, out):
+        with TemporaryFile() as output:
+            code, error = run_words([*words, "--out", str(made)], output=output)
+            if code:
+                return code, error
+            output.seek(0)
+            known |= json.loads(output.read(_MOST_NBYTES))
+        base = str(made)
+    macs, parameters = known["macs"], known["parameters"]  # of a rewrite before and after it
+    accuracy, data = known.get("accuracy", {}), known.get("data", {})
+    record = Record(
+        recipe=digest,
+        macs=macs["after"] if isinstance(macs, dict) else macs,
+        parameters=parameters["after"] if isinstance(parameters, dict) else parameters,
+        kept_apart=data.get("kept_apart", 0),
+        **accuracy,
+    )
+    write_atomic(out.with_suffix(".json"), record.model_dump_json(indent=1).encode())
+    return 0, ""
+
+
+def _base(run: CampaignRun, recipe: MadeModel, seed: int) -> str:
+    if recipe.model in run.file.content.models:
+        return str(model_file(run.folder, recipe.model, seed))
+    return str(file_of(run.file, recipe.model) or recipe.model)
+
+
+def _commands(
+    file: CampaignFile, recipe: MadeModel, base: str, seed: int, out: Path
+) -> Iterator[tuple[Sequence[str], Path]]:
+    """Yield the commands that make a model, and the file that each writes."""
+    if recipe.tucker is not None:
+        made = out.with_suffix(".tucker.tflite") if recipe.data else out
+        yield ("rewrite", base, "--tucker", recipe.tucker), made
+        base = str(made)
+    if recipe.data is not None:
+        how = {"epochs": recipe.epochs, "rate": recipe.rate, "share": recipe.share, "seed": seed}
+        words = [word for name, value in how.items() for word in (f"--{name}", f"{value:g}")]
+        data = str(file_of(file, recipe.data) or recipe.data)
+        yield ("train", base, "--quiet", "--data", data, *words), out
+
+
+def used_model(folder: Path, planned: Planned, models: Mapping[str, MadeModel]) -> str | None:
+    """Return the file of a study's model where the campaign has made it."""
+    name, seed = planned.axes["model"], planned.axes["seed"]
+    path = model_file(folder, name, seed) if name in models else None
+    return str(path) if path is not None and path.is_file() else None
+
+
+def trained_rows(folder: Path, campaign: Campaign, results: Sequence[Row]) -> list[Row]:
+    """Return a row for each model that the campaign made and that studies use: the mean over its seeds."""
+    best = [row for row in results if row["plan"] == "best"]
+    seeds = {name: sorted({row["seed"] for row in best if row["model"] == name}) for name in campaign.models}
+    known = {name: {s: r for s in found if (r := read_record(folder, name, s))} for name, found in seeds.items()}
+    rows = []
+    for name, records in known.items():
+        if not records:
+            continue
+        each, recipe = list(records.values()), campaign.models[name]
+        latencies = [row["latency_ms"] for row in best if row["model"] == name and row["latency_ms"]]
+        other = known.get(recipe.beside or "", {})
+        pairs = [(record.after, other[seed].after) for seed, record in records.items() if seed in other]
+        less = [mine - theirs for mine, theirs in pairs if mine is not None and theirs is not None]
+        after = [record.after for record in each if record.after is not None]
+        alone = each[0].ci95 if len(after) == 1 else None
+        before = [record.before for record in each if record.before is not None]
+        rows.append(
+            {"model": name, "family": _family(campaign, name), "tucker": recipe.tucker, "seeds": len(records)}
+            | {"macs": round(statistics.mean(r.macs for r in each)), "parameters": each[0].parameters}
+            | {"latency_ms": statistics.median(latencies) if latencies else None}
+            | {"accuracy_before": statistics.mean(before) if before else None}
+            | _mean("accuracy", after, alone)
+            | {"beside": recipe.beside}
+            | _mean("difference", less)
+        )
+    return rows
+
+
+def _family(campaign: Campaign, name: str) -> str:
+    """Return the name of the network that a model is made of, without its width and size."""
+    root = campaign.models[campaign.bases(name)[-1]].model
+    return root.partition("@")[0].partition("/")[0] if is_name(root) else root
+
+
+def _mean(name: str, values: Sequence[float], alone: tuple[float, float] | None = None) -> Row:
+    """Return the mean and its 95 % interval by Student's t; of a single value, the interval that is given."""
+    low, high = alone or (None, None)
+    if len(values) > 1:
+        from scipy.stats import t
+
+        mean = statistics.mean(values)
+        half = float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+        low, high = mean - half, mean + half
+    return {name: statistics.mean(values) if values else None, f"{name}_low": low, f"{name}_high": high}
+
+
+def points(row: Row) -> tuple[float | None, ...]:
+    """Return the difference of accuracies in percentage points, with the ends of its interval."""
+    ends = (row[f"difference{end}"] for end in ("", "_low", "_high"))
+    return tuple(None if end is None else 100.0 * end for end in ends)
+
+
+def accuracy_text(row: Row) -> str:
+    """Return how a model's accuracy compares with the one beside it, in a sentence; "" where there is none."""
+    more, low, high = points(row)
+    if more is None:
+        return ""
+    interval = "" if low is None else f" [{low:+.1f}, {high:+.1f}]"
+    return (
+        f"{row['model']}: accuracy {percent(row['accuracy'], 1)} with {row['macs'] / 1e6:.3g} million MACs, "
+        f"{more:+.1f} points{interval} beside {row['beside']}"
+    )
