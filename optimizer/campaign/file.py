@@ -378,6 +378,8 @@ def _kind(value: Mapping[str, Any]) -> str:
     """Return the values that a key may have, in words."""
     if "$ref" in value:
         return f"a mapping, see `{_HEADINGS[value['$ref'].rpartition('/')[2]].rpartition(' ')[2]}`"
+    if "additionalProperties" in value:
+        return f"names, and for each {_kind(value['additionalProperties'])}"
     if "enum" in value:
         return " or ".join(f"`{v}`" for v in value["enum"])
     if "const" in value:
