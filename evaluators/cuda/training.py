@@ -10,7 +10,7 @@ import json
 import select
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from math import ceil, isfinite
 from pathlib import Path
@@ -31,7 +31,7 @@ from search_spaces.models.litert import read_model
 _BATCH = 32
 _SILENT_S = 1800.0  # longest time without a word from the process, which says a line after each epoch
 _TRAINED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
-_REQUEST, _DATA, _WEIGHTS = "request.json", "data.npz", "weights.npz"
+_REQUEST, _DATA, _WEIGHTS, _BY = "request.json", "data.npz", "weights.npz", "by"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ def check_trainable(graph: Graph) -> None:
 
 def train(
     graph: Graph, data: Labelled, how: Training, told: Callable[[str], None] = lambda _: None
-) -> dict[int, NDArray[np.float32]]:
-    """Return tensor → its values after training.
+) -> tuple[dict[int, NDArray[np.float32]], str]:
+    """Return tensor → its values after training, and what trained it, for example ``PyTorch 2.14 on the CPU``.
 
     Args:
         data: in the shape that the network reads.
@@ -89,19 +89,23 @@ def train(
         (folder / _REQUEST).write_text(json.dumps(request))
         np.savez(folder / _DATA, inputs=data.inputs, labels=data.labels)
         with (folder / "log").open("w+b") as log:
-            process = subprocess.Popen(own_process(__name__, name), stdout=subprocess.PIPE, stderr=log, bufsize=0)
-            try:
-                _listen(process, told)
-                code = process.wait(_SILENT_S)
-            finally:
-                process.kill()
-                process.wait()
+            command = own_process(__name__, name)
+            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, bufsize=0) as process:
+                try:
+                    _listen(process, told)
+                    code = process.wait(_SILENT_S)
+                except subprocess.TimeoutExpired as error:
+                    process.kill()
+                    raise UnavailableError(f"training did not end within {_SILENT_S:.0f} s of its last word") from error
+                except BaseException:
+                    process.kill()
+                    raise
             if code:
                 log.seek(0)
                 said = log.read().decode(errors="replace").strip().splitlines()
                 raise UnavailableError(f"{graph.name!r}: training failed: {(said or [f'exit code {code}'])[-1]}")
         with np.load(folder / _WEIGHTS, allow_pickle=False) as found:
-            return {int(tensor): found[tensor] for tensor in found}
+            return {int(t): found[t] for t in found if t != _BY}, str(found[_BY])
 
 
 def _listen(process: subprocess.Popen[bytes], told: Callable[[str], None]) -> None:
@@ -183,9 +187,8 @@ def main() -> int:
             raise SystemExit("the loss is not finite: take a smaller learning rate")
         sys.stdout.write(f"epoch {epoch + 1} of {request['epochs']}: loss {total / len(labels):.4f}\n")
         sys.stdout.flush()
-    _save(folder / _WEIGHTS, tensors, parameters)
+    name = torch.cuda.get_device_name() if device == "cuda" else "the CPU"
+    values: dict[str, Any] = {str(t): p.detach().cpu().numpy() for t, p in zip(tensors, parameters, strict=True)}
+    values[_BY] = np.array(f"PyTorch {torch.__version__} on {name}")
+    np.savez(folder / _WEIGHTS, **values)
     return 0
-
-
-def _save(path: Path, tensors: Sequence[int], parameters: Sequence[Any]) -> None:
-    np.savez(path, **{str(t): p.detach().cpu().numpy() for t, p in zip(tensors, parameters, strict=True)})

@@ -45,6 +45,7 @@ class ProgressCampaign:
     def __init__(self, studies: int, *, quiet: bool) -> None:
         self._console = make_console(stderr=True)
         self._quiet = quiet
+        self._told = set[str]()
         self._progress = progress_bar(self._console, "{task.fields[unit]}", TimeElapsedColumn(), quiet=quiet)
         self._studies = self._progress.add_task("campaign", total=studies, unit="studies")
         self._trials = self._progress.add_task("", total=0, unit="trials", visible=False)
@@ -73,7 +74,9 @@ class ProgressCampaign:
         """Show that a study has ended, or was finished before."""
         self._progress.advance(self._studies)
         if state.status == "failed":
-            self.note(f"optimize: {state.planned.name}: {state.error}")
+            if state.error not in self._told:  # the summary lists all
+                self.note(f"optimize: {state.planned.name}: {state.error}")
+            self._told.add(state.error)
         elif not self._quiet and not self._console.is_terminal:
             took = f"{state.wall_s:.0f} s" if state.wall_s else "finished earlier"
             self.note(f"{state.planned.name}: {took}")

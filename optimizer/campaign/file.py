@@ -268,7 +268,7 @@ class Campaign(Part):
         above = set[str]()
         for name, made in value.items():
             if not _NAME.fullmatch(name) or name.endswith(".tflite"):
-                raise wrong(unsafe_name(name, 61), key=name)
+                raise wrong(f"the name of model {name!r} {unsafe_name(name, 61)}", key=name)
             if made.model in value and made.model not in above:
                 raise wrong(
                     f"model {made.model!r} is not above {name!r}", "list models after what they are made of", name

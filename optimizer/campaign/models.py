@@ -16,7 +16,7 @@ from optimizer.campaign.file import Campaign, CampaignFile, MadeModel
 from optimizer.campaign.studies import INTERRUPTED, Planned, State, file_of, recipe_digest, run_words
 from optimizer.files import disk_errors, write_atomic
 from search_spaces.core.bounded import read_bounded
-from search_spaces.core.wording import percent
+from search_spaces.core.wording import plural
 from search_spaces.models.zoo.names import is_name
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Record(BaseModel):
         before, after: accuracy before training and after it; None without training.
         ci95: interval of ``after``, as the inputs kept apart are a sample.
         kept_apart: inputs that the accuracy is measured by.
+        trained_by: the library and the device that trained it; "" without training.
     """
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
@@ -47,6 +48,7 @@ class Record(BaseModel):
     after: float | None = None
     ci95: tuple[float, float] | None = None
     kept_apart: int = 0
+    trained_by: str = ""
 
 
 def model_file(folder: Path, name: str, seed: int) -> Path:
@@ -116,6 +118,7 @@ def _make(run: CampaignRun, name: str, seed: int, digest: str) -> tuple[int, str
         macs=macs["after"] if isinstance(macs, dict) else macs,
         parameters=parameters["after"] if isinstance(parameters, dict) else parameters,
         kept_apart=data.get("kept_apart", 0),
+        trained_by=known.get("trained_by", ""),
         **accuracy,
     )
     write_atomic(out.with_suffix(".json"), record.model_dump_json(indent=1).encode())
@@ -170,6 +173,7 @@ def trained_rows(folder: Path, campaign: Campaign, results: Sequence[Row]) -> li
         rows.append(
             {"model": name, "family": _family(campaign, name), "tucker": recipe.tucker, "seeds": len(records)}
             | {"macs": round(statistics.mean(r.macs for r in each)), "parameters": each[0].parameters}
+            | {"trained_by": ", ".join(sorted({record.trained_by for record in each}))}
             | {"latency_ms": statistics.median(latencies) if latencies else None}
             | {"accuracy_before": statistics.mean(before) if before else None}
             | _mean("accuracy", after, alone)
@@ -193,23 +197,29 @@ def _mean(name: str, values: Sequence[float], alone: tuple[float, float] | None 
 
         mean = statistics.mean(values)
         half = float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
-        low, high = mean - half, mean + half
+        low, high = max(mean - half, -1.0), min(mean + half, 1.0)
     return {name: statistics.mean(values) if values else None, f"{name}_low": low, f"{name}_high": high}
 
 
-def points(row: Row) -> tuple[float | None, ...]:
-    """Return the difference of accuracies in percentage points, with the ends of its interval."""
-    ends = (row[f"difference{end}"] for end in ("", "_low", "_high"))
-    return tuple(None if end is None else 100.0 * end for end in ends)
-
-
-def accuracy_text(row: Row) -> str:
-    """Return how a model's accuracy compares with the one beside it, in a sentence; "" where there is none."""
-    more, low, high = points(row)
-    if more is None:
+def share_text(row: Row, name: str) -> str:
+    """Return a share of a row in per cent, or a difference in points, with its interval; "" where there is none."""
+    values, sign = [row[name], row[f"{name}_low"], row[f"{name}_high"]], "+" if name == "difference" else ""
+    shown = [f"{round(100.0 * v, 1) + 0.0:{sign}.1f}".replace("-", "−") for v in values if v is not None]
+    if not shown:
         return ""
-    interval = "" if low is None else f" [{low:+.1f}, {high:+.1f}]"
+    return shown[0] + (f" [{shown[1]}, {shown[2]}]" if len(shown) == 3 else "")
+
+
+def accuracy_text(rows: Sequence[Row]) -> str:
+    """Return how many models are less accurate than those beside them, in a sentence; "" where none were compared."""
+    compared = [row for row in rows if row["difference_low"] is not None]
+    less, more = (
+        sum(row["difference_high"] < 0.0 for row in compared),
+        sum(row["difference_low"] > 0.0 for row in compared),
+    )
+    if not compared:
+        return ""
     return (
-        f"{row['model']}: accuracy {percent(row['accuracy'], 1)} with {row['macs'] / 1e6:.3g} million MACs, "
-        f"{more:+.1f} points{interval} beside {row['beside']}"
+        f"Of {plural(len(compared), 'model')} beside another one over several seeds, {less} "
+        f"{'is' if less == 1 else 'are'} significantly less accurate, {more or 'none'} more."
     )

@@ -38,8 +38,10 @@ from search_spaces.core.wording import did_you_mean
 from search_spaces.core.workload import is_workload, names_file, workload_of
 from search_spaces.core.yaml_file import Loc
 from search_spaces.models.files import file_digest
+from search_spaces.models.labelled import MNIST
 from search_spaces.models.plugin import model_names
 from search_spaces.models.zoo.names import is_name, nearest, parse_name
+from search_spaces.rewrites.tucker_ranks import parse_rule
 from search_spaces.spaces.registry import parse_freedoms
 
 MOST_STUDIES = 10_000
@@ -144,6 +146,7 @@ def plan_studies(file: CampaignFile) -> list[Planned]:
     """
     campaign = file.content
     _check_plans(file)
+    _check_models(file)
     cells = list(_matrix(file))
     for index, cell in enumerate(campaign.include):
         first = {axis: getattr(campaign.matrix, axis)[0] for axis in AXES}
@@ -361,6 +364,26 @@ def _check_plans(file: CampaignFile) -> None:
         if not (name == "best" or name.startswith(OWN) or is_baseline(name)):
             hint = did_you_mean(name, _EXAMPLES, f"there are: {', '.join(_EXAMPLES)}", cutoff=0.4, quoted=True)
             raise file.error(loc, f"unknown baseline {name!r}", hint)
+
+
+def _check_models(file: CampaignFile) -> None:
+    """Raise if a model cannot be made, or no study uses it."""
+    campaign = file.content
+    named = (*campaign.matrix.model, *(cell.model for cell in campaign.include if cell.model is not None))
+    used = {base for name in named for base in campaign.bases(name)}
+    for name, made in campaign.models.items():
+        if name not in used:
+            raise file.error(("models", name), f"no study uses the model {name!r}", "add it to matrix.model")
+        try:
+            if made.tucker is not None:
+                parse_rule(made.tucker)
+            if made.model not in campaign.models:
+                _check_model(str(file_of(file, made.model) or made.model))
+        except OptimizeError as error:
+            raise file.error(("models", name), error.what.removeprefix("--"), error.hint) from error
+        if made.data is not None and made.data != MNIST and file_of(file, made.data) is None:
+            hint = f"give an .npz file relative to the campaign's, or {MNIST}"
+            raise file.error(("models", name, "data"), f"there are no data {made.data!r}", hint)
 
 
 def _check_names(file: CampaignFile, found: list[Planned]) -> None:

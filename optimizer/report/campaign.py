@@ -9,7 +9,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from optimizer.campaign.models import accuracy_text, points
+from optimizer.campaign.models import accuracy_text, share_text
 from optimizer.campaign.table import (
     AGAINST,
     Row,
@@ -65,6 +65,7 @@ _INDICATORS = {
 }
 _ROW = 22.0
 _MARKS = ("search", "baseline", "model", "above")
+_OF_LINES = ("baseline", "model", "search", "above")  # marks in the colours of lines
 
 
 def campaign_document(folder: Path) -> Document:
@@ -167,46 +168,43 @@ def _trained(rows: Sequence[Row]) -> Iterator[Block]:
     """Yield the models that the campaign made: their work, accuracy and latency, and a picture."""
     if not rows:
         return
-    for text in filter(None, map(accuracy_text, rows)):
-        yield Text(f"{text}.")
+    if text := accuracy_text(rows):
+        yield Text(text)
     columns = headed(
-        "model; seeds|d; million MACs|.4g; best plan, ms|.4g; accuracy before training|.1%; accuracy|.1%; "
-        "95 % from|.1%; to|.1%; beside; points more|+.1f; 95 % from|+.1f; to|+.1f"
+        "model; seeds|d; million MACs|.4g; best plan, ms|.4g; before training|.1%; accuracy, %; beside; points"
     )
-    known = ("latency_ms", "accuracy_before", "accuracy", "accuracy_low", "accuracy_high", "beside")
-    cells = tuple((r["model"], r["seeds"], r["macs"] / 1e6, *(r[name] for name in known), *points(r)) for r in rows)
-    listed = Table("Models made by this campaign", columns, cells)
-    told = [row for row in rows if row["accuracy"] is not None]
-    if len(told) < 2:
-        yield listed
-        return
-    yield at_two_widths(
-        "accuracy",
-        partial(_accuracy_plot, told),
-        "Accuracy against multiply-accumulates of one inference, with 95 % intervals over seeds.",
-        listed,
-    )
+    known = ("latency_ms", "accuracy_before", "accuracy", "beside", "difference")
+    told = ({**r, "accuracy": share_text(r, "accuracy"), "difference": share_text(r, "difference")} for r in rows)
+    cells = tuple((r["model"], r["seeds"], r["macs"] / 1e6, *(r[name] for name in known)) for r in told)
+    yield Table("Models made by this campaign", columns, cells)
+    if len(drawn := [row for row in rows if row["accuracy"] is not None]) > 1:
+        text = (
+            "Accuracy on inputs kept apart, against work relative to the family's largest model, with 95 % intervals."
+        )
+        yield at_two_widths("accuracy", partial(_accuracy_plot, drawn), text)
 
 
 def _accuracy_plot(rows: Sequence[Row], width: float = _WIDTH) -> str:
-    height, left = 360.0, 70.0 if width >= _WIDTH else 52.0
+    height, left = 380.0, 70.0 if width >= _WIDTH else 52.0
     description = "; ".join(f"{r['model']}: {percent(r['accuracy'], 1)}, {r['macs'] / 1e6:.3g} million" for r in rows)
     plot = Plot("accuracy", "Accuracy and multiply-accumulates", description, width, height)
-    ends = [(row["accuracy_low"] or row["accuracy"], row["accuracy_high"] or row["accuracy"]) for row in rows]
-    x = around((row["macs"] / 1e6 for row in rows), left, width - 30, zero=True)
-    y = around((100 * end for each in ends for end in each), height - 44, 40)
+    x = Scale(0.0, 105.0, left, width - 30)
+    y = around((100 * row["accuracy"] for row in rows), height - 44, 60, margin=0.08)
     plot.axis_y(y, left, width - 30, "accuracy, %")
-    plot.axis_x(x, height - 44, 40, "million multiply-accumulates")
-    for i, (family, cut) in enumerate(dict.fromkeys((row["family"], bool(row["tucker"])) for row in rows)):
-        line = []
-        for row, (low, high) in zip(rows, ends, strict=True):
-            if (row["family"], bool(row["tucker"])) == (family, cut):
-                at, level = x(row["macs"] / 1e6), y(100 * row["accuracy"])
-                plot.line([(at, y(100 * low)), (at, y(100 * high))], f"series c{i % 5}")
-                plot.mark(at, level, _MARKS[i % 4], f"{row['model']}: {percent(row['accuracy'], 1)}", 5.0)
-                line.append((at, level))
-        plot.line(sorted(line), f"series c{i % 5}", family)
-        plot.text(max(line)[0] - 8, max(line)[1] + 16, f"{family}{', decomposed' * cut}", anchor="end")
+    plot.axis_x(x, height - 44, 60, "multiply-accumulates, % of the family's largest model")
+    lines = list(dict.fromkeys((row["family"], bool(row["tucker"])) for row in rows))
+    for i, line in enumerate(lines):
+        largest = max(row["macs"] for row in rows if row["family"] == line[0])
+        points = []
+        for row in (row for row in rows if (row["family"], bool(row["tucker"])) == line):
+            at, level = x(100 * row["macs"] / largest), y(100 * row["accuracy"])
+            ends = (100 * (row[f"accuracy_{end}"] or row["accuracy"]) for end in ("low", "high"))
+            plot.line([(at, y(max(y.low, min(y.high, end)))) for end in ends], f"series c{i % 4}")
+            plot.mark(at, level, _OF_LINES[i % 4], f"{row['model']}: {percent(row['accuracy'], 1)}", 5.0)
+            points.append((at, level))
+        plot.line(sorted(points), f"series c{i % 4}", line[0])
+    names = [f"{family}{', decomposed' * cut}" for family, cut in lines]
+    plot.legend(8, 18, [(_OF_LINES[i % 4], name) for i, name in enumerate(names)])
     return plot.svg()
 
 

@@ -34,6 +34,7 @@ class Trained:
     Attributes:
         before, after: shares of the inputs kept apart whose class the model tells, before training and after it.
         inputs: how many were trained on, and how many kept apart.
+        by: what trained it.
     """
 
     graph: Graph
@@ -43,6 +44,7 @@ class Trained:
     before: float
     after: float
     inputs: tuple[int, int]
+    by: str
 
     def interval(self) -> tuple[float, float]:
         """Return the 95 % interval of the accuracy after training (Wilson's): as many inputs are a sample."""
@@ -64,6 +66,7 @@ class Trained:
             "rate": self.how.rate,
             "seed": self.how.seed,
             "drawn_anew": self.how.anew,
+            "trained_by": self.by,
             "accuracy": {"before": self.before, "after": self.after, "ci95": self.interval()},
             "provenance": provenance(),
         }
@@ -72,7 +75,8 @@ class Trained:
         """Return the text for a terminal."""
         low, high = (percent(end, 1) for end in self.interval())
         return (
-            f"{self.graph.name}: {plural(self.how.epochs, 'epoch')} of {self.inputs[0]} inputs of {self.data}\n"
+            f"{self.graph.name}: {plural(self.how.epochs, 'epoch')} of {self.inputs[0]} inputs of {self.data}, "
+            f"by {self.by}\n"
             f"accuracy on the other {self.inputs[1]}, by LiteRT: {percent(self.before, 1)} before, "
             f"{percent(self.after, 1)} after [{low}, {high}]\n"
             f"the model is in {self.out}"
@@ -105,9 +109,10 @@ def train_model(
         raise UsageError(f"--data {data}: has {known.labels.max() + 1} classes, and {model} tells {classes}")
     before = accuracy(graph, other)
     how = Training(epochs, rate, seed, is_name(model))
-    with_values(graph, train(graph, first, how, told)).write(out)
+    values, by = train(graph, first, how, told)
+    with_values(graph, values).write(out)
     after = accuracy(load(str(out)), other)
-    return Trained(graph, out, data, how, before, after, (len(first.labels), len(other.labels)))
+    return Trained(graph, out, data, how, before, after, (len(first.labels), len(other.labels)), by)
 
 
 def accuracy(graph: Graph, data: Labelled) -> float:

@@ -77,6 +77,7 @@ CHEAPER = {
     ),
     "optimize rewrite --help": "optimize models",
     "optimize pretrain --help": "optimize models",
+    "optimize train --help": "optimize models",
     "optimize run FILE.yaml": "optimize run small.yaml",
     "optimize run FILE --allow-code": "optimize run small.yaml --dry-run --allow-code",
     "optimize run FILE.yaml --dry-run": "optimize run small.yaml --dry-run",
@@ -86,7 +87,7 @@ CHEAPER = {
     "optimize run experiments/quickstart.yaml": "optimize run experiments/quickstart.yaml --dry-run",
     **{
         f"optimize run experiments/{name}.yaml": f"optimize run experiments/{name}.yaml --dry-run"
-        for name in ("five_samplers", "seed_001_xavier", "seed_002_codl")
+        for name in ("five_samplers", "seed_001_accuracy", "seed_001_xavier", "seed_002_codl")
     },
 }
 NOT_RUN = {

@@ -1,0 +1,106 @@
+"""Models that a campaign makes: once for each seed, again if their recipe changes, and told apart in its tables."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer.campaign.file import Campaign
+from optimizer.campaign.models import Record, model_file, read_record, trained_rows
+from optimizer.campaign.studies import run_words
+from optimizer.cli import main
+from tests.support.campaign_files import written
+from tests.support.sentences import says
+
+TEXT = """
+name: x
+models:
+  half: {model: squeezenet1_1@0.25/64+spectrum, tucker: "ratio:0.5", beside: quarter}
+  quarter: {model: squeezenet1_1@0.25/64+spectrum, tucker: "ratio:0.25"}
+matrix: {model: [half, quarter], processors: cpu0, allow: cuts, budget: 1, seed: [0, 1]}
+"""
+
+
+def run(path: Path, out: Path) -> int:
+    return main(["run", str(path), "--out", str(out), "--quiet"])
+
+
+def test_a_campaign_makes_its_models_once_and_measures_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = written(tmp_path, TEXT), tmp_path / "out"
+    assert run(path, out) == 0
+    assert "Models made by this campaign" in capsys.readouterr().out
+    for name in ("half", "quarter"):
+        for seed in (0, 1):
+            record = read_record(out, name, seed)
+            assert record is not None
+            assert record.after is None
+            result = next(out.glob(f"{name}-s{seed}-*/result.json"))
+            assert json.loads(result.read_text())["model"]["name"] == f"{name}-s{seed}"
+    rows = list(csv.DictReader((out / "trained.csv").read_text().splitlines()))
+    assert [(row["model"], row["seeds"], row["family"]) for row in rows] == [
+        ("half", "2", "squeezenet1_1"),
+        ("quarter", "2", "squeezenet1_1"),
+    ]
+    assert int(rows[0]["macs"]) > int(rows[1]["macs"])
+    made: list[str] = []
+
+    def counting(words: Sequence[str], **more: Any) -> tuple[int, str]:
+        made.append(words[-1])
+        return run_words(words, **more)
+
+    monkeypatch.setattr("optimizer.campaign.models.run_words", counting)
+    assert run(path, out) == 0
+    assert made == []
+    assert run(written(tmp_path, TEXT.replace('0.25"', '0.3"')), out) == 0
+    assert sorted(Path(name).name for name in made) == ["quarter-s0.tflite", "quarter-s1.tflite"]
+
+
+def test_a_model_that_cannot_be_made_ends_its_studies_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = TEXT.replace("ratio:0.5", "given")
+    assert run(written(tmp_path, text), tmp_path / "out") == 2
+    state = json.loads((tmp_path / "out" / "campaign.json").read_text())
+    assert [study["status"] for study in state["studies"]] == ["failed", "failed", "done", "done"]
+    _, err = capsys.readouterr()
+    assert err.count("half") == 2  # in one line: the study, and its model
+    says(next(line for line in err.splitlines() if "half" in line))
+
+
+def test_a_damaged_record_is_no_record(tmp_path: Path) -> None:
+    path = model_file(tmp_path, "a", 0)
+    path.parent.mkdir()
+    path.touch()
+    for content in ("", "{}", '{"recipe": "x", "macs": -1, "parameters": 1}', "[" * 10_000):
+        path.with_suffix(".json").write_text(content)
+        assert read_record(tmp_path, "a", 0) is None
+
+
+def test_accuracies_are_compared_seed_by_seed(tmp_path: Path) -> None:
+    accuracies = {"a": (0.9, 0.8, 0.85), "b": (0.95, 0.85, 0.9)}
+    for name, each in accuracies.items():
+        for seed, after in enumerate(each):
+            path = model_file(tmp_path, name, seed)
+            path.parent.mkdir(exist_ok=True)
+            path.touch()
+            record = Record(recipe="x", macs=10, parameters=1, before=0.1, after=after, ci95=(0.0, 1.0), kept_apart=9)
+            path.with_suffix(".json").write_text(record.model_dump_json())
+    part: dict[str, Any] = {"model": "vgg16", "data": "mnist_5k"}
+    named = {"a": part | {"beside": "b"}, "b": part}
+    campaign = Campaign.model_validate({"name": "x", "matrix": {"model": ["a", "b"]}, "models": named})
+    results = [
+        {"plan": "best", "model": name, "seed": seed, "latency_ms": 1.0 + seed} for name in "ab" for seed in range(3)
+    ]
+    first, second = trained_rows(tmp_path, campaign, results)
+    assert first["accuracy"] == pytest.approx(0.85)
+    assert first["difference"] == pytest.approx(-0.05)
+    assert first["difference_high"] == pytest.approx(-0.05)
+    assert first["latency_ms"] == 2.0
+    assert first["accuracy_low"] == pytest.approx(0.85 - 4.3027 * 0.05 / 3**0.5, abs=1e-4)
+    assert second["difference"] is None
+    assert second["family"] == "vgg16"
