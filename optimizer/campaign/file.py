@@ -187,6 +187,7 @@ class Expectation(Part):
         paper: the published value; null where none was published.
         tolerance: relative difference up to which ours counts as equal.
         fitted: whether the profile that predicts ours was fitted to this figure, so that agreement says nothing.
+        left_out: relative error of our figure where the profile is fitted without this one, so far as that is known.
         source: where ``paper`` was published.
     """
 
@@ -198,12 +199,15 @@ class Expectation(Part):
     paper: Number | None = Field(default=None, ge=1e-9, le=1e12)
     tolerance: Number = Field(default=0.1, ge=0)
     fitted: bool = False
+    left_out: Number | None = None
     source: str = ""
 
     @model_validator(mode="after")
     def _named(self) -> Self:
         if self.paper and not self.source.strip():
             raise ValueError("a published figure needs its source")
+        if self.left_out is not None and not self.fitted:
+            raise wrong("left_out is of a figure that the profile was fitted to", "add 'fitted: true'", "left_out")
         if self.metric == "ratio" and self.over is None:
             raise wrong("a ratio needs a plan to compare with", "add 'over'")
         if self.metric != "ratio" and self.over is not None:

@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -644,7 +645,7 @@ def _expected(expected: Expectation, results: Sequence[Row]) -> Row:
     ratio = ours / expected.paper if ours is not None and expected.paper else None
     judged = ratio is not None and "fitted" not in known
     return {
-        **{name: getattr(expected, name) for name in ("name", "metric", "plan", "over", "paper")},
+        **{name: getattr(expected, name) for name in ("name", "metric", "plan", "over", "paper", "left_out")},
         "ours": ours,
         "ours_low": low,
         "ours_high": high,
@@ -656,7 +657,25 @@ def _expected(expected: Expectation, results: Sequence[Row]) -> Row:
         "tolerance": expected.tolerance,
         "within": abs(ratio - 1.0) <= expected.tolerance if ratio is not None and judged else None,
         "source": expected.source,
+        "fit": "; ".join(
+            filter(None, (fit_text(name) for name in dict.fromkeys(r["platform"] for r in rows if r["predicted"])))
+        ),
     }
+
+
+@cache
+def fit_text(platform: str | None) -> str:
+    """Return what the profile of a platform was fitted to, in a sentence; "" where it does not say so."""
+    try:
+        found = find_profile(str(platform))
+    except OptimizeError:
+        found = None
+    fitted_to = found[0].provenance.get("fitted_to") if found else None
+    if found is None or not fitted_to:
+        return ""
+    errors = [f"{percent(e['median'])} ({what})" for what, e in found[0].errors.items() if "median" in e]
+    left_out = f"; median errors when left out: {', '.join(errors)}" if errors else ""
+    return f"profile {found[0].name} is fitted to {fitted_to}{left_out}"
 
 
 _Range = tuple[float, float | None, float | None]  # a figure, and its interval where it has one

@@ -240,8 +240,8 @@ def published(tables: Tables) -> Iterator[Block]:
     if any(row["paper"] for row in tables.expected):
         yield Text("Other machines give other times, so compare ratios, not milliseconds.")
     yield Text("From, to: the 95 % interval of one study, or the least and the most of several.", "note")
-    columns = headed("what; paper|.4g; ours|.4g; from|.4g; to|.4g; ours / paper|.3f; ours is; remark; source")
-    values = itemgetter("name", "paper", "ours", "ours_low", "ours_high", "ratio", "known")
+    head = "what; paper|.4g; ours|.4g; from|.4g; to|.4g; ours / paper|.3f; ours is; left out|+.0%; remark; source"
+    values = itemgetter("name", "paper", "ours", "ours_low", "ours_high", "ratio", "known", "left_out")
     rows = []
     for row in tables.expected:
         near = f"{'' if row['within'] else 'not '}within {percent(row['tolerance'])}"
@@ -251,9 +251,15 @@ def published(tables: Tables) -> Iterator[Block]:
         of = f"median of {row['studies']} studies" if row["studies"] > 1 else ""
         found = "; ".join(filter(None, (of, remark, "" if row["in_final"] else "not in the final")))
         rows.append((*values(row), found, row["source"]))
-    yield Table(PUBLISHED, columns, tuple(rows))
+    yield Table(PUBLISHED, headed(head), tuple(rows))
+    for fit in filter(None, dict.fromkeys(row["fit"] for row in tables.expected)):
+        yield Text(f"{fit[0].upper()}{fit[1:]}.", "note")
     if any(row["known"] == "fitted" for row in tables.expected):
-        yield Text("Fitted: the profile was fitted to the published figure, so that it does not predict it.", "note")
+        yield Text(
+            "Fitted: the profile was fitted to the published figure, so that it does not predict it. Left out: how far "
+            "ours is off if the profile is fitted without it.",
+            "note",
+        )
 
 
 def _may_be_within(row: Row) -> bool:

@@ -260,7 +260,7 @@ ALL = list(commands())
 OURS = list(dict.fromkeys(command for _, command in ALL if command.startswith("optimize ")))
 OTHERS = {
     "python3 -m venv .venv", ". .venv/bin/activate", "pip install .", "pip install '.[test]'",
-    "pip install '.[dashboard]'", "pip install '.[exact]'", "pip install '.[postgres]'",
+    "pip install '.[dashboard]'", "pip install '.[exact]'", "pip install '.[postgres]'", "pip install '.[train]'",
     "pip install '.[tflite-runtime]'", "pip install '.[cuda]'", "pip install '.[openvino]'", "pip install '.[remote]'",
     "pip install",
     "pip install ai-edge-litert numpy",
@@ -517,3 +517,17 @@ def _percent(row: Mapping[str, float], name: str) -> str:
 
 def test_the_picture_of_the_first_page_is_that_of_the_results() -> None:
     assert picture() == (ROOT / "experiments" / "results" / "several_models.svg").read_text()
+
+
+def test_errors_of_figures_that_were_left_out_are_those_of_the_fits() -> None:
+    devices = json.loads((ROOT / "experiments/results/published.json").read_text())["devices"]
+    checked = 0
+    for path in sorted((ROOT / "experiments").glob("*.yaml")):
+        campaign = read_campaign(path).content
+        for expected in (e for e in campaign.expect if e.left_out is not None):
+            device = expected.where.platform or next(p for p in campaign.matrix.platform if p)
+            every = [f for group in devices[device]["left_out"].values() for f in group.get("figures_ms", {}).values()]
+            errors = {round(f["error"], 3) for f in every if f["published"] == expected.paper}
+            assert expected.left_out in errors, expected.name
+            checked += 1
+    assert checked == 53
