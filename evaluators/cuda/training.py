@@ -12,7 +12,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from math import ceil, isfinite
+from importlib.util import find_spec
+from math import ceil, inf, isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from evaluators.cuda.devices import torch_module
 from evaluators.cuda.lowering import Weights, lower, refused
 from evaluators.own_process import own_process
-from search_spaces.core.errors import UnavailableError, needs_extra
+from search_spaces.core.errors import ModelError, UnavailableError, needs_extra
 from search_spaces.core.graph import Graph
 from search_spaces.models.labelled import Labelled
 from search_spaces.models.litert import read_model
@@ -55,7 +56,7 @@ def check_trainable(graph: Graph) -> None:
     """Check that a network can be trained: one float32 input for one inference, one output, operators that we know.
 
     Raises:
-        UnavailableError: it cannot.
+        ModelError: it cannot.
     """
     why = next((f"operator {i} ({graph.operators[i].kind}): {text}" for i, text in refused(graph).items()), "")
     shapes = [graph.tensors[t].shape for t in graph.inputs]
@@ -64,7 +65,7 @@ def check_trainable(graph: Graph) -> None:
     elif not why and not _trained(graph):
         why = "it has no convolution and no matrix product"
     if why:
-        raise UnavailableError(f"{graph.name!r} cannot be trained: {why}", "give another float32 model")
+        raise ModelError(f"{graph.name!r} cannot be trained: {why}", "give another float32 model")
 
 
 def train(
@@ -77,12 +78,15 @@ def train(
         told: called with the progress, in a sentence.
 
     Raises:
-        UnavailableError: PyTorch is not installed, the network cannot be trained, or training failed.
-        ModelError: the model has no file.
+        UnavailableError: PyTorch is not installed, or training failed.
+        ModelError: the network cannot be trained, or has no file.
     """
     check_trainable(graph)
     if graph.source is None or graph.source.fixed:
-        raise UnavailableError(f"{graph.name!r} cannot be trained: its file has another structure", "write it first")
+        raise ModelError(f"{graph.name!r} cannot be trained: its file has another structure", "write it first")
+    with needs_extra("training", "train"):
+        if find_spec("torch") is None:
+            raise ImportError
     with TemporaryDirectory(prefix="training-") as name:
         folder = Path(name)
         request = {"path": str(graph.source.path.absolute()), "name": graph.name, **asdict(how)}
@@ -155,8 +159,7 @@ def _outputs(graph: Graph, weights: Weights) -> Callable[[Any], Any]:
 
 def main() -> int:
     """Train; the first argument is the folder of the request."""
-    with needs_extra("training", "train"):
-        import torch
+    torch = torch_module()
     folder = Path(sys.argv[1])
     request: Mapping[str, Any] = json.loads((folder / _REQUEST).read_text())
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -173,7 +176,7 @@ def main() -> int:
     steps = request["epochs"] * ceil(len(labels) / _BATCH)
     optimiser = torch.optim.Adam(parameters, request["rate"])
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-    order = torch.Generator().manual_seed(request["seed"])
+    order, first = torch.Generator().manual_seed(request["seed"]), inf
     for epoch in range(request["epochs"]):
         total = 0.0
         for batch in torch.randperm(len(labels), generator=order).to(device).split(_BATCH):
@@ -185,7 +188,9 @@ def main() -> int:
             total += loss.item() * len(batch)
         if not isfinite(total):
             raise SystemExit("the loss is not finite: take a smaller learning rate")
-        sys.stdout.write(f"epoch {epoch + 1} of {request['epochs']}: loss {total / len(labels):.4f}\n")
+        first = total if epoch == 0 else first
+        risen = "; it has risen: take a smaller learning rate" if total > first else ""
+        sys.stdout.write(f"epoch {epoch + 1} of {request['epochs']}: loss {total / len(labels):.4g}{risen}\n")
         sys.stdout.flush()
     name = torch.cuda.get_device_name() if device == "cuda" else "the CPU"
     values: dict[str, Any] = {str(t): p.detach().cpu().numpy() for t, p in zip(tensors, parameters, strict=True)}

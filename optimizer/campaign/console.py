@@ -63,6 +63,12 @@ class ProgressCampaign:
         self._progress.update(self._trials, description=planned.name, completed=0, total=total, visible=True)
         return _StudyWatcher(self, planned.name)
 
+    def making(self, text: str) -> None:
+        """Show that a model is made; in a pipe, in a line."""
+        self._progress.update(self._trials, description=text, completed=0, total=1, visible=True)
+        if not self._quiet and not self._console.is_terminal:
+            self.note(text)
+
     def trials(self, running: Sequence[tuple[Planned, int]]) -> None:
         """Show how many trials the studies in other processes have written."""
         total = sum(planned.config.budget for planned, _ in running)

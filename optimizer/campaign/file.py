@@ -277,8 +277,16 @@ class Campaign(Part):
                 raise wrong(
                     f"model {made.model!r} is not above {name!r}", "list models after what they are made of", name
                 )
-            if made.beside is not None and made.beside not in value:
+            if made.beside is not None and (made.beside not in value or made.beside == name):
                 raise wrong(f"there is no model {made.beside!r} beside {name!r}", "give another one of this list", name)
+            for other in filter(None, (value.get(made.model), value.get(made.beside or ""))):
+                if made.data and other.data and (made.data, made.share) != (other.data, other.share):
+                    problem = f"{name!r} would be measured by inputs that another model of it was trained on"
+                    raise wrong(
+                        problem,
+                        "give models that are made of or compared with each other the same data and share",
+                        name,
+                    )
             above.add(name)
         return value
 

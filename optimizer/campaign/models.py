@@ -82,12 +82,12 @@ def make_models(run: CampaignRun, waiting: Sequence[State], watcher: ProgressCam
             known = read_record(run.folder, name, seed)
             if (name, seed) in failed or any(key in failed for key in keys) or (known and known.recipe == digest):
                 continue
-            watcher.measured(0, f"making {name}, seed {seed}")
+            watcher.making(f"making {name}, seed {seed}")
             code, error = _make(run, name, seed, digest)
             if code in INTERRUPTED:
                 raise KeyboardInterrupt
             if code:
-                failed[name, seed] = code, f"{name} cannot be made: {error}"
+                failed[name, seed] = code, f"the model {name} cannot be made: {error}"
         if why := next((failed[key] for key in keys if key in failed), None):
             state.end(*why)
             watcher.ended(state)
@@ -165,10 +165,12 @@ def trained_rows(folder: Path, campaign: Campaign, results: Sequence[Row]) -> li
         each, recipe = list(records.values()), campaign.models[name]
         latencies = [row["latency_ms"] for row in best if row["model"] == name and row["latency_ms"]]
         other = known.get(recipe.beside or "", {})
-        pairs = [(record.after, other[seed].after) for seed, record in records.items() if seed in other]
-        less = [mine - theirs for mine, theirs in pairs if mine is not None and theirs is not None]
+        both = [(record, other[seed]) for seed, record in records.items() if seed in other]
+        both = [(mine, theirs) for mine, theirs in both if mine.after is not None and theirs.after is not None]
+        less = [(mine.after or 0.0) - (theirs.after or 0.0) for mine, theirs in both]
+        wide = [math.hypot(*(r.ci95[1] - r.ci95[0] for r in pair if r.ci95)) / 2 for pair in both]
         after = [record.after for record in each if record.after is not None]
-        alone = each[0].ci95 if len(after) == 1 else None
+        half = [(r.ci95[1] - r.ci95[0]) / 2 for r in each if r.ci95 is not None]
         before = [record.before for record in each if record.before is not None]
         rows.append(
             {"model": name, "family": _family(campaign, name), "tucker": recipe.tucker, "seeds": len(records)}
@@ -176,9 +178,9 @@ def trained_rows(folder: Path, campaign: Campaign, results: Sequence[Row]) -> li
             | {"trained_by": ", ".join(sorted({record.trained_by for record in each}))}
             | {"latency_ms": statistics.median(latencies) if latencies else None}
             | {"accuracy_before": statistics.mean(before) if before else None}
-            | _mean("accuracy", after, alone)
+            | _mean("accuracy", after, statistics.median(half) if half else 0.0)
             | {"beside": recipe.beside}
-            | _mean("difference", less)
+            | _mean("difference", less, statistics.median(wide) if wide else 0.0, least=-1.0)
         )
     return rows
 
@@ -189,16 +191,22 @@ def _family(campaign: Campaign, name: str) -> str:
     return root.partition("@")[0].partition("/")[0] if is_name(root) else root
 
 
-def _mean(name: str, values: Sequence[float], alone: tuple[float, float] | None = None) -> Row:
-    """Return the mean and its 95 % interval by Student's t; of a single value, the interval that is given."""
-    low, high = alone or (None, None)
+def _mean(name: str, values: Sequence[float], half: float, *, least: float = 0.0) -> Row:
+    """Return the mean and its 95 % interval by Student's t, at least as wide as the inputs allow, as they are a sample.
+
+    Args:
+        half: half the width of the interval of a single value.
+        least: of such a value.
+    """
+    if not values:
+        return dict.fromkeys((name, f"{name}_low", f"{name}_high"))
+    mean, half = statistics.mean(values), half / math.sqrt(len(values))
     if len(values) > 1:
         from scipy.stats import t
 
-        mean = statistics.mean(values)
-        half = float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
-        low, high = max(mean - half, -1.0), min(mean + half, 1.0)
-    return {name: statistics.mean(values) if values else None, f"{name}_low": low, f"{name}_high": high}
+        between = float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+        half = max(half, between)
+    return {name: mean, f"{name}_low": max(mean - half, least), f"{name}_high": min(mean + half, 1.0)}
 
 
 def share_text(row: Row, name: str) -> str:
@@ -212,14 +220,12 @@ def share_text(row: Row, name: str) -> str:
 
 def accuracy_text(rows: Sequence[Row]) -> str:
     """Return how many models are less accurate than those beside them, in a sentence; "" where none were compared."""
-    compared = [row for row in rows if row["difference_low"] is not None]
-    less, more = (
-        sum(row["difference_high"] < 0.0 for row in compared),
-        sum(row["difference_low"] > 0.0 for row in compared),
-    )
+    compared = [row for row in rows if row["difference"] is not None]
     if not compared:
         return ""
+    less = ", ".join(row["model"] for row in compared if row["difference_high"] < 0.0)
+    more = ", ".join(row["model"] for row in compared if row["difference_low"] > 0.0)
+    found = [f"significantly {how} accurate: {names}" for how, names in (("less", less), ("more", more)) if names]
     return (
-        f"Of {plural(len(compared), 'model')} beside another one over several seeds, {less} "
-        f"{'is' if less == 1 else 'are'} significantly less accurate, {more or 'none'} more."
+        f"Of {plural(len(compared), 'model')} beside another one, {'; '.join(found) or 'none differs significantly'}."
     )

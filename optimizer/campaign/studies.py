@@ -38,7 +38,7 @@ from search_spaces.core.wording import did_you_mean
 from search_spaces.core.workload import is_workload, names_file, workload_of
 from search_spaces.core.yaml_file import Loc
 from search_spaces.models.files import file_digest
-from search_spaces.models.labelled import MNIST
+from search_spaces.models.labelled import MNIST, read_labelled
 from search_spaces.models.plugin import model_names
 from search_spaces.models.zoo.names import is_name, nearest, parse_name
 from search_spaces.rewrites.tucker_ranks import parse_rule
@@ -381,9 +381,15 @@ def _check_models(file: CampaignFile) -> None:
                 _check_model(str(file_of(file, made.model) or made.model))
         except OptimizeError as error:
             raise file.error(("models", name), error.what.removeprefix("--"), error.hint) from error
-        if made.data is not None and made.data != MNIST and file_of(file, made.data) is None:
+        data = file_of(file, made.data)
+        if made.data is not None and made.data != MNIST and data is None:
             hint = f"give an .npz file relative to the campaign's, or {MNIST}"
             raise file.error(("models", name, "data"), f"there are no data {made.data!r}", hint)
+        if data is not None:
+            try:
+                read_labelled(str(data))
+            except UsageError as error:
+                raise file.error(("models", name, "data"), error.what.removeprefix("--data "), error.hint) from error
 
 
 def _check_names(file: CampaignFile, found: list[Planned]) -> None:

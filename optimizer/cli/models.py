@@ -110,19 +110,25 @@ def train(parser: Parser, arguments: list[str]) -> None:
     add = parser.add_argument
     add("model", metavar="NAME|FILE", help="a built-in model, whose weights are drawn again, or a .tflite file")
     add("--data", metavar="FILE|NAME", required=True, help="an .npz with 'inputs' and 'labels', or mnist_5k")
-    add("-o", "--out", metavar="FILE", type=Path, required=True, help="output .tflite file")
-    add("--epochs", metavar="N", default="10", help="how often each input is used (default 10)")
+    add("-o", "--out", metavar="FILE", type=Path, help="output .tflite file")
+    epochs = "how often each input is used (default 10); 0 only measures the accuracy"
+    add("--epochs", metavar="N", default="10", help=epochs)
     add("--rate", metavar="R", default="0.0005", help="learning rate at the beginning (default 0.0005)")
     add(
         "--share", metavar="S", default="0.8", help="of the inputs to train on; the others are kept apart (default 0.8)"
     )
-    add("--seed", metavar="S", default="0", help="of the parts, the order and the weights drawn again (default 0)")
+    seed = "of the parts, the order and the weights drawn again (default 0); keep it and --share to train a model on"
+    add("--seed", metavar="S", default="0", help=seed)
     options = parser.read(arguments, quiet=True)
-    epochs, seed = parser.whole("--epochs", options.epochs, 1), parser.whole("--seed", options.seed, 0)
+    times, number = parser.whole("--epochs", options.epochs, 0), parser.whole("--seed", options.seed, 0)
     rate, share = parser.above_0("--rate", options.rate, 1.0), parser.above_0("--share", options.share, 1.0)
+    if (options.out is None) != (times == 0):
+        parser.error("--out requires epochs" if times == 0 else "--out FILE is missing; or give --epochs 0")
+    from evaluators.cuda.training import Training
     from optimizer.tools.train import train_model
+    from search_spaces.models.zoo.names import is_name
 
+    how = Training(times, rate, number, anew=times > 0 and is_name(options.model))
     told = (lambda _: None) if options.quiet else note
-    o = options
-    found = train_model(o.model, o.data, o.out, epochs, rate, share, seed, told)
+    found = train_model(options.model, options.data, options.out, how, share, told)
     show(options, found.to_json, found.render)

