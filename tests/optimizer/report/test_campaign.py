@@ -56,10 +56,40 @@ def test_predictions_are_told_from_measurements() -> None:
 
 def test_fitted_figures_have_no_verdict() -> None:
     row = {"name": "a", "paper": 1.0, "ours": 1.0, "ours_low": 1.0, "ours_high": 1.0, "ratio": 1.0, "tolerance": 0.1}
-    row |= {"in_final": True, "studies": 1, "missing": "", "source": "x"}
-    rows = [row | {"known": "fitted", "within": None}, row | {"known": "measured", "within": True}]
-    table = next(b for b in published(some_tables(expected=rows)) if isinstance(b, Table))
-    assert [(cells[6], bool(cells[7])) for cells in table.cells()] == [("fitted", False), ("measured", True)]
+    row |= {"in_final": True, "studies": 1, "missing": "", "source": "x", "left_out": None, "fit": ""}
+    fitted = {"known": "fitted", "within": None, "left_out": -0.17, "fit": "the profile is fitted"}
+    blocks = list(published(some_tables(expected=[row | fitted, row | {"known": "measured", "within": True}])))
+    table = next(b for b in blocks if isinstance(b, Table))
+    assert [(cells[6], bool(cells[8])) for cells in table.cells()] == [("fitted", False), ("measured", True)]
+    assert [cells[7] for cells in table.cells()] == ["−17 %", "–"]
+    assert sum("profile" in b.text for b in blocks if isinstance(b, Text)) == 2
+
+
+def test_models_that_a_campaign_made_are_a_table_and_a_picture() -> None:
+    head = {"family": "vgg16", "seeds": 3, "parameters": 5, "latency_ms": 1.0, "accuracy_before": None, "beside": None}
+    none = dict.fromkeys(("difference", "difference_low", "difference_high"))
+    rows = [
+        {**head, **none, "model": "a", "tucker": None, "macs": 200, **shares(0.9, 0.88, 0.92)},
+        {**head, **none, "model": "b", "tucker": None, "macs": 100, **shares(0.85, 0.8, 0.9)},
+        {**head, "model": "c", "tucker": "vbmf", "macs": 100, **shares(0.6, 0.0, 1.0), "beside": "b"}
+        | {"difference": -0.25, "difference_low": -0.4, "difference_high": -0.1},
+        {**head, **none, "model": "d", "tucker": "vbmf", "macs": 90, **dict.fromkeys(shares(0, 0, 0))},
+    ]
+    blocks = list(summary({"studies": [{"status": "done"}]}, some_tables(trained=rows)))
+    says(next(b.text for b in blocks if isinstance(b, Text) and "beside" in b.text))
+    table = next(b for b in blocks if isinstance(b, Table) and len(b.rows) == 4)
+    assert [row[-1] for row in table.rows] == ["", "", "−25.0 [−40.0, −10.0]", ""]
+    picture = next(b for b in blocks if isinstance(b, Figure) and "ccuracy" in b.caption)
+    assert len(re.findall(r'<path class="series c\d"', picture.svg)) == 3 + 2  # an interval each, a line for each kind
+    for x, y in re.findall(
+        r"[ML]([-\d.]+) ([-\d.]+)", "".join(re.findall(r'class="series c\d" d="(.*?)"', picture.svg))
+    ):
+        assert 0.0 <= float(x) <= 920.0
+        assert 0.0 <= float(y) <= 380.0
+
+
+def shares(value: float, low: float, high: float) -> dict[str, float]:
+    return {"accuracy": value, "accuracy_low": low, "accuracy_high": high}
 
 
 def test_each_study_is_a_heading_above_its_plans() -> None:
