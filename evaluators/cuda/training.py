@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
-from math import ceil, inf, isfinite
+from math import ceil, inf, isfinite, prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -59,9 +59,11 @@ def check_trainable(graph: Graph) -> None:
         ModelError: it cannot.
     """
     why = next((f"operator {i} ({graph.operators[i].kind}): {text}" for i, text in refused(graph).items()), "")
-    shapes = [graph.tensors[t].shape for t in graph.inputs]
-    if len(shapes) != 1 or len(graph.outputs) != 1 or shapes[0][:1] != (1,):
+    reads, writes = ([graph.tensors[t].shape for t in side] for side in (graph.inputs, graph.outputs))
+    if len(reads) != 1 or len(writes) != 1 or reads[0][:1] != (1,):
         why = "it does not have one input, for one inference, and one output"
+    elif not why and (not writes[0] or prod(writes[0]) != writes[0][-1]):
+        why = "its output is not a number for each class"
     elif not why and not _trained(graph):
         why = "it has no convolution and no matrix product"
     if why:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 FOLDER = "models"
 _MOST_NBYTES = 64 << 20
+_DECOMPOSED = ".tucker.tflite"  # before it is trained on
 
 Row = dict[str, Any]
 
@@ -58,12 +59,11 @@ def model_file(folder: Path, name: str, seed: int) -> Path:
 
 def read_record(folder: Path, name: str, seed: int) -> Record | None:
     """Return what is known of a model; None if it was not made, or its record is damaged."""
-    path = model_file(folder, name, seed)
     try:
-        found = Record.model_validate_json(read_bounded(path.with_suffix(".json"), _MOST_NBYTES))
+        content = read_bounded(model_file(folder, name, seed).with_suffix(".json"), _MOST_NBYTES)
+        return Record.model_validate_json(content)
     except (OSError, ValidationError):
         return None
-    return found if path.is_file() else None
 
 
 def make_models(run: CampaignRun, waiting: Sequence[State], watcher: ProgressCampaign) -> list[State]:
@@ -80,7 +80,8 @@ def make_models(run: CampaignRun, waiting: Sequence[State], watcher: ProgressCam
         for name, seed in reversed(keys):
             digest = recipe_digest(run.file, name, seed)
             known = read_record(run.folder, name, seed)
-            if (name, seed) in failed or any(key in failed for key in keys) or (known and known.recipe == digest):
+            there = known and known.recipe == digest and model_file(run.folder, name, seed).is_file()
+            if there or any(key in failed for key in keys):
                 continue
             watcher.making(f"making {name}, seed {seed}")
             code, error = _make(run, name, seed, digest)
@@ -121,6 +122,7 @@ def _make(run: CampaignRun, name: str, seed: int, digest: str) -> tuple[int, str
         trained_by=known.get("trained_by", ""),
         **accuracy,
     )
+    out.with_suffix(_DECOMPOSED).unlink(missing_ok=True)
     write_atomic(out.with_suffix(".json"), record.model_dump_json(indent=1).encode())
     return 0, ""
 
@@ -136,7 +138,7 @@ def _commands(
 ) -> Iterator[tuple[Sequence[str], Path]]:
     """Yield the commands that make a model, and the file that each writes."""
     if recipe.tucker is not None:
-        made = out.with_suffix(".tucker.tflite") if recipe.data else out
+        made = out.with_suffix(_DECOMPOSED) if recipe.data else out
         yield ("rewrite", base, "--tucker", recipe.tucker), made
         base = str(made)
     if recipe.data is not None:

@@ -28,7 +28,7 @@ def stripes(count: int, seed: int = 0) -> Labelled:
     return Labelled("x", (inputs + rng.normal(0, 0.2, inputs.shape)).astype(np.float32), labels.astype(np.int64))
 
 
-@pytest.mark.parametrize("name", ["resnet50:int8", "resnet18:f16", "mobilebert/32"])
+@pytest.mark.parametrize("name", ["resnet50:int8", "resnet18:f16", "mobilebert/32", "fast_style_transfer@0.25/64"])
 def test_models_that_cannot_be_trained_are_one_line(name: str) -> None:
     with fails(ModelError):
         check_trainable(load(name))

@@ -58,6 +58,10 @@ def test_a_campaign_makes_its_models_once_and_measures_them(
     monkeypatch.setattr("optimizer.campaign.models.run_words", counting)
     assert run(path, out) == 0
     assert made == []
+    model_file(out, "half", 0).unlink()
+    assert run(path, out) == 0
+    assert made == []  # its study is finished
+    assert len(list(csv.DictReader((out / "trained.csv").read_text().splitlines()))) == 2
     assert run(written(tmp_path, TEXT.replace('0.25"', '0.3"')), out) == 0
     assert sorted(Path(name).name for name in made) == ["quarter-s0.tflite", "quarter-s1.tflite"]
 
@@ -75,7 +79,6 @@ def test_a_model_that_cannot_be_made_ends_its_studies_alone(tmp_path: Path, caps
 def test_a_damaged_record_is_no_record(tmp_path: Path) -> None:
     path = model_file(tmp_path, "a", 0)
     path.parent.mkdir()
-    path.touch()
     for content in ("", "{}", '{"recipe": "x", "macs": -1, "parameters": 1}', "[" * 10_000):
         path.with_suffix(".json").write_text(content)
         assert read_record(tmp_path, "a", 0) is None
@@ -87,7 +90,6 @@ def test_accuracies_are_compared_seed_by_seed(tmp_path: Path) -> None:
         for seed, after in enumerate(each):
             path = model_file(tmp_path, name, seed)
             path.parent.mkdir(exist_ok=True)
-            path.touch()
             ends = after - 0.001, after + 0.001
             record = Record(recipe="x", macs=10, parameters=1, before=0.1, after=after, ci95=ends, kept_apart=9)
             path.with_suffix(".json").write_text(record.model_dump_json())
