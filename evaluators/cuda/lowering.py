@@ -65,7 +65,9 @@ class Weights:
             if self._like is not None and tensor in self._like._known:  # noqa: SLF001 - of the same class
                 self._known[tensor] = self._like[tensor].clone()
             else:
-                self._known[tensor] = torch_module().from_numpy(self._read(tensor)[: self.rows(tensor)]).to(self.device)
+                found = self._read(tensor)
+                kept = found[: self.rows(tensor)] if found.ndim else found
+                self._known[tensor] = torch_module().from_numpy(kept).to(self.device)
         return self._known[tensor]
 
     @property

@@ -30,7 +30,7 @@ from search_spaces.models.labelled import Labelled
 from search_spaces.models.litert import read_model
 
 _BATCH = 32
-_SILENT_S = 1800.0  # longest time without a word from the process, which says a line after each epoch
+_SILENT_S = 1800.0  # longest time without a line from the process, which writes one after each batch
 _TRAINED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
 _REQUEST, _DATA, _WEIGHTS, _BY = "request.json", "data.npz", "weights.npz", "by"
 
@@ -62,6 +62,8 @@ def check_trainable(graph: Graph) -> None:
     reads, writes = ([graph.tensors[t].shape for t in side] for side in (graph.inputs, graph.outputs))
     if len(reads) != 1 or len(writes) != 1 or reads[0][:1] != (1,):
         why = "it does not have one input, for one inference, and one output"
+    elif not why and graph.outputs[0] not in graph.producer:
+        why = "its output is its input"
     elif not why and (not writes[0] or prod(writes[0]) != writes[0][-1]):
         why = "its output is not a number for each class"
     elif not why and not _trained(graph):
@@ -127,7 +129,8 @@ def _listen(process: subprocess.Popen[bytes], told: Callable[[str], None]) -> No
             raise UnavailableError(f"training said nothing for {_SILENT_S:.0f} s")
         if not (line := output.readline()):
             return
-        told(line.decode().strip())
+        if text := line.decode().strip():  # an empty line is a sign of life
+            told(text)
 
 
 def _trained(graph: Graph) -> list[int]:
@@ -146,7 +149,7 @@ class _Parameters(Weights):
 def _outputs(graph: Graph, weights: Weights) -> Callable[[Any], Any]:
     """Return the function from inputs ``(n, …)`` as values (NCHW) to the last operator's outputs, without a softmax."""
     torch, last = torch_module(), graph.operators[graph.producer[graph.outputs[0]]]
-    ends = last.kind == "SOFTMAX"
+    ends = last.kind == "SOFTMAX" and not graph.consumers.get(graph.outputs[0])
     output = last.inputs[0] if ends else graph.outputs[0]
     job = lower(weights, [i for i, o in enumerate(graph.operators) if not (ends and o is last)])
 
@@ -161,7 +164,10 @@ def _outputs(graph: Graph, weights: Weights) -> Callable[[Any], Any]:
 
 def main() -> int:
     """Train; the first argument is the folder of the request."""
-    torch = torch_module()
+    try:
+        torch = torch_module()
+    except UnavailableError as error:  # it is there, and cannot be loaded
+        raise SystemExit(error.what) from None
     folder = Path(sys.argv[1])
     request: Mapping[str, Any] = json.loads((folder / _REQUEST).read_text())
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -188,6 +194,8 @@ def main() -> int:
             optimiser.step()
             falling.step()
             total += loss.item() * len(batch)
+            sys.stdout.write("\n")
+            sys.stdout.flush()
         if not isfinite(total):
             raise SystemExit("the loss is not finite: take a smaller learning rate")
         first = total if epoch == 0 else first

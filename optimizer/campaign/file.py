@@ -279,14 +279,19 @@ class Campaign(Part):
                 )
             if made.beside is not None and (made.beside not in value or made.beside == name):
                 raise wrong(f"there is no model {made.beside!r} beside {name!r}", "give another one of this list", name)
-            for other in filter(None, (value.get(made.model), value.get(made.beside or ""))):
-                if made.data and other.data and (made.data, made.share) != (other.data, other.share):
-                    problem = f"{name!r} would be measured by inputs that another model of it was trained on"
-                    raise wrong(
-                        problem,
-                        "give models that are made of or compared with each other the same data and share",
-                        name,
-                    )
+            if made.beside is not None and not (made.data and value[made.beside].data):
+                raise wrong(f"{name!r} and {made.beside!r} do not both have an accuracy", "add 'data'", name)
+            others, base = [value[made.beside]] if made.beside else [], made.model
+            while base in value:
+                others.append(value[base])
+                base = value[base].model
+            if any(
+                made.data and other.data and (made.data, made.share) != (other.data, other.share) for other in others
+            ):
+                problem = f"{name!r} would be measured by inputs that another model of it was trained on"
+                raise wrong(
+                    problem, "give models that are made of or compared with each other the same data and share", name
+                )
             above.add(name)
         return value
 

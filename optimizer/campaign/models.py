@@ -8,16 +8,15 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from optimizer.campaign.file import Campaign, CampaignFile, MadeModel
+from optimizer.campaign.file import AXES, Campaign, CampaignFile, MadeModel
 from optimizer.campaign.studies import INTERRUPTED, Planned, State, file_of, recipe_digest, run_words
 from optimizer.files import disk_errors, write_atomic
 from search_spaces.core.bounded import read_bounded
 from search_spaces.core.wording import plural
-from search_spaces.models.zoo.names import is_name
 
 if TYPE_CHECKING:
     from optimizer.campaign.console import ProgressCampaign
@@ -28,6 +27,7 @@ _MOST_NBYTES = 64 << 20
 _DECOMPOSED = ".tucker.tflite"  # before it is trained on
 
 Row = dict[str, Any]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Record(BaseModel):
@@ -43,27 +43,32 @@ class Record(BaseModel):
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
     recipe: str
-    macs: int = Field(ge=0)
-    parameters: int = Field(ge=0)
-    before: float | None = None
-    after: float | None = None
-    ci95: tuple[float, float] | None = None
+    macs: int = Field(ge=1, le=1 << 62)
+    parameters: int = Field(ge=0, le=1 << 62)
+    before: Share | None = None
+    after: Share | None = None
+    ci95: tuple[Share, Share] | None = None
     kept_apart: int = 0
     trained_by: str = ""
 
 
-def model_file(folder: Path, name: str, seed: int) -> Path:
-    """Return where a campaign's folder has a model."""
-    return folder / FOLDER / f"{name}-s{seed}.tflite"
+def model_file(folder: Path, name: str, seed: int, digest: str) -> Path:
+    """Return where a campaign's folder has a model.
+
+    Args:
+        digest: of its recipe (:func:`~optimizer.campaign.studies.recipe_digest`).
+    """
+    return folder / FOLDER / f"{name}-s{seed}-{digest[:8]}.tflite"
 
 
-def read_record(folder: Path, name: str, seed: int) -> Record | None:
+def read_record(folder: Path, name: str, seed: int, digest: str) -> Record | None:
     """Return what is known of a model; None if it was not made, or its record is damaged."""
     try:
-        content = read_bounded(model_file(folder, name, seed).with_suffix(".json"), _MOST_NBYTES)
-        return Record.model_validate_json(content)
+        path = model_file(folder, name, seed, digest).with_suffix(".json")
+        found = Record.model_validate_json(read_bounded(path, _MOST_NBYTES))
     except (OSError, ValidationError):
         return None
+    return found if found.recipe == digest else None
 
 
 def make_models(run: CampaignRun, waiting: Sequence[State], watcher: ProgressCampaign) -> list[State]:
@@ -79,9 +84,8 @@ def make_models(run: CampaignRun, waiting: Sequence[State], watcher: ProgressCam
         keys = [(name, int(state.planned.axes["seed"])) for name in run.file.content.bases(state.planned.axes["model"])]
         for name, seed in reversed(keys):
             digest = recipe_digest(run.file, name, seed)
-            known = read_record(run.folder, name, seed)
-            there = known and known.recipe == digest and model_file(run.folder, name, seed).is_file()
-            if there or any(key in failed for key in keys):
+            there = model_file(run.folder, name, seed, digest).is_file()
+            if (there and read_record(run.folder, name, seed, digest)) or any(key in failed for key in keys):
                 continue
             watcher.making(f"making {name}, seed {seed}")
             code, error = _make(run, name, seed, digest)
@@ -99,7 +103,7 @@ def make_models(run: CampaignRun, waiting: Sequence[State], watcher: ProgressCam
 
 def _make(run: CampaignRun, name: str, seed: int, digest: str) -> tuple[int, str]:
     """Make a model and write its record; return the exit code, and why it failed."""
-    recipe, out = run.file.content.models[name], model_file(run.folder, name, seed)
+    recipe, out = run.file.content.models[name], model_file(run.folder, name, seed, digest)
     with disk_errors(out.parent):
         out.parent.mkdir(exist_ok=True)
         out.with_suffix(".json").unlink(missing_ok=True)
@@ -129,8 +133,10 @@ def _make(run: CampaignRun, name: str, seed: int, digest: str) -> tuple[int, str
 
 def _base(run: CampaignRun, recipe: MadeModel, seed: int) -> str:
     if recipe.model in run.file.content.models:
-        return str(model_file(run.folder, recipe.model, seed))
-    return str(file_of(run.file, recipe.model) or recipe.model)
+        digest = recipe_digest(run.file, recipe.model, seed)
+        return str(model_file(run.folder, recipe.model, seed, digest).absolute())
+    path = file_of(run.file, recipe.model)
+    return recipe.model if path is None else str(path.absolute())
 
 
 def _commands(
@@ -143,54 +149,72 @@ def _commands(
         base = str(made)
     if recipe.data is not None:
         how = {"epochs": recipe.epochs, "rate": recipe.rate, "share": recipe.share, "seed": seed}
-        words = [word for name, value in how.items() for word in (f"--{name}", f"{value:g}")]
+        words = [word for name, value in how.items() for word in (f"--{name}", str(value))]
         data = str(file_of(file, recipe.data) or recipe.data)
         yield ("train", base, "--quiet", "--data", data, *words), out
 
 
-def used_model(folder: Path, planned: Planned, models: Mapping[str, MadeModel]) -> str | None:
+def used_model(folder: Path, planned: Planned) -> str | None:
     """Return the file of a study's model where the campaign has made it."""
-    name, seed = planned.axes["model"], planned.axes["seed"]
-    path = model_file(folder, name, seed) if name in models else None
-    return str(path) if path is not None and path.is_file() else None
+    if not planned.made:
+        return None
+    path = model_file(folder, planned.axes["model"], planned.axes["seed"], planned.made)
+    return str(path) if path.is_file() else None
 
 
-def trained_rows(folder: Path, campaign: Campaign, results: Sequence[Row]) -> list[Row]:
-    """Return a row for each model that the campaign made and that studies use: the mean over its seeds."""
+def trained_rows(
+    folder: Path, campaign: Campaign, studies: Sequence[Mapping[str, Any]], results: Sequence[Row]
+) -> list[Row]:
+    """Return a row for each model that the campaign made and that studies use: the mean over its seeds.
+
+    Args:
+        studies: as the state of the campaign has them.
+    """
     best = [row for row in results if row["plan"] == "best"]
-    seeds = {name: sorted({row["seed"] for row in best if row["model"] == name}) for name in campaign.models}
-    known = {name: {s: r for s in found if (r := read_record(folder, name, s))} for name, found in seeds.items()}
+    known: dict[str, dict[int, Record]] = {name: {} for name in campaign.models}
+    for study in studies:
+        name, seed = str(study["axes"]["model"]), study["axes"]["seed"]
+        if study["status"] == "done" and (found := read_record(folder, name, seed, str(study.get("made", "")))):
+            known[name][seed] = found
     rows = []
     for name, records in known.items():
         if not records:
             continue
         each, recipe = list(records.values()), campaign.models[name]
-        latencies = [row["latency_ms"] for row in best if row["model"] == name and row["latency_ms"]]
+        mine = [row for row in best if row["model"] == name]
+        alike = len({json.dumps([row.get(axis) for axis in AXES if axis != "seed"]) for row in mine}) == 1
+        latencies = [row["latency_ms"] for row in mine if row["latency_ms"] and alike]
         other = known.get(recipe.beside or "", {})
         both = [(record, other[seed]) for seed, record in records.items() if seed in other]
-        both = [(mine, theirs) for mine, theirs in both if mine.after is not None and theirs.after is not None]
-        less = [(mine.after or 0.0) - (theirs.after or 0.0) for mine, theirs in both]
+        both = [(ours, theirs) for ours, theirs in both if ours.after is not None and theirs.after is not None]
+        less = [(ours.after or 0.0) - (theirs.after or 0.0) for ours, theirs in both]
         wide = [math.hypot(*(r.ci95[1] - r.ci95[0] for r in pair if r.ci95)) / 2 for pair in both]
         after = [record.after for record in each if record.after is not None]
+        before = [record.before for record in each if record.before is not None]
         half = [(r.ci95[1] - r.ci95[0]) / 2 for r in each if r.ci95 is not None]
         before = [record.before for record in each if record.before is not None]
         rows.append(
-            {"model": name, "family": _family(campaign, name), "tucker": recipe.tucker, "seeds": len(records)}
+            {"model": name, "family": family(campaign, name), "tucker": recipe.tucker, "seeds": len(records)}
             | {"macs": round(statistics.mean(r.macs for r in each)), "parameters": each[0].parameters}
             | {"trained_by": ", ".join(sorted({record.trained_by for record in each}))}
             | {"latency_ms": statistics.median(latencies) if latencies else None}
             | {"accuracy_before": statistics.mean(before) if before else None}
             | _mean("accuracy", after, statistics.median(half) if half else 0.0)
+            | (
+                dict(zip(("accuracy_low", "accuracy_high"), each[0].ci95, strict=True))
+                if len(each) == 1 and each[0].ci95
+                else {}
+            )
             | {"beside": recipe.beside}
             | _mean("difference", less, statistics.median(wide) if wide else 0.0, least=-1.0)
         )
     return rows
 
 
-def _family(campaign: Campaign, name: str) -> str:
-    """Return the name of the network that a model is made of, without its width and size."""
-    root = campaign.models[campaign.bases(name)[-1]].model
-    return root.partition("@")[0].partition("/")[0] if is_name(root) else root
+def family(campaign: Campaign, model: str) -> str:
+    """Return the name of the network that a model is, or is made of, without its width."""
+    made = campaign.bases(model)
+    return (campaign.models[made[-1]].model if made else model).partition("@")[0]
 
 
 def _mean(name: str, values: Sequence[float], half: float, *, least: float = 0.0) -> Row:

@@ -112,7 +112,7 @@ class CampaignRun:
 
     def config(self, planned: Planned) -> StudyConfig:
         """Return the settings of a study, with its folder."""
-        model = used_model(self.folder, planned, self.file.content.models) or planned.config.model
+        model = used_model(self.folder, planned) or planned.config.model
         return planned.config.model_copy(update={"out": self.path(planned), "study": planned.folder, "model": model})
 
 

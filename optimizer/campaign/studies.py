@@ -67,6 +67,7 @@ class Planned:
         repetition: from 1.
         config: the study's settings, without its name and folder.
         digest: of all settings of the study and the contents of its files.
+        made: digest of the recipe of its model, where the campaign makes that; else "".
     """
 
     name: str
@@ -74,6 +75,7 @@ class Planned:
     repetition: int
     config: StudyConfig
     digest: str
+    made: str = ""
 
     @property
     def folder(self) -> str:
@@ -108,7 +110,9 @@ class State:
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as plain values."""
-        asked = {name: getattr(self.planned, name) for name in ("name", "folder", "digest", "repetition", "axes")}
+        asked = {
+            name: getattr(self.planned, name) for name in ("name", "folder", "digest", "repetition", "axes", "made")
+        }
         return asked | {name: getattr(self, name) for name in ("status", "error", "exit_code", "wall_s")}
 
 
@@ -167,7 +171,8 @@ def plan_studies(file: CampaignFile) -> list[Planned]:
         for repetition in range(1, campaign.repetitions + 1):
             text = json.dumps([inputs, repetition], sort_keys=True)
             name = _name(axes, varying) + (f"-r{repetition}" if campaign.repetitions > 1 else "")
-            found.append(Planned(name, axes, repetition, config, hashlib.sha256(text.encode()).hexdigest()))
+            digest, made = hashlib.sha256(text.encode()).hexdigest(), str(inputs.get("made", ""))
+            found.append(Planned(name, axes, repetition, config, digest, made))
     _check_names(file, found)
     _check_expected(file, found)
     for name, why in _WITHOUT_EFFECT.items():
@@ -335,7 +340,7 @@ def _inputs(
         inputs[axis] = digests[path]
     if axes["model"] in file.content.models:
         try:
-            inputs["made"] = recipe_digest(file, axes["model"], axes["seed"])
+            inputs |= {"model": axes["model"], "made": recipe_digest(file, axes["model"], axes["seed"])}
         except OSError as error:
             raise file.error(("models", axes["model"]), f"{error.filename}: {reason_of(error)}") from error
     return inputs
@@ -370,10 +375,14 @@ def _check_models(file: CampaignFile) -> None:
     """Raise if a model cannot be made, or no study uses it."""
     campaign = file.content
     named = (*campaign.matrix.model, *(cell.model for cell in campaign.include if cell.model is not None))
+    checked = cache(read_labelled)
     used = {base for name in named for base in campaign.bases(name)}
     for name, made in campaign.models.items():
         if name not in used:
             raise file.error(("models", name), f"no study uses the model {name!r}", "add it to matrix.model")
+        if made.beside is not None and made.beside not in named:
+            what = f"no study uses the model {made.beside!r} beside {name!r}"
+            raise file.error(("models", name, "beside"), what, "add it to matrix.model")
         try:
             if made.tucker is not None:
                 parse_rule(made.tucker)
@@ -387,7 +396,7 @@ def _check_models(file: CampaignFile) -> None:
             raise file.error(("models", name, "data"), f"there are no data {made.data!r}", hint)
         if data is not None:
             try:
-                read_labelled(str(data))
+                checked(str(data))
             except UsageError as error:
                 raise file.error(("models", name, "data"), error.what.removeprefix("--data "), error.hint) from error
 

@@ -20,6 +20,7 @@ from evaluators.measurement.final import Ratio
 from evaluators.objectives import LATENCY, OBJECTIVES, Objective
 from evaluators.workload.objectives import find_workload_objective
 from optimizer.campaign.file import AXES, Campaign, Expectation
+from optimizer.campaign.models import family as family_of
 from optimizer.campaign.models import read_record, trained_rows
 from optimizer.files import damage_of, read_document, write_atomic
 from optimizer.report.answer import objective_of, slower_text
@@ -169,9 +170,9 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
             continue
         on = None if read.predicted else read.manifest["fixed"].get("measured_on")
         processors |= set(map(str, on if isinstance(on, list) else []))
-        if campaign.indicators and (row := _indicator_row(head, read)):
+        if campaign.indicators and (row := _indicator_row(head, family_of(campaign, head["model"]), read)):
             measured.append(row)
-        made = read_record(folder, head["model"], head["seed"]) if head["model"] in campaign.models else None
+        made = read_record(folder, head["model"], head["seed"], str(study.get("made", "")))
         plans = [{**row, "accuracy": made.after if made else None} for row in plans]
         results += [row for row in plans if not shown or row["plan"] in shown]
         fronts += front
@@ -191,7 +192,7 @@ def gather(folder: Path, state: Mapping[str, Any]) -> Tables:
     missing = sorted(set(campaign.baselines) - {row["plan"] for row in results}) if results else []
     summary, gains, ran_on = _summary(results), mean_gains(results), sorted(processors)
     never = [study["axes"] for study in state["studies"] if study["exit_code"] == InfeasibleError.exit_code]
-    rates, trained = _rates(results, never), trained_rows(folder, campaign, results)
+    rates, trained = _rates(results, never), trained_rows(folder, campaign, state["studies"], results)
     return Tables(
         results,
         curves,
@@ -730,11 +731,12 @@ def mean_excess(rows: Sequence[Row]) -> dict[str, list[float]]:
     }
 
 
-def _indicator_row(head: Mapping[str, Any], study: Study) -> Row | None:
+def _indicator_row(head: Mapping[str, Any], family: str, study: Study) -> Row | None:
     """Return the indicators of a study's model beside the latency of its best plan; None where there are none.
 
     Args:
         head: the study's axes.
+        family: of the study's model.
     """
     latency = study.result["best"].get("latency_ms")
     if study.graph is None or latency is None:
@@ -742,7 +744,7 @@ def _indicator_row(head: Mapping[str, Any], study: Study) -> Row | None:
     cache_bytes = _cache_bytes(study)
     return {
         **{axis: head[axis] for axis in ("study", "model", *GROUP)},
-        "family": str(head["model"]).partition("@")[0],
+        "family": family,
         "cache_bytes": cache_bytes,
         **asdict(indicators(study.graph, cache_bytes)),
         **{f"{name}_counted": (study.result.get("final") or {}).get("traffic", {}).get(name) for name in _COUNTED},

@@ -126,9 +126,9 @@ def train(parser: Parser, arguments: list[str]) -> None:
         parser.error("--out requires epochs" if times == 0 else "--out FILE is missing; or give --epochs 0")
     from evaluators.cuda.training import Training
     from optimizer.tools.train import train_model
-    from search_spaces.models.zoo.names import is_name
+    from search_spaces.models import is_built_in
 
-    how = Training(times, rate, number, anew=times > 0 and is_name(options.model))
+    how = Training(times, rate, number, anew=times > 0 and is_built_in(options.model))
     told = (lambda _: None) if options.quiet else note
     found = train_model(options.model, options.data, options.out, how, share, told)
     show(options, found.to_json, found.render)

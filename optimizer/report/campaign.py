@@ -198,7 +198,9 @@ def _accuracy_plot(rows: Sequence[Row], width: float = _WIDTH) -> str:
         points = []
         for row in (row for row in rows if (row["family"], bool(row["tucker"])) == line):
             at, level = x(100 * row["macs"] / largest), y(100 * row["accuracy"])
-            ends = (100 * (row[f"accuracy_{end}"] or row["accuracy"]) for end in ("low", "high"))
+            ends = (
+                100 * (row["accuracy"] if row[end] is None else row[end]) for end in ("accuracy_low", "accuracy_high")
+            )
             plot.line([(at, y(max(y.low, min(y.high, end)))) for end in ends], f"series c{i % 4}")
             plot.mark(at, level, _OF_LINES[i % 4], f"{row['model']}: {percent(row['accuracy'], 1)}", 5.0)
             points.append((at, level))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -288,8 +289,9 @@ def check_out(out: Path, graph: Graph) -> None:
     Raises:
         UsageError: it cannot, or is.
     """
-    if out.is_dir() or not out.parent.is_dir():
-        raise UsageError(f"{out}: cannot be written", "give the path of a file in a folder that is there")
+    other = out.is_dir() or (out.exists() and not out.is_file())
+    if other or not out.parent.is_dir() or not os.access(out.parent, os.W_OK):
+        raise UsageError(f"{out}: cannot be written", "give the path of a file in a folder that you can write to")
     if graph.source is not None and out.exists() and out.samefile(graph.source.path):
         raise UsageError(f"{out}: is the model itself", "write to another file")
 

@@ -120,15 +120,22 @@ def train_model(
     graph = load(model)
     if out is not None:
         check_out(out, graph)
+        if out.exists() and Path(data).exists() and out.samefile(data):
+            raise UsageError(f"{out}: is the data", "write to another file")
         check_trainable(graph)
-    elif [graph.tensors[t].dtype for t in graph.inputs] != ["float32"] or len(graph.outputs) != 1:
-        raise ModelError(f"{graph.name!r} does not have one float32 input and one output", "give another model")
+    reads, writes = ([graph.tensors[t] for t in side] for side in (graph.inputs, graph.outputs))
+    if [(t.dtype, t.shape[:1]) for t in reads] != [("float32", (1,))] or len(writes) != 1 or not writes[0].shape:
+        raise ModelError(
+            f"{graph.name!r} does not have one float32 input, for one inference, and one output", "give another model"
+        )
     known = read_labelled(data)
     shaped = known.shaped(graph.tensors[graph.inputs[0]].shape)
     first, other = shaped.parted(share, how.seed)
     classes = graph.tensors[graph.outputs[0]].shape[-1]
     if not len(other.labels):
-        raise UsageError(f"--share {share:g}: leaves no input to measure the accuracy by", "give a smaller share")
+        raise UsageError(
+            f"--share {share:g}: leaves no input to measure the accuracy by", "give more inputs, or a smaller share"
+        )
     if int(known.labels.max()) >= classes:
         raise UsageError(f"--data {data}: has {known.labels.max() + 1} classes, and {model} tells {classes}")
     sizes = ["×".join(map(str, each.inputs.shape[1:])) for each in (known, shaped)]

@@ -83,13 +83,22 @@ def load(
     return size_outputs(graph)
 
 
+def is_built_in(source: str) -> bool:
+    """Return whether a text means a model of the zoo.
+
+    ``vgg16/model.tflite`` is a file in a folder named like a model, not a model with a size.
+    """
+    from search_spaces.models.zoo.names import is_name
+
+    return is_name(source) and not (source.endswith(".tflite") or (os.sep in source and Path(source).is_file()))
+
+
 def _read(source: str, signature: str | None) -> Graph:
     from search_spaces.core.recent import recent
     from search_spaces.models.litert import read_model
-    from search_spaces.models.zoo.names import is_name, nearest, parse_name
+    from search_spaces.models.zoo.names import nearest, parse_name
 
-    # ``vgg16/model.tflite`` is a file in a folder named like a model, not a model with a size.
-    if is_name(source) and not (source.endswith(".tflite") or (os.sep in source and Path(source).is_file())):
+    if is_built_in(source):
         from search_spaces.models.cache import cached
         from search_spaces.models.zoo import VERSION, write
 

@@ -21,7 +21,8 @@ MNIST = "mnist_5k"
 
 _HINT = f"give an .npz with 'inputs' (one of them in each row) and 'labels' (whole numbers from 0), or {MNIST}"
 
-_MOST_NBYTES, _MOST_SHAPED_NBYTES = 512 << 20, 4 << 30  # of a file's arrays; of all inputs as the model reads them
+_MOST_NBYTES, _MOST_SHAPED_NBYTES = 512 << 20, 2 << 30  # of a file's arrays; of all inputs as the model reads them
+_MOST_CLASSES = 1 << 31
 
 Inputs = NDArray[np.float32]
 Labels = NDArray[np.int64]
@@ -106,9 +107,10 @@ def _size(shape: Sequence[int]) -> str:
 
 def _checked(name: str, inputs: NDArray[Any], labels: NDArray[Any]) -> Labelled:
     why = ""
-    if labels.ndim != 1 or labels.dtype.kind not in "iu" or (len(labels) and int(labels.min()) < 0):
+    whole = labels.ndim == 1 and labels.dtype.kind in "iu"
+    if not whole or (len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < _MOST_CLASSES):
         why = "its labels are not whole numbers from 0, one for each input"
-    elif inputs.ndim < 2 or inputs.dtype.kind not in "fiu":
+    elif inputs.ndim < 2 or inputs.dtype.kind not in "fiu" or not inputs.size:
         why = "its inputs are not rows of numbers"
     elif len(labels) != len(inputs):
         why = f"it has {len(inputs)} inputs and {len(labels)} labels"
@@ -116,7 +118,8 @@ def _checked(name: str, inputs: NDArray[Any], labels: NDArray[Any]) -> Labelled:
         why = "its labels are of fewer than two classes"
     if why:
         raise UsageError(f"{OPTION} {name}: {why}", _HINT)
-    found = inputs.astype(np.float32)
+    with np.errstate(over="ignore"):
+        found = inputs.astype(np.float32)
     if inputs.dtype == np.uint8:
         found /= 255.0
     if not np.isfinite(found).all():

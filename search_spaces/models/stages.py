@@ -175,18 +175,20 @@ def with_values(graph: Graph, values: Mapping[int, NDArray[np.float32]]) -> Stag
     """Return the whole model with other values of some constants.
 
     Args:
-        values: tensor → its values; tensors that share a buffer get those of the last of them.
+        values: tensor → its values.
 
     Raises:
         ModelError: the graph has no file behind it.
     """
     whole = cut_stage(graph, range(len(graph.operators)))
-    held = {t: int(tensor.buffer) for t, tensor in zip(whole.tensors, whole.schema.subgraphs[0].tensors, strict=True)}
-    made = changed(whole.schema, buffers=list(whole.schema.buffers))
-    for tensor, array in values.items():
-        made.buffers[held[tensor]] = schema.BufferT(data=np.frombuffer(array.tobytes(), np.uint8))
-    taken = {held[tensor] for tensor in values}
-    return replace(whole, schema=made, buffers=tuple(b for b in whole.buffers if b not in taken))
+    place = {tensor: i for i, tensor in enumerate(whole.tensors)}
+    tensors, buffers = list(whole.schema.subgraphs[0].tensors), list(whole.schema.buffers)
+    for tensor, array in values.items():  # each in a buffer of its own, as others may share the old one
+        tensors[place[tensor]] = changed(tensors[place[tensor]], buffer=len(buffers))
+        buffers.append(schema.BufferT(data=np.frombuffer(array.tobytes(), np.uint8)))
+    used = {int(tensor.buffer) for tensor in tensors}
+    model = changed(with_main(whole.schema, tensors=tensors), buffers=buffers)
+    return replace(whole, schema=model, buffers=tuple(b for b in whole.buffers if b in used))
 
 
 def _recipes(source: ModelSource, border: Boundary) -> list[int]:

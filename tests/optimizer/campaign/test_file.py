@@ -138,6 +138,7 @@ BOMB = "a: &a [x, x]\n" + "".join(
         "name: x\nmatrix: {model: a}\nmodels:\n  a: {model: vgg16, data: mnist_5k, share: 1}\n",
         "name: x\nmatrix: {model: a}\nmodels:\n  a: {model: b, tucker: vbmf}\n  b: {model: vgg16, tucker: vbmf}\n",
         "name: x\nmatrix: {model: a}\nmodels:\n  a: {model: vgg16, tucker: vbmf, beside: c}\n",
+        "name: x\nmatrix: {model: a}\nmodels:\n  c: {model: b, data: d}\n  a: {model: b, tucker: vbmf, beside: c}\n",
         "name: x\nmatrix: {model: vgg16}\nmodels:\n  a: {model: vgg16, tucker: vbmf}\n",
         "name: x\nmatrix: {model: a}\nmodels:\n  a: {model: vgg16, tucker: vbmf, beside: a}\n",
         "name: x\nmatrix: {model: b}\nmodels:\n  a: {model: vgg16, data: x.npz}\n  b: {model: a, data: mnist_5k}\n",

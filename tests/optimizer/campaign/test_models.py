@@ -20,7 +20,7 @@ from tests.support.sentences import says
 TEXT = """
 name: x
 models:
-  half: {model: squeezenet1_1@0.25/64+spectrum, tucker: "ratio:0.5", beside: quarter}
+  half: {model: squeezenet1_1@0.25/64+spectrum, tucker: "ratio:0.5"}
   quarter: {model: squeezenet1_1@0.25/64+spectrum, tucker: "ratio:0.25"}
 matrix: {model: [half, quarter], processors: cpu0, allow: cuts, budget: 1, seed: [0, 1]}
 """
@@ -36,13 +36,13 @@ def test_a_campaign_makes_its_models_once_and_measures_them(
     path, out = written(tmp_path, TEXT), tmp_path / "out"
     assert run(path, out) == 0
     assert "made" in capsys.readouterr().out
-    for name in ("half", "quarter"):
-        for seed in (0, 1):
-            record = read_record(out, name, seed)
-            assert record is not None
-            assert record.after is None
-            result = next(out.glob(f"{name}-s{seed}-*/result.json"))
-            assert json.loads(result.read_text())["model"]["name"] == f"{name}-s{seed}"
+    for study in json.loads((out / "campaign.json").read_text())["studies"]:
+        name, seed, digest = study["axes"]["model"], study["axes"]["seed"], study["made"]
+        record = read_record(out, name, seed, digest)
+        assert record is not None
+        assert record.after is None
+        result = json.loads((out / study["folder"] / "result.json").read_text())
+        assert result["model"]["name"] == f"{name}-s{seed}-{digest[:8]}"
     rows = list(csv.DictReader((out / "trained.csv").read_text().splitlines()))
     assert [(row["model"], row["seeds"], row["family"]) for row in rows] == [
         ("half", "2", "squeezenet1_1"),
@@ -58,12 +58,15 @@ def test_a_campaign_makes_its_models_once_and_measures_them(
     monkeypatch.setattr("optimizer.campaign.models.run_words", counting)
     assert run(path, out) == 0
     assert made == []
-    model_file(out, "half", 0).unlink()
+    next(out.glob("models/half-s0-*.tflite")).unlink()
     assert run(path, out) == 0
     assert made == []  # its study is finished
     assert len(list(csv.DictReader((out / "trained.csv").read_text().splitlines()))) == 2
     assert run(written(tmp_path, TEXT.replace('0.25"', '0.3"')), out) == 0
-    assert sorted(Path(name).name for name in made) == ["quarter-s0.tflite", "quarter-s1.tflite"]
+    assert sorted(Path(name).name[:10] for name in made) == ["quarter-s0", "quarter-s1"]
+    made.clear()
+    assert run(written(tmp_path, TEXT), out) == 0
+    assert made == []  # that of the first recipe is there still
 
 
 def test_a_model_that_cannot_be_made_ends_its_studies_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,18 +80,22 @@ def test_a_model_that_cannot_be_made_ends_its_studies_alone(tmp_path: Path, caps
 
 
 def test_a_damaged_record_is_no_record(tmp_path: Path) -> None:
-    path = model_file(tmp_path, "a", 0)
+    path = model_file(tmp_path, "a", 0, "x")
     path.parent.mkdir()
-    for content in ("", "{}", '{"recipe": "x", "macs": -1, "parameters": 1}', "[" * 10_000):
+    good = '{"recipe": "x", "macs": 1, "parameters": 1, "after": 1}'
+    wrong = [("1,", "0,"), ('"macs": 1', f'"macs": 1{"0" * 400}'), ("1}", "2}"), ("1}", "1e308}"), ('"x"', '"y"')]
+    for content in ("", "{}", "[" * 10_000, *(good.replace(*each) for each in wrong)):
         path.with_suffix(".json").write_text(content)
-        assert read_record(tmp_path, "a", 0) is None
+        assert read_record(tmp_path, "a", 0, "x") is None
+    path.with_suffix(".json").write_text(good)
+    assert read_record(tmp_path, "a", 0, "x") is not None
 
 
 def test_accuracies_are_compared_seed_by_seed(tmp_path: Path) -> None:
     accuracies = {"a": (0.9, 0.8, 0.85), "b": (0.95, 0.85, 0.9)}
     for name, each in accuracies.items():
         for seed, after in enumerate(each):
-            path = model_file(tmp_path, name, seed)
+            path = model_file(tmp_path, name, seed, "x")
             path.parent.mkdir(exist_ok=True)
             ends = after - 0.001, after + 0.001
             record = Record(recipe="x", macs=10, parameters=1, before=0.1, after=after, ci95=ends, kept_apart=9)
@@ -99,7 +106,8 @@ def test_accuracies_are_compared_seed_by_seed(tmp_path: Path) -> None:
     results = [
         {"plan": "best", "model": name, "seed": seed, "latency_ms": 1.0 + seed} for name in "ab" for seed in range(3)
     ]
-    first, second = trained_rows(tmp_path, campaign, results)
+    studies = [{"status": "done", "made": "x", "axes": {"model": row["model"], "seed": row["seed"]}} for row in results]
+    first, second = trained_rows(tmp_path, campaign, studies, results)
     assert first["accuracy"] == pytest.approx(0.85)
     assert first["difference"] == pytest.approx(-0.05)
     assert first["difference_high"] == pytest.approx(-0.05 + 0.001 * 2**0.5 / 3**0.5)  # equal for all seeds
