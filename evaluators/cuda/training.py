@@ -52,8 +52,10 @@ class Training:
     anew: bool
 
 
-def check_trainable(graph: Graph) -> None:
-    """Check that a network can be trained: one float32 input for one inference, one output, operators that we know.
+def check_trainable(graph: Graph) -> Path:
+    """Check that a network can be trained, and return its file.
+
+    It has one float32 input for one inference, one output, and operators that are supported.
 
     Raises:
         ModelError: it cannot.
@@ -70,6 +72,10 @@ def check_trainable(graph: Graph) -> None:
         why = "it has no convolution and no matrix product"
     if why:
         raise ModelError(f"{graph.name!r} cannot be trained: {why}", "give another float32 model")
+    if graph.source is None or graph.source.fixed:
+        hint = "write it first, by optimize inspect MODEL --out FILE"
+        raise ModelError(f"{graph.name!r} cannot be trained: its structure is not that of its file", hint)
+    return graph.source.path.absolute()
 
 
 def train(
@@ -85,15 +91,13 @@ def train(
         UnavailableError: PyTorch is not installed, or training failed.
         ModelError: the network cannot be trained, or has no file.
     """
-    check_trainable(graph)
-    if graph.source is None or graph.source.fixed:
-        raise ModelError(f"{graph.name!r} cannot be trained: its file has another structure", "write it first")
+    path = check_trainable(graph)
     with needs_extra("training", "train"):
         if find_spec("torch") is None:
             raise ImportError
     with TemporaryDirectory(prefix="training-") as name:
         folder = Path(name)
-        request = {"path": str(graph.source.path.absolute()), "name": graph.name, **asdict(how)}
+        request = {"path": str(path), "name": graph.name, **asdict(how)}
         (folder / _REQUEST).write_text(json.dumps(request))
         np.savez(folder / _DATA, inputs=data.inputs, labels=data.labels)
         with (folder / "log").open("w+b") as log:

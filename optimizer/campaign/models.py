@@ -31,7 +31,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Record(BaseModel):
-    """What is known of a model that was made.
+    """Work and accuracy of a model that was made.
 
     Attributes:
         recipe: digest of all that it was made of.
@@ -62,7 +62,7 @@ def model_file(folder: Path, name: str, seed: int, digest: str) -> Path:
 
 
 def read_record(folder: Path, name: str, seed: int, digest: str) -> Record | None:
-    """Return what is known of a model; None if it was not made, or its record is damaged."""
+    """Return the record of a model; None if it was not made, or its record is damaged."""
     try:
         path = model_file(folder, name, seed, digest).with_suffix(".json")
         found = Record.model_validate_json(read_bounded(path, _MOST_NBYTES))
@@ -192,7 +192,6 @@ def trained_rows(
         after = [record.after for record in each if record.after is not None]
         before = [record.before for record in each if record.before is not None]
         half = [(r.ci95[1] - r.ci95[0]) / 2 for r in each if r.ci95 is not None]
-        before = [record.before for record in each if record.before is not None]
         rows.append(
             {"model": name, "family": family(campaign, name), "tucker": recipe.tucker, "seeds": len(records)}
             | {"macs": round(statistics.mean(r.macs for r in each)), "parameters": each[0].parameters}
