@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.cuda.devices import HINT, precision_of
+from evaluators.cuda.devices import HINT, precision_of, priority_of
 from evaluators.cuda.instance import apart, joined
 from evaluators.cuda.lowering import check
 from evaluators.cuda.traffic import counted
@@ -31,7 +31,7 @@ from evaluators.workload.setting import Setting
 from search_spaces.core.errors import UnavailableError
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Dispatch
-from search_spaces.core.platform import Limits, Processor
+from search_spaces.core.platform import Platform, Processor
 from search_spaces.models.stages import cut_stage
 
 START_LIMIT_S = 120.0
@@ -183,7 +183,7 @@ class Loaded:
 
     Attributes:
         bench: that loads and runs it.
-        jobs: operators, precision and processor name of each.
+        jobs: operators, precision, processor name and priority of each.
         after: for each job a bit set of the jobs that it waits for; () where each waits for the one before it.
         owner: name; instances of one owner never run at the same time.
         weights: name of the weights that it reads.
@@ -193,7 +193,7 @@ class Loaded:
     bench: Bench
     number: int
     graph: Graph
-    jobs: tuple[tuple[tuple[int, ...], str, str], ...]
+    jobs: tuple[tuple[tuple[int, ...], str, str, int], ...]
     after: tuple[int, ...]
     owner: str
     weights: str
@@ -205,11 +205,12 @@ class Bench:
     """The models that one worker process holds; loads and runs them.
 
     Args:
-        limits: time limits for loading, and for one request of a model.
+        platform: the streams, and time limits for loading, and for one request of a model.
     """
 
-    def __init__(self, client: Client, limits: Limits) -> None:
-        self.client, self._limits = client, limits
+    def __init__(self, client: Client, platform: Platform) -> None:
+        self.client, self._limits = client, platform.limits
+        self._priorities = {p.name: priority_of(p) for p in platform.processors}
         self._models: dict[tuple[str, str], _Model] = {}
         self._numbers, self._model_numbers = count(1), count(1)
         self._folder = TemporaryDirectory(prefix="cuda-models-")
@@ -236,7 +237,7 @@ class Bench:
         Raises:
             UnavailableError: an operator is not supported, or there is not enough memory.
         """
-        made = tuple((tuple(operators), str(precision_of(processor)), processor.name) for operators, processor in jobs)
+        made = tuple((tuple(o), str(precision_of(p)), p.name, priority_of(p)) for o, p in jobs)
         check(graph, [o for operators, *_ in made for o in operators])
         needs = () if all(job == 0 or bits >> (job - 1) & 1 for job, bits in enumerate(after)) else tuple(after)
         loaded = Loaded(self, next(self._numbers), graph, made, needs, owner, weights, inputs)
@@ -253,7 +254,7 @@ class Bench:
             return
         model = self._model(loaded.graph)
         head = {"op": "load", "instance": loaded.number, "model": model.number, "owner": loaded.owner}
-        jobs = [[list(operators), precision, processor] for operators, precision, processor in loaded.jobs]
+        jobs = [[list(operators), *rest] for operators, *rest in loaded.jobs]
         rest: dict[str, Any] = {"weights": loaded.weights, "jobs": jobs, "after": list(loaded.after)}
         if self.client.apart:  # another process has chosen them since this one began
             rest["known"] = self.client.chosen or {}
@@ -315,6 +316,7 @@ class Bench:
             "op": "run",
             "clients": [asdict(client) for client in found.clients],
             "excluded": list(found.excluded),
+            "priorities": [self._priorities.get(name, 0) for name in found.processors],
             "dispatch": dispatch,
             "instances": [each.number for each in instances],
             "runs": runs,
@@ -336,7 +338,7 @@ class Bench:
 
     def traffic(self, loaded: Loaded) -> dict[str, float]:
         """Return the memory traffic of an instance's inference. Raises as :func:`~evaluators.cuda.traffic.counted`."""
-        jobs = [(list(operators), precision) for operators, precision, _ in loaded.jobs]
+        jobs = [(list(operators), precision) for operators, precision, *_ in loaded.jobs]
         model = {"path": str(self._model(loaded.graph).path), "name": loaded.graph.name}
         known = {"chosen": self.client.chosen or {}, "room_nbytes": self.client.room_nbytes}
         return counted({**model, "jobs": jobs, **known})

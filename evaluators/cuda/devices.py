@@ -13,15 +13,18 @@ from typing import Any, Literal, get_args
 
 from evaluators.own_process import output_of, own_process
 from evaluators.workload import apart
+from evaluators.workload.prices import TIMED_AS, first_of_kinds
 from evaluators.workload.setting import RUNS_AS
 from search_spaces.core.errors import UnavailableError, UsageError
 from search_spaces.core.platform import MEMORY, Platform, Processor, memory_word
-from search_spaces.core.pools import members
 
 Precision = Literal["tf32", "f32"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 PRECISION = "precision"
 """Option of a processor: ``tf32`` multiplies with 10-bit mantissas on tensor cores, ``f32`` with 23-bit ones."""
+
+PRIORITY, MOST_PRIORITY = "priority", 3
+"""Option of a processor, at most 3: while kernels of a stream wait, none of streams with a lower priority begins."""
 
 GRAPHS, KERNELS, THREADS = "process", "process of kernels", "threads"
 """How models run apart (:data:`~evaluators.workload.setting.RUNS_AS`): in a process each, as captured graphs or kernel
@@ -76,29 +79,38 @@ def precision_of(processor: Processor) -> Precision:
     return PRECISIONS[PRECISIONS.index(found)]
 
 
+def priority_of(processor: Processor) -> int:
+    """Return the priority of a processor over those with a lower one."""
+    return int(processor.options.get(PRIORITY, 0))
+
+
 def tolerance(used: Iterable[Processor]) -> float:
     """Return the relative error that is accepted of some processors' outputs: 1e-3 in float32, 5e-2 in TF32."""
     return max((_TOLERANCES[precision_of(p)] for p in used), default=_TOLERANCES["f32"])
 
 
-def stream(number: int, device: str, precision: Precision, memory_nbytes: int = 0) -> Processor:
-    """Return the processor of a stream; streams of one precision are alike, and none excludes another.
+def stream(number: int, device: str, precision: Precision, memory_nbytes: int = 0, priority: int = 0) -> Processor:
+    """Return the processor of a stream; streams of one precision and priority are alike, and none excludes another.
 
     Args:
         device: the GPU's name.
         memory_nbytes: memory for the weights of a model; 0 for as much as there is.
+        priority: over streams with a lower one.
     """
     name = f"stream{number}" if precision == "tf32" else f"stream{number}:{precision}"
-    like = f"{EXTRA}:{device}:{precision}"
+    like, resource = f"{EXTRA}:{device}:{precision}", f"stream {number}"
     options: dict[str, Any] = {PRECISION: precision, "device": device}
     if memory_nbytes:
         name, like = f"{name}:memory={memory_nbytes // 10**6}MB", f"{like}:memory={memory_nbytes}"
         options |= {MEMORY: memory_nbytes}
-    return Processor(name, "gpu", {f"stream {number}": 1.0}, like, options)
+    if priority:
+        options |= {PRIORITY: priority, TIMED_AS: like}
+        name, like, resource = (f"{each}:{PRIORITY}={priority}" for each in (name, like, resource))
+    return Processor(name, "gpu", {resource: 1.0}, like, options)
 
 
 _LIMIT_S = 120.0
-_NAMES = "stream0, stream1, … in TF32, or stream0:f32, stream0:memory=400MB, …"
+_NAMES = "stream0, stream1, … in TF32, or stream0:f32, stream0:priority=1 (to 3), stream0:memory=400MB, …"
 
 
 def main() -> None:
@@ -150,7 +162,7 @@ def under_mps() -> bool:
 def runs_apart(platform: Platform, count: int) -> list[apart.Apart]:
     """Return the ways to run ``count`` models apart, in each precision of the streams."""
     found = []
-    kinds = [group[0] for group in platform.classes().values() if len(members(group[0])) == 1]
+    kinds = [platform.processors[number] for number in first_of_kinds(platform.processors).values()]
     for base in kinds:
         for how, name in APART.items():
             told = f"{name}, {precision_of(base)}" if len(kinds) > 1 else name
@@ -160,20 +172,22 @@ def runs_apart(platform: Platform, count: int) -> list[apart.Apart]:
 
 
 def parse_stream(text: str, device: str) -> Processor:
-    """Return the processor that ``streamN``, ``streamN:PRECISION`` or ``streamN:memory=400MB`` names.
+    """Return the processor of a name: ``streamN`` and words such as ``f32``, ``priority=1`` and ``memory=400MB``.
 
     Raises:
         UsageError: the text is not such a name.
     """
     word, *wanted = text.split(":")
     number = word.removeprefix("stream")
+    levels = {f"{PRIORITY}={level}": level for level in range(1, MOST_PRIORITY + 1)}
+    precisions = [p for w in wanted for p in PRECISIONS if p == w]
     memory = [nbytes for w in wanted if (nbytes := memory_word(w)) is not None]
-    precisions = [w for w in wanted if memory_word(w) is None] or ["tf32"]
-    precision = next((p for p in PRECISIONS if [p] == precisions), None) if len(memory) < 2 else None
+    priority = [levels[w] for w in wanted if w in levels]
     known = word.startswith("stream") and number.isascii() and number.isdigit() and str(int(number)) == number
-    if not known or precision is None or int(number) >= MAX_STREAMS:
+    counts = len(precisions), len(memory), len(priority)
+    if not known or max(counts) > 1 or sum(counts) < len(wanted) or int(number) >= MAX_STREAMS:
         raise UsageError(f"evaluator {EXTRA} has no processor {text!r}", f"it has {_NAMES}")
-    return stream(int(number), device, precision, *memory)
+    return stream(int(number), device, (precisions or ["tf32"])[0], *memory or [0], *priority or [0])
 
 
 def check_streams(platform: Platform) -> None:
@@ -181,9 +195,12 @@ def check_streams(platform: Platform) -> None:
 
     Raises:
         UnavailableError: one is not.
-        UsageError: its memory is no number of bytes.
+        UsageError: its memory is no number of bytes, or its priority none from 0 to 3.
     """
     for processor in platform.processors:
+        if (priority := processor.options.get(PRIORITY, 0)) not in range(MOST_PRIORITY + 1):
+            what = f"processor {processor.name!r}: unknown priority {reprlib.repr(priority)}"
+            raise UsageError(what, f"give 0 to {MOST_PRIORITY}")
         nbytes = processor.options.get(MEMORY, 1)
         if not isinstance(nbytes, int) or nbytes < 1:
             raise UsageError(f"processor {processor.name!r}: memory of {reprlib.repr(nbytes)} bytes", f"give {_NAMES}")

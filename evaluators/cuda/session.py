@@ -136,7 +136,7 @@ class CudaEvaluator(Evaluator):
         chosen = None if plain else self._chosen.setdefault(self._gpu(), {})
         log = scratch / "runtime.log" if scratch else None
         room_nbytes = memory_limit_nbytes(platform.processors)
-        return Bench(Client(self._device, busy, chosen, apart, log, room_nbytes), platform.limits)
+        return Bench(Client(self._device, busy, chosen, apart, log, room_nbytes), platform)
 
     @contextmanager
     def prepare(self, platform: Platform, scratch: Path | None = None) -> Iterator[CudaSession]:

@@ -26,7 +26,17 @@ from pathlib import Path
 from threading import Event
 from typing import Any, Protocol
 
-from evaluators.cuda.devices import GRAPHS, KERNELS, MAX_INSTANCES, MAX_STREAMS, MPS, THREADS, torch_module, under_mps
+from evaluators.cuda.devices import (
+    GRAPHS,
+    KERNELS,
+    MAX_INSTANCES,
+    MAX_STREAMS,
+    MOST_PRIORITY,
+    MPS,
+    THREADS,
+    torch_module,
+    under_mps,
+)
 from evaluators.cuda.instance import Capturing, Instance, Launched, Tuning, apart, as_function, joined
 from evaluators.cuda.lowering import Choose, Weights, plainly
 from evaluators.litert.worker import wire
@@ -63,13 +73,13 @@ class Streams(Protocol):
 
 
 class CudaStreams(Streams):
-    """Streams of the GPU; a job is a captured graph, and an event recorded behind it marks its end."""
+    """Streams of the GPU, with their priorities; a job is a captured graph, and an event behind it marks its end."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, priorities: Sequence[int]) -> None:
         torch = torch_module()
         self._torch = torch
-        self._streams = [torch.cuda.Stream() for _ in range(count)]
-        self._events = [torch.cuda.Event() for _ in range(count)]
+        self._streams = [torch.cuda.Stream(priority=-priority) for priority in priorities]
+        self._events = [torch.cuda.Event() for _ in priorities]
 
     def start(self, processor: int, work: Any) -> None:
         """Start a job on a free processor."""
@@ -87,11 +97,11 @@ class CudaStreams(Streams):
 
 
 class Threads(Streams):
-    """Threads of this process in place of streams; a job is a function."""
+    """Threads of this process in place of streams, without priorities; a job is a function."""
 
-    def __init__(self, count: int) -> None:
-        self._pools = [ThreadPoolExecutor(1, f"stream{i}") for i in range(count)]
-        self._running: list[Future[Any] | None] = [None] * count
+    def __init__(self, priorities: Sequence[int]) -> None:
+        self._pools = [ThreadPoolExecutor(1, f"stream{i}") for i in range(len(priorities))]
+        self._running: list[Future[Any] | None] = [None] * len(priorities)
         self._ended = Event()
 
     def start(self, processor: int, work: Callable[[], Any]) -> None:
@@ -121,10 +131,10 @@ class Threads(Streams):
 class LaunchingThreads(Threads):
     """Threads of this process, each with a stream on which it launches kernel by kernel; a job is a function."""
 
-    def __init__(self, count: int) -> None:
-        super().__init__(count)
+    def __init__(self, priorities: Sequence[int]) -> None:
+        super().__init__(priorities)
         self._torch = torch = torch_module()
-        self._streams = [torch.cuda.Stream() for _ in range(count)]
+        self._streams = [torch.cuda.Stream() for _ in priorities]
 
     def start(self, processor: int, work: Callable[[], Any]) -> None:
         """Start a job on a free processor."""
@@ -241,19 +251,20 @@ class Worker:
         self._tunings: dict[str, Tuning] = {}
         self._graphs: dict[int, Graph] = {}
         self._weights: dict[tuple[int, str], Weights] = {}
-        self._recorders: dict[tuple[int, str], Capturing] = {}
+        self._recorders: dict[tuple[int, str, int], Capturing] = {}
         self._instances: dict[int, Instance] = {}
         self._kept: OrderedDict[Key, Instance] = OrderedDict()
         self._keys: dict[int, Key] = {}
         self._owners: dict[str, int] = {}
         self._streams: Streams | None = None
-        self._count = 0
-        self._capturing: list[Any] = []
+        self._priorities: Sequence[int] = ()
+        self._capturing: dict[int, list[Any]] = {}
         if device == "cpu" and apart:
             torch.set_num_threads(1)
         elif device != "cpu":
             torch.backends.cudnn.benchmark = apart not in {KERNELS, THREADS}
-            self._capturing = [torch.cuda.Stream() for _ in range(MAX_INSTANCES)]
+            levels = range(MOST_PRIORITY + 1)
+            self._capturing = {n: [torch.cuda.Stream(priority=-n) for _ in range(MAX_INSTANCES)] for n in levels}
 
     def answer(self, head: Mapping[str, Any], payload: bytes) -> Answer:
         """Handle a message.
@@ -280,12 +291,13 @@ class Worker:
         instance = self._kept.pop(key, None)
         self._known.update(head.get("known", {}))
         if instance is None:
-            jobs = [(operators, self._choose(precision)) for operators, precision, _ in head["jobs"]]
+            jobs = [(operators, self._choose(precision)) for operators, precision, *_ in head["jobs"]]
 
             def recorder(place: int) -> Any:
                 # Jobs of one processor never run at the same time; nor do jobs of one owner, unless `after` lets some
                 # not wait for each other.
-                return self._recorder(model, f"{owner} on {head['jobs'][place][2]}" if head["after"] else owner)
+                *_, processor, priority = head["jobs"][place]
+                return self._recorder(model, f"{owner} on {processor}" if head["after"] else owner, priority)
 
             def entered(place: int) -> None:
                 self._compute_in(head["jobs"][place][1])
@@ -296,20 +308,23 @@ class Worker:
         self._instances[head["instance"]], self._keys[head["instance"]] = instance, key
         return {"chosen": self._new_choices()}, b""
 
-    def _recorder(self, model: int, owner: str) -> Any:
+    def _recorder(self, model: int, owner: str, priority: int) -> Any:
         if self._device == "cpu" or self._apart == THREADS:
             return as_function
         if self._apart == KERNELS:
             return Launched
-        key = model, owner
+        key = model, owner, priority
         if key not in self._recorders:
-            self._recorders[key] = Capturing(self._stream_of(owner))
+            self._recorders[key] = Capturing(self._stream_of(owner, priority))
         return self._recorders[key]
 
-    def _stream_of(self, owner: str) -> Any:
-        """Return the stream on which graphs of an owner are captured; graphs that may run at once differ in owner."""
+    def _stream_of(self, owner: str, priority: int) -> Any:
+        """Return the stream on which graphs of an owner are captured; graphs that may run at once differ in owner.
+
+        A graph's kernels keep the priority of this stream, whatever the stream that starts the graph.
+        """
         place = self._owners.setdefault(owner, len(self._owners))
-        return self._capturing[place % len(self._capturing)]
+        return self._capturing[priority][place % MAX_INSTANCES]
 
     def _weights_of(self, model: int, owner: str) -> Weights:
         if (model, owner) not in self._weights:
@@ -364,7 +379,7 @@ class Worker:
     def _run(self, head: Mapping[str, Any], __: bytes) -> Answer:
         clients = [QueueClient.from_json(entry) for entry in head["clients"]]
         scheduler = Scheduler(clients, head["excluded"], head["dispatch"])
-        streams = self._processors(len(head["excluded"]))
+        streams = self._processors(head["priorities"])
         work = [self._instances[number].work for number in head["instances"]]
         stores, stop_ns = array("q"), head["stop_above_ns"]
         gc.disable()
@@ -383,15 +398,15 @@ class Worker:
                 self._torch.cuda.set_stream(self._torch.cuda.default_stream())
         return {"size": scheduler.size}, stores.tobytes()
 
-    def _processors(self, count: int) -> Streams:
-        if count > MAX_STREAMS:
-            raise UnavailableError(f"{count} streams are more than the {MAX_STREAMS} that are supported")
-        if self._streams is None or count > self._count:
+    def _processors(self, priorities: Sequence[int]) -> Streams:
+        if len(priorities) > MAX_STREAMS:
+            raise UnavailableError(f"{len(priorities)} streams are more than the {MAX_STREAMS} that are supported")
+        if self._streams is None or priorities != self._priorities[: len(priorities)]:
             if self._streams is not None:
                 self._streams.close()
             kind = LaunchingThreads if self._apart == THREADS else CudaStreams
-            self._streams = Threads(count) if self._device == "cpu" else kind(count)
-            self._count = count
+            self._streams = Threads(priorities) if self._device == "cpu" else kind(priorities)
+            self._priorities = priorities
         return self._streams
 
     def _facts(self, _: Mapping[str, Any], __: bytes) -> Answer:

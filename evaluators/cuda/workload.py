@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count, pairwise
+from itertools import count, pairwise, product
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from evaluators.base import Agreement, Capabilities
 from evaluators.cuda.client import Bench, Loaded
-from evaluators.cuda.devices import EXTRA, GRAPHS, THREADS, tolerance, under_mps
+from evaluators.cuda.devices import EXTRA, GRAPHS, THREADS, priority_of, tolerance, under_mps
 from evaluators.cuda.session import References, fed
 from evaluators.litert import tensors
 from evaluators.workload.host import Execution, MeasuredWorkload, Outputs, Parts
 from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Objective, Outcome, outcome
-from evaluators.workload.prices import JobTimer, PriceTable, kind_of
+from evaluators.workload.prices import JobTimer, PriceTable, kind_of, timed_as
 from evaluators.workload.scheduler import Scheduler
 from evaluators.workload.setting import RUNS_AS, Setting, alone, closed_loops
 from search_spaces.core.errors import UnavailableError
@@ -38,6 +38,7 @@ from search_spaces.core.pools import members
 Found = TypeVar("Found")
 _NEVER = 1e6  # factor of what does not run
 _TIMED_S, _FEWEST, _MOST = 0.2, 6, 200
+_LONGER = 4  # times as many requests of models with priority, which are answered sooner
 
 
 def crowding(
@@ -47,49 +48,112 @@ def crowding(
 
     All instances run in closed loops, each on a stream of its own, as far as there are streams. One that takes ``r``
     times as long beside ``k - 1`` others is slowed by ``r ** (1 / (k - 1))`` by each of them. Where there are
-    processors of several precisions, all of one precision are timed, and mixed pairs get the larger factor. Models that
-    run apart are a kind, too.
+    processors of several precisions, all of one precision are timed, and mixed pairs get the larger factor; of several
+    priorities, two are timed beside each other (:func:`_over_each_other`). Models that run apart are a kind, too.
 
     Args:
         graphs: one for each instance.
         whole_s: model → kind of processor → seconds of the model alone.
     """
     groups: dict[str, list[int]] = {}
+    levels: dict[str, dict[int, str]] = {}  # of processors that are timed as one kind: priority → kind
     for number, processor in enumerate(timer.processors):
-        groups.setdefault(kind_of(processor), []).append(number)
+        kind = kind_of(processor)
+        groups.setdefault(kind, []).append(number)
+        levels.setdefault(kind.replace(processor.like, timed_as(processor)), {})[priority_of(processor)] = kind
     found: dict[str, dict[str, float]] = {graph.digest: {} for graph in graphs}
-    for kind, numbers in groups.items():
+    for alike in levels.values():
+        kind = max(alike.values(), key=lambda kind: len(groups[kind]))
+        numbers = groups[kind]
         together = min(len(numbers), len(graphs))
-        if together < 2:
-            continue
-        timer.progress(f"timing {together} models at once on {kind}")
-        chosen = [graphs[i * len(graphs) // together] for i in range(together)]
-        alone_s = [whole_s[graph.digest][timer.processors[numbers[0]].like] for graph in chosen]
-        wanted_s = max(_TIMED_S, _FEWEST * max(alone_s))  # the same for all
-        counts = [int(np.clip(wanted_s / max(s, 1e-6) / together, _FEWEST, _MOST)) for s in alone_s]
-        setting = closed_loops(numbers[:together], counts, timer.processors)
-        try:
-            outcome = timer.alone(setting, [(graph, ()) for graph in chosen], 2)[-1]
-        except UnavailableError as error:
-            if RUNS_AS not in timer.processors[numbers[0]].options:
-                raise
-            timer.progress(f"models do not run apart: {error}")
-            for factors in found.values():
-                factors[f"{kind}|{kind}"] = _NEVER
-            continue
-        ratios: dict[str, list[float]] = {}
-        for graph, requests, own_s in zip(chosen, outcome.requests, alone_s, strict=True):
-            # In the second half of the fastest one's requests, others may have finished.
-            times = [r.latency_s for r in requests[: len(requests) // 2 + 1] if r.latency_s is not None]
-            ratios.setdefault(graph.digest, []).append(statistics.fmean(times) / own_s)
-        for digest, factors in found.items():
-            known = ratios.get(digest) or [r for each in ratios.values() for r in each]
-            slow = max(1.0, statistics.fmean(known)) ** (1.0 / (together - 1))
-            for other in groups:
-                key, back = f"{kind}|{other}", f"{other}|{kind}"
-                if other == kind or slow > factors.get(key, 1.0):
-                    factors |= {key: slow, back: slow}
+        if together > 1:
+            timer.progress(f"timing {together} models at once on {kind}")
+            chosen = [graphs[i * len(graphs) // together] for i in range(together)]
+            try:
+                ratios = _slowed(chosen, numbers[:together], timer, whole_s)
+            except UnavailableError as error:
+                if RUNS_AS not in timer.processors[numbers[0]].options:
+                    raise
+                timer.progress(f"models do not run apart: {error}")
+                for factors in found.values():
+                    factors[f"{kind}|{kind}"] = _NEVER
+                continue
+            for digest, factors in found.items():
+                slow = _mean(ratios, chosen, digest) ** (1.0 / (together - 1))
+                for one, other in product(alike.values(), groups):
+                    key, back = f"{one}|{other}", f"{other}|{one}"
+                    if other == one or slow > factors.get(key, 1.0):
+                        factors |= {key: slow, back: slow}
+        if len(alike) > 1:
+            _over_each_other(alike, groups, graphs, timer, whole_s, found)
     return found
+
+
+def _slowed(
+    graphs: Sequence[Graph],
+    on: Sequence[int],
+    timer: JobTimer,
+    whole_s: Mapping[str, Mapping[str, float]],
+    longer: int = 0,
+) -> list[float]:
+    """Return how many times as long as alone each of some models takes while all run, each on its own processor.
+
+    Args:
+        longer: so many of them, the first, send several times as many requests.
+    """
+    alone_s = [whole_s[g.digest][timed_as(timer.processors[number])] for g, number in zip(graphs, on, strict=True)]
+    wanted_s = max(_TIMED_S, _FEWEST * max(alone_s)) / len(graphs)  # the same for all
+    wanted = [wanted_s * (_LONGER if k < longer else 1) / max(s, 1e-6) for k, s in enumerate(alone_s)]
+    counts = np.clip(wanted, _FEWEST, _MOST).astype(int).tolist()
+    found = timer.alone(closed_loops(on, counts, timer.processors), [(graph, ()) for graph in graphs], 2)[-1]
+    answered = [np.array([r.latency_s for r in each if r.latency_s is not None]) for each in found.requests]
+    until_s = min(float(times.sum()) for times in answered)  # afterwards some have finished
+    during = [times[: max(1, int((times.cumsum() <= until_s).sum()))] for times in answered]
+    return [float(times.mean()) / s for times, s in zip(during, alone_s, strict=True)]
+
+
+def _mean(ratios: Sequence[float], graphs: Sequence[Graph], digest: str) -> float:
+    """Return the mean ratio of a model's instances, at least 1; where none of them ran, of all."""
+    own = [ratio for ratio, graph in zip(ratios, graphs, strict=True) if graph.digest == digest]
+    return max(1.0, statistics.fmean(own or ratios))
+
+
+def _over_each_other(
+    alike: Mapping[int, str],
+    groups: Mapping[str, Sequence[int]],
+    graphs: Sequence[Graph],
+    timer: JobTimer,
+    whole_s: Mapping[str, Mapping[str, float]],
+    found: Mapping[str, dict[str, float]],
+) -> None:
+    """Set the factors between processors of several priorities.
+
+    Every second instance runs with the highest priority and the others with the lowest, and then the other way round.
+    Any two other priorities are taken for as far apart.
+
+    Args:
+        alike: priority → kind of processor.
+        groups: kind → its processors.
+        found: the factors of each model, so far those of equal priority.
+    """
+    kind = alike[min(alike)]
+    low, high = groups[kind], groups[alike[max(alike)]]
+    half = min(len(low), len(high), len(graphs) // 2)
+    if not half:
+        return
+    timer.progress(f"timing {2 * half} models at once, half of them with priority")
+    over, under = graphs[0::2][:half], graphs[1::2][:half]
+    on = [*high[:half], *low[:half]]
+    one = _slowed([*over, *under], on, timer, whole_s, longer=half)
+    other = _slowed([*under, *over], on, timer, whole_s, longer=half)
+    graphs = [*over, *under]
+    for digest, factors in found.items():
+        same = factors.get(f"{kind}|{kind}", 1.0)
+        beside = same ** (half - 1)
+        faster = max(1.0, _mean([*one[:half], *other[:half]], graphs, digest) / beside) ** (1.0 / half)
+        slower = max(same, (_mean([*other[half:], *one[half:]], graphs, digest) / beside) ** (1.0 / half))
+        for (mine, victim), (theirs, busy) in product(alike.items(), repeat=2):
+            factors[f"{victim}|{busy}"] = same if mine == theirs else faster if mine > theirs else slower
 
 
 @dataclass(frozen=True, slots=True)

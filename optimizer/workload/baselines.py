@@ -8,6 +8,7 @@ from functools import cache
 from itertools import product
 
 from evaluators.workload.apart import Apart
+from evaluators.workload.prices import first_of_kinds
 from optimizer.model.baselines import Baseline
 from search_spaces.core.decoded_plan import DecodedPlan, in_runs
 from search_spaces.core.plan import Plan
@@ -24,15 +25,19 @@ def workload_baselines(space: WorkloadSpace, apart: Sequence[Apart] = ()) -> tup
     """Return the baselines, which run every model whole, and the space's platform with processors that only they use.
 
     Models that run apart; ``one after another`` on each kind of processor; ``one processor per model``, in turns, if
-    several can run at once.
+    several can run at once. Processors that differ from others beside busy ones alone are left out.
 
     Args:
         apart: the ways to run models apart.
     """
     count = len(space.joined.components)
     found = [Baseline(each.name, _whole(space, [p.name for p in each.processors]).plan(space.joined)) for each in apart]
+    processors = space.platform.processors
+    usual = {processors[number].name for number in first_of_kinds(processors).values()}
     for group in space.platform.classes().values():
         first = group[0]
+        if members(first)[0] not in usual:
+            continue
         if len(members(first)) > 1:
             names = members(first)
             found.append(Baseline(STATIC, space.plan(_whole(space, [names[k % len(names)] for k in range(count)]))))

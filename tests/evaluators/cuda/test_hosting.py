@@ -130,7 +130,7 @@ def test_a_job_that_never_ends_is_reported() -> None:
 
 
 def test_requests_that_come_later_are_waited_for() -> None:
-    streams = Threads(1)
+    streams = Threads([0])
     try:
         scheduler = Scheduler([QueueClient(((0,),), (0, 8_000_000), 2)], [1], "fifo")
         attend(scheduler, [[lambda: None]], streams, 5.0)
@@ -145,7 +145,7 @@ def test_what_a_thread_raises_is_a_failure_of_its_job() -> None:
     def failing() -> None:
         raise RuntimeError("no such kernel")
 
-    streams = Threads(1)
+    streams = Threads([0])
     try:
         with fails(UnavailableError):
             attend(Scheduler([QueueClient(((0,),), (0,), 1)], [1], "fifo"), [[failing]], streams, 5.0)

@@ -18,6 +18,7 @@ from evaluators.cuda.client import Client
 from evaluators.cuda.devices import APART, find_gpu, parse_stream, platform_of
 from evaluators.cuda.session import CudaEvaluator
 from evaluators.registry import make_evaluator
+from evaluators.workload.prices import timed_as
 from optimizer.cli import main
 from optimizer.study.config import parse_config
 from optimizer.study.several_models import SeveralModels
@@ -80,7 +81,12 @@ def test_processors_are_alike_and_none_excludes_another() -> None:
     assert small.like != exact.like
     assert parse_stream(small.name, "NVIDIA X") == small
     assert memory_limit_nbytes([small]) == 400_000_000
-    for name in ("stream3:memory=1GB:memory=1GB", "stream3:memory=400"):
+    first = parse_stream("stream3:f32:priority=2", "NVIDIA X")
+    assert first.like != exact.like
+    assert timed_as(first) == timed_as(exact) == exact.like
+    assert not first.excludes(exact)
+    assert parse_stream(first.name, "NVIDIA X") == first
+    for name in ("stream3:memory=1GB:memory=1GB", "stream3:memory=400", "stream3:priority=0", "stream3:priority=4"):
         with fails(UsageError):
             parse_stream(name, "NVIDIA X")
     for name in ("stream", "stream03", "stream3:f16", "cpu0", "stream3:", "stream32", "stream-1", "stream٣"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -16,9 +16,12 @@ import pytest
 from evaluators.cuda.client import Bench
 from evaluators.cuda.devices import APART, GRAPHS, MAX_INSTANCES
 from evaluators.cuda.session import CudaEvaluator
-from evaluators.cuda.workload import CudaWorkload
+from evaluators.cuda.workload import CudaWorkload, crowding
 from evaluators.workload.host import came_of
-from evaluators.workload.prices import kind_of
+from evaluators.workload.outcome import Outcome
+from evaluators.workload.prices import JobTimer, first_of_kinds, kind_of
+from evaluators.workload.setting import Setting
+from evaluators.workload.simulate import Crowd, JobCost, simulate
 from optimizer.workload.baselines import workload_baselines
 from search_spaces.core.decoded_plan import RankSet
 from search_spaces.core.errors import UnavailableError
@@ -66,11 +69,12 @@ def test_an_owner_has_one_stream_whatever_the_number_of_models() -> None:
     from evaluators.cuda.worker import Worker
 
     worker = Worker("cpu")
-    worker._capturing = list(range(MAX_INSTANCES))
+    worker._capturing = {level: [(level, n) for n in range(MAX_INSTANCES)] for level in range(2)}
     owners = [f"instance {i}" for i in range(MAX_INSTANCES)]
-    first = [worker._stream_of(owner) for owner in owners]
+    first = [worker._stream_of(owner, 0) for owner in owners]
     assert len(set(first)) == MAX_INSTANCES
-    assert [worker._stream_of(owner) for _ in range(3) for owner in owners] == first * 3
+    assert [worker._stream_of(owner, 0) for _ in range(3) for owner in owners] == first * 3
+    assert worker._stream_of(owners[5], 1) == (1, 5)
 
 
 @needs_torch
@@ -79,7 +83,7 @@ def test_the_process_lets_a_model_go_that_it_is_told_to_forget() -> None:
 
     worker, graph = Worker("cpu"), load("squeezenet1_1@0.25/32")
     kinds = [o.kind for o in graph.operators]
-    jobs = [[list(range(len(kinds))), "f32", "stream0"]]
+    jobs = [[list(range(len(kinds))), "f32", "stream0", 0]]
     for model in (1, 2):
         messages = {"op": "model", "model": model, "path": str(there(graph.source).path), "name": "m", "kinds": kinds}
         worker.answer(messages, b"")
@@ -201,3 +205,47 @@ def test_a_model_that_runs_apart_is_not_cut_over_processes() -> None:
         fails(UnavailableError),
     ):
         session.load(joined.graph, replace(plans[APART[GRAPHS]], stages=(*halves, *rest)))
+
+
+TRUE = {True: {True: 1.3, False: 1.05}, False: {True: 2.0, False: 1.3}}
+"""Whether a job has priority → whether the other job has → the factor on its time."""
+
+
+def test_crowding_finds_what_priority_changes() -> None:
+    names = [*(f"stream{i}" for i in range(4)), *(f"stream{i}:priority={n}" for n in (1, 3) for i in range(4))]
+    processors = [CudaEvaluator("cpu").processor(name) for name in names]
+    before = [p.options.get("priority", 0) > 0 for p in processors]
+    short, long = chain_graph(3), chain_graph(5)
+    alone_s = {short.digest: 1e-3, long.digest: 4e-3}
+
+    def alone(found: Setting, parts: Sequence[tuple[Graph, Sequence[int]]], runs: int) -> list[Outcome]:
+        costs = []
+        for graph, _ in parts:
+            row = {
+                n: JobCost(alone_s[graph.digest], tuple(TRUE[before[n]][b] for b in before)) for n in range(len(names))
+            }
+            costs.append([row])
+        return [simulate(found, "fifo", costs, Crowd(Platform("p", tuple(processors))))] * runs
+
+    timer = JobTimer(processors, alone, lambda _: None)
+    kind = kind_of(processors[0])
+    whole_s = {digest: {kind: s} for digest, s in alone_s.items()}
+    found = crowding([short, short, long, long], timer, whole_s)
+    for factors in found.values():
+        assert factors[f"{kind}|{kind}"] == pytest.approx(1.3, rel=0.02)
+        for first in (f"{kind}:priority=1", f"{kind}:priority=3"):
+            assert factors[f"{first}|{first}"] == pytest.approx(1.3, rel=0.02)
+            assert factors[f"{first}|{kind}"] == pytest.approx(1.05, rel=0.03)
+            assert factors[f"{kind}|{first}"] == pytest.approx(2.0, rel=0.05)
+        assert factors[f"{kind}:priority=3|{kind}:priority=1"] < factors[f"{kind}:priority=1|{kind}:priority=3"]
+
+
+def test_jobs_are_timed_once_for_all_priorities() -> None:
+    processors = [CudaEvaluator("cpu").processor(name) for name in ("stream0", "stream0:priority=1", "stream1:f32")]
+    assert list(first_of_kinds(processors).values()) == [0, 2]
+    platform = with_pools(Platform("three", tuple(processors)))
+    assert len({a.name for a in CudaEvaluator("cpu").apart(platform, 2)}) == 2 * len(APART)
+    workload, graph = workload_of("a×2"), chain_graph(3)
+    space = WorkloadSpace(workload, merge("test", [(i.name, graph) for i in workload.instances]), platform, 2)
+    used = {stage.processor for b in workload_baselines(space)[0] for stage in b.plan.stages}
+    assert used == {"stream0", "stream1:f32"}
