@@ -123,6 +123,7 @@ def choose_platform(
     *,
     allow_fallback: bool = False,
     reduced: bool = False,
+    several: bool = False,
 ) -> Platform:
     """Return the platform to search on.
 
@@ -132,6 +133,7 @@ def choose_platform(
         file: a platform file, or the name of one that ships with the product, in place of detected processors.
         allow_fallback: accelerators may leave operators to the CPU; they are then called ``gpu+cpu``.
         reduced: if no names are given, also use processors that compute in less than float32.
+        several: if no names are given, also use processors that differ from others beside busy ones alone.
 
     Raises:
         UsageError: a name or the file is wrong.
@@ -150,7 +152,9 @@ def choose_platform(
         platform = evaluator.platform()
         if names is not None:
             platform = _named(platform, names, evaluator) if names_more else platform.restrict(names)
-        elif reduced and evaluator.capabilities.reduced:
+        elif not several:
+            platform = platform.restrict([p.name for p in platform.processors if p.timed_as == p.like])
+        if names is None and reduced and evaluator.capabilities.reduced:
             platform = replace(platform, processors=(*platform.processors, *evaluator.reduced()))
     if allow_fallback:
         processors = tuple(map(with_cpu, platform.processors))

@@ -13,10 +13,10 @@ from typing import Any, Literal, get_args
 
 from evaluators.own_process import output_of, own_process
 from evaluators.workload import apart
-from evaluators.workload.prices import TIMED_AS, first_of_kinds
+from evaluators.workload.prices import first_of_kinds
 from evaluators.workload.setting import RUNS_AS
 from search_spaces.core.errors import UnavailableError, UsageError
-from search_spaces.core.platform import MEMORY, Platform, Processor, memory_word
+from search_spaces.core.platform import MEMORY, TIMED_AS, Platform, Processor, memory_word
 
 Precision = Literal["tf32", "f32"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -43,6 +43,8 @@ _MPS_USUALLY = Path("/tmp/nvidia-mps")  # noqa: S108 - where that server listens
 EXTRA = "cuda"
 HINT = "pip install 'partition-optimizer[cuda]'"
 STREAMS = 8
+MORE_STREAMS = {1: 4, 2: 4}
+"""Priority → streams of it, for several models."""
 MAX_STREAMS = 32
 MAX_INSTANCES = 32
 """Instances that may run at once: each is captured on a stream of its own, and PyTorch has 32."""
@@ -146,12 +148,14 @@ def find_gpu() -> str:
 
 
 def platform_of(device: str, precision: Precision = "tf32", streams: int = STREAMS) -> Platform:
-    """Return the streams of a GPU as processors: alike, and none excludes another.
+    """Return the streams of a GPU as processors: those of one priority are alike, and none excludes another.
 
     Args:
         device: its name.
+        streams: without priority.
     """
-    return Platform(device, tuple(stream(number, device, precision) for number in range(streams)))
+    numbered = [(0, n) for n in range(streams)] + [(p, n) for p, count in MORE_STREAMS.items() for n in range(count)]
+    return Platform(device, tuple(stream(n, device, precision, priority=p) for p, n in numbered))
 
 
 def under_mps() -> bool:

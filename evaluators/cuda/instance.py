@@ -182,8 +182,11 @@ class Capturing:
     """
 
     def __init__(self, stream: Any) -> None:
+        torch = torch_module()
         self._stream = stream
-        self._pool = torch_module().cuda.graph_pool_handle()
+        self._pool = torch.cuda.graph_pool_handle()
+        # PyTorch refuses a pool whose graphs are all gone.
+        self._kept = captured(stream, lambda: torch.zeros(1, device="cuda"), self._pool)
 
     def __call__(self, call: Callable[[], None]) -> Any:
         """Capture a function (:data:`Recorder`)."""

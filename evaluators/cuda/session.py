@@ -113,7 +113,7 @@ class CudaEvaluator(Evaluator):
     def platform(self) -> Platform:
         """Return the processors that this evaluator finds by itself.
 
-        They are eight streams in TF32; :meth:`processor` makes others.
+        They are eight streams in TF32, and for several models eight with priority; :meth:`processor` makes others.
         """
         return platform_of(self._gpu())
 

@@ -26,7 +26,7 @@ from evaluators.litert import tensors
 from evaluators.workload.host import Execution, MeasuredWorkload, Outputs, Parts
 from evaluators.workload.lowered import Lowerings
 from evaluators.workload.outcome import Objective, Outcome, outcome
-from evaluators.workload.prices import JobTimer, PriceTable, kind_of, timed_as
+from evaluators.workload.prices import JobTimer, PriceTable, kind_of
 from evaluators.workload.scheduler import Scheduler
 from evaluators.workload.setting import RUNS_AS, Setting, alone, closed_loops
 from search_spaces.core.errors import UnavailableError
@@ -60,7 +60,7 @@ def crowding(
     for number, processor in enumerate(timer.processors):
         kind = kind_of(processor)
         groups.setdefault(kind, []).append(number)
-        levels.setdefault(kind.replace(processor.like, timed_as(processor)), {})[priority_of(processor)] = kind
+        levels.setdefault(kind.replace(processor.like, processor.timed_as), {})[priority_of(processor)] = kind
     found: dict[str, dict[str, float]] = {graph.digest: {} for graph in graphs}
     for alike in levels.values():
         kind = max(alike.values(), key=lambda kind: len(groups[kind]))
@@ -101,7 +101,7 @@ def _slowed(
     Args:
         longer: so many of them, the first, send several times as many requests.
     """
-    alone_s = [whole_s[g.digest][timed_as(timer.processors[number])] for g, number in zip(graphs, on, strict=True)]
+    alone_s = [whole_s[g.digest][timer.processors[number].timed_as] for g, number in zip(graphs, on, strict=True)]
     wanted_s = max(_TIMED_S, _FEWEST * max(alone_s)) / len(graphs)  # the same for all
     wanted = [wanted_s * (_LONGER if k < longer else 1) / max(s, 1e-6) for k, s in enumerate(alone_s)]
     counts = np.clip(wanted, _FEWEST, _MOST).astype(int).tolist()

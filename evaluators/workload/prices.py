@@ -126,7 +126,7 @@ class PriceTable:
             return rewritten[key]
 
         def cost(model: Graph, lowered: Lowered, processor: int, operators: tuple[int, ...]) -> JobCost:
-            kind = timed_as(processors[processor])
+            kind = processors[processor].timed_as
             if kind not in self.operator_s[model.digest]:
                 return JobCost(math.inf)
             if len(operators) == len(model.operators) and not lowered.rewritten:
@@ -155,21 +155,12 @@ def kind_of(processor: Processor) -> str:
     return f"{processor.like}~{apart}" if apart else processor.like
 
 
-TIMED_AS = "timed_as"
-"""Option of a processor that differs from others beside busy ones alone: the ``like`` of those others."""
-
-
-def timed_as(processor: Processor) -> str:
-    """Return the kind of processors on which, where nothing else runs, jobs take as long as on this one."""
-    return str(processor.options.get(TIMED_AS, processor.like))
-
-
 def first_of_kinds(processors: Sequence[Processor]) -> dict[str, int]:
     """Return kind → number of its first processor to time; processors that only baselines use are left out."""
     found: dict[str, int] = {}
     for number, processor in enumerate(processors):
         if processor.resources:
-            found.setdefault(timed_as(processor), number)
+            found.setdefault(processor.timed_as, number)
     return found
 
 
@@ -295,7 +286,7 @@ class JobTimer:
             fair = max(1.0, *(share + theirs.get(resource, 0.0) for resource, share in mine.items()))
             for partner in partners if SLICED not in processors[a].options else (graph,):
                 took_s = self._median_s([a, b], [graph, partner], whole)
-                factors.append(took_s / (whole[graph.digest][timed_as(processors[a])] * fair))
+                factors.append(took_s / (whole[graph.digest][processors[a].timed_as] * fair))
             found[name] = max(1.0, statistics.fmean(factors))
         return found
 
@@ -312,7 +303,7 @@ class JobTimer:
             guess_s = min(r.latency_s or math.inf for r in first.requests[0])
             counts = [_requests(guess_s)] * len(on)
         else:
-            times = [known[g.digest][timed_as(self.processors[n])] for g, n in zip(graphs, on, strict=True)]
+            times = [known[g.digest][self.processors[n].timed_as] for g, n in zip(graphs, on, strict=True)]
             counts = [max(_FEWEST, math.ceil(_requests(times[0]) * times[0] / t * 1.3)) for t in times]
             counts[0] = _requests(times[0])
         outcomes = self.alone(closed_loops(on, counts, self.processors), parts, _RUNS)[1:]

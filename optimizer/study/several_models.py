@@ -143,7 +143,7 @@ class SeveralModels(Subject):
         parts = [(i.name, graphs[i.client]) for i in workload.instances]
         joined = merge(workload.name, parts)
         found = platform or choose_platform(
-            evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback
+            evaluator, config.processors, config.platform, allow_fallback=config.allow_fallback, several=True
         )
         found = as_told(found, config, evaluator)
         config = with_freedoms(config, graphs, found)

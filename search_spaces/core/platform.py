@@ -11,6 +11,8 @@ from search_spaces.core.errors import UsageError
 
 MEMORY = "memory_nbytes"
 """Option of a processor with limited memory, which all of its kind share (bytes)."""
+TIMED_AS = "timed_as"
+"""Option of a processor that differs from others beside busy ones alone: the ``like`` of those others."""
 _MEMORY, _UNITS = re.compile("memory=([1-9][0-9]{0,5})(MB|GB)"), {"MB": 10**6, "GB": 10**9}
 
 
@@ -44,6 +46,11 @@ class Processor:
     def excludes(self, other: Processor) -> bool:
         """Return whether a stage here and one on ``other`` cannot run at the same time."""
         return any(share + other.resources.get(name, 0.0) > 1.0 for name, share in self.resources.items())
+
+    @property
+    def timed_as(self) -> str:
+        """The kind of processors on which, where nothing else runs, stages take as long as on this one."""
+        return str(self.options.get(TIMED_AS, self.like))
 
     @property
     def cores(self) -> tuple[Any, ...]:
