@@ -60,6 +60,8 @@ _FREE_MOST = {"mac_s": 1e-6, "byte_s": 1e-6, "dispatch_s": 1.0}  # ranges of the
 def _kernels(value: dict[str, dict[str, Amount]]) -> dict[str, dict[str, Amount]]:
     for key, terms in value.items():
         for name in key.split(","):
+            if sum(name.strip() == other.strip() for each in value for other in each.split(",")) > 1:
+                raise wrong(f"kernel {shown(name.strip())} is there twice", "keep one of the two", key)
             if name.strip() not in (*KERNELS, OTHERS):
                 hint = did_you_mean(name.strip(), KERNELS, f"kernels are {', '.join(KERNELS)}, and '{OTHERS}'")
                 raise wrong(f"there is no kernel {shown(name.strip())}", hint, key)

@@ -8,6 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Group
 from rich.text import Text
 
@@ -38,6 +39,7 @@ from search_spaces.models.zoo.names import parse_name
 from search_spaces.rewrites.lower import Lowered, lowering
 
 _LEAST_SIGMA, _SIGMA_OF_ERROR = 0.1, 1.5
+_VARIES = 1e-3  # relative difference of predictions that is told
 _UNKNOWN_SIGMA = 1.0  # of a processor whose errors nothing tells
 
 Row = dict[str, Any]
@@ -72,7 +74,7 @@ def fit_figures(path: Path, out: Path, progress: Callable[[str], None] = lambda 
     for number in fitted:
         progress(f"fitting all figures but {document.figures[number].title}")
         others[number] = fit.fit(without=number)
-    rows = _rows(fit, whole.values, others)
+    rows = _rows(fit, whole, others)
     errors = {
         name: _errors([row for row, of in zip(rows, on, strict=True) if name in of]) for name in document.processors
     }
@@ -125,9 +127,10 @@ def _errors(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def _sigma(given: float | None, median: float | None) -> float:
-    if given is not None or median is None:
-        return _UNKNOWN_SIGMA if given is None else given
-    return max(_LEAST_SIGMA, round(_SIGMA_OF_ERROR * median, DIGITS))
+    """Return the relative deviation of a processor's predictions, of which the document or left-out errors tell."""
+    if given is not None:
+        return given
+    return _UNKNOWN_SIGMA if median is None else max(_LEAST_SIGMA, round(_SIGMA_OF_ERROR * median, DIGITS))
 
 
 def _counted(document: Figures) -> str:
@@ -199,22 +202,25 @@ def _baseline(name: str, graph: Graph, platform: Platform) -> Plan:
     return found[criterion]
 
 
-def _rows(fit: FiguresFit, values: Mapping[str, float], others: Mapping[int, Fitted]) -> list[Row]:
+def _rows(fit: FiguresFit, whole: Fitted, others: Mapping[int, Fitted]) -> list[Row]:
     """Return a row for each figure: published, by the profile, and by a fit that has not seen it."""
     rows = []
-    predicted = fit.predict_ms(values)[0]
-    for number, (figure, fitted_ms) in enumerate(zip(fit.figures, map(float, predicted), strict=True)):
-        published = figure.ms
-        left_out = fitted_ms if figure.check else None
+    ends = [{name: end} for name, pair in whole.allowed.items() for end in pair]
+    every = np.array([fit.predict_ms(whole.values | end)[0] for end in ({}, *ends)])
+    for number, figure in enumerate(fit.figures):
+        fitted_ms, left_out = float(every[0, number]), None
         if figure.fitted and others[number].determines(number):
             left_out = float(fit.predict_ms(others[number].values)[0][number])
-        row: Row = {"name": figure.title, "published_ms": published}
+        row: Row = {"name": figure.title, "published_ms": figure.ms}
         row |= {n: v for n in ("at_least_ms", "at_most_ms") if (v := getattr(figure, n)) is not None}
-        row |= {"use": "checked" if figure.check else "bound" if figure.bound else "fitted"}
-        row |= {"fitted_ms": None if figure.check else _ms(fitted_ms), "left_out_ms": _ms(left_out)}
-        rows.append(
-            row | {"error": _rounded(left_out / published - 1.0) if published and left_out is not None else None}
-        )
+        row |= {"use": "fitted" if figure.fitted else "bound", "fitted_ms": _ms(fitted_ms)}
+        if figure.check:
+            left_out = fitted_ms
+            row |= {"use": "checked", "fitted_ms": None}
+            if np.ptp(every[:, number]) > _VARIES * abs(fitted_ms):
+                row["range_ms"] = [_ms(float(end(every[:, number]))) for end in (np.min, np.max)]
+        error = left_out / figure.ms - 1.0 if figure.ms and left_out is not None else None
+        rows.append(row | {"left_out_ms": _ms(left_out), "error": _rounded(error)})
     return rows
 
 
@@ -265,6 +271,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         told = f"{sign} {row[name]:.4g}" if name in row else told
     error = "" if row["error"] is None else f"{round(100.0 * row['error'], 1) + 0.0:+.1f} %".replace("-", "−")
     note = "not fitted" if row["use"] == "checked" else ""
+    note += f": could be {_range(row['range_ms'])}" if "range_ms" in row else ""
     if row["use"] == "fitted" and row["left_out_ms"] is None:
         note = "not determined by the others"
     numbers = ("" if row[n] is None else f"{row[n]:.4g}" for n in ("fitted_ms", "left_out_ms"))

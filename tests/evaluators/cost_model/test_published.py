@@ -103,7 +103,8 @@ def test_another_model_of_seed_003s_board_is_far_off(tmp_path: Path) -> None:
     found = fit_figures(FIGURES / "zcu102_by_bytes.yaml", tmp_path / "out.json").profile.errors["figures"]
     sequential, parallel, *_ = found
     assert sequential["fitted_ms"] == pytest.approx(202.72, rel=1e-3)
-    assert (parallel["use"], round(parallel["left_out_ms"], 1)) == ("checked", 191.6)
+    assert parallel["use"] == "checked"
+    assert parallel["range_ms"] == pytest.approx([191.6, 195.4], abs=0.1)
 
 
 @pytest.mark.parametrize("name", ["snapdragon855", "snapdragon865", "snapdragon888", "kirin990"])

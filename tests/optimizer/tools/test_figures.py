@@ -157,7 +157,11 @@ def test_checks_are_predicted_by_fits_that_have_not_seen_them(tmp_path: Path) ->
 def test_what_no_figure_determines_is_named_and_keeps_the_middle(tmp_path: Path) -> None:
     processors = {"cpu": CPU, "npu": {"kind": "npu", "kernels": {"all others": {"macs": "other"}}, "sigma": 0.3}}
     of = PARAMETERS | {"other": {"least": 1e-12, "most": 3e-12}}
-    found = fitted(told(tmp_path, document(parameters=of, processors=processors), TRUE | {"other": 2e-12}))
+    figures = [*WHOLE, {**WHOLE[0], "plan": "whole on npu", "check": True}]
+    content = document(parameters=of, processors=processors, figures=figures)
+    found = fitted(told(tmp_path, content, TRUE | {"other": 2e-12}))
+    low, high = found.errors["figures"][-1]["range_ms"]
+    assert high == pytest.approx(3 * low)
     assert parameters(found)["other"] == {"value": 2e-12, "left_out": None, "allowed": [1e-12, 3e-12]}
     assert found["npu"].kernels["conv"].sigma == 0.3
 
@@ -244,6 +248,7 @@ def changed(*path: str | int, to: object) -> dict[str, Any]:
         changed("processors", "cpu", "kernels", "all others", to={"mac": "mac", "read": "byte"}),
         changed("processors", "cpu", "kernels", "all others", to={"macs": {"times": -1}, "read": "byte"}),
         changed("processors", "cpu", "kernels", to={"pool": {"macs": "mac", "read": "byte"}}),
+        changed("processors", "cpu", "kernels", to={"conv, pool": {"macs": "mac"}, "pool": {"read": "byte"}}),
         changed("processors", "cpu", "sigma", to=11),
         changed("processors", "gpu", to={"kind": "gpu"}) | {"figures": [{**WHOLE[0], "plan": "every layer", "ms": 1}]},
         changed("links", to=[{"between": ["cpu", "dsp"]}]),
