@@ -110,14 +110,7 @@ class SimulatedSession(ClosableSession, ABC):
 
     def _freed(self, lowered: Lowered) -> PlanSimulator:
         """Return the simulator of a lowered plan, in which elided operators cost nothing."""
-        simulator = self.simulator_of(lowered)
-        left = {operator for stage in lowered.viewed(self.platform).operators for operator in stage}
-        moves_nothing = [o for stage in lowered.plan.stages for o in stage.operators if o not in left]
-        if not moves_nothing:
-            return simulator
-        operator_s = np.array(simulator.prices.operator_s)
-        operator_s[:, moves_nothing] = np.where(np.isfinite(operator_s[:, moves_nothing]), 0.0, np.inf)
-        return PlanSimulator(lowered.graph, self.platform, replace(simulator.prices, operator_s=operator_s))
+        return without_elided(self.simulator_of(lowered), lowered)
 
     def simulator_of(self, lowered: Lowered) -> PlanSimulator:
         """Return the simulator of a lowered plan's graph. Raises as :meth:`prices`."""
@@ -126,6 +119,17 @@ class SimulatedSession(ClosableSession, ABC):
             return PlanSimulator(lowered.graph, self.platform, self.prices(lowered))
 
         return recent(self._simulators, lowered.graph.digest, make, _KEPT)
+
+
+def without_elided(simulator: PlanSimulator, lowered: Lowered) -> PlanSimulator:
+    """Return a simulator of a lowered plan, in which the operators of its graph that need no copy cost nothing."""
+    left = {operator for stage in lowered.viewed(simulator.platform).operators for operator in stage}
+    moves_nothing = [o for stage in lowered.plan.stages for o in stage.operators if o not in left]
+    if not moves_nothing:
+        return simulator
+    operator_s = np.array(simulator.prices.operator_s)
+    operator_s[:, moves_nothing] = np.where(np.isfinite(operator_s[:, moves_nothing]), 0.0, np.inf)
+    return PlanSimulator(lowered.graph, simulator.platform, replace(simulator.prices, operator_s=operator_s))
 
 
 class SimulatedPlan(Prediction):

@@ -47,10 +47,10 @@ OPERATOR_TERMS: Mapping[str, tuple[str, ...]] = {
 }
 
 _RANGES = ("macs", "read", "weight", "written")
-_USUAL_ERROR = 0.05  # rows with larger errors count less
-_REWEIGHTED = 8  # times, each of which lowers the weight of outliers
+USUAL_ERROR = 0.05  # rows with larger errors count less
+REWEIGHTED = 8  # times, each of which lowers the weight of outliers
 _CONVERGED = 60  # times, where few of the rows are far off by many times: networks shorter than a stage call
-_RIDGE = 1e-4  # weight of squared prices against the mean squared error, each term scaled to its usual share
+RIDGE = 1e-4  # weight of squared prices against the mean squared error, each term scaled to its usual share
 _LEAST_OPERATORS = 3
 
 
@@ -128,7 +128,7 @@ def errors_of(predicted: npt.ArrayLike, measured: npt.ArrayLike) -> dict[str, fl
     return {name: round(float(value), 4) for name, value in values.items()}
 
 
-def nonnegative_prices(table: Array, seconds: Array, rounds: int = _REWEIGHTED) -> Array:
+def nonnegative_prices(table: Array, seconds: Array, rounds: int = REWEIGHTED) -> Array:
     """Return prices ``p >= 0`` so that ``table @ p`` is near ``seconds`` in relative terms.
 
     Args:
@@ -140,13 +140,13 @@ def nonnegative_prices(table: Array, seconds: Array, rounds: int = _REWEIGHTED) 
     relative = table / seconds[:, None]
     usual = np.sqrt((relative**2).mean(axis=0))
     relative = relative / np.where(usual > 0, usual, 1.0)
-    shrink, nothing = np.sqrt(_RIDGE) * np.eye(table.shape[1]), np.zeros(table.shape[1])
+    shrink, nothing = np.sqrt(RIDGE) * np.eye(table.shape[1]), np.zeros(table.shape[1])
     weight = np.ones(len(seconds))
     prices = nothing
     for _ in range(rounds + 1):
         stacked = np.vstack([relative * weight[:, None], shrink])
         prices, _ = nnls(stacked, np.concatenate([weight, nothing]), maxiter=100 * table.shape[1])
-        weight = 1.0 / np.sqrt(1.0 + ((relative @ prices - 1.0) / _USUAL_ERROR) ** 2)
+        weight = 1.0 / np.sqrt(1.0 + ((relative @ prices - 1.0) / USUAL_ERROR) ** 2)
     result: Array = prices / np.where(usual > 0, usual, 1.0)
     return result
 

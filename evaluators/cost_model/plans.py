@@ -71,14 +71,18 @@ class PlanSimulator:
     def __init__(self, graph: Graph, platform: Platform, prices: Prices) -> None:
         self.graph = graph
         self.platform = platform
-        self.prices = prices
         self.law = Law.of(platform)
         self._processors = {p.name: i for i, p in enumerate(platform.processors)}
         self._insides: dict[tuple[int, ...], _Inside] = {}
+        self._fused_with = fused_with(graph, prices)
+        self.reprice(prices)
+
+    def reprice(self, prices: Prices) -> None:
+        """Simulate by other prices from now on; they are 0 where those of the constructor are."""
+        self.prices = prices
         self._work: dict[tuple[int, tuple[int, ...]], tuple[float, float, tuple[float, ...]]] = {}
         crowded = (prices.slow_compute > 1.0) | (prices.slow_memory > 1.0)
         self._crowded = [bool(row.any()) for row in crowded]
-        self._fused_with = fused_with(graph, prices)
         self._latency: list[list[float]] = prices.latency_s.tolist()
         self._byte: list[list[float]] = prices.byte_s.tolist()
         self._cold: list[list[float]] | None = None if prices.cold_s is None else prices.cold_s.tolist()

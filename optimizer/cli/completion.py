@@ -120,5 +120,6 @@ _VALUES = {
     "warm_start": _RUN,
     "compare_with": _RUN,
     "file": _Values(files=("yaml", "yml", "json")),
+    "figures": _Values(files=("yaml", "yml")),
 }
 """Values to offer, by the option's name."""

@@ -159,7 +159,7 @@ def own_plans(given: Sequence[str], checked: Callable[[Plan], Plan]) -> tuple[Ba
         if name in found:
             raise UsageError(f"--compare-with {text}: another plan has this name", "rename one of the files")
         try:
-            plan = checked(_read_plan(path))
+            plan = checked(read_plan(path))
         except OSError as error:
             raise PlanError(
                 f"--compare-with {text}: {reason_of(error)}",
@@ -174,8 +174,12 @@ def own_plans(given: Sequence[str], checked: Callable[[Plan], Plan]) -> tuple[Ba
     return tuple(found.values())
 
 
-def _read_plan(path: Path) -> Plan:
-    """Return the plan of a file or folder: of a study as it was searched, since its files hold the rewritten one."""
+def read_plan(path: Path) -> Plan:
+    """Return the plan of a file or folder: of a study as it was searched, since its files hold the rewritten one.
+
+    Raises:
+        OSError, OptimizeError, ValueError, LookupError, TypeError, RecursionError: it is missing or damaged.
+    """
     if (result := path / "result.json").is_file():
         return Plan.from_json(parsed_json(read_bounded(result))["best"]["plan"])
     document = parsed_json(read_bounded(path / "plan.json" if path.is_dir() else path))

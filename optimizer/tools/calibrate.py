@@ -156,15 +156,7 @@ def calibrate(
     """
     if not LEAST_MINUTES <= minutes <= MOST_MINUTES:
         raise UsageError(f"--minutes {minutes:g}: give {LEAST_MINUTES:g} to {MOST_MINUTES:g} minutes")
-    if out.suffix not in SUFFIXES:
-        raise UsageError(
-            f"--out {out}: a profile is a .json or .yaml file",
-            f"give {out.with_suffix('.json') if out.name else 'here.json'}",
-        )
-    if out.is_dir():
-        raise UsageError(f"--out {out}: is a folder", "give a file")
-    if not out.parent.is_dir():
-        raise UsageError(f"--out {out}: there is no folder {out.parent}", "make it first")
+    check_out(out)
     measurer = make_evaluator(evaluator)
     platform = choose_platform(measurer, processors)
     end_s = time.monotonic() + 60.0 * minutes
@@ -185,6 +177,23 @@ def calibrate(
         except KeyboardInterrupt:
             interrupted = True
     return _finish(measured, platform, out, [*command], interrupted=interrupted)
+
+
+def check_out(out: Path) -> None:
+    """Check that a profile can be written to a file.
+
+    Raises:
+        UsageError: it has another suffix, is a folder, or its folder is missing.
+    """
+    if out.suffix not in SUFFIXES:
+        raise UsageError(
+            f"--out {out}: a profile is a .json or .yaml file",
+            f"give {out.with_suffix('.json') if out.name else 'here.json'}",
+        )
+    if out.is_dir():
+        raise UsageError(f"--out {out}: is a folder", "give a file")
+    if not out.parent.is_dir():
+        raise UsageError(f"--out {out}: there is no folder {out.parent}", "make it first")
 
 
 def _identity(evaluator: Evaluator, session: Session, platform: Platform) -> dict[str, Any]:
@@ -322,7 +331,9 @@ def write_profile(out: Path, profile: CostProfile, platform: Platform) -> None:
     Raises:
         RunFolderError: it cannot be written.
     """
-    write_atomic(out, (json.dumps(to_json(profile, platform), indent=1) + "\n").encode())
+    write_atomic(
+        out, (json.dumps(to_json(profile, platform), separators=(",", ":"), ensure_ascii=False) + "\n").encode()
+    )
 
 
 def refine(file: Path, run: Path) -> Calibration:

@@ -179,6 +179,7 @@ def _explained(path: Path, what: str, lines: Mapping[Loc, int], error: ErrorDeta
     bounds = {key: f"{value:,.10g}" for key, value in context.items() if key in ("gt", "ge", "lt", "le")}
     problem = {
         "too_short": "must have at least one value",
+        "too_long": f"must have at most {context.get('max_length')} values",
         **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
         **dict.fromkeys(("float_type", "float_parsing", "finite_number"), "must be a number"),
         **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),

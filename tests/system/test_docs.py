@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 
 from evaluators.android.farm import find_handset
 from evaluators.base import Evaluator
+from evaluators.cost_model.figures import read_figures
+from evaluators.cost_model.profile import find_profile
 from evaluators.cuda.devices import APART, GRAPHS, KERNELS, THREADS
 from evaluators.litert.session import LitertEvaluator
 from evaluators.registry import make_evaluator
@@ -38,6 +40,7 @@ from search_spaces.models.zoo import write
 from search_spaces.models.zoo.names import parse_name
 from search_spaces.spaces.chain import chain_plan
 from tests.benchmarks.readme_picture import picture
+from tests.support.narrowing import there
 
 ROOT = Path(__file__).parents[2]
 GUIDES = [
@@ -64,6 +67,8 @@ CHEAPER = {
     "optimize path/to/model.tflite --budget 100 --study mine": f"optimize {SMALL} --budget 3 --study mine {FEW}",
     "optimize MODEL": f"optimize {SMALL} --dry-run",
     "optimize --model squeezenet1_1 --budget 40": f"optimize --model {SMALL} --budget 10 {FEW}",
+    "optimize squeezenet1_0 --platform elsewhere.json --evaluator cost-model --budget 20": f"optimize {SMALL} "
+    "--platform elsewhere.json --evaluator cost-model --budget 5",
     "optimize --model vgg16 --budget 200": "optimize --model vgg16@0.125 --budget 200 --dry-run",
     "optimize --model vgg16 --platform exynos2200 --evaluator cost-model --budget 50": f"optimize --model {SMALL} "
     "--platform exynos2200 --evaluator cost-model --budget 50",
@@ -165,10 +170,12 @@ NOT_RUN = {
     "optimize agent": "serves until it is interrupted; test_remote.py measures by one",
     "optimize storage URL": "serves until it is interrupted; test_shared.py shares by one",
     "optimize calibrate": "a mention",
+    "optimize calibrate --figures experiments/figures/exynos2200.yaml --out experiments/profiles/exynos2200.json": (
+        "takes 20 s; test_published.py compares what it wrote"
+    ),
     "python -m tests.benchmarks.main_job vgg16 200 --plain-trials 20": "measures for 5 minutes",
     "python -m tests.benchmarks.exact placement REFERENCE OUT": "test_placement.py solves the same files",
     "python -m tests.benchmarks.verdicts OUT.json --part gpu --gpu-budget 15": "needs an NVIDIA GPU",
-    "python -m tests.benchmarks.fit_published REFERENCE experiments": "test_published.py tests what it wrote",
     "python -m tests.benchmarks.busy_tests OUT.json --at-once 3": "runs tests for an hour",
     "python -m tests.benchmarks.auto_instances OUT.json": "takes two minutes; test_auto.py has some of its instances",
     "python -m tests.benchmarks.placements OUT.json": "needs a GPU; test_placements.py makes its networks",
@@ -399,6 +406,8 @@ def test_files_in_the_guides_are_valid(block: Block, tmp_path: Path, monkeypatch
         (tmp_path / "tools" / "arm64").mkdir(parents=True)
         (tmp_path / "tools" / "arm64" / "benchmark_model").touch()
         assert [p.name for p in find_handset("pixel").platform.processors] == ["big", "gpu"]
+    elif block.mark == "file: elsewhere.yaml":
+        assert read_figures(path).content.figures
     elif block.mark.startswith("platform"):
         find = LitertEvaluator().processor if block.mark.endswith("litert") else None
         assert read_platform(path, find).processors
@@ -481,8 +490,7 @@ def test_figures_of_the_pages_are_those_of_the_results() -> None:
     row = f"layer length {min(by_length):.2f} to {max(by_length):.2f}; layer type {by_type:.2f}; parameter count "
     row += f"{min(by_count):.2f} to {max(by_count):.2f} | {every_layer:.2f}"
     assert f"| an H200 in float16 | {row} |" in text
-    left_out = json.loads((results / "published.json").read_text())["devices"]["exynos2200"]["left_out"]
-    off = [abs(f["error"]) for each in left_out.values() for f in each["figures_ms"].values()]
+    off = [abs(figure["error"]) for figure in _figures("exynos2200")]
     near, worst = f"{sum(e <= 0.1 for e in off)} of {len(off)}", f"{max(off) * 100:.0f} %"
     within = sum(abs(r["ratio"] - 1.0) <= r["tolerance"] for r in profile)
     assert f"| {ratios[1]} | fitted, not predicted: {within} of {len(profile)} ratios" in text
@@ -510,6 +518,11 @@ def test_figures_of_the_pages_are_those_of_the_results() -> None:
         assert f"| {what} | {shown} |" in text
 
 
+def _figures(device: str) -> list[dict[str, Any]]:
+    profile = there(find_profile(device))[0]
+    return [figure for figure in profile.errors["figures"] if figure["error"] is not None]
+
+
 def _percent(row: Mapping[str, float], name: str) -> str:
     value, low, high = (round(100 * row[name + end]) for end in ("", "_low", "_high"))
     return f"{value} % [{low}, {high}]"
@@ -520,14 +533,12 @@ def test_the_picture_of_the_first_page_is_that_of_the_results() -> None:
 
 
 def test_errors_of_figures_that_were_left_out_are_those_of_the_fits() -> None:
-    devices = json.loads((ROOT / "experiments/results/published.json").read_text())["devices"]
     checked = 0
     for path in sorted((ROOT / "experiments").glob("*.yaml")):
         campaign = read_campaign(path).content
         for expected in (e for e in campaign.expect if e.left_out is not None):
             device = expected.where.platform or next(p for p in campaign.matrix.platform if p)
-            every = [f for group in devices[device]["left_out"].values() for f in group.get("figures_ms", {}).values()]
-            errors = {round(f["error"], 3) for f in every if f["published"] == expected.paper}
+            errors = {round(f["error"], 3) for f in _figures(device) if f["published_ms"] == expected.paper}
             assert expected.left_out in errors, expected.name
             checked += 1
     assert checked == 53
