@@ -367,6 +367,7 @@ def refine(file: Path, run: Path) -> Calibration:
         "plans": len(measured),
         "before": errors_of([float(batch.latency_s[0]) for batch in before], measured),
         "after": errors_of([float(batch.latency_s[0]) for batch in after], measured),
+        "parts": {"before": _errors_of_parts(before, runs), "after": _errors_of_parts(after, runs)},
     }
     known: Any = profile.provenance.get("refined", ())
     refined = replace(
@@ -431,6 +432,22 @@ def _stages(
     return found
 
 
+def _errors_of_parts(
+    predicted: Sequence[Batch], runs: Sequence[tuple[Plan, Measurement]]
+) -> dict[str, dict[str, float]]:
+    """Return the errors of stages, and of what several processors share: of the side that takes longest."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for (plan, measurement), batch in zip(runs, predicted, strict=True):
+        sides: dict[tuple[int, ...], list[int]] = {}
+        for index, stage in enumerate(plan.stages):
+            sides.setdefault(stage.operators, []).append(index)
+        for of in sides.values():
+            pair = float(batch.stage_s[0, of].max()), max(measurement.stage_s[i] for i in of)
+            if pair[1] > 0:
+                found.setdefault("stages" if len(of) == 1 else "operators that processors share", []).append(pair)
+    return {what: errors_of(*zip(*pairs, strict=True)) for what, pairs in found.items()}
+
+
 def _scaled(processor: ProcessorProfile, rows: Sequence[tuple[float, float]]) -> ProcessorProfile:
     """Return a processor scaled by the factor and the constant that fit the measured stages best."""
     predicted, measured = np.array(rows).T
@@ -455,11 +472,10 @@ def render(found: Calibration) -> str:
     """Return the profile's path and its errors, in lines; of a refinement the errors on the study's plans."""
     if found.step is not None:
         before, after = found.step["before"], found.step["after"]
-        lines = [
-            f"{found.out}: refined by the study {found.step['run']} of {plain_name(found.step['model'])}",
-            f"before: its plans {_errors(before)}",
-            f"after: its plans {_errors(after)}",
-        ]
+        lines = [f"{found.out}: refined by the study {found.step['run']} of {plain_name(found.step['model'])}"]
+        for when in ("before", "after"):
+            lines.append(f"{when}: its plans {_errors(found.step[when])}")
+            lines += [f"{when}: {what} {_errors(errors)}" for what, errors in found.step["parts"][when].items()]
         if after["kendall"] < before["kendall"]:
             lines.append("warning: the refined profile orders these plans worse; refine it by a study of more plans")
         return "\n".join(lines)
