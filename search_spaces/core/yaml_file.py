@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -194,7 +195,10 @@ def _explained(path: Path, what: str, lines: Mapping[Loc, int], error: ErrorDeta
         **dict.fromkeys(("tuple_type", "list_type"), "must be a list"),
     }.get(error["type"], error["msg"][:1].lower() + error["msg"][1:])
     given = "" if not where or isinstance(error["input"], dict | list | tuple) else f" {shown(error['input'])}"
-    return _error(path, lines, loc, f"{where or what}{given}: {problem}")
+    # YAML takes 5e-4 for text.
+    number = plain_value(error["input"]) if error["type"] == "float_type" and isinstance(error["input"], str) else None
+    hint = f"write {number}" if isinstance(number, int | float) and math.isfinite(number) else ""
+    return _error(path, lines, loc, f"{where or what}{given}: {problem}", hint)
 
 
 def _plain(path: Path, loader: Any, node: Any, loc: Loc, lines: dict[Loc, int]) -> Any:

@@ -4,7 +4,7 @@
 
     python -m tests.benchmarks.fit_phones ../shared/reference experiments
 
-writes ``profiles/PHONE.json``, ``platforms/PHONE.yaml`` and ``results/phones.json`` there.
+writes ``profiles/PHONE.json``, ``platforms/PHONE.yaml``, ``results/phones.json`` and ``results/phones.csv`` there.
 Graphics processors are fitted from the operators of the GPU table, their overheads from end-to-end times; sets of CPU
 cores from end-to-end times alone, float and quantised models together. Terms, lengths and noise are the same for all
 phones and sets. That sums of terms are not enough for graphics processors was seen on errors of models kept out, among
@@ -13,6 +13,7 @@ three forms; the CPU's form is the first that was tried. No number was tuned.
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import sys
@@ -28,7 +29,14 @@ from evaluators.cost_model.features import Array, OperatorFeatures
 from evaluators.cost_model.fit import TimedModel, errors_of, nonnegative_prices
 from evaluators.cost_model.profile import CostProfile, ProcessorProfile, to_json
 from search_spaces.core.platform import Platform, Processor
-from tests.benchmarks.fitting import cross_validated, fit_operators, fit_overheads, fit_whole_models, sum_of_kernels
+from tests.benchmarks.fitting import (
+    MODEL_GROUPS,
+    cross_validated,
+    fit_operators,
+    fit_overheads,
+    fit_whole_models,
+    sum_of_kernels,
+)
 from tests.benchmarks.phone_tables import PHONES, PhoneModel, read_phones
 
 CHIPS = {
@@ -193,8 +201,51 @@ def write_json(path: Path, content: Any, *, indent: int | None = None) -> None:
     path.write_text(json.dumps(content, indent=indent, separators=separators, ensure_ascii=False) + "\n")
 
 
-def fit_phone(phone: str, models: Sequence[PhoneModel], out: Path, done: Callable[[str], None]) -> dict[str, Any]:
-    """Write one phone's profile and platform; return the ratios of predicted to measured times."""
+Row = dict[str, Any]
+
+
+def figures(phone: str, name: str, processor: ProcessorProfile, models: Sequence[PhoneModel], left: Any) -> list[Row]:
+    """Return a row for each model that was timed on a processor: measured, by the fit, and by one without the model.
+
+    Args:
+        left: predictions of fits without the model, over the measured times (:func:`study_gpu`, :func:`study_cpu`).
+    """
+    if name == "gpu":
+        wholes = [_whole(m, gpu_features(m, phone), (phone, "gpu", "float")) for m in models]
+        fitted_s = [predict_gpu(phone, processor, model) for model in models]
+    else:
+        wholes = cpu_wholes(phone, name, models)
+        fitted_s = [predict_cpu(processor, whole) for whole in wholes]
+    kinds = ["quant" if w.features[0].dtype == "int8" and name != "gpu" else "float" for w in wholes]
+    ratios = {kind: iter(left[kind]) for kind in dict.fromkeys(kinds)}
+    return [
+        {
+            "phone": phone,
+            "processor": name,
+            "model": whole.name,
+            "kind": kind,
+            "measured_ms": rounded(whole.whole_s * 1e3),
+            "fitted_ms": rounded(fit_s * 1e3),
+            "left_out_ms": rounded(float(next(ratios[kind])) * whole.whole_s * 1e3),
+        }
+        for whole, fit_s, kind in zip(wholes, fitted_s, kinds, strict=True)
+    ]
+
+
+def fitted_to(processor: ProcessorProfile, rows: Sequence[Row]) -> dict[str, float]:
+    """Return how many numbers a processor has, how many figures, and the errors of the fit on them."""
+    groups = {(MODEL_GROUPS[key.partition(":")[0]], key.partition(":")[2]): k for key, k in processor.kernels.items()}
+    own = groups if processor.merged == () else processor.kernels
+    numbers = 2 + sum(len(k.prices) + (len(k.correction.weights) if k.correction else 0) for k in own.values())
+    seen = errors_of([row["fitted_ms"] for row in rows], [row["measured_ms"] for row in rows])
+    found = {"numbers": float(numbers), "figures": float(len(rows))}
+    return found | {f"{name}_in_sample": seen[name] for name in ("median", "p90", "within_10")}
+
+
+def fit_phone(
+    phone: str, models: Sequence[PhoneModel], out: Path, done: Callable[[str], None], rows: list[Row]
+) -> dict[str, Any]:
+    """Write one phone's profile and platform, and add its figures; return the ratios of predicted to measured times."""
     sets = [cores for p, cores, kind in models[0].end_to_end_s if p == phone and kind == "float" and cores != "gpu"]
     ratios = {"gpu": study_gpu(phone, models)}
     done(f"{phone} gpu")
@@ -203,9 +254,12 @@ def fit_phone(phone: str, models: Sequence[PhoneModel], out: Path, done: Callabl
         ratios[cores] = study_cpu(phone, cores, models)
         fitted[cores] = fit_whole_models(cpu_wholes(phone, cores, models))
     done(f"{phone} {' '.join(sets)}")
-    processors = {
-        name: replace(processor, errors=errors([ratios[name]["model"]["float"]])) for name, processor in fitted.items()
-    }
+    processors = {}
+    for name, processor in fitted.items():
+        mine = figures(phone, name, processor, models, ratios[name]["model"])
+        known = errors([ratios[name]["model"]["float"]]) | fitted_to(processor, mine)
+        processors[name] = replace(processor, errors=known)
+        rows += mine
     name, chip = CHIPS[phone]
     provenance = {
         "device": name,
@@ -213,7 +267,7 @@ def fit_phone(phone: str, models: Sequence[PhoneModel], out: Path, done: Callabl
         "measured_by": SOURCE,
         "fitted_by": COMMAND,
         "fitted_to": "operators and end-to-end times (gpu); end-to-end times of float and int8 models (cores)",
-        "errors": "each model predicted by a fit that has not seen it; relative",
+        "errors": "each float model predicted by a fit that has not seen it; relative; in_sample: by the fit itself",
     }
     platform = platform_of(phone, sets)
     profile = CostProfile(phone, processors, provenance=provenance)
@@ -245,9 +299,14 @@ def summary(ratios: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def main(reference: Path, out: Path) -> None:
     """Fit all phones."""
     models = read_phones(reference)
-    ratios = {}
+    ratios, rows = {}, list[Row]()
     for phone in PHONES:
-        ratios[phone] = fit_phone(phone, models, out, lambda text: print(text, file=sys.stderr, flush=True))  # noqa: T201
+        ratios[phone] = fit_phone(phone, models, out, lambda text: print(text, file=sys.stderr, flush=True), rows)  # noqa: T201
+    (out / "results").mkdir(exist_ok=True)
+    with (out / "results" / "phones.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
     found = summary(ratios)
     write_json(out / "results" / "phones.json", found, indent=1)
     print(json.dumps(found["all"], indent=1))  # noqa: T201
