@@ -232,13 +232,17 @@ def figures(phone: str, name: str, processor: ProcessorProfile, models: Sequence
     ]
 
 
-def fitted_to(processor: ProcessorProfile, rows: Sequence[Row]) -> dict[str, float]:
-    """Return how many numbers a processor has, how many figures, and the errors of the fit on them."""
+def fitted_to(processor: ProcessorProfile, rows: Sequence[Row], operators: int) -> dict[str, float]:
+    """Return how many numbers a processor has, how many figures, and the errors of the fit on whole models.
+
+    Args:
+        operators: that were timed one by one.
+    """
     groups = {(MODEL_GROUPS[key.partition(":")[0]], key.partition(":")[2]): k for key, k in processor.kernels.items()}
     own = groups if processor.merged == () else processor.kernels
     numbers = 2 + sum(len(k.prices) + (len(k.correction.weights) if k.correction else 0) for k in own.values())
     seen = errors_of([row["fitted_ms"] for row in rows], [row["measured_ms"] for row in rows])
-    found = {"numbers": float(numbers), "figures": float(len(rows))}
+    found = {"numbers": float(numbers), "figures": float(len(rows) + operators)}
     return found | {f"{name}_in_sample": seen[name] for name in ("median", "p90", "within_10")}
 
 
@@ -257,7 +261,8 @@ def fit_phone(
     processors = {}
     for name, processor in fitted.items():
         mine = figures(phone, name, processor, models, ratios[name]["model"])
-        known = errors([ratios[name]["model"]["float"]]) | fitted_to(processor, mine)
+        timed = sum(s > 0 for m in models for s in m.merged_s[phone]) if name == "gpu" else 0
+        known = errors([ratios[name]["model"]["float"]]) | fitted_to(processor, mine, timed)
         processors[name] = replace(processor, errors=known)
         rows += mine
     name, chip = CHIPS[phone]
