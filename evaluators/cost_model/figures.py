@@ -21,9 +21,14 @@
       - {model: vgg16, plan: whole on gpu, minus: {model: alexnet, plan: whole on gpu}, ms: 80}
       - {operator: {kernel: [3, 3], input: [56, 56, 64], channels: 64}, plan: whole on gpu, ms: 0.4}
 
-A processor may also have ``dispatch_s``, ``invocation_s``, ``io_s_per_byte``, ``cache_bytes``, ``pressure_per_byte``,
-and ``sigma``, the relative deviation of its predictions, which otherwise follows from the errors of figures that are
-left out. ``links`` have ``between``, ``latency_s``, ``copy_s_per_byte`` and ``transform_s_per_byte``.
+Prices are seconds for each multiply-accumulate (``macs``), each byte of activations (``read``, ``written``), each byte
+of weights (``weight``), each operator (``launch``), …: the terms of :mod:`~evaluators.cost_model.kernels`, for the
+kernels of :mod:`~evaluators.cost_model.features`, whatever their precision, so that all figures of a processor are of
+one. A processor may also have ``dispatch_s``, ``invocation_s``, ``io_s_per_byte``, ``cache_bytes``,
+``pressure_per_byte``, and ``sigma``, the relative deviation of its predictions, which otherwise follows from the errors
+of figures that are left out. ``links`` have ``between``, ``latency_s``, ``copy_s_per_byte`` and
+``transform_s_per_byte``; without one, a transfer is a guess. A timed convolution has the image's size as its output,
+divided by its ``stride``.
 
 Without ``kernels`` a processor has one price for each multiply-accumulate, one for each byte, and from
 :data:`LEAST_FOR_DISPATCH` figures on one for each operator; all are fitted (:mod:`evaluators.cost_model.figures_fit`).
@@ -97,7 +102,7 @@ class Parameter(Part):
     """A number to fit: in a range, or one of some values."""
 
     least: Number = 0.0
-    most: Annotated[Number, Field(gt=0)] | None = None
+    most: Annotated[Number, Field(ge=1e-18)] | None = None
     choices: Annotated[tuple[Number, ...], Field(min_length=1, max_length=_MOST_COMBINATIONS)] | None = None
 
     @model_validator(mode="after")
@@ -196,8 +201,11 @@ class Figure(Latency):
         told = [value for value in (self.ms, self.at_least_ms, self.at_most_ms) if value is not None]
         if len(told) > 1 or not (told or self.check):
             raise wrong("a figure has one of 'ms', 'at_least_ms' and 'at_most_ms'", "only checks may have none")
-        if self.ms == 0 and self.minus is None:
-            raise wrong("'ms' must be above 0", "only differences may be 0", "ms")
+        key = next((k for k in ("ms", "at_least_ms", "at_most_ms") if getattr(self, k) == 0), "")
+        if key and self.minus is None:
+            raise wrong(f"{key!r} must be above 0", "only differences may be 0", key)
+        if self.minus is not None and self.minus.words == self.words:
+            raise wrong("what is subtracted is the same", "give another model or plan", "minus")
         return self
 
     @property
@@ -237,9 +245,20 @@ class Figures(Part):
             raise wrong(f"there is no parameter {shown(unknown[0])}", hint, "processors")
         if unused := sorted(self.parameters.keys() - used):
             raise wrong(f"parameter {shown(unused[0])} is not used", "remove it from 'parameters'", "parameters")
-        ends = [end for link in self.links for end in link.between]
-        if other := next((end for end in ends if end not in self.processors), None):
-            raise wrong(f"there is no processor {shown(other)}", f"there are: {', '.join(self.processors)}", "links")
+        pairs = [frozenset(link.between) for link in self.links]
+        for pair in pairs:
+            if other := next((end for end in pair if end not in self.processors), None):
+                raise wrong(
+                    f"there is no processor {shown(other)}", f"there are: {', '.join(self.processors)}", "links"
+                )
+            if len(pair) < 2 or pairs.count(pair) > 1:
+                raise wrong(
+                    f"a link of {' and '.join(sorted(pair))} is there twice, or has one end", "keep one", "links"
+                )
+        made = {f"{name} {what}" for name, p in self.processors.items() if p.kernels is None for what in _FREE_MOST}
+        if taken := sorted(made & self.parameters.keys()):
+            hint = "call it otherwise, or give that processor 'kernels'"
+            raise wrong(f"parameter {shown(taken[0])} has the name of one that is made", hint, "parameters")
         if np.prod([len(p.choices or (0,)) for p in self.parameters.values()]) > _MOST_COMBINATIONS:
             raise wrong(f"choices have more than {_MOST_COMBINATIONS} combinations", "leave some out", "parameters")
         return self

@@ -12,6 +12,7 @@ from itertools import product
 from math import sqrt
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evaluators.cost_model.features import Array
 from evaluators.cost_model.figures import Figure, Figures
@@ -53,6 +54,7 @@ class Fitted:
 _RANK, _LEFT = 1e-5, 1e-3
 _FLAT, _SAME = 1e-6, 1e-14  # a slope that is none; a squared relative error that is none
 _HALVINGS = 60
+_PROBES = 3  # at random, besides one for each parameter
 
 
 class FiguresFit:
@@ -78,6 +80,7 @@ class FiguresFit:
         for lowered in (each for pair in plans for each in pair if each is not None):
             if self._key(lowered) not in self._tables:
                 self._tables[self._key(lowered)] = self._table(lowered)
+        self._know_affine()
         told = [(f.ms, f.at_least_ms, f.at_most_ms) for f in self.figures]
         self.told_ms = np.array([next((t for t in each if t is not None), 0.0) for each in told])
         self.sense = np.array([float(least is not None) - float(most is not None) for _, least, most in told])
@@ -104,22 +107,54 @@ class FiguresFit:
     def predict_ms(self, values: Mapping[str, float]) -> tuple[Array, Array]:
         """Return the prediction of each figure, and of what is subtracted in it, 0 where nothing is; both ``(n,)``."""
         point = np.array([values[name] for name in self._names])
+        found: Array = self._base + np.tensordot(point, self._shares, axes=1)
+        if self._curved.any():
+            found[self._curved] = self._simulated(point, self._curved)
+        return found[:, 0] - found[:, 1], found[:, 1]
+
+    def _know_affine(self) -> None:
+        """Find the predictions that are a constant and a share for each parameter: of stages one after another, say."""
+        every = np.ones(len(self._plans), dtype=bool)
+        random = np.random.default_rng(0).random((_PROBES, len(self._names))) * self._most
+        base, *found = (self._simulated(p, every) for p in (np.zeros_like(self._most), *np.diag(self._most), *random))
+        count = len(self._names)
+        self._base = base
+        self._shares = np.array([(f - base) / most for f, most in zip(found[:count], self._most, strict=True)])
+        self._shares = self._shares.reshape(count, *base.shape)
+        off = [
+            abs(base + np.tensordot(p, self._shares, axes=1) - f) for p, f in zip(random, found[count:], strict=True)
+        ]
+        sure = np.array([o <= 1e-9 * f for o, f in zip(off, found[count:], strict=True)])
+        self._curved: NDArray[np.bool_] = np.logical_not(sure.all(axis=(0, 2)))
+
+    def _simulated(self, point: Array, which: NDArray[np.bool_]) -> Array:
+        """Return the predictions of some figures, and of what is subtracted, shape ``(n, 2)``."""
         simulators = {key: table.simulator(point) for key, table in self._tables.items()}
 
         def took_ms(lowered: Lowered | None) -> float:
             return 0.0 if lowered is None else simulators[self._key(lowered)].latency_s(lowered.plan) * 1e3
 
-        of, minus = (np.array([took_ms(pair[side]) for pair in self._plans]) for side in (0, 1))
-        return of - minus, minus
+        wanted = (self._plans[number] for number in np.flatnonzero(which).tolist())
+        return np.array([[took_ms(each) for each in pair] for pair in wanted])
 
-    def fit(self, without: int | None = None) -> Fitted:
-        """Return the best fit to all figures, or to all but one."""
+    def fit(self, without: int | None = None, starts: Sequence[Mapping[str, float]] = ()) -> Fitted:
+        """Return the best fit to all figures, or to all but one.
+
+        Args:
+            starts: from where it is sought, too, beside the middle of the ranges.
+        """
         of = self.document.parameters
         used = tuple(i for i, f in enumerate(self.figures) if f.fitted and i != without)
         bounds = tuple(i for i, f in enumerate(self.figures) if f.bound)
         chosen = [[(n, value) for value in of[n].choices or ()] for n in self._names if of[n].choices]
-        problems = (_Problem(self, used, bounds, dict(pairs)) for pairs in product(*chosen))
-        return min((problem.solved() for problem in problems), key=lambda found: found.loss)
+        problems = [_Problem(self, used, bounds, dict(pairs)) for pairs in product(*chosen)]
+        tried = [
+            (p, start)
+            for p in problems
+            for start in (None, *starts)
+            if start is None or p.chosen.items() <= start.items()
+        ]
+        return min((problem.solved(start) for problem, start in tried), key=lambda found: found.loss)
 
 
 class _Problem:
@@ -133,7 +168,7 @@ class _Problem:
     def __init__(
         self, fit: FiguresFit, used: Sequence[int], bounds: Sequence[int], chosen: Mapping[str, float]
     ) -> None:
-        self._fit, self._used, self._rows, self._chosen = fit, [*used], [*used, *bounds], chosen
+        self._fit, self._used, self._rows, self.chosen = fit, [*used], [*used, *bounds], chosen
         self._free = [n for n in fit.document.parameters if n not in chosen]
         ranges = [fit.document.parameters[n] for n in self._free]
         self._least, self._most = np.array([r.least for r in ranges]), np.array([r.most or 0.0 for r in ranges])
@@ -143,7 +178,7 @@ class _Problem:
     def values(self, theta: Array) -> dict[str, float]:
         """Return all parameters, given those in ranges."""
         found = dict(zip(self._free, map(float, theta), strict=True))
-        return {n: found[n] if n in found else self._chosen[n] for n in self._fit.document.parameters}
+        return {n: found[n] if n in found else self.chosen[n] for n in self._fit.document.parameters}
 
     def _scale_ms(self, theta: Array) -> Array:
         # The error of a difference is relative to the longer one of both times.
@@ -164,10 +199,11 @@ class _Problem:
         rows = [(each - at) / (scale_ms * step) for each, step in zip(moved, steps, strict=True)]
         return np.array(rows).reshape(len(steps), len(at)).T
 
-    def solved(self) -> Fitted:
-        """Return the fit that is found from the middle of the ranges on."""
-        theta = self._start
-        scale, weight = self._scale_ms(theta), np.ones(len(self._rows))
+    def solved(self, start: Mapping[str, float] | None = None) -> Fitted:
+        """Return the fit that is found from some values on, or from the middle of the ranges."""
+        theta = self._start if start is None else np.array([start[name] for name in self._free])
+        scale = self._scale_ms(theta)
+        weight = np.ones(len(self._rows)) if start is None else self._weights(theta, scale)
         usual, centre = 1.0 / self._most, np.zeros_like(theta)
         for _ in range(REWEIGHTED + 1 if len(theta) else 0):
             found = self._slopes(theta, scale)[self._rows]
@@ -175,8 +211,7 @@ class _Problem:
             usual = np.where(share > 0, share, usual)
             theta = self._reweighted(theta, scale, weight, usual, centre)
             scale = self._scale_ms(theta)
-            outliers = np.sqrt(1.0 + (self._errors(theta, scale) / USUAL_ERROR) ** 2)
-            weight = np.where(self._sense == 0, 1.0 / outliers, 1.0)
+            weight = self._weights(theta, scale)
             # As many numbers as figures: nothing is averaged, and the ridge must not move the solution.
             centre = theta if len(self._used) <= len(theta) else centre
         steep = self._slopes(theta, scale) / usual
@@ -192,6 +227,11 @@ class _Problem:
         entangled = tuple(n for j, n in enumerate(self._free) if j not in flat and known.size and lost[j] > _LEFT)
         loss = float(np.log1p((self._errors(theta, scale) / USUAL_ERROR) ** 2).sum())
         return Fitted(self.values(theta), loss, allowed, entangled, steep, tuple(self._used))
+
+    def _weights(self, theta: Array, scale_ms: Array) -> Array:
+        outliers = np.sqrt(1.0 + (self._errors(theta, scale_ms) / USUAL_ERROR) ** 2)
+        weight: Array = np.where(self._sense == 0, 1.0 / outliers, 1.0)
+        return weight
 
     def _reweighted(self, theta: Array, scale_ms: Array, weight: Array, usual: Array, centre: Array) -> Array:
         """Return the least squares with a ridge around ``centre``, each number scaled to its ``usual`` share."""

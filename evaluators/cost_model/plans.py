@@ -78,7 +78,7 @@ class PlanSimulator:
         self.reprice(prices)
 
     def reprice(self, prices: Prices) -> None:
-        """Simulate by other prices from now on; they are 0 where those of the constructor are."""
+        """Simulate by other prices from now on; what cost nothing before costs nothing now."""
         self.prices = prices
         self._work: dict[tuple[int, tuple[int, ...]], tuple[float, float, tuple[float, ...]]] = {}
         crowded = (prices.slow_compute > 1.0) | (prices.slow_memory > 1.0)

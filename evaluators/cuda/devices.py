@@ -16,7 +16,7 @@ from evaluators.workload import apart
 from evaluators.workload.prices import first_of_kinds
 from evaluators.workload.setting import RUNS_AS
 from search_spaces.core.errors import UnavailableError, UsageError
-from search_spaces.core.platform import MEMORY, TIMED_AS, Platform, Processor, memory_word
+from search_spaces.core.platform import BESIDE, MEMORY, Platform, Processor, memory_word
 
 Precision = Literal["tf32", "f32"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -106,8 +106,9 @@ def stream(number: int, device: str, precision: Precision, memory_nbytes: int = 
         name, like = f"{name}:memory={memory_nbytes // 10**6}MB", f"{like}:memory={memory_nbytes}"
         options |= {MEMORY: memory_nbytes}
     if priority:
-        options |= {PRIORITY: priority, TIMED_AS: like}
-        name, like, resource = (f"{each}:{PRIORITY}={priority}" for each in (name, like, resource))
+        word = f":{PRIORITY}={priority}"
+        options |= {PRIORITY: priority, BESIDE: word}
+        name, like, resource = name + word, like + word, resource + word
     return Processor(name, "gpu", {resource: 1.0}, like, options)
 
 

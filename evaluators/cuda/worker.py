@@ -321,7 +321,7 @@ class Worker:
     def _stream_of(self, owner: str, priority: int) -> Any:
         """Return the stream on which graphs of an owner are captured; graphs that may run at once differ in owner.
 
-        A graph's kernels keep the priority of this stream, whatever the stream that starts the graph.
+        It has the priority of the stream that starts the graph, whose kernels keep it since PyTorch 2.10.
         """
         place = self._owners.setdefault(owner, len(self._owners))
         return self._capturing[priority][place % MAX_INSTANCES]

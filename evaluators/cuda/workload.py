@@ -48,8 +48,9 @@ def crowding(
 
     All instances run in closed loops, each on a stream of its own, as far as there are streams. One that takes ``r``
     times as long beside ``k - 1`` others is slowed by ``r ** (1 / (k - 1))`` by each of them. Where there are
-    processors of several precisions, all of one precision are timed, and mixed pairs get the larger factor; of several
-    priorities, two are timed beside each other (:func:`_over_each_other`). Models that run apart are a kind, too.
+    processors of several precisions, all of one precision are timed, and mixed pairs get the larger factor, whatever
+    their priorities; of several priorities of one precision, two are timed beside each other
+    (:func:`_over_each_other`). Models that run apart are a kind, too.
 
     Args:
         graphs: one for each instance.

@@ -156,11 +156,16 @@ def kind_of(processor: Processor) -> str:
 
 
 def first_of_kinds(processors: Sequence[Processor]) -> dict[str, int]:
-    """Return kind → number of its first processor to time; processors that only baselines use are left out."""
+    """Return kind → number of the processor to time: the first, or the first that differs from none beside busy ones.
+
+    Processors that only baselines use are left out.
+    """
     found: dict[str, int] = {}
     for number, processor in enumerate(processors):
-        if processor.resources:
-            found.setdefault(processor.timed_as, number)
+        known = found.get(processor.timed_as)
+        plain = processor.like == processor.timed_as
+        if processor.resources and (known is None or (plain and processors[known].like != processor.timed_as)):
+            found[processor.timed_as] = number
     return found
 
 

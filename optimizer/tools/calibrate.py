@@ -325,15 +325,15 @@ def _finish(
     return Calibration(profile, platform, out, interrupted)
 
 
-def write_profile(out: Path, profile: CostProfile, platform: Platform) -> None:
+def write_profile(out: Path, profile: CostProfile, platform: Platform, *, indent: int | None = 1) -> None:
     """Write a profile's file, whole or not at all.
 
     Raises:
         RunFolderError: it cannot be written.
     """
-    write_atomic(
-        out, (json.dumps(to_json(profile, platform), separators=(",", ":"), ensure_ascii=False) + "\n").encode()
-    )
+    separators = (",", ":") if indent is None else None
+    text = json.dumps(to_json(profile, platform), indent=indent, separators=separators, ensure_ascii=False)
+    write_atomic(out, (text + "\n").encode())
 
 
 def refine(file: Path, run: Path) -> Calibration:

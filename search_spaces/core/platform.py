@@ -11,8 +11,8 @@ from search_spaces.core.errors import UsageError
 
 MEMORY = "memory_nbytes"
 """Option of a processor with limited memory, which all of its kind share (bytes)."""
-TIMED_AS = "timed_as"
-"""Option of a processor that differs from others beside busy ones alone: the ``like`` of those others."""
+BESIDE = "beside"
+"""Option of a processor that differs from others beside busy ones alone: the part of ``like`` that tells them apart."""
 _MEMORY, _UNITS = re.compile("memory=([1-9][0-9]{0,5})(MB|GB)"), {"MB": 10**6, "GB": 10**9}
 
 
@@ -50,7 +50,7 @@ class Processor:
     @property
     def timed_as(self) -> str:
         """The kind of processors on which, where nothing else runs, stages take as long as on this one."""
-        return str(self.options.get(TIMED_AS, self.like))
+        return self.like.replace(str(self.options.get(BESIDE, "")), "", 1)
 
     @property
     def cores(self) -> tuple[Any, ...]:

@@ -117,6 +117,7 @@ NOT_RUN = {
             "seed_001_pairs",
             "seed_001_pairs_predicted",
             "seed_002_coexecution",
+            "seed_002_shares",
             "seed_003_branches",
             "seed_001_rates",
             "seed_001_multi_dnn",
@@ -144,6 +145,8 @@ NOT_RUN = {
         for arguments in (
             "calibrate --out here.json",
             "calibrate --out here.json --minutes 5",
+            "calibrate --out here.json --processors cpu0,cpu1",
+            "calibrate --refine STUDY --out here.json",
             "calibrate --processors cpu0,cpu0:openvino --minutes 6 --out two.json",
             "--model resnet50 --platform here.json --evaluator cost-model --budget 50",
         )

@@ -243,6 +243,9 @@ def test_crowding_finds_what_priority_changes() -> None:
 def test_jobs_are_timed_once_for_all_priorities() -> None:
     processors = [CudaEvaluator("cpu").processor(name) for name in ("stream0", "stream0:priority=1", "stream1:f32")]
     assert list(first_of_kinds(processors).values()) == [0, 2]
+    assert list(first_of_kinds(processors[::-1]).values()) == [0, 2]
+    changed = [replace(p, like=f"{p.like}+memory=0.6") for p in processors]  # as a platform's file may
+    assert list(first_of_kinds(changed).values()) == [0, 2]
     platform = with_pools(Platform("three", tuple(processors)))
     assert len({a.name for a in CudaEvaluator("cpu").apart(platform, 2)}) == 2 * len(APART)
     workload, graph = workload_of("a×2"), chain_graph(3)

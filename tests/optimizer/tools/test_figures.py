@@ -13,6 +13,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evaluators.cost_model.figures import read_figures
 from evaluators.cost_model.profile import CostProfile, find_profile
 from evaluators.cost_model.session import CostModelSession
 from optimizer.cli import main
@@ -69,6 +70,36 @@ def parameters(profile: CostProfile) -> dict[str, Any]:
 
 
 # The estimator
+
+
+def test_one_wrong_figure_does_not_spoil_the_others(tmp_path: Path) -> None:
+    path = told(tmp_path, document(), TRUE)
+    content = read_figures(path).content
+    for wrong in (0.1, 10.0):
+        times = [(figure.ms or 0.0) * (wrong if n == 1 else 1.0) for n, figure in enumerate(content.figures)]
+        figures = [{**of, "ms": ms} for of, ms in zip(WHOLE, times, strict=True)]
+        rows = fitted(written(tmp_path, document(figures=figures))).errors["figures"]
+        assert all(abs(row["fitted_error"]) < 0.02 for n, row in enumerate(rows) if n != 1)
+
+
+def test_a_broken_bound_and_the_end_of_a_range_are_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = PARAMETERS | {"mac": {"least": 1e-9, "most": 2e-9}}
+    figures = [*(figure | {"ms": 1.0} for figure in WHOLE), {**WHOLE[0], "at_most_ms": 1e-3}]
+    written(tmp_path, document(parameters=of, figures=figures))
+    monkeypatch.chdir(tmp_path)
+    tells(capsys, "calibrate", "--figures", "figures.yaml", "--out", "out.json", "-q")
+    found = json.loads((tmp_path / "out.json").read_text())["profile"]["errors"]["parameters"]
+    assert found["mac"]["at_the_end_of"] == [1e-9, 2e-9]
+
+
+def test_a_profile_does_not_replace_its_document(tmp_path: Path) -> None:
+    path = told(tmp_path, document(), TRUE)
+    before = path.read_text()
+    with fails(UsageError):
+        fit_figures(path, path)
+    assert path.read_text() == before
 
 
 def test_known_prices_are_found_again_and_predict_figures_that_are_left_out(tmp_path: Path) -> None:
@@ -255,6 +286,12 @@ def changed(*path: str | int, to: object) -> dict[str, Any]:
         changed("schema_version", to=2),
         changed("name", to="two\nlines"),
         changed("figure", to=[]),
+        document(processors={"cpu": CPU, "gpu": {"kind": "gpu"}}, figures=[{**figure, "ms": 10.0} for figure in WHOLE]),
+        document(processors={"cpu": {"kind": "cpu", "dispatch_s": "cpu mac_s"}}, parameters={"cpu mac_s": {"most": 1}}),
+        changed("parameters", "mac", to={"most": 1e-300}),
+        changed("links", to=[{"between": ["cpu", "cpu"]}]),
+        changed("figures", 0, to={**WHOLE[0], "minus": WHOLE[0], "ms": 5}),
+        changed("figures", 0, to={**WHOLE[0], "at_most_ms": 0}),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_document_is_told_in_a_line(content: dict[str, Any], tmp_path: Path) -> None:
