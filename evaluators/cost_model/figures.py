@@ -17,7 +17,7 @@
     figures:
       - {model: vgg16, plan: whole on gpu, ms: 97}
       - {model: own.tflite, plan: plan.json, ms: 66, check: true}  # files beside this one; compared, not fitted
-      - {model: vgg16, plan: every layer, at_least_ms: 200}        # a bound, which counts where it is broken
+      - {model: vgg16, plan: every layer, at_least_ms: 200}        # a bound, or at_most_ms; counts where it is broken
       - {model: vgg16, plan: whole on gpu, minus: {model: alexnet, plan: whole on gpu}, ms: 80}
       - {operator: {kernel: [3, 3], input: [56, 56, 64], channels: 64}, plan: whole on gpu, ms: 0.4}
 
@@ -245,6 +245,9 @@ class Figures(Part):
             raise wrong(f"there is no parameter {shown(unknown[0])}", hint, "processors")
         if unused := sorted(self.parameters.keys() - used):
             raise wrong(f"parameter {shown(unused[0])} is not used", "remove it from 'parameters'", "parameters")
+        titles = [(f.words, f.minus.words if f.minus else "") for f in self.figures if f.fitted]
+        if twice := next((words for words, minus in titles if titles.count((words, minus)) > 1), None):
+            raise wrong(f"{shown(twice)} is timed twice", "keep one, or give their mean", "figures")
         pairs = [frozenset(link.between) for link in self.links]
         for pair in pairs:
             if other := next((end for end in pair if end not in self.processors), None):

@@ -141,13 +141,15 @@ class FiguresFit:
         """Return the best fit to all figures, or to all but one.
 
         Args:
-            starts: from where it is sought, too, beside the middle of the ranges.
+            starts: from where it is sought, too, beside the middle of the ranges and the fit without bounds.
         """
         of = self.document.parameters
         used = tuple(i for i, f in enumerate(self.figures) if f.fitted and i != without)
         bounds = tuple(i for i, f in enumerate(self.figures) if f.bound)
         chosen = [[(n, value) for value in of[n].choices or ()] for n in self._names if of[n].choices]
         problems = [_Problem(self, used, bounds, dict(pairs)) for pairs in product(*chosen)]
+        if bounds:
+            starts = [*starts, *(_Problem(self, used, (), p.chosen).solved().values for p in problems)]
         tried = [
             (p, start)
             for p in problems
@@ -214,6 +216,9 @@ class _Problem:
             weight = self._weights(theta, scale)
             # As many numbers as figures: nothing is averaged, and the ridge must not move the solution.
             centre = theta if len(self._used) <= len(theta) else centre
+        begun = theta if start is None else np.array([start[name] for name in self._free])
+        if self._loss(begun, self._scale_ms(begun)) < self._loss(theta, scale):
+            theta, scale = begun, self._scale_ms(begun)  # reweighting led away
         steep = self._slopes(theta, scale) / usual
         known = steep[self._used]
         flat = [j for j in range(len(theta)) if np.abs(known[:, j]).max(initial=0.0) < _FLAT]
@@ -225,12 +230,13 @@ class _Problem:
             allowed[self._free[j]] = (low, high)
         lost = np.diag(np.eye(len(theta)) - np.linalg.pinv(known, rcond=_RANK) @ known) if known.size else np.ones(0)
         entangled = tuple(n for j, n in enumerate(self._free) if j not in flat and known.size and lost[j] > _LEFT)
-        loss = float(np.log1p((self._errors(theta, scale) / USUAL_ERROR) ** 2).sum())
-        return Fitted(self.values(theta), loss, allowed, entangled, steep, tuple(self._used))
+        return Fitted(self.values(theta), self._loss(theta, scale), allowed, entangled, steep, tuple(self._used))
+
+    def _loss(self, theta: Array, scale_ms: Array) -> float:
+        return float(np.log1p((self._errors(theta, scale_ms) / USUAL_ERROR) ** 2).sum())
 
     def _weights(self, theta: Array, scale_ms: Array) -> Array:
-        outliers = np.sqrt(1.0 + (self._errors(theta, scale_ms) / USUAL_ERROR) ** 2)
-        weight: Array = np.where(self._sense == 0, 1.0 / outliers, 1.0)
+        weight: Array = 1.0 / np.sqrt(1.0 + (self._errors(theta, scale_ms) / USUAL_ERROR) ** 2)
         return weight
 
     def _reweighted(self, theta: Array, scale_ms: Array, weight: Array, usual: Array, centre: Array) -> Array:

@@ -339,6 +339,8 @@ def write_profile(out: Path, profile: CostProfile, platform: Platform, *, indent
 def refine(file: Path, run: Path) -> Calibration:
     """Scale each processor's prices, and set its cost of a stage, by the stages that a study measured on it.
 
+    A profile by which the study's plans would be predicted worse is not written.
+
     Raises:
         ProfileError: the profile lacks processors of the study, or the study measured too little.
         RunFolderError: there is no finished study in that folder.
@@ -375,6 +377,8 @@ def refine(file: Path, run: Path) -> Calibration:
         provenance={**profile.provenance, "refined": [*known, step]},
         errors={**profile.errors, "study": step["after"]},
     )
+    if step["after"]["median"] > step["before"]["median"]:
+        return Calibration(profile, platform, file, step=step)
     write_profile(file, refined, platform)
     return Calibration(refined, platform, file, step=step)
 
@@ -472,11 +476,15 @@ def render(found: Calibration) -> str:
     """Return the profile's path and its errors, in lines; of a refinement the errors on the study's plans."""
     if found.step is not None:
         before, after = found.step["before"], found.step["after"]
-        lines = [f"{found.out}: refined by the study {found.step['run']} of {plain_name(found.step['model'])}"]
+        worse = after["median"] > before["median"]
+        refined = f"{'not ' * worse}refined by the study {found.step['run']} of {plain_name(found.step['model'])}"
+        lines = [f"{found.out}: {refined}"]
         for when in ("before", "after"):
             lines.append(f"{when}: its plans {_errors(found.step[when])}")
             lines += [f"{when}: {what} {_errors(errors)}" for what, errors in found.step["parts"][when].items()]
-        if after["kendall"] < before["kendall"]:
+        if worse:
+            lines.append("warning: the profile stays as it was, since it would predict these plans worse")
+        elif after["kendall"] < before["kendall"]:
             lines.append("warning: the refined profile orders these plans worse; refine it by a study of more plans")
         return "\n".join(lines)
     processors = {like: "/".join(p.name for p in members) for like, members in found.platform.classes().items()}

@@ -39,6 +39,7 @@ from search_spaces.models.zoo.names import parse_name
 from search_spaces.rewrites.lower import Lowered, lowering
 
 _LEAST_SIGMA, _MOST_SIGMA = 0.1, 10.0
+_FAR_OFF = 0.5
 _VARIES = 1e-3  # relative difference of predictions that is told
 _UNKNOWN_SIGMA = 1.0  # of a processor whose errors nothing tells
 
@@ -239,7 +240,9 @@ def _rows(fit: FiguresFit, whole: Fitted, others: Mapping[int, Fitted]) -> list[
         row: Row = {"name": figure.title, "published_ms": figure.ms}
         row |= {n: v for n in ("at_least_ms", "at_most_ms") if (v := getattr(figure, n)) is not None}
         row |= {"use": "fitted" if figure.fitted else "bound", "fitted_ms": _ms(fitted_ms)}
-        row["fitted_error"] = _rounded(fitted_ms / figure.ms - 1.0) if figure.ms and not figure.check else None
+        row["fitted_error"] = (
+            _rounded(round(fitted_ms / figure.ms - 1.0, 9)) if figure.ms and not figure.check else None
+        )
         if figure.check:
             left_out = fitted_ms
             row |= {"use": "checked", "fitted_ms": None}
@@ -281,7 +284,7 @@ def render(found: FittedFigures) -> Group:
     fitted_to = profile.provenance["fitted_to"].partition(" (")[0]
     head = Text(f"{found.out}: {', '.join(profile.processors)} of {profile.name}, fitted to {fitted_to}")
     figures = table(
-        ("figure", ">published, ms", ">fitted, ms", ">error", ">left out, ms", ">error", "note"),
+        ("figure", ">published, ms", ">fitted, ms", ">error", ">left out, ms", ">its error", "note"),
         map(_cells, errors["figures"]),
     )
     parameters = table(
@@ -306,6 +309,8 @@ def _cells(row: Row) -> tuple[str, ...]:
     note += f": could be {_range(row['range_ms'])}" if "range_ms" in row else ""
     if row["use"] == "fitted" and row["left_out_ms"] is None:
         note = "not determined by the others"
+    if abs(row["fitted_error"] or 0.0) > _FAR_OFF:
+        note = "far off: is this figure right?"
     fitted, left_out = ("" if row[n] is None else f"{row[n]:.4g}" for n in ("fitted_ms", "left_out_ms"))
     return row["name"], told, fitted, _percent(row["fitted_error"]), left_out, _percent(row["error"]), note
 

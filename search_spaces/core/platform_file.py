@@ -91,6 +91,17 @@ class _Platform(Part):
     links: tuple[_Link, ...] = ()
     limits: _Limits = _Limits()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_no_other(cls, data: object) -> object:
+        if isinstance(data, dict) and data.get("kind") == "cost profile":
+            raise wrong("is a cost profile", "add --evaluator cost-model", "kind")
+        if isinstance(data, dict) and "figures" in data:
+            raise wrong(
+                "holds figures of a device", "first: optimize calibrate --figures FILE --out PROFILE", "figures"
+            )
+        return data
+
 
 def read_platform(path: Path, find: Callable[[str], Processor] | None) -> Platform:
     """Read a platform.

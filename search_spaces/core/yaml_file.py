@@ -196,7 +196,9 @@ def _explained(path: Path, what: str, lines: Mapping[Loc, int], error: ErrorDeta
     }.get(error["type"], error["msg"][:1].lower() + error["msg"][1:])
     given = "" if not where or isinstance(error["input"], dict | list | tuple) else f" {shown(error['input'])}"
     # YAML takes 5e-4 for text.
-    number = plain_value(error["input"]) if error["type"] == "float_type" and isinstance(error["input"], str) else None
+    is_text = error["type"] in ("float_type", "int_type") and isinstance(error["input"], str)
+    number = plain_value(error["input"]) if is_text else None
+    number = int(number) if isinstance(number, float) and number.is_integer() else number
     hint = f"write {number}" if isinstance(number, int | float) and math.isfinite(number) else ""
     return _error(path, lines, loc, f"{where or what}{given}: {problem}", hint)
 

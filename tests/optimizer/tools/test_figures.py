@@ -94,6 +94,14 @@ def test_a_broken_bound_and_the_end_of_a_range_are_noted(
     assert found["mac"]["at_the_end_of"] == [1e-9, 2e-9]
 
 
+def test_one_wrong_bound_does_not_spoil_the_figures(tmp_path: Path) -> None:
+    content = read_figures(told(tmp_path, document(), TRUE)).content
+    figures = [{**of, "ms": figure.ms} for of, figure in zip(WHOLE, content.figures, strict=True)]
+    bound = {**WHOLE[4], "at_most_ms": (content.figures[4].ms or 0.0) / 20}
+    rows = fitted(written(tmp_path, document(figures=[*figures, bound]))).errors["figures"]
+    assert all(abs(row["fitted_error"]) < 0.02 for row in rows[:5])
+
+
 def test_a_profile_does_not_replace_its_document(tmp_path: Path) -> None:
     path = told(tmp_path, document(), TRUE)
     before = path.read_text()
@@ -202,7 +210,7 @@ def test_prices_that_only_occur_together_are_not_told_apart(tmp_path: Path) -> N
     cpu = {"kind": "cpu", "kernels": kernels, "invocation_s": "one", "sigma": 0.3}
     of = {"mac": {"most": 1e-8}, "one": {"most": 1.0}, "two": {"most": 1.0}}
     twice = cpu | {"dispatch_s": "two"}
-    figures = [WHOLE[0], {**WHOLE[0], "name": "again"}, {**WHOLE[0], "name": "and again"}]
+    figures = [WHOLE[0], WHOLE[1], {**WHOLE[1], "minus": WHOLE[0]}]
     content = document(parameters=of, processors={"cpu": twice}, figures=figures)
     found = fitted(told(tmp_path, content, {"mac": 3e-11, "one": 1e-3, "two": 1e-5}))
     assert all(row["entangled"] for row in parameters(found).values())
@@ -292,6 +300,7 @@ def changed(*path: str | int, to: object) -> dict[str, Any]:
         changed("links", to=[{"between": ["cpu", "cpu"]}]),
         changed("figures", 0, to={**WHOLE[0], "minus": WHOLE[0], "ms": 5}),
         changed("figures", 0, to={**WHOLE[0], "at_most_ms": 0}),
+        changed("figures", 0, to={**WHOLE[1], "ms": 20.0}),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_document_is_told_in_a_line(content: dict[str, Any], tmp_path: Path) -> None:
