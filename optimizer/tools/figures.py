@@ -40,7 +40,7 @@ from search_spaces.rewrites.lower import Lowered, lowering
 
 _LEAST_SIGMA, _MOST_SIGMA = 0.1, 10.0
 _FAR_OFF = 0.5
-_VARIES = 1e-3  # relative difference of predictions that is told
+_VARIES = 1e-3  # relative difference of predictions that is reported
 _UNKNOWN_SIGMA = 1.0  # of a processor whose errors nothing tells
 
 Row = dict[str, Any]

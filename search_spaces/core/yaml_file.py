@@ -20,6 +20,7 @@ from search_spaces.core.wording import did_you_mean
 MAX_NBYTES = 256 << 10
 _MAX_DEPTH = 8
 _MOST_DIGITS = 4300
+_MOST_SHOWN = 24  # letters of a number that a hint repeats
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str")}
 
 Loc = tuple[str | int, ...]
@@ -196,8 +197,9 @@ def _explained(path: Path, what: str, lines: Mapping[Loc, int], error: ErrorDeta
     }.get(error["type"], error["msg"][:1].lower() + error["msg"][1:])
     given = "" if not where or isinstance(error["input"], dict | list | tuple) else f" {shown(error['input'])}"
     # YAML takes 5e-4 for text.
-    is_text = error["type"] in ("float_type", "int_type") and isinstance(error["input"], str)
-    number = plain_value(error["input"]) if is_text else None
+    text = error["input"] if isinstance(error["input"], str) and len(error["input"]) <= _MOST_SHOWN else ""
+    is_text = error["type"] in ("float_type", "int_type") and text
+    number = plain_value(text) if is_text else None
     number = int(number) if isinstance(number, float) and number.is_integer() else number
     hint = f"write {number}" if isinstance(number, int | float) and math.isfinite(number) else ""
     return _error(path, lines, loc, f"{where or what}{given}: {problem}", hint)

@@ -145,6 +145,9 @@ BOMB = "a: &a [x, x]\n" + "".join(
         "name: x\nmatrix: {model: ../a}\nmodels:\n  ../a: {model: vgg16, tucker: vbmf}\n",
         "name: x\nmatrix: {model: vgg16, seed: 1\0}\n",
         f"name: x\nmatrix: {{model: vgg16}}\nrepetitions: {'7' * 5000}\n",
+        f"name: x\nmatrix: {{model: vgg16}}\nsettings: {{minutes: '{'9' * 400}'}}\n",
+        "name: x\nmatrix: {model: vgg16}\nsettings: {minutes: 5e-4}\n",
+        "name: x\nmatrix: {model: vgg16, budget: 1e1}\n",
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_a_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
