@@ -80,8 +80,8 @@ class SimulatedSession(ClosableSession, ABC):
         Raises:
             PlanError, RewriteError: the plan cannot be run.
         """
-        lowered = lowering(graph).lower(plan)
-        return self._errors(graph, self._freed(lowered), lowered)
+        lowered = lowering(graph).lower(plan).in_place(self.platform)
+        return self._errors(graph, self.simulator_of(lowered), lowered)
 
     def load(self, graph: Graph, plan: Plan, *, fresh: bool = False) -> SimulatedPlan:  # noqa: ARG002
         """Compile a plan; with ``fresh``, share nothing that is already loaded (a rebuilt instance).
@@ -95,8 +95,8 @@ class SimulatedSession(ClosableSession, ABC):
         """
         self.check_open()
         plan.validate(graph, self.platform)
-        lowered = lowering(graph).lower(plan)
-        simulator = self._freed(lowered)
+        lowered = lowering(graph).lower(plan).in_place(self.platform)
+        simulator = self.simulator_of(lowered)
         timeline = simulator.run(lowered.plan)
         if lowered.rewritten:
             timeline = Timeline(tuple(replace(e, stage=lowered.stage_of[e.stage]) for e in timeline.events))
@@ -108,28 +108,14 @@ class SimulatedSession(ClosableSession, ABC):
         kinds = len(self.platform.classes())
         return by_origins(found, lowered.origins, len(graph.operators), kinds) if lowered.rewritten else found
 
-    def _freed(self, lowered: Lowered) -> PlanSimulator:
-        """Return the simulator of a lowered plan, in which elided operators cost nothing."""
-        return without_elided(self.simulator_of(lowered), lowered)
-
     def simulator_of(self, lowered: Lowered) -> PlanSimulator:
         """Return the simulator of a lowered plan's graph. Raises as :meth:`prices`."""
 
         def make() -> PlanSimulator:
             return PlanSimulator(lowered.graph, self.platform, self.prices(lowered))
 
-        return recent(self._simulators, lowered.graph.digest, make, _KEPT)
-
-
-def without_elided(simulator: PlanSimulator, lowered: Lowered) -> PlanSimulator:
-    """Return a simulator of a lowered plan, in which the operators of its graph that need no copy cost nothing."""
-    left = {operator for stage in lowered.viewed(simulator.platform).operators for operator in stage}
-    moves_nothing = [o for stage in lowered.plan.stages for o in stage.operators if o not in left]
-    if not moves_nothing:
-        return simulator
-    operator_s = np.array(simulator.prices.operator_s)
-    operator_s[:, moves_nothing] = np.where(np.isfinite(operator_s[:, moves_nothing]), 0.0, np.inf)
-    return PlanSimulator(lowered.graph, simulator.platform, replace(simulator.prices, operator_s=operator_s))
+        found = recent(self._simulators, lowered.graph.digest, make, _KEPT)
+        return PlanSimulator(found.graph, found.platform, found.prices, lowered.held) if lowered.held else found
 
 
 class SimulatedPlan(Prediction):

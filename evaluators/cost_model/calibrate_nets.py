@@ -4,7 +4,9 @@ An operator's time depends on what runs before it, since that fills the caches; 
 small networks, not one by one. A walk starts from an image or from a map of some size and adds operators of random
 kinds and widths while they stay affordable. Some walks use two kinds of operators only: what a core ran just before
 affects the next operator (:mod:`evaluators.cost_model.features`), which cannot be seen where all kinds are mixed.
-Others repeat one kind of block at falling sizes and even widths, as published networks do.
+Others repeat one kind of block at falling sizes and even widths, as published networks do. Some of these take tens of
+milliseconds, so that caches forget the weights from one inference to the next; and some have half or a quarter of the
+rows, as the sides of a split network have: else many weights would come with many pixels everywhere.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ from search_spaces.core.intensity import operator_costs
 from search_spaces.models.zoo.builder import Activation, Builder, Draft, Padding, Value
 from search_spaces.models.zoo.transformer import attention
 
-GENERATOR = 3
+GENERATOR = 4
 """Version of the generator; increase it with every change after which a seed draws another network.
 
 A log of timings identifies networks by their seeds, so it is of no use with another version.
 """
 
 TURNS = 10  # kinds of networks return after so many seeds
+DEEP = frozenset({3, 8})  # turns of deep ones
 MOST_MACS = 400_000_000
 MOST_WEIGHTS = 6_000_000
 MOST_ELEMENTS = 3_300_000  # of an activation: 13 MB, as in the first layers of VGG
@@ -98,30 +101,67 @@ def random_blocks(name: str, rng: Rng) -> Draft:
 
     All of its blocks together have at most :data:`MOST_MACS`.
     """
-    net = Builder(name)
-    size = 16 * int(rng.integers(6, 17))
-    unit = int(rng.choice([8, 8, 16]))
-    width = unit * int(rng.integers(1, 3))
-    x = net.conv(net.input((1, size, size, 3)), width, 3, "stem", stride=2, activation="RELU6")
+    while True:  # of some that are drawn, a stage cannot even begin
+        size = 16 * int(rng.integers(6, 17))
+        unit = int(rng.choice([8, 8, 16]))
+        width = unit * int(rng.integers(1, 3))
+        net = Builder(name)
+        x = net.input((1, size, size, 3))
+        if (found := _in_stages(net, rng, x, unit, width, (1.2, 2.0), 4, MOST_MACS)) is not None:
+            return found
+
+
+def random_deep(name: str, rng: Rng) -> Draft:
+    """Return the same, as deep and wide as published networks are, half of them with fewer rows than columns.
+
+    All of its blocks together have at most eight times :data:`MOST_MACS`, each at most that.
+    """
+    while True:
+        size = 32 * int(rng.integers(4, 8))
+        rows, growth = int(size * rng.choice([1.0, 1.0, 0.5, 0.25])), rng.uniform(1.5, 2.1)
+        net = Builder(name)
+        x = net.input((1, rows, size, 3))
+        width, steady = 16 * int(rng.integers(2, 5)), (0.9 * growth, 1.1 * growth)
+        if (found := _in_stages(net, rng, x, 16, width, steady, 7, 8 * MOST_MACS)) is not None:
+            return found
+
+
+def _in_stages(
+    net: Builder, rng: Rng, x: Value, unit: int, width: int, growth: tuple[float, float], most: int, left: int
+) -> Draft | None:
+    """Return a network of one kind of block in stages; None where one of them cannot begin within the limits.
+
+    Args:
+        unit: widths are multiples of it.
+        width: of the first operator.
+        growth: least and greatest factor from one stage's width to the next.
+        most: blocks of a stage.
+        left: multiply-accumulates of all blocks.
+    """
+    x = net.conv(x, width, 3, "stem", stride=2, activation="RELU6")
     block = _BLOCKS[int(rng.integers(len(_BLOCKS)))]
     expansion, kernel = int(rng.choice([2, 3, 4, 6])), int(rng.choice([3, 3, 5]))
     expansion = max(1, min(expansion, MOST_ELEMENTS // (2 * math.prod(x.shape))))
-    left, stages = MOST_MACS, int(rng.integers(3, 6))
+    stages = int(rng.integers(3, 6))
     for stage in range(stages):
-        width = max(unit, int(width * rng.uniform(1.2, 2.0)) // unit * unit)
-        for repetition in range(int(rng.integers(1, 5))):
-            stride = 2 if repetition == 0 and x.shape[1] >= 8 else 1
-            alone = Builder(name)
+        width = max(unit, int(width * rng.uniform(*growth)) // unit * unit)
+        for repetition in range(int(rng.integers(1, most + 1))):
+            stride = 2 if repetition == 0 and x.shape[2] >= 8 else 1
+            alone = Builder("block")
             added = block(alone, alone.input(x.shape), width, expansion, kernel, stride, "block")
-            cost = sum(each.macs for each in operator_costs(alone.finish(added).graph()))
-            if cost > left / (stages - stage) or x.shape[1] ** 2 * expansion * max(width, x.shape[3]) > MOST_ELEMENTS:
-                if repetition == 0:  # too much already at the beginning of a stage: another network is drawn
-                    return random_blocks(name, rng)
+            graph = alone.finish(added).graph()
+            cost = sum(each.macs for each in operator_costs(graph))
+            heaviest = max((t.nbytes for t in graph.tensors if t.constant), default=0) // 4
+            elements = x.shape[1] * x.shape[2] * expansion * max(width, x.shape[3])
+            much = cost > min(left / (stages - stage), MOST_MACS)
+            if much or elements > MOST_ELEMENTS or heaviest > MOST_WEIGHTS:
+                if repetition == 0:
+                    return None
                 break
             left -= cost
             x = block(net, x, width, expansion, kernel, stride, f"block{stage}_{repetition}")
-    most = MOST_MACS // (2 * math.prod(x.shape))
-    x = net.conv(x, max(8, min(4 * width, most, MOST_WEIGHTS // x.shape[3]) // 8 * 8), 1, "last", activation="RELU6")
+    widest = min(4 * width, MOST_MACS // (2 * math.prod(x.shape)), MOST_WEIGHTS // x.shape[3])
+    x = net.conv(x, max(8, widest // 8 * 8), 1, "last", activation="RELU6")
     x = net.mean(x, "head_mean", keep=True)
     return net.finish(net.softmax(net.fully_connected(x, 1000, "head")))
 
@@ -349,7 +389,8 @@ _FEW = (
 def network(name: str, seed: int) -> Draft:
     """Return the network of a seed.
 
-    In each ten seeds four repeat blocks, two use few kinds of operators, and two have dense layers.
+    In each ten seeds four repeat blocks, two of them as deep as published networks, two use few kinds of operators, and
+    two have dense layers.
     """
     return drawn(name, np.random.default_rng([seed, 0]), seed)
 
@@ -358,6 +399,8 @@ def drawn(name: str, rng: Rng, turn: int) -> Draft:
     """Return the network that comes at a turn of every ten."""
     if turn % 5 == 4:
         return random_attention(name, rng) if turn % 10 == 9 else random_dense(name, rng)
-    if turn % 5 in {1, 3}:
+    if turn % TURNS in DEEP:
+        return random_deep(name, rng)
+    if turn % 5 == 1:
         return random_blocks(name, rng)
     return random_network(name, rng, kinds=_FEW[int(rng.integers(len(_FEW)))] if turn % 2 else ())

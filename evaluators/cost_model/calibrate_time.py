@@ -35,9 +35,8 @@ from search_spaces.core.errors import ProfileError, UnavailableError, damage
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan, Stage
 from search_spaces.core.platform import Platform, Processor
-from search_spaces.models import load
+from search_spaces.models import load, zoo
 from search_spaces.models.litert import read_model
-from search_spaces.models.zoo import draft
 from search_spaces.models.zoo.builder import Builder, Draft, Value
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.cuts import every_layer
@@ -299,6 +298,7 @@ class Timed:
         reference_s: time of the reference network meanwhile.
         seed: of a generated network; None for a model that is kept out of the fit.
         fuses: whether the runtime fuses elementwise operators, which are then ``free``.
+        stage_s: time of each operator as a stage of its own, shape ``(n,)``; None where that was not timed.
     """
 
     name: str
@@ -309,6 +309,7 @@ class Timed:
     reference_s: float
     seed: int | None = None
     fuses: bool = False
+    stage_s: Array | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values; the features follow from the name, or from the seed."""
@@ -320,6 +321,7 @@ class Timed:
             "reference_s": self.reference_s,
             "seed": self.seed,
             "fuses": self.fuses,
+            "stage_s": None if self.stage_s is None else [float(f"{s:.5g}") for s in self.stage_s],
         }
 
     @classmethod
@@ -331,19 +333,23 @@ class Timed:
         """
         try:
             name, seed = str(data["name"]), data["seed"]
-            made = draft(name) if seed is None else network(name, int(seed))
+            made = zoo.draft(name) if seed is None else network(name, int(seed))
             fuses, features = data["fuses"] is True, operator_features(made.graph())
             operator_s = np.array([np.nan if s is None else float(s) for s in data["operator_s"]])
             whole_s, reference_s = float(data["whole_s"]), float(data["reference_s"])
             features = fused(features) if fuses else features
-            found = cls(name, str(data["like"]), features, operator_s, whole_s, reference_s, seed, fuses)
+            stage_s = None if data["stage_s"] is None else np.array([float(s) for s in data["stage_s"]])
+            found = cls(name, str(data["like"]), features, operator_s, whole_s, reference_s, seed, fuses, stage_s)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ProfileError(f"a timing in the calibration's log is damaged: {damage(error)}") from error
-        if len(features) != len(operator_s):
+        apart = operator_s if stage_s is None else stage_s
+        if not len(features) == len(operator_s) == len(apart):
             raise ProfileError(
-                f"{name}: {len(operator_s)} times for {len(features)} operators", "another version wrote the log"
+                f"{name}: {len(operator_s)} and {len(apart)} times for {len(features)} operators",
+                "another version wrote the log",
             )
         check_seconds((found.whole_s, found.reference_s, *operator_s[~np.isnan(operator_s)]), name)
+        check_seconds(apart[~np.isnan(apart)], name)
         return found
 
     def model(self, usual_s: float) -> TimedModel:
@@ -496,63 +502,6 @@ def _moving() -> Draft:
     return net.finish(*chains)
 
 
-_MAPS = MAPS[1:4]
-_CUT_LAYERS, _CUT_RUNS, _CUT_ROUNDS = 6, 12, 8
-_ROUND_S = 0.03  # of at least two runs
-_MOST_S = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class CutProfile:
-    """Cost of a cut on one kind of processor.
-
-    Attributes:
-        like: the kind.
-        invocation_s: time of a stage call, whatever the stage's size.
-    """
-
-    like: str
-    invocation_s: float
-
-    def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-            ProfileError: a value has the wrong type, or the cost is out of range.
-        """
-        given = self.invocation_s
-        if not isinstance(self.like, str) or isinstance(given, bool) or not isinstance(given, int | float):
-            raise ProfileError("the cost of a cut must be a processor's name and a number of seconds")
-        if not 0.0 <= given <= _MOST_S:
-            raise ProfileError(f"the cost of a cut is {given:g} s, which is out of range", f"it is 0 to {_MOST_S:g} s")
-
-
-def time_cuts(session: Session, loaded: Loaded, processor: Processor) -> CutProfile:
-    """Time chains of convolutions whole and cut at every operator, in turn; each cut adds the cost of a stage call.
-
-    Stages are as long as those of usual plans: a cut between tiny ones costs half as much. Each turn counts with the
-    first quartile of its runs, since disturbances only make runs slower.
-
-    Raises:
-        UnavailableError: the device failed, or does not support the chains.
-    """
-    extra_s = []
-    for side, channels in _MAPS:
-        graph = loaded(_convolutions(f"cut{side}x{channels}", side, channels, _CUT_LAYERS))
-        count = len(graph.operators)
-        with (
-            closing(session.load(graph, whole_plan(graph, processor.name))) as one,
-            closing(session.load(graph, _in_stages(graph, [processor.name] * count))) as many,
-        ):
-            many.run(2)
-            usual_s = float(np.median(one.run(2).latency_s))
-            runs = int(np.clip(_ROUND_S / usual_s, 2, _CUT_RUNS))
-            for _ in range(_CUT_ROUNDS if runs > 2 else 2):
-                before, cut, after = (float(np.quantile(c.run(runs).latency_s, 0.25)) for c in (one, many, one))
-                extra_s.append((cut - (before + after) / 2) / (count - 1))
-    return CutProfile(processor.like, min(_MOST_S, max(0.0, float(np.median(extra_s)))))
-
-
 SECONDS = 0.15  # spent on each measurement of a model
 
 
@@ -587,15 +536,18 @@ class Bench:
             draft.write(path)
         return read_model(path, draft.name)
 
-    def time(self, processor: Processor, draft: Draft) -> Timed:
+    def time(self, processor: Processor, draft: Draft, *, apart: bool = False) -> Timed:
         """Time a network on a processor.
+
+        Args:
+            apart: whether to time each operator also as a stage of its own where that is not how they are timed.
 
         Raises:
             UnavailableError: the device failed, or does not support the network.
         """
         graph = self.loaded(draft)
         try:
-            return self.time_graph(processor, graph)
+            return self.time_graph(processor, graph, apart=apart)
         finally:
             if graph.source is not None:
                 graph.source.path.unlink(missing_ok=True)
@@ -606,10 +558,10 @@ class Bench:
         Raises:
             ModelError: there is no such model.
         """
-        return self.time_graph(processor, load(name) if self._files else draft(name).graph())
+        return self.time_graph(processor, load(name) if self._files else zoo.draft(name).graph())
 
-    def time_graph(self, processor: Processor, graph: Graph) -> Timed:
-        """Time a graph that the session can load; errors as in :meth:`time`."""
+    def time_graph(self, processor: Processor, graph: Graph, *, apart: bool = False) -> Timed:
+        """Time a graph that the session can load; option and errors as in :meth:`time`."""
         features = operator_features(graph)
         if unsupported_operators(self.session, graph, processor.name):
             raise UnavailableError(f"{processor.name} does not support all operators of {graph.name}")
@@ -620,14 +572,30 @@ class Bench:
             fuses = not packs_weights(processor)
             features = fused(features) if fuses else features
             kernel_s, clock_s = self._kernels(processor, graph, features)
-            whole_s, usual_s = self._whole(processor, graph, reference)
+            stage_s = None
+            if apart:
+                stage_s, whole_s, usual_s = time_model(self.session, graph, processor.name, reference, seconds=SECONDS)
+            else:
+                whole_s, usual_s = self._whole(processor, graph, reference)
             kernel_s = kernel_s * (usual_s / clock_s)
-            return Timed(graph.name, processor.like, features, kernel_s, whole_s, usual_s, fuses=fuses)
+            return Timed(graph.name, processor.like, features, kernel_s, whole_s, usual_s, None, fuses, stage_s)
         stage_s, whole_s, usual_s = time_model(self.session, graph, processor.name, reference, seconds=SECONDS)
         call_s = max(0.0, (float(stage_s.sum()) - whole_s) / max(1, len(features) - 1))
         own_s = np.where(stage_s > 2 * call_s, stage_s - call_s, stage_s / 2)
         own_s[[f.free for f in features]] = np.nan
-        return Timed(graph.name, processor.like, features, own_s, whole_s, usual_s)
+        return Timed(graph.name, processor.like, features, own_s, whole_s, usual_s, stage_s=stage_s)
+
+    def time_plan(self, processor: Processor, graph: Graph, plan: Plan) -> tuple[Array, float]:
+        """Return the time of each stage (s), and that of the reference network on a processor meanwhile.
+
+        Raises:
+            UnavailableError: the device failed, or cannot run the plan.
+        """
+        reference = self._reference(processor)
+        with closing(self.session.load(graph, plan)) as candidate:
+            runs = int(np.clip(SECONDS / ROUNDS / warm(candidate), LEAST_RUNS, MOST_RUNS))
+            (stage_s,), usual_s = in_rounds(reference, lambda: np.median(candidate.run(runs).stage_s, axis=0))
+        return stage_s, usual_s
 
     def _kernels(self, processor: Processor, graph: Graph, features: Sequence[OperatorFeatures]) -> tuple[Array, float]:
         from evaluators.cost_model.calibrate_kernels import profile_kernels

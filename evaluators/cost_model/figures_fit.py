@@ -19,7 +19,6 @@ from evaluators.cost_model.figures import Figure, Figures
 from evaluators.cost_model.fit import REWEIGHTED, RIDGE, USUAL_ERROR
 from evaluators.cost_model.plans import PlanSimulator
 from evaluators.cost_model.transfers import Prices, prices
-from evaluators.simulated import without_elided
 from search_spaces.rewrites.lower import Lowered
 
 
@@ -72,12 +71,15 @@ class FiguresFit:
     """
 
     def __init__(self, document: Figures, plans: Sequence[tuple[Lowered, Lowered | None]]) -> None:
-        self.document, self._plans = document, plans
+        self.document = document
+        self._plans = [
+            (one.in_place(document.platform), less and less.in_place(document.platform)) for one, less in plans
+        ]
         self._names = list(document.parameters)
         of = document.parameters
         self._most = np.array([of[n].most or max(of[n].choices or (0.0,)) or 1.0 for n in self._names])
         self._tables: dict[tuple[str, str], _Tables] = {}
-        for lowered in (each for pair in plans for each in pair if each is not None):
+        for lowered in (each for pair in self._plans for each in pair if each is not None):
             if self._key(lowered) not in self._tables:
                 self._tables[self._key(lowered)] = self._table(lowered)
         self._know_affine()
@@ -98,8 +100,8 @@ class FiguresFit:
 
         def simulator(values: Array) -> PlanSimulator:
             profile = document.profile(dict(zip(self._names, map(float, values), strict=True)), {})
-            found = PlanSimulator(lowered.graph, platform, prices(profile, lowered.graph, platform))
-            return without_elided(found, lowered)
+            costs = prices(profile, lowered.graph, platform, lowered.sides)
+            return PlanSimulator(lowered.graph, platform, costs, lowered.held)
 
         base = simulator(np.zeros_like(self._most)).prices
         return _Tables(simulator(self._most), base, [simulator(row).prices for row in np.diag(self._most)], self._most)

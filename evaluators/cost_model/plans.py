@@ -24,7 +24,6 @@ from evaluators.schedule import (
     Span,
     Task,
     Timeline,
-    needs_of,
     rounds,
     run_tasks,
     stream_period_s,
@@ -33,6 +32,7 @@ from evaluators.schedule import (
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform
+from search_spaces.rewrites.views import Held
 from search_spaces.spaces.cuts import cut_points
 
 CORRELATION = 0.3
@@ -66,10 +66,12 @@ class PlanSimulator:
 
     Args:
         prices: tables for the platform's processors and the graph's operators.
+        held: tensors that no operator of a plan writes, as of :class:`~search_spaces.rewrites.views.Viewed`.
     """
 
-    def __init__(self, graph: Graph, platform: Platform, prices: Prices) -> None:
+    def __init__(self, graph: Graph, platform: Platform, prices: Prices, held: Held | None = None) -> None:
         self.graph = graph
+        self.held: Held = held or {}
         self.platform = platform
         self.law = Law.of(platform)
         self._processors = {p.name: i for i, p in enumerate(platform.processors)}
@@ -141,7 +143,9 @@ class PlanSimulator:
 
     def stream_period_s(self, plan: Plan) -> float:
         """Return the period of a stream of inferences (s), overlapped as in the runner (:mod:`evaluators.schedule`)."""
-        how = rounds(plan, self.platform, needs_of(self.graph, plan))
+        place = {o: i for i, stage in enumerate(plan.stages) for o in stage.operators}
+        needs = [{place[writer] for writer, _, _ in self._inside(stage.operators).reads} for stage in plan.stages]
+        how = rounds(plan, self.platform, needs)
         return stream_period_s(self.tasks(plan), self.law, how)
 
     def errors(self, plan: Plan) -> Errors:
@@ -163,8 +167,9 @@ class PlanSimulator:
             kind = known.index(kinds[processor])
             operators, each = list(stage.operators), self._each_s(processor, stage.operators)
             single[kind, operators] = each * p.sigma[processor, operators]
-            calls[kind] += UNSURE * p.invocation_s[processor]
-            total += float(each.sum() + p.invocation_s[processor])
+            call_s = self._call_s(processor, stage.operators)
+            calls[kind] += UNSURE * call_s
+            total += float(each.sum()) + call_s
             for writer, _, nbytes in self._inside(stage.operators).reads:
                 if (source := place[writer]) != processor:
                     transfer_s = p.latency_s[source, processor] + nbytes * p.byte_s[source, processor]
@@ -181,7 +186,7 @@ class PlanSimulator:
         if key not in self._work:
             p, inside = self.prices, self._inside(operators)
             each = self._each_s(processor, operators)
-            total = float(each.sum() + p.invocation_s[processor] + inside.io_bytes * p.io_s_per_byte[processor])
+            total = float(each.sum()) + self._call_s(processor, operators)
             if p.capacity_bytes[processor]:
                 beyond = max(0.0, inside.weight_bytes - float(p.capacity_bytes[processor]))
                 total += beyond * float(p.pressure_per_byte[processor]) * float(each.sum())
@@ -194,6 +199,10 @@ class PlanSimulator:
             self._work[key] = (total, share, slowed)
         return self._work[key]
 
+    def _call_s(self, processor: int, operators: tuple[int, ...]) -> float:
+        io_s = self._inside(operators).io_bytes * self.prices.io_s_per_byte[processor]
+        return float(self.prices.invocation_s[processor] + io_s)
+
     def _each_s(self, processor: int, operators: tuple[int, ...]) -> Seconds:
         """Return the time of each operator in a stage (s), also of those fused elsewhere with what the stage lacks."""
         p, inside = self.prices, self._inside(operators).all
@@ -205,7 +214,7 @@ class PlanSimulator:
 
     def _inside(self, operators: tuple[int, ...]) -> _Inside:
         if operators not in self._insides:
-            self._insides[operators] = _inside(self.graph, operators)
+            self._insides[operators] = _inside(self.graph, operators, self.held)
         return self._insides[operators]
 
 
@@ -242,14 +251,14 @@ def makespan_s(spans: Sequence[Span]) -> float:
     return max(end for _, end in spans) - min(start for start, _ in spans)
 
 
-def _inside(graph: Graph, operators: tuple[int, ...]) -> _Inside:
+def _inside(graph: Graph, operators: tuple[int, ...], held: Held) -> _Inside:
     border = graph.boundary(operators)
     tensors = graph.tensors
-    reads = tuple((graph.producer[t], t, tensors[t].nbytes) for t in border.inputs if t in graph.producer)
-    io_bytes = sum(tensors[t].nbytes for t in (*border.inputs, *border.outputs))
+    parts = (part for t in border.inputs for part in held.get(t, ((t, tensors[t].nbytes),)))
+    reads = tuple((graph.producer[t], t, nbytes) for t, nbytes in parts if t in graph.producer)
     return _Inside(
         reads,
-        io_bytes,
+        sum(tensors[t].nbytes for t in (*border.inputs, *border.outputs)),
         sum(tensors[t].nbytes for t in border.constants),
         frozenset(operators),
     )

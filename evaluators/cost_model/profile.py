@@ -177,8 +177,11 @@ class CostProfile:
             known = ", ".join(self.processors) or "none"
             raise ProfileError(f"profile {self.name!r} has no processor {processor!r}", f"it has: {known}") from None
 
-    def predict(self, features: Sequence[OperatorFeatures], processor: str) -> Prediction:
+    def predict(self, features: Sequence[OperatorFeatures], processor: str, sides: Sequence[int] = ()) -> Prediction:
         """Return the time of each operator on a processor, dispatch included.
+
+        Args:
+            sides: how many alike run side by side, on several processors, for each operator; empty for one everywhere.
 
         Raises:
             ProfileError: there is no such processor, or no kernel similar to one of the operators'.
@@ -187,15 +190,15 @@ class CostProfile:
         keys = [(*self._kernel(processor, key), where) for key, where in _by_key(features, model).items()]
         # How soon weights are used again, and what ran before, depend on the result: iterate from a rough estimate.
         seconds, interval_s, busy = _ROUGH_S_PER_MAC * rows.macs, _LONG_S, products(features)
-        known_s = rows.interval
+        known_s, share = rows.interval, 1.0 / np.array(sides or (1,))
         for _ in range(_PASSES if any(kernel.remembers for kernel in model.kernels.values()) else 1):
             interval = np.where(known_s > 0.0, known_s, interval_s)
-            rows = replace(rows, interval=interval, matrix_share=matrix_shares(busy, seconds))
+            rows = replace(rows, interval=interval, matrix_share=matrix_shares(busy, seconds * share))
             seconds, sigma = np.zeros(len(features)), np.zeros(len(features))
             for kernel, _, where in keys:
                 kernel_s, sigma[where] = kernel.predict(rows[where])
                 seconds[where] = kernel_s + model.dispatch_s
-            interval_s = float(seconds.sum())
+            interval_s = float((seconds * share).sum())
         for kernel, seen, where in keys:
             spread, beyond = sigma[where], np.log(kernel.outside(rows[where]))
             sigma[where] = np.hypot(spread if seen else np.maximum(spread, UNSEEN_SIGMA), 0.5 * beyond)

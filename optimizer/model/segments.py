@@ -80,14 +80,14 @@ def split_profile(of: Profiler, space: SegmentSpace, known: Profile) -> Profile:
         operator_s[like] = tuple(float(s) for s in took_s * (rest_s / max(float(took_s.sum()), 1e-12)))
     for a, b in reversed(together) if count > 1 else ():
         of.progress(f"timing joins of {a.name} and {b.name}")
-        plan = space.plan(_shared_by(space, (a.name, b.name), (known.whole_s[a.like], known.whole_s[b.like])))
+        plan = space.plan(shared_by(space, (a.name, b.name), (known.whole_s[a.like], known.whole_s[b.like])))
         waits = [wait for batch in _runs(of, plan) for wait in waits_s(of.graph, plan, batch.timeline)]
         if waits:
             transfer_s[pair_of(a.like, b.like)] = max(0.0, float(np.median(waits)))
     return Profile(operator_s, overhead_s, transfer_s, known.whole_s)
 
 
-def _shared_by(space: SegmentSpace, on: tuple[str, str], whole_s: tuple[float, float]) -> tuple[Part, ...]:
+def shared_by(space: SegmentSpace, on: tuple[str, str], whole_s: tuple[float, float]) -> tuple[Part, ...]:
     """Return a plan that splits every operator into sides of about the same time, where it can.
 
     Args:
@@ -203,7 +203,7 @@ def segment_baselines(
     able = [pair for pair in space.pairs if all(np.isfinite(whole_s[processor]) for processor in pair)]
     if able and space.axes:
         on = max(able, key=lambda pair: sum(1 / max(whole_s[processor], 1e-12) for processor in pair))
-        named.append((EVERY, _shared_by(space, on, (whole_s[on[0]], whole_s[on[1]]))))
+        named.append((EVERY, shared_by(space, on, (whole_s[on[0]], whole_s[on[1]]))))
     found += [Baseline(name, space.plan(parts)) for name, parts in named]
     known: dict[str, Baseline] = {}
     for each in found:

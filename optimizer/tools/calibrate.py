@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from evaluators.base import Batch, Evaluator, Session
 from evaluators.cost_model.calibrate_kernels import TIMING
-from evaluators.cost_model.calibrate_nets import GENERATOR, network
+from evaluators.cost_model.calibrate_nets import DEEP, GENERATOR, TURNS, network
 from evaluators.cost_model.calibrate_profile import (
     KEPT_OUT,
     MOST_NETS,
@@ -27,15 +28,15 @@ from evaluators.cost_model.calibrate_profile import (
     build_profile,
     errors_on_models,
     next_network,
+    usual_reference_s,
 )
 from evaluators.cost_model.calibrate_time import (
     Bench,
-    CutProfile,
     Timed,
+    check_seconds,
     is_of,
     pairs,
     time_contention,
-    time_cuts,
     time_link,
 )
 from evaluators.cost_model.fit import errors_of, nonnegative_prices
@@ -55,6 +56,8 @@ from evaluators.objectives import LATENCY
 from evaluators.registry import make_evaluator
 from evaluators.samples import Measurement
 from optimizer.devices import choose_platform
+from optimizer.exact.least import chain_costs
+from optimizer.exact.segment_model import SegmentModel
 from optimizer.files import write_atomic
 from optimizer.provenance import provenance
 from optimizer.report.answer import objective_of
@@ -62,25 +65,66 @@ from optimizer.report.data import finished_study
 from optimizer.study.folder import CONFIG, LOG, read_config, resume_hint
 from optimizer.study.history import Trial
 from optimizer.study.log import Record, TrialLog, read_log
-from search_spaces.core.errors import ProfileError, RunFolderError, UnavailableError, UsageError, plain_name
+from search_spaces.core.bounded import built
+from search_spaces.core.errors import (
+    OptimizeError,
+    ProfileError,
+    RunFolderError,
+    UnavailableError,
+    UsageError,
+    plain_name,
+)
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.core.wording import percent
 from search_spaces.core.workload import Client, with_given
 from search_spaces.models import load
+from search_spaces.spaces.segment_space import SegmentSpace
 
 LEAST_MINUTES, MOST_MINUTES = 0.2, 600.0
 _SHARE_OF_MODELS, _SHARE_OF_PAIRS = 0.2, 0.15
 _LEAST_NETS = 6
+_APART = 4  # of so many networks one is timed in stages of one operator, too, beside the deep ones
 _MOST_REFUSED = 20
 LEAST_STAGES = 6
+SHARED = "operators that processors share"
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A model that is kept out of the fit, with chains of operators shared by two processors as CoDL would (seed 002).
+
+    Attributes:
+        name: of the model.
+        on: the two processors.
+        like: the kind of the first one.
+        plan: it, as plain values.
+        stage_s: time of each stage.
+        reference_s: time of the reference network on the first processor meanwhile.
+    """
+
+    name: str
+    on: tuple[str, str]
+    like: str
+    plan: Mapping[str, Any]
+    stage_s: tuple[float, ...]
+    reference_s: float
+
+    def __post_init__(self) -> None:
+        """Check the times.
+
+        Raises:
+            ProfileError: one is not positive and finite.
+        """
+        check_seconds((*self.stage_s, self.reference_s), self.name)
+
 
 _KINDS: dict[str, tuple[str, Callable[[Mapping[str, Any]], Any]]] = {
     "timed": ("timed", Timed.from_json),
     "link": ("links", lambda data: LinkProfile(**data)),
     "contention": ("contention", lambda data: ContentionProfile(**data)),
-    "cut": ("cuts", lambda data: CutProfile(**data)),
+    "shared": ("shared", lambda data: built(Shared, data, "it is", ProfileError)),
 }  # kind of a record → field of Measured, and constructor of its value
 
 Rows = dict[str, list[tuple[float, float]]]
@@ -95,14 +139,14 @@ class Measured:
         timed: what was timed on each kind of processor.
         refused: how many networks a kind of processor could not run.
         links, contention: transfers between pairs of processors, and how they slow each other down.
-        cuts: the cost of a cut on each kind of processor.
+        shared: models whose operators two processors share.
     """
 
     timed: list[Timed] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
     links: list[LinkProfile] = field(default_factory=list)
     contention: list[ContentionProfile] = field(default_factory=list)
-    cuts: list[CutProfile] = field(default_factory=list)
+    shared: list[Shared] = field(default_factory=list)
 
     def add(self, record: Record) -> None:
         """Add a record of the log.
@@ -235,7 +279,6 @@ class _Calibrator:
         """Time networks, then pairs of processors, then whole models, in shares of the time that is left."""
         left_s = max(0.0, end_s - time.monotonic())
         self._pairs(end_s - left_s * (1.0 - _SHARE_OF_PAIRS))
-        self._cuts()
         self._networks(end_s - left_s * _SHARE_OF_MODELS)
         for name in KEPT_OUT:
             for processor in self._kinds():
@@ -247,6 +290,32 @@ class _Calibrator:
                     self._keep("timed", self.bench.time_zoo(processor, name))
                 except UnavailableError as error:
                     self.progress(f"{name} is left out on {processor.name}: {error.what}")
+        self._shared(end_s)
+
+    def _shared(self, end_s: float) -> None:
+        """Time models that are kept out of the fit with chains of operators shared by two processors."""
+        measured, platform = self.measured, self.bench.platform
+        both = {frozenset((a.name, b.name)): (a, b) for a, b in pairs(platform) if not a.excludes(b)}.values()
+        kept = [name for name in KEPT_OUT if any(t.name == name for t in measured.timed)]
+        known = {(s.name, *s.on) for s in measured.shared}
+        left = [(name, a, b) for name, (a, b) in product(kept, both) if (name, a.name, b.name) not in known]
+        if not left or time.monotonic() > end_s:
+            return
+        profile = build_profile(platform, measured.timed, measured.links, measured.contention)
+        for name, a, b in left:
+            if time.monotonic() > end_s:
+                break
+            self.progress(f"timing {name} shared by {a.name} and {b.name}")
+            try:
+                graph, two = load(name), platform.restrict([a.name, b.name])
+                space = SegmentSpace(graph, two, branches=False)
+                model = SegmentModel(space, chain_costs(two, CostModelSession(profile, two).part_costs(graph)))
+                plan = space.plan(model.greedy().parts)
+                stage_s, reference_s = self.bench.time_plan(a, graph, plan)
+                found = Shared(name, (a.name, b.name), a.like, plan.to_json(), tuple(stage_s.tolist()), reference_s)
+                self._keep("shared", found)
+            except OptimizeError as error:
+                self.progress(f"{name} is left out on {a.name} and {b.name}: {error.what}")
 
     def _keep(self, kind: str, value: Any) -> None:
         getattr(self.measured, _KINDS[kind][0]).append(value)
@@ -267,7 +336,9 @@ class _Calibrator:
                 seed = next_network(mine, measured.refused[processor.like], fits=fits)
                 self.progress(f"timing network {number + 1} on {processor.name}")
                 try:
-                    timed = self.bench.time(processor, network(f"net{seed}", seed))
+                    timed = self.bench.time(
+                        processor, network(f"net{seed}", seed), apart=number % _APART == 0 or seed % TURNS in DEEP
+                    )
                 except UnavailableError as error:
                     measured.refused[processor.like] += 1
                     self.log.append("refused", {"like": processor.like, "seed": seed, "reason": error.what})
@@ -296,22 +367,12 @@ class _Calibrator:
                 self.progress(f"timing {source.name} beside {target.name}")
                 self._keep("contention", time_contention(self.bench.session, self.bench.loaded, *pair))
 
-    def _cuts(self) -> None:
-        """Time the cost of a cut on each kind of processor."""
-        for processor in self._kinds():
-            if not any(cut.like == processor.like for cut in self.measured.cuts):
-                self.progress(f"timing cuts on {processor.name}")
-                try:
-                    self._keep("cut", time_cuts(self.bench.session, self.bench.loaded, processor))
-                except UnavailableError as error:
-                    self.progress(f"the cost of a cut on {processor.name} could not be measured: {error.what}")
-
 
 def _finish(
     measured: Measured, platform: Platform, out: Path, command: Sequence[str], *, interrupted: bool
 ) -> Calibration:
     try:
-        profile = build_profile(platform, measured.timed, measured.links, measured.contention, measured.cuts)
+        profile = build_profile(platform, measured.timed, measured.links, measured.contention)
     except ProfileError as error:
         if interrupted:
             raise KeyboardInterrupt("what was timed is kept; the same command goes on") from error
@@ -319,7 +380,7 @@ def _finish(
     profile = replace(
         profile,
         provenance={"command": list(command), **provenance(), "timings": len(measured.timed)},
-        errors=errors_on_models(profile, measured.timed),
+        errors=errors_on_models(profile, measured.timed) | _errors_on_shared(profile, platform, measured),
     )
     write_profile(out, profile, platform)
     return Calibration(profile, platform, out, interrupted)
@@ -362,6 +423,7 @@ def refine(file: Path, run: Path) -> Calibration:
     refined = replace(profile, processors=processors)
     after = _predicted(refined, platform, graph, runs)
     measured = [measurement.median_s for _, measurement in runs]
+    stages = [(plan, measurement.stage_s) for plan, measurement in runs]
     step: dict[str, Any] = {
         "run": run.name,
         "model": graph.name,
@@ -369,7 +431,10 @@ def refine(file: Path, run: Path) -> Calibration:
         "plans": len(measured),
         "before": errors_of([float(batch.latency_s[0]) for batch in before], measured),
         "after": errors_of([float(batch.latency_s[0]) for batch in after], measured),
-        "parts": {"before": _errors_of_parts(before, runs), "after": _errors_of_parts(after, runs)},
+        "parts": {
+            when: {what: errors_of(*np.array(pairs).T) for what, pairs in _parts(batches, stages).items()}
+            for when, batches in (("before", before), ("after", after))
+        },
     }
     known: Any = profile.provenance.get("refined", ())
     refined = replace(
@@ -436,20 +501,36 @@ def _stages(
     return found
 
 
-def _errors_of_parts(
-    predicted: Sequence[Batch], runs: Sequence[tuple[Plan, Measurement]]
-) -> dict[str, dict[str, float]]:
-    """Return the errors of stages, and of what several processors share: of the side that takes longest."""
+def _parts(
+    predicted: Sequence[Batch], runs: Sequence[tuple[Plan, Sequence[float]]]
+) -> dict[str, list[tuple[float, float]]]:
+    """Return predicted and measured seconds of stages, and of what several processors share: of its longest side.
+
+    Args:
+        runs: each plan with the measured seconds of its stages.
+    """
     found: dict[str, list[tuple[float, float]]] = {}
-    for (plan, measurement), batch in zip(runs, predicted, strict=True):
+    for (plan, stage_s), batch in zip(runs, predicted, strict=True):
         sides: dict[tuple[int, ...], list[int]] = {}
         for index, stage in enumerate(plan.stages):
             sides.setdefault(stage.operators, []).append(index)
         for of in sides.values():
-            pair = float(batch.stage_s[0, of].max()), max(measurement.stage_s[i] for i in of)
+            pair = float(batch.stage_s[0, of].max()), max(stage_s[i] for i in of)
             if pair[1] > 0:
-                found.setdefault("stages" if len(of) == 1 else "operators that processors share", []).append(pair)
-    return {what: errors_of(*zip(*pairs, strict=True)) for what, pairs in found.items()}
+                found.setdefault("stages" if len(of) == 1 else SHARED, []).append(pair)
+    return found
+
+
+def _errors_on_shared(profile: CostProfile, platform: Platform, measured: Measured) -> dict[str, Any]:
+    """Return the errors on operators that two processors share, by the names of the two."""
+    session, found = CostModelSession(profile, platform), dict[str, list[tuple[float, float]]]()
+    for each in measured.shared:
+        usual_s = usual_reference_s([t for t in measured.timed if t.like == each.like])
+        plan = Plan.from_json(each.plan)
+        took = plan, [s * usual_s / each.reference_s for s in each.stage_s]
+        parts = _parts([session.load(load(each.name), plan).one], [took])
+        found.setdefault(" and ".join(each.on), []).extend(parts.get(SHARED, []))
+    return {SHARED: {on: errors_of(*np.array(pairs).T) for on, pairs in found.items() if pairs}} if found else {}
 
 
 def _scaled(processor: ProcessorProfile, rows: Sequence[tuple[float, float]]) -> ProcessorProfile:
@@ -498,6 +579,8 @@ def render(found: Calibration) -> str:
         lines.append(f"{who}: models kept out of the fit {_errors(errors['models'])}")
         if errors.get("operators"):
             lines.append(f"{who}: their operators {_errors(errors['operators'])}")
+    for on, errors in dict(found.profile.errors.get(SHARED, {})).items():
+        lines.append(f"operators that {on} share {_errors(errors)}")
     regret = found.profile.errors.get("regret")
     if isinstance(regret, Mapping):
         lines.append(

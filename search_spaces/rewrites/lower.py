@@ -36,7 +36,7 @@ from search_spaces.rewrites.tucker import (
     outline,
     ranks_of,
 )
-from search_spaces.rewrites.views import Viewed, as_it_is, without_copies
+from search_spaces.rewrites.views import Held, Viewed, as_it_is, without_copies
 
 _KEPT = 64
 _KEPT_TRIPLES = 1024
@@ -59,6 +59,8 @@ class Lowered:
         origins: for each operator of ``graph`` the original operator that it computes, or helps to.
         split: whether operators are split.
         ranks: operator of the plan's graph → those of its triple.
+        sides: for each operator of ``graph`` how many alike run side by side, of a split; empty without splits.
+        held: as of :class:`~search_spaces.rewrites.views.Viewed`, where operators are left out of the plan.
         keeps: how exactly ``graph`` computes the model's outputs: bit for bit, up to rounding, or approximately.
     """
 
@@ -69,6 +71,8 @@ class Lowered:
     keeps: Keeps = "bits"
     split: bool = False
     ranks: Mapping[int, Ranks] = field(default_factory=dict)
+    sides: tuple[int, ...] = ()
+    held: Held = field(default_factory=dict)
 
     @property
     def rewritten(self) -> bool:
@@ -78,6 +82,16 @@ class Lowered:
     def viewed(self, platform: Platform) -> Viewed:
         """Return the plan without the slices and concatenations of splits that need no copy on a platform."""
         return without_copies(self.graph, self.plan, platform) if self.split else as_it_is(self.graph, self.plan)
+
+    def in_place(self, platform: Platform) -> Lowered:
+        """Return the plan without the operators that need no copy, of the same graph."""
+        if not (viewed := self.viewed(platform)).held:
+            return self
+        each = zip(viewed.operators, viewed.stage_of, strict=True)
+        stages = tuple(Stage(operators, self.plan.stages[i].processor) for operators, i in each)
+        numbers = tuple(self.stage_of[i] for i in viewed.stage_of)
+        plan = Plan(self.graph.digest, stages, self.plan.dispatch)
+        return replace(self, plan=plan, stage_of=numbers, held=viewed.held)
 
 
 def as_it_stands(graph: Graph, plan: Plan) -> Lowered:
@@ -230,7 +244,9 @@ class _Splits:
                 found.append((member, Stage(tuple(sides[which, side]), self._plan.stages[member].processor)))
             found.append((members[0], Stage(tuple(joins[which]), self._goes_on(index, members))))
         plan = Plan(whole.graph.digest, tuple(stage for _, stage in found), self._plan.dispatch)
-        return Lowered(whole.graph, plan, tuple(index for index, _ in found), origins, keeps, split=True)
+        counts = tuple(len(self.made[r.split].cuts) + 1 if r.what == "side" else 1 for r in whole.roles)
+        numbers = tuple(index for index, _ in found)
+        return Lowered(whole.graph, plan, numbers, origins, keeps, split=True, sides=counts)
 
     def _goes_on(self, index: int, members: Sequence[int]) -> str:
         """Return the processor of the join: that of the stage after the sides, or of the first side if none follows."""

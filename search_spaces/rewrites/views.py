@@ -8,8 +8,8 @@ inputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from search_spaces.core.graph import Graph, Operator
@@ -19,6 +19,9 @@ from search_spaces.models.dtypes import integers
 
 ALIGNMENT = 64
 """Bytes; runtimes require tensors to begin at multiples of it."""
+
+Held = Mapping[int, tuple[tuple[int, int], ...]]
+"""Tensor → the tensors in which it lies, each with the bytes of it there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +33,14 @@ class Viewed:
         plan: of that graph; stages that are empty now are removed.
         operators: for each stage of ``plan`` its operators, with indices of the original graph.
         stage_of: for each stage of ``plan`` its index in the original plan.
+        held: for each tensor that an elided operator wrote, the tensors that hold it, and how many of its bytes each.
     """
 
     graph: Graph
     plan: Plan
     operators: tuple[tuple[int, ...], ...]
     stage_of: tuple[int, ...]
+    held: Held = field(default_factory=dict)
 
 
 def without_copies(graph: Graph, plan: Plan, platform: Platform) -> Viewed:
@@ -55,7 +60,9 @@ def without_copies(graph: Graph, plan: Plan, platform: Platform) -> Viewed:
     left = [(i, tuple(o for o in s.operators if o in place)) for i, s in enumerate(plan.stages)]
     left = [(i, rest) for i, rest in left if rest]
     stages = tuple(Stage(tuple(place[o] for o in rest), plan.stages[i].processor) for i, rest in left)
-    return Viewed(made, Plan(made.digest, stages), tuple(rest for _, rest in left), tuple(i for i, _ in left))
+    return Viewed(
+        made, Plan(made.digest, stages), tuple(rest for _, rest in left), tuple(i for i, _ in left), found.held()
+    )
 
 
 def as_it_is(graph: Graph, plan: Plan) -> Viewed:
@@ -89,6 +96,16 @@ class _Views:
         for tensor in operator.inputs:
             inputs += self._sources.get(tensor, (tensor,))
         return replace(operator, inputs=tuple(inputs))
+
+    def held(self) -> Held:
+        """Return where the tensors lie that are no longer written, and in parts of which others."""
+        return {t: tuple((s, self._common_nbytes(t, s)) for s in sources) for t, sources in self._sources.items()}
+
+    def _common_nbytes(self, tensor: int, other: int) -> int:
+        """Return how many bytes of memory two tensors share."""
+        (root, first), (same, begin) = (self.views.get(t, (t, 0)) for t in (tensor, other))
+        ends = first + self._graph.tensors[tensor].nbytes, begin + self._graph.tensors[other].nbytes
+        return max(0, min(ends) - max(first, begin)) if root == same else 0
 
     def _is_outside(self, tensor: int, index: int) -> bool:
         """Return whether a tensor is written outside the stage that runs operator ``index``."""

@@ -142,12 +142,13 @@ class TableSession(SimulatedSession):
         shape = operator_s.shape
         return replace(self._table, operator_s=operator_s, sigma=np.full(shape, UNSURE), traffic=np.full(shape[1], 0.5))
 
-    def _freed(self, lowered: Lowered) -> PlanSimulator:
-        key = lowered.graph.digest
+    def simulator_of(self, lowered: Lowered) -> PlanSimulator:
+        """See :class:`~evaluators.simulated.SimulatedSession`."""
+        key = f"{lowered.graph.digest} {lowered.plan.digest if lowered.held else ''}"
         if key not in self._made:
             if len(self._made) > 64:
                 self._made.clear()
-            self._made[key] = _Hiding(super()._freed(lowered), self._hidden, [o for o, _ in lowered.origins])
+            self._made[key] = _Hiding(super().simulator_of(lowered), self._hidden, [o for o, _ in lowered.origins])
         return self._made[key]
 
 
@@ -155,7 +156,7 @@ class _Hiding(PlanSimulator):
     """Simulates as another one does, with what operators take more behind their predecessors."""
 
     def __init__(self, other: PlanSimulator, hidden: _Array, origins: Sequence[int]) -> None:
-        super().__init__(other.graph, other.platform, other.prices)
+        super().__init__(other.graph, other.platform, other.prices, other.held)
         self._hidden, self._origins = hidden, origins
 
     def stage(self, processor: int, operators: tuple[int, ...]) -> tuple[float, float, tuple[float, ...]]:
@@ -313,7 +314,7 @@ def _workload(case: Case, number: int) -> Setup:
             sessions[graph.digest] = TableSession(processors, graph, prices, hidden * (error is None))
 
         def price(model: Graph, lowered: Lowered, processor: int, operators: tuple[int, ...]) -> JobCost:
-            work_s, _, slowed = sessions[model.digest]._freed(lowered).stage(processor, operators)
+            work_s, _, slowed = sessions[model.digest].simulator_of(lowered).stage(processor, operators)
             return JobCost(work_s, slowed)
 
         return WorkloadSimulator(Lowerings(workload, joined, platform), price)

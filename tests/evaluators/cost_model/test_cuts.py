@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evaluators.cost_model.calibrate_time import Bench, CutProfile, time_cuts
+from evaluators.cost_model.calibrate_profile import cut_costs
+from evaluators.cost_model.calibrate_time import Timed
 from evaluators.cost_model.features import operator_features
 from evaluators.cost_model.fit import TimedModel, awake, fit_processor, waited_s
 from evaluators.cost_model.profile import CostProfile
-from evaluators.testing import SyntheticEvaluator
 from optimizer.tools.calibrate import calibrate
-from search_spaces.core.errors import ProfileError, UnavailableError
+from search_spaces.core.errors import ProfileError
 from tests.support.cost_model import networks
-from tests.support.sentences import fails, says
+from tests.support.narrowing import there
+from tests.support.sentences import fails
 from tests.system.evaluators.cost_model.test_calibrate import make_small
 
 WAIT_S, CALL_S = 2e-5, 3e-6
@@ -64,12 +65,6 @@ def test_a_network_that_is_not_watched_is_predicted_without_the_wait() -> None:
     assert abs(float(np.mean(off))) < 0.02
 
 
-@pytest.mark.parametrize("seconds", [-1e-3, 1e300, float("nan"), True, "fast", None, [1]])
-def test_what_no_cut_costs_is_refused(seconds: object) -> None:
-    with pytest.raises(ProfileError):
-        CutProfile("cpu", seconds)  # type: ignore[arg-type]
-
-
 def test_a_damaged_time_is_reported_before_anything_is_fitted() -> None:
     (model,) = timed(1)
     for change in ({"whole_s": 0.0}, {"operator_s": np.full_like(model.operator_s, np.inf)}):
@@ -80,33 +75,34 @@ def test_a_damaged_time_is_reported_before_anything_is_fitted() -> None:
             fit_processor(nothing)
 
 
-def test_cuts_are_timed_on_a_processor() -> None:
-    evaluator = SyntheticEvaluator()
-    platform = evaluator.platform()
-    with evaluator.prepare(platform) as session, Bench(evaluator, session, platform) as bench:
-        found = time_cuts(session, bench.loaded, platform.processors[0])
-    assert found.like == platform.processors[0].like
-    assert found.invocation_s >= 0.0
+def cut_up(call_s: float, byte_s: float, reference_s: float = 1e-3) -> list[Timed]:
+    """Networks whose operators take longer as stages by a law, on a machine of that speed."""
+    found = []
+    for model in timed():
+        nbytes = np.array([f.read_bytes + f.written_bytes for f in model.features])
+        slower = reference_s / 1e-3
+        own_s, apart_s = model.operator_s * slower, (model.operator_s + call_s + byte_s * nbytes) * slower
+        found.append(Timed(model.name, "core", model.features, own_s, model.whole_s, reference_s, 1, stage_s=apart_s))
+    return found
 
 
-def test_a_processor_that_refuses_the_chains_is_calibrated_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> CutProfile:
-        raise UnavailableError("it takes no convolution")
+@pytest.mark.parametrize("law", [(4e-6, 0.0), (4e-6, 2e-11), (0.0, 1e-10), (3e-5, 3e-10), (0.0, 0.0)])
+@pytest.mark.parametrize("reference_s", [1e-3, 2e-3])
+def test_what_a_stage_costs_is_told_from_what_its_operators_take(law: tuple[float, float], reference_s: float) -> None:
+    cut = cut_up(*law, reference_s)
+    cut[-1] = replace(cut[-1], stage_s=10.0 * there(cut[-1].stage_s))  # disturbed
+    call_s, byte_s = cut_costs(cut, 1e-3)
+    assert call_s == pytest.approx(law[0], rel=0.05, abs=1e-8)
+    assert byte_s == pytest.approx(law[1], rel=0.1, abs=1e-13)
 
-    make_small(monkeypatch)
-    monkeypatch.setattr("optimizer.tools.calibrate.time_cuts", refuse)
-    messages: list[str] = []
-    found = calibrate(tmp_path / "x.json", ["cpu0"], 5.0, evaluator="synthetic", progress=messages.append)
-    says("\n".join(messages))
-    assert list(found.profile.processors) == ["core"]
+
+def test_networks_that_were_not_cut_tell_nothing_of_stages() -> None:
+    assert cut_costs([replace(t, stage_s=None) for t in cut_up(4e-6, 0.0)], 1e-3) == (0.0, 0.0)
 
 
 def test_what_a_cut_costs_is_in_the_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_small(monkeypatch)
-    monkeypatch.setattr(
-        "optimizer.tools.calibrate.time_cuts", lambda _, __, processor: CutProfile(processor.like, 4e-6)
-    )
-    found = calibrate(tmp_path / "x.json", ["cpu0"], 5.0, evaluator="synthetic")
-    assert found.profile["core"].invocation_s >= 4e-6
+    monkeypatch.setattr("evaluators.cost_model.calibrate_profile.cut_costs", lambda *_: (4e-6, 1e-12))
+    found = calibrate(tmp_path / "x.json", ["cpu0"], 5.0, evaluator="synthetic").profile["core"]
+    assert found.invocation_s >= 4e-6
+    assert found.io_s_per_byte == 1e-12

@@ -12,7 +12,7 @@ import pytest
 from evaluators.base import Evaluator
 from evaluators.contract import EvaluatorContract, example_graph
 from evaluators.cost_model.features import KERNELS, operator_features
-from evaluators.cost_model.kernels import KernelModel
+from evaluators.cost_model.kernels import KernelModel, Tile
 from evaluators.cost_model.profile import (
     ContentionProfile,
     CostProfile,
@@ -24,12 +24,17 @@ from evaluators.cost_model.profile import (
     read_profile,
     to_json,
 )
-from evaluators.cost_model.session import CostModelEvaluator
+from evaluators.cost_model.session import CostModelEvaluator, CostModelSession
 from evaluators.registry import make_evaluator
 from optimizer.cli import main
+from optimizer.model.segments import shared_by
 from search_spaces.core.errors import ProfileError, UnavailableError, UsageError
 from search_spaces.core.platform import Platform, Processor
+from search_spaces.models.litert import read_model
+from search_spaces.rewrites.lower import lowering
 from search_spaces.spaces.chain import chain_plan
+from search_spaces.spaces.segment_space import SegmentSpace
+from tests.search_spaces.spaces.test_segment_space import TWO, small
 from tests.support.narrowing import there
 from tests.support.sentences import fails
 
@@ -193,3 +198,26 @@ def test_a_study_needs_no_device(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert result["unique_plans"] >= 30
     assert math.isfinite(result["best"]["latency_ms"]["median"])
     assert result["gap"] is None or result["gap"] < 0.2
+
+
+def test_sides_of_a_split_return_to_their_weights_sooner_and_joins_without_copies_are_not_called(
+    tmp_path: Path,
+) -> None:
+    graph = read_model(small().net.write(tmp_path / "model.tflite"))
+    kernel = KernelModel({"macs": 1e-9, "far_weight": 1e-8}, Tile(near_s=1e-3))
+    like = TWO.processors[0].like
+    profile = CostProfile("it", {like: ProcessorProfile(dict.fromkeys(KERNELS, kernel), invocation_s=1e-3)})
+    space = SegmentSpace(graph, TWO)
+    names = TWO.processors[0].name, TWO.processors[1].name
+    lowered = lowering(graph).lower(space.plan(shared_by(space, names, (1.0, 1.0))))
+    assert set(lowered.sides) == {1, 2}
+    features = operator_features(lowered.graph)
+    alone_s, beside_s = (profile.predict(features, like, sides).seconds for sides in ((), lowered.sides))
+    assert np.all(beside_s <= alone_s)
+    assert beside_s.sum() < alone_s.sum()
+    session = CostModelSession(profile, TWO)
+    session.load(graph, space.plan(shared_by(space, names, (1.0, 1.0))))
+    placed = lowered.in_place(TWO)
+    assert len(placed.plan.stages) < len(lowered.plan.stages)
+    moved = [nbytes for parts in placed.held.values() for _, nbytes in parts]
+    assert 0 < max(moved) < max(lowered.graph.tensors[t].nbytes for t in placed.held)

@@ -306,7 +306,7 @@ def test_what_a_kill_has_left_of_a_pair_is_timed(tmp_path: Path) -> None:
             calibrate(tmp_path / "cores.json", ["cpu0", "cpu1"], 5.0, evaluator="synthetic", progress=progress)
         return "\n".join(messages)
 
-    for words in ("timing cpu0 beside", "timing cuts", "timing network", "timing network"):
+    for words in ("timing cpu0 beside", "timing network", "timing network"):
         says(started(words))
 
 
