@@ -124,7 +124,7 @@ _TILED: Mapping[str, Callable[[Columns, Tile], Array]] = {
 }
 
 TERMS = (*_TILED, *_PLAIN)
-_STEEP = 4  # how sharply a near cache's share falls around near_s
+_STEEP = 2  # how sharply a near cache's share falls around near_s
 _VECTOR = 16
 _MOST_CORRECTED = 2.5  # limit of the correction, as a logarithm
 
