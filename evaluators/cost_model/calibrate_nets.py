@@ -6,7 +6,7 @@ kinds and widths while they stay affordable. Some walks use two kinds of operato
 affects the next operator (:mod:`evaluators.cost_model.features`), which cannot be seen where all kinds are mixed.
 Others repeat one kind of block at falling sizes and even widths, as published networks do. Some of these take tens of
 milliseconds, so that caches forget the weights from one inference to the next; and some have half or a quarter of the
-rows, as the sides of a split network have: else many weights would come with many pixels everywhere.
+rows, as the sides of a split network have; without them, many weights would always come with many pixels.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from search_spaces.core.intensity import operator_costs
 from search_spaces.models.zoo.builder import Activation, Builder, Draft, Padding, Value
 from search_spaces.models.zoo.transformer import attention
 
-GENERATOR = 4
+GENERATOR = 5
 """Version of the generator; increase it with every change after which a seed draws another network.
 
 A log of timings identifies networks by their seeds, so it is of no use with another version.
@@ -31,6 +31,7 @@ TURNS = 10  # kinds of networks return after so many seeds
 DEEP = frozenset({3, 8})  # turns of deep ones
 MOST_MACS = 400_000_000
 MOST_WEIGHTS = 6_000_000
+MOST_HELD = 16_000_000  # weights of all blocks of a network: 64 MB, which boards have
 MOST_ELEMENTS = 3_300_000  # of an activation: 13 MB, as in the first layers of VGG
 _WIDEST = 2048
 
@@ -101,7 +102,7 @@ def random_blocks(name: str, rng: Rng) -> Draft:
 
     All of its blocks together have at most :data:`MOST_MACS`.
     """
-    while True:  # of some that are drawn, a stage cannot even begin
+    while True:  # until one is drawn of which each stage can begin
         size = 16 * int(rng.integers(6, 17))
         unit = int(rng.choice([8, 8, 16]))
         width = unit * int(rng.integers(1, 3))
@@ -112,9 +113,9 @@ def random_blocks(name: str, rng: Rng) -> Draft:
 
 
 def random_deep(name: str, rng: Rng) -> Draft:
-    """Return the same, as deep and wide as published networks are, half of them with fewer rows than columns.
+    """Return such a network as deep and wide as published ones are; half of them have fewer rows than columns.
 
-    All of its blocks together have at most eight times :data:`MOST_MACS`, each at most that.
+    All of its blocks together have at most eight times :data:`MOST_MACS`, and :data:`MOST_HELD` weights.
     """
     while True:
         size = 32 * int(rng.integers(4, 8))
@@ -142,7 +143,7 @@ def _in_stages(
     block = _BLOCKS[int(rng.integers(len(_BLOCKS)))]
     expansion, kernel = int(rng.choice([2, 3, 4, 6])), int(rng.choice([3, 3, 5]))
     expansion = max(1, min(expansion, MOST_ELEMENTS // (2 * math.prod(x.shape))))
-    stages = int(rng.integers(3, 6))
+    stages, held = int(rng.integers(3, 6)), 0
     for stage in range(stages):
         width = max(unit, int(width * rng.uniform(*growth)) // unit * unit)
         for repetition in range(int(rng.integers(1, most + 1))):
@@ -151,14 +152,15 @@ def _in_stages(
             added = block(alone, alone.input(x.shape), width, expansion, kernel, stride, "block")
             graph = alone.finish(added).graph()
             cost = sum(each.macs for each in operator_costs(graph))
-            heaviest = max((t.nbytes for t in graph.tensors if t.constant), default=0) // 4
+            weights = [t.nbytes // 4 for t in graph.tensors if t.constant]
             elements = x.shape[1] * x.shape[2] * expansion * max(width, x.shape[3])
-            much = cost > min(left / (stages - stage), MOST_MACS)
-            if much or elements > MOST_ELEMENTS or heaviest > MOST_WEIGHTS:
+            much = cost > min(left / (stages - stage), MOST_MACS) or max(weights, default=0) > MOST_WEIGHTS
+            if much or elements > MOST_ELEMENTS or held + sum(weights) > MOST_HELD:
                 if repetition == 0:
                     return None
                 break
             left -= cost
+            held += sum(weights)
             x = block(net, x, width, expansion, kernel, stride, f"block{stage}_{repetition}")
     widest = min(4 * width, MOST_MACS // (2 * math.prod(x.shape)), MOST_WEIGHTS // x.shape[3])
     x = net.conv(x, max(8, widest // 8 * 8), 1, "last", activation="RELU6")

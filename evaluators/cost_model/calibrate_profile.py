@@ -144,7 +144,7 @@ def cut_costs(timed: Sequence[Timed], usual_s: float) -> tuple[float, float]:
 
     They explain what operators take longer as stages of their own than within their networks, as shares of these times.
     The longer half of the networks counts: where stages follow each other soon again, caches still hold what a call
-    needs.
+    needs. Of runtimes that tell no times of kernels, operators are timed as stages alone, and all calls cost the same.
 
     Args:
         usual_s: reference time (s) to which all timings are scaled.
@@ -152,10 +152,10 @@ def cut_costs(timed: Sequence[Timed], usual_s: float) -> tuple[float, float]:
     from scipy.optimize import nnls
 
     apart = [(t, t.stage_s) for t in timed if t.stage_s is not None]
-    usual = np.median([t.whole_s for t, _ in apart]) if apart else 0.0
+    usual = np.median([t.whole_s / t.reference_s for t, _ in apart]) if apart else 0.0
     rows = [np.zeros((3, 0))]
     for t, stage_s in apart:
-        if t.whole_s >= usual:
+        if t.whole_s / t.reference_s >= usual:
             scale, nbytes = usual_s / t.reference_s, [f.read_bytes + f.written_bytes for f in t.features]
             rows.append(np.stack([t.operator_s * scale, np.array(nbytes, dtype=np.float64), stage_s * scale]))
     known = np.concatenate(rows, axis=1)

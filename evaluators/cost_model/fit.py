@@ -109,7 +109,7 @@ def errors_of(predicted: npt.ArrayLike, measured: npt.ArrayLike) -> dict[str, fl
 
     Returns:
         ``median`` and ``p90`` of the absolute error, the shares ``within_5`` and ``within_10`` per cent, the ``mean``
-        error with its sign, ``kendall`` (rank correlation), and ``cases``.
+        error with its sign, ``kendall`` (rank correlation; 1 where all are equal), and ``cases``.
     """
     p, m = np.asarray(predicted, dtype=np.float64), np.asarray(measured, dtype=np.float64)
     from scipy.stats import kendalltau
@@ -122,7 +122,7 @@ def errors_of(predicted: npt.ArrayLike, measured: npt.ArrayLike) -> dict[str, fl
         "within_5": np.mean(absolute <= 0.05),
         "within_10": np.mean(absolute <= 0.10),
         "mean": error.mean(),
-        "kendall": kendalltau(p, m).statistic if len(p) > 1 else 1.0,
+        "kendall": kendalltau(p, m).statistic if len({*p.tolist()}) > 1 < len({*m.tolist()}) else 1.0,
         "cases": len(p),
     }
     return {name: round(float(value), 4) for name, value in values.items()}

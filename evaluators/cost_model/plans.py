@@ -94,7 +94,7 @@ class PlanSimulator:
         """Return the plan's stages as tasks, task ``i`` for stage ``i``; the plan must fit the graph and platform."""
         place: dict[int, int] = {}
         on: list[int] = []
-        there: set[tuple[int, int]] = set()
+        there: dict[tuple[int, int], int] = {}  # tensor and processor → its bytes that were moved there
         found: list[Task] = []
         several = len({stage.processor for stage in plan.stages}) > 1
         excluded = self.law.excluded
@@ -112,11 +112,13 @@ class PlanSimulator:
                 else:
                     asleep = self._asleep is not None and turns[processor]
                     needs[before] = (self._asleep if asleep else self._latency)[source][processor]  # type: ignore[index]
-                    if (tensor, processor) not in there:
-                        there.add((tensor, processor))
-                        work_s += nbytes * self._byte[source][processor]
+                    moved = there.get((tensor, processor), 0)
+                    # Two parts of a tensor may overlap; together they are no more than all of it.
+                    if more := min(nbytes, self.graph.tensors[tensor].nbytes - moved):
+                        there[tensor, processor] = moved + more
+                        work_s += more * self._byte[source][processor]
                         if self._cold is not None:
-                            work_s += _cold(nbytes) * self._cold[source][processor]
+                            work_s += _cold(more) * self._cold[source][processor]
             if self._asleep is not None and several:
                 for source, before in turns[processor].items():
                     needs.setdefault(before, self._asleep[source][processor])

@@ -177,11 +177,14 @@ class CostProfile:
             known = ", ".join(self.processors) or "none"
             raise ProfileError(f"profile {self.name!r} has no processor {processor!r}", f"it has: {known}") from None
 
-    def predict(self, features: Sequence[OperatorFeatures], processor: str, sides: Sequence[int] = ()) -> Prediction:
+    def predict(
+        self, features: Sequence[OperatorFeatures], processor: str, longest: Sequence[float] = ()
+    ) -> Prediction:
         """Return the time of each operator on a processor, dispatch included.
 
         Args:
-            sides: how many alike run side by side, on several processors, for each operator; empty for one everywhere.
+            longest: as of :class:`~search_spaces.rewrites.lower.Lowered`; an inference takes so much of the time of a
+                split operator's sides, which run at once.
 
         Raises:
             ProfileError: there is no such processor, or no kernel similar to one of the operators'.
@@ -190,7 +193,7 @@ class CostProfile:
         keys = [(*self._kernel(processor, key), where) for key, where in _by_key(features, model).items()]
         # How soon weights are used again, and what ran before, depend on the result: iterate from a rough estimate.
         seconds, interval_s, busy = _ROUGH_S_PER_MAC * rows.macs, _LONG_S, products(features)
-        known_s, share = rows.interval, 1.0 / np.array(sides or (1,))
+        known_s, share = rows.interval, np.array(longest or (1.0,))
         for _ in range(_PASSES if any(kernel.remembers for kernel in model.kernels.values()) else 1):
             interval = np.where(known_s > 0.0, known_s, interval_s)
             rows = replace(rows, interval=interval, matrix_share=matrix_shares(busy, seconds * share))
@@ -211,7 +214,8 @@ class CostProfile:
         held = sum(f.weight_bytes for f in features)
         beyond = max(0.0, held - model.capacity_bytes) if model.capacity_bytes else 0.0
         slowed = total * (1.0 + beyond * model.pressure_per_byte)
-        return slowed + model.invocation_s
+        io_bytes = features[0].read_bytes + features[-1].written_bytes if features else 0
+        return slowed + model.invocation_s + io_bytes * model.io_s_per_byte
 
     def concerns(self, features: Sequence[OperatorFeatures], processor: str) -> tuple[Concern, ...]:
         """Return the extrapolated predictions: kernels missing in the fit, and shapes far outside its range."""

@@ -75,11 +75,11 @@ class Prices:
                 raise ProfileError(f"{name} has an entry that is negative or no number")
 
 
-def prices(profile: CostProfile, graph: Graph, platform: Platform, sides: Sequence[int] = ()) -> Prices:
+def prices(profile: CostProfile, graph: Graph, platform: Platform, longest: Sequence[float] = ()) -> Prices:
     """Return a profile's tables for a graph on a platform's processors.
 
     Args:
-        sides: as of :class:`~search_spaces.rewrites.lower.Lowered`.
+        longest: as of :class:`~search_spaces.rewrites.lower.Lowered`.
 
     Raises:
         ProfileError: the profile lacks a processor, or a kernel similar to that of some operator.
@@ -87,7 +87,7 @@ def prices(profile: CostProfile, graph: Graph, platform: Platform, sides: Sequen
     features = operator_features(graph)
     processors = platform.processors
     keys = [profile_key(profile, processor) for processor in processors]
-    known = {key: profile.predict(features, key, sides) for key in dict.fromkeys(keys)}
+    known = {key: profile.predict(features, key, longest) for key in dict.fromkeys(keys)}
     alone = {key: _alone(profile, features, key) for key in known}
     alone_s = np.array([alone[key][0] for key in keys])
     of: list[ProcessorProfile] = [profile[key] for key in keys]

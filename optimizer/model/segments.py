@@ -122,7 +122,11 @@ def waits_s(graph: Graph, plan: Plan, timeline: Timeline | None) -> list[float]:
     found: list[float] = []
     ended: dict[str, float] = {}
     for index, stage in enumerate(plan.stages):
-        needs = {at for o in stage.operators for p in graph.predecessors(o) for at in places[p]} - {index}
+        if index not in events:  # a stage of nothing but operators that need no copy
+            continue
+        needs = {at for o in stage.operators for p in graph.predecessors(o) for at in places[p]} - {
+            index
+        } & events.keys()
         last = max(needs, key=lambda i: events[i].end_s, default=None)
         elsewhere = last is not None and plan.stages[last].processor != stage.processor
         if last is not None and elsewhere and events[last].end_s >= ended.get(stage.processor, 0.0):

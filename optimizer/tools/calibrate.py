@@ -67,6 +67,7 @@ from optimizer.study.history import Trial
 from optimizer.study.log import Record, TrialLog, read_log
 from search_spaces.core.bounded import built
 from search_spaces.core.errors import (
+    InfeasibleError,
     OptimizeError,
     ProfileError,
     RunFolderError,
@@ -77,13 +78,13 @@ from search_spaces.core.errors import (
 from search_spaces.core.graph import Graph
 from search_spaces.core.plan import Plan
 from search_spaces.core.platform import Platform, Processor
-from search_spaces.core.wording import percent
+from search_spaces.core.wording import percent, plural
 from search_spaces.core.workload import Client, with_given
 from search_spaces.models import load
 from search_spaces.spaces.segment_space import SegmentSpace
 
 LEAST_MINUTES, MOST_MINUTES = 0.2, 600.0
-_SHARE_OF_MODELS, _SHARE_OF_PAIRS = 0.2, 0.15
+_SHARE_OF_PAIRS, _SHARE_OF_MODELS, _SHARE_OF_SHARED = 0.15, 0.3, 0.12
 _LEAST_NETS = 6
 _APART = 4  # of so many networks one is timed in stages of one operator, too, beside the deep ones
 _MOST_REFUSED = 20
@@ -99,7 +100,7 @@ class Shared:
         name: of the model.
         on: the two processors.
         like: the kind of the first one.
-        plan: it, as plain values.
+        plan: what was timed, as plain values.
         stage_s: time of each stage.
         reference_s: time of the reference network on the first processor meanwhile.
     """
@@ -115,9 +116,26 @@ class Shared:
         """Check the times.
 
         Raises:
-            ProfileError: one is not positive and finite.
+            ProfileError: one is no time.
         """
         check_seconds((*self.stage_s, self.reference_s), self.name)
+
+    def check(self, platform: Platform) -> None:
+        """Check that the plan can be predicted on a platform.
+
+        Raises:
+            ProfileError: the model is another one, or the plan does not fit it, the processors or the times.
+        """
+        processors = [p for p in platform.processors if p.name in self.on]
+        if self.name not in KEPT_OUT or len(processors) != 2 or platform[self.on[0]].like != self.like:
+            raise ProfileError("it names another model or other processors")
+        try:
+            plan = Plan.from_json(self.plan)
+            plan.validate(load(self.name), platform)
+        except OptimizeError as error:
+            raise ProfileError(f"its plan is damaged: {error.what}") from error
+        if len(plan.stages) != len(self.stage_s):
+            raise ProfileError(f"it has {len(self.stage_s)} times for {plural(len(plan.stages), 'stage')}")
 
 
 _KINDS: dict[str, tuple[str, Callable[[Mapping[str, Any]], Any]]] = {
@@ -140,6 +158,7 @@ class Measured:
         refused: how many networks a kind of processor could not run.
         links, contention: transfers between pairs of processors, and how they slow each other down.
         shared: models whose operators two processors share.
+        fitted: the profile of all that was timed, where it was needed for a plan.
     """
 
     timed: list[Timed] = field(default_factory=list)
@@ -147,9 +166,10 @@ class Measured:
     links: list[LinkProfile] = field(default_factory=list)
     contention: list[ContentionProfile] = field(default_factory=list)
     shared: list[Shared] = field(default_factory=list)
+    fitted: CostProfile | None = None
 
-    def add(self, record: Record) -> None:
-        """Add a record of the log.
+    def add(self, record: Record, platform: Platform) -> None:
+        """Add a record of the log of a calibration of this platform.
 
         Raises:
             ProfileError: it is damaged.
@@ -159,7 +179,10 @@ class Measured:
                 self.refused[str(record.data["like"])] += 1
             elif record.kind in _KINDS:
                 name, make = _KINDS[record.kind]
-                getattr(self, name).append(make(record.data))
+                value = make(record.data)
+                if isinstance(value, Shared):
+                    value.check(platform)
+                getattr(self, name).append(value)
         except (KeyError, TypeError) as error:
             raise ProfileError(f"record {record.n} of the calibration's log is damaged: {error}") from error
 
@@ -212,7 +235,7 @@ def calibrate(
         session = stack.enter_context(measurer.prepare(platform))
         _check_log(log, contents.records, _identity(measurer, session, platform))
         for record in contents.records:
-            measured.add(record)
+            measured.add(record, platform)
         if measured.timed:
             progress(f"{len(measured.timed)} timings of an earlier start are used")
         bench = stack.enter_context(Bench(measurer, session, platform))
@@ -276,14 +299,15 @@ class _Calibrator:
     progress: Callable[[str], None]
 
     def measure(self, end_s: float) -> None:
-        """Time networks, then pairs of processors, then whole models, in shares of the time that is left."""
+        """Time pairs of processors, networks, whole models, and shared ones, in shares of the time that is left."""
         left_s = max(0.0, end_s - time.monotonic())
         self._pairs(end_s - left_s * (1.0 - _SHARE_OF_PAIRS))
         self._networks(end_s - left_s * _SHARE_OF_MODELS)
+        models_s = end_s - left_s * _SHARE_OF_SHARED
         for name in KEPT_OUT:
             for processor in self._kinds():
                 known = any((t.like, t.name) == (processor.like, name) for t in self.measured.timed)
-                if known or time.monotonic() > end_s:
+                if known or time.monotonic() > models_s:
                     continue
                 self.progress(f"timing {name} on {processor.name}, which is kept out of the fit")
                 try:
@@ -301,7 +325,7 @@ class _Calibrator:
         left = [(name, a, b) for name, (a, b) in product(kept, both) if (name, a.name, b.name) not in known]
         if not left or time.monotonic() > end_s:
             return
-        profile = build_profile(platform, measured.timed, measured.links, measured.contention)
+        measured.fitted = build_profile(platform, measured.timed, measured.links, measured.contention)
         for name, a, b in left:
             if time.monotonic() > end_s:
                 break
@@ -309,13 +333,14 @@ class _Calibrator:
             try:
                 graph, two = load(name), platform.restrict([a.name, b.name])
                 space = SegmentSpace(graph, two, branches=False)
-                model = SegmentModel(space, chain_costs(two, CostModelSession(profile, two).part_costs(graph)))
-                plan = space.plan(model.greedy().parts)
+                costs = chain_costs(two, CostModelSession(measured.fitted, two).part_costs(graph))
+                plan = space.plan(SegmentModel(space, costs).greedy().parts)
                 stage_s, reference_s = self.bench.time_plan(a, graph, plan)
-                found = Shared(name, (a.name, b.name), a.like, plan.to_json(), tuple(stage_s.tolist()), reference_s)
-                self._keep("shared", found)
-            except OptimizeError as error:
+            except (InfeasibleError, UnavailableError, UsageError) as error:  # also what cannot be rewritten
                 self.progress(f"{name} is left out on {a.name} and {b.name}: {error.what}")
+                continue
+            found = Shared(name, (a.name, b.name), a.like, plan.to_json(), tuple(stage_s.tolist()), reference_s)
+            self._keep("shared", found)
 
     def _keep(self, kind: str, value: Any) -> None:
         getattr(self.measured, _KINDS[kind][0]).append(value)
@@ -372,7 +397,7 @@ def _finish(
     measured: Measured, platform: Platform, out: Path, command: Sequence[str], *, interrupted: bool
 ) -> Calibration:
     try:
-        profile = build_profile(platform, measured.timed, measured.links, measured.contention)
+        profile = measured.fitted or build_profile(platform, measured.timed, measured.links, measured.contention)
     except ProfileError as error:
         if interrupted:
             raise KeyboardInterrupt("what was timed is kept; the same command goes on") from error
@@ -393,7 +418,9 @@ def write_profile(out: Path, profile: CostProfile, platform: Platform, *, indent
         RunFolderError: it cannot be written.
     """
     separators = (",", ":") if indent is None else None
-    text = json.dumps(to_json(profile, platform), indent=indent, separators=separators, ensure_ascii=False)
+    text = json.dumps(
+        to_json(profile, platform), indent=indent, separators=separators, ensure_ascii=False, allow_nan=False
+    )
     write_atomic(out, (text + "\n").encode())
 
 
@@ -579,8 +606,10 @@ def render(found: Calibration) -> str:
         lines.append(f"{who}: models kept out of the fit {_errors(errors['models'])}")
         if errors.get("operators"):
             lines.append(f"{who}: their operators {_errors(errors['operators'])}")
-    for on, errors in dict(found.profile.errors.get(SHARED, {})).items():
-        lines.append(f"operators that {on} share {_errors(errors)}")
+    shared: Mapping[str, Any] = found.profile.errors.get(SHARED, {})
+    lines += [f"operators that {on} share {_errors(errors)}" for on, errors in shared.items()]
+    if len(lines) > 1 and not shared and any(not a.excludes(b) for a, b in pairs(found.platform)):
+        lines.append("operators that processors share were not timed; give it more --minutes")
     regret = found.profile.errors.get("regret")
     if isinstance(regret, Mapping):
         lines.append(

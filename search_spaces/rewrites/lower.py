@@ -59,7 +59,8 @@ class Lowered:
         origins: for each operator of ``graph`` the original operator that it computes, or helps to.
         split: whether operators are split.
         ranks: operator of the plan's graph → those of its triple.
-        sides: for each operator of ``graph`` how many alike run side by side, of a split; empty without splits.
+        longest: for each operator of ``graph`` the longest side's share of its split, 1 where it is in none; empty if
+            nothing is split.
         held: as of :class:`~search_spaces.rewrites.views.Viewed`, where operators are left out of the plan.
         keeps: how exactly ``graph`` computes the model's outputs: bit for bit, up to rounding, or approximately.
     """
@@ -71,7 +72,7 @@ class Lowered:
     keeps: Keeps = "bits"
     split: bool = False
     ranks: Mapping[int, Ranks] = field(default_factory=dict)
-    sides: tuple[int, ...] = ()
+    longest: tuple[float, ...] = ()
     held: Held = field(default_factory=dict)
 
     @property
@@ -205,12 +206,15 @@ class _Splits:
         self.made: tuple[Split, ...] = ()
         self._plan, self._groups = plan, plan.sides()
         self._members = _members(origins, len(graph.operators))
+        self._longest: list[float] = []  # share of the longest side of each
         self._number: dict[int, int] = {}  # first operator of a split → its place in ``made``
         self._leads: dict[int, tuple[int, ...]] = {}  # the same → operators that run before the sides
         for number, split in enumerate(splits_of(graph, plan)):
             first, last = self._members[split.first], self._members[split.last - 1]
             lead = first[:-1] if split.axis == "channels" else ()
             self._number[split.first], self._leads[split.first] = number, lead
+            sizes = [s.share.last - s.share.first for s in plan.stages if s.share and s.operators[0] == split.first]
+            self._longest.append(max(sizes) / sum(sizes))
             self.made += (Split(first[len(lead)], last[-1] + 1, split.axis, split.cuts),)
 
     def lowered(self, whole: SplitGraph, origins: tuple[Origin, ...], keeps: Keeps) -> Lowered:
@@ -244,9 +248,9 @@ class _Splits:
                 found.append((member, Stage(tuple(sides[which, side]), self._plan.stages[member].processor)))
             found.append((members[0], Stage(tuple(joins[which]), self._goes_on(index, members))))
         plan = Plan(whole.graph.digest, tuple(stage for _, stage in found), self._plan.dispatch)
-        counts = tuple(len(self.made[r.split].cuts) + 1 if r.what == "side" else 1 for r in whole.roles)
+        longest = tuple(self._longest[role.split] if role.what == "side" else 1.0 for role in whole.roles)
         numbers = tuple(index for index, _ in found)
-        return Lowered(whole.graph, plan, numbers, origins, keeps, split=True, sides=counts)
+        return Lowered(whole.graph, plan, numbers, origins, keeps, split=True, longest=longest)
 
     def _goes_on(self, index: int, members: Sequence[int]) -> str:
         """Return the processor of the join: that of the stage after the sides, or of the first side if none follows."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,10 @@ from evaluators.registry import make_evaluator
 from optimizer.cli import main
 from optimizer.model.segments import shared_by
 from search_spaces.core.errors import ProfileError, UnavailableError, UsageError
+from search_spaces.core.plan import Plan, Share, Stage
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.models.litert import read_model
+from search_spaces.models.zoo.builder import Builder
 from search_spaces.rewrites.lower import lowering
 from search_spaces.spaces.chain import chain_plan
 from search_spaces.spaces.segment_space import SegmentSpace
@@ -200,24 +203,45 @@ def test_a_study_needs_no_device(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert result["gap"] is None or result["gap"] < 0.2
 
 
-def test_sides_of_a_split_return_to_their_weights_sooner_and_joins_without_copies_are_not_called(
-    tmp_path: Path,
-) -> None:
-    graph = read_model(small().net.write(tmp_path / "model.tflite"))
-    kernel = KernelModel({"macs": 1e-9, "far_weight": 1e-8}, Tile(near_s=1e-3))
+def one_kernel(kernel: KernelModel, **more: Any) -> CostProfile:
+    """Prices of two cores that run every kernel alike."""
     like = TWO.processors[0].like
-    profile = CostProfile("it", {like: ProcessorProfile(dict.fromkeys(KERNELS, kernel), invocation_s=1e-3)})
+    return CostProfile("it", {like: ProcessorProfile(dict.fromkeys(KERNELS, kernel))}, **more)
+
+
+def test_sides_of_a_split_return_to_their_weights_sooner(tmp_path: Path) -> None:
+    graph = read_model(small().net.write(tmp_path / "model.tflite"))
+    profile = one_kernel(KernelModel({"macs": 1e-9, "far_weight": 1e-8}, Tile(near_s=1e-3)))
     space = SegmentSpace(graph, TWO)
     names = TWO.processors[0].name, TWO.processors[1].name
-    lowered = lowering(graph).lower(space.plan(shared_by(space, names, (1.0, 1.0))))
-    assert set(lowered.sides) == {1, 2}
-    features = operator_features(lowered.graph)
-    alone_s, beside_s = (profile.predict(features, like, sides).seconds for sides in ((), lowered.sides))
-    assert np.all(beside_s <= alone_s)
-    assert beside_s.sum() < alone_s.sum()
-    session = CostModelSession(profile, TWO)
-    session.load(graph, space.plan(shared_by(space, names, (1.0, 1.0))))
-    placed = lowered.in_place(TWO)
-    assert len(placed.plan.stages) < len(lowered.plan.stages)
-    moved = [nbytes for parts in placed.held.values() for _, nbytes in parts]
-    assert 0 < max(moved) < max(lowered.graph.tensors[t].nbytes for t in placed.held)
+    session, features = CostModelSession(profile, TWO), operator_features(graph)
+    whole_s = profile.predict(features, TWO.processors[0].like).seconds.sum()
+    each = []
+    for part in (1.0, 15.0):
+        lowered = lowering(graph).lower(space.plan(shared_by(space, names, (1.0, part))))
+        features = operator_features(lowered.graph)
+        alone_s = profile.predict(features, TWO.processors[0].like).seconds
+        beside_s = session.simulator_of(lowered).prices.operator_s[0]
+        assert np.all(beside_s <= alone_s)
+        each.append(beside_s.sum() / alone_s.sum())
+    assert each[0] < each[1] < 1.0  # sides of about the same length halve the time from one inference to the next
+    assert alone_s.sum() > whole_s
+
+
+def test_the_bytes_that_cross_are_counted_once(tmp_path: Path) -> None:
+    """By hand: of 64 KB, a side reads half; a sum there the other half, and half of what the sides wrote."""
+    net = Builder("residual")
+    first = net.conv(net.input((1, 32, 32, 16)), 16, 3, "first")
+    both = net.add(first, net.conv(first, 16, 1, "split"), "sum")
+    net.finish(net.conv(both, 16, 1, "last")).write(tmp_path / "model.tflite")
+    graph = read_model(tmp_path / "model.tflite")
+    here, there = (p.name for p in TWO.processors)
+    like = TWO.processors[0].like
+    profile = one_kernel(KernelModel({"macs": 1e-15}), links=(LinkProfile(like, like, 1.0, 1e-3),))
+    sides = (Stage((1,), name, Share("height", *rows)) for name, rows in ((here, (0, 16)), (there, (16, 32))))
+    plan = Plan(graph.digest, (Stage((0,), here), *sides, Stage((2, 3), there)))
+    with closing(CostModelSession(profile, TWO)) as session:
+        found = session.load(graph, plan).run(1)
+    half = graph.tensors[graph.operators[1].outputs[0]].nbytes / 2 * 1e-3
+    assert found.stage_s[0] == pytest.approx([0.0, 0.0, half, 2 * half], abs=1e-6)
+    assert found.latency_s[0] == pytest.approx(1.0 + half + 2 * half, abs=1e-6)

@@ -33,8 +33,8 @@ from evaluators.testing import SyntheticEvaluator
 from optimizer.cli import main
 from optimizer.study.config import StudyConfig
 from optimizer.study.course import run_study
-from optimizer.study.log import Record
-from optimizer.tools.calibrate import Measured, calibrate, refine, render, write_profile
+from optimizer.study.log import Record, read_log
+from optimizer.tools.calibrate import SHARED, Measured, calibrate, refine, render, write_profile
 from search_spaces.core.errors import OptimizeError, ProfileError, RunFolderError, UsageError
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.models import zoo
@@ -331,13 +331,43 @@ def test_wrong_input(tmp_path: Path, copied: Path) -> None:
     with fails(UsageError):
         calibrate(tmp_path / "folder.json")
     with fails(ProfileError):
-        Measured().add(Record(1, "timed", {"name": "net1"}))
+        Measured().add(Record(1, "timed", {"name": "net1"}), SyntheticEvaluator().platform())
     timed = Timed("net3", "core", operator_features(network("net3", 3).graph()), np.zeros(0), 1.0, 1.0, 3)
     data = timed.to_json() | {"operator_s": [-1.0] * len(timed.features)}
     with fails(ProfileError):
-        Measured().add(Record(1, "timed", data))
+        Measured().add(Record(1, "timed", data), SyntheticEvaluator().platform())
     with fails(RunFolderError):
         calibrate(copied, ["cpu1"], 1.0, evaluator="synthetic")
+
+
+def test_operators_that_two_cores_share_are_timed_once_and_their_errors_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_small(monkeypatch)
+    out = tmp_path / "cores.json"
+    found = calibrate(out, ["cpu0", "cpu1"], 5.0, evaluator="synthetic")
+    assert found.profile.errors[SHARED]["cpu0 and cpu1"]["cases"] > 2
+    assert len([line for line in render(found).splitlines() if "cpu1" in line]) == 3  # models, operators, shared ones
+    records = read_log(out.with_suffix(".log")).records
+    assert [r.data["name"] for r in records if r.kind == "shared"] == ["squeezenet1_1@0.25/64", "mobilenet_v1@0.25/64"]
+    calibrate(out, ["cpu0", "cpu1"], 5.0, evaluator="synthetic")
+    assert len(read_log(out.with_suffix(".log")).records) == len(records)
+    shared = next(r.data for r in records if r.kind == "shared")
+    changes: tuple[dict[str, Any], ...] = (
+        {"name": "/etc/passwd"},
+        {"on": ["cpu0", "cpu7"]},
+        {"on": ["cpu0", "cpu0"]},
+        {"like": "gpu"},
+        {"plan": {}},
+        {"plan": shared["plan"] | {"graph_digest": "0" * 64}},
+        {"stage_s": shared["stage_s"][1:]},
+        {"stage_s": ["fast"]},
+        {"stage_s": [float("nan"), *shared["stage_s"][1:]]},
+        {"reference_s": 1e-320},
+    )
+    for change in changes:
+        with pytest.raises(ProfileError):
+            Measured().add(Record(1, "shared", {**shared, **change}), found.platform)
 
 
 def test_too_little_time_is_reported_and_kept(calibrated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
