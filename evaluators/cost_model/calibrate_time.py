@@ -342,7 +342,7 @@ class Timed:
             stage_s = None if data["stage_s"] is None else np.array([float(s) for s in data["stage_s"]])
             found = cls(name, str(data["like"]), features, operator_s, whole_s, reference_s, seed, fuses, stage_s)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ProfileError(f"a timing in the calibration's log is damaged: {damage(error)}") from error
+            raise ProfileError(damage(error)) from error
         apart = operator_s if stage_s is None else stage_s
         if not len(features) == len(operator_s) == len(apart):
             raise ProfileError(

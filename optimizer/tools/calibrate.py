@@ -73,6 +73,7 @@ from search_spaces.core.errors import (
     RunFolderError,
     UnavailableError,
     UsageError,
+    damage,
     plain_name,
 )
 from search_spaces.core.graph import Graph
@@ -183,8 +184,12 @@ class Measured:
                 if isinstance(value, Shared):
                     value.check(platform)
                 getattr(self, name).append(value)
-        except (KeyError, TypeError) as error:
-            raise ProfileError(f"record {record.n} of the calibration's log is damaged: {error}") from error
+        except (KeyError, TypeError, ProfileError) as error:
+            what = error.what if isinstance(error, ProfileError) else damage(error)
+            raise ProfileError(
+                f"record {record.n} of the calibration's log is damaged: {what}",
+                "give another --out, or remove the log",
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)

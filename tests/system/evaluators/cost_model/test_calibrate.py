@@ -346,8 +346,9 @@ def test_operators_that_two_cores_share_are_timed_once_and_their_errors_told(
     make_small(monkeypatch)
     out = tmp_path / "cores.json"
     found = calibrate(out, ["cpu0", "cpu1"], 5.0, evaluator="synthetic")
-    assert found.profile.errors[SHARED]["cpu0 and cpu1"]["cases"] > 2
-    assert len([line for line in render(found).splitlines() if "cpu1" in line]) == 3  # models, operators, shared ones
+    ((on, errors),) = found.profile.errors[SHARED].items()
+    assert errors["cases"] > 2
+    assert on in render(found)
     records = read_log(out.with_suffix(".log")).records
     assert [r.data["name"] for r in records if r.kind == "shared"] == ["squeezenet1_1@0.25/64", "mobilenet_v1@0.25/64"]
     calibrate(out, ["cpu0", "cpu1"], 5.0, evaluator="synthetic")
