@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -247,8 +247,11 @@ def mapped(source: ModelSource) -> Iterator[memoryview]:
         raise ModelError(f"{source.path}: {error}") from error
     if len(whole) != source.nbytes:
         raise ModelError(f"{source.path}: the file changed while it was in use", "start again")
-    with whole, memoryview(whole) as view:
-        yield view
+    try:
+        yield memoryview(whole)
+    finally:
+        with suppress(BufferError):  # an error on its way out, as of a full disk, may hold parts of it until then
+            whole.close()
 
 
 _FILTERED = (

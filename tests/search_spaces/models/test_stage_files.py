@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from search_spaces.core.errors import ModelError
 from search_spaces.core.graph import Graph
 from search_spaces.core.platform import Platform
+from search_spaces.models import load
 from search_spaces.models.flatbuffer import pack_header, point_outside, write_model
 from search_spaces.models.litert import read_model
 from search_spaces.models.source import ModelSource
-from search_spaces.models.stages import StageModel, cut_stage, packing_model
+from search_spaces.models.stages import StageModel, cut_stage, mapped, packing_model
 from tests.support.models.stage_models import apart, pieces, same
 from tests.support.models.tflite_models import (
     TYPES,
@@ -207,3 +208,10 @@ def test_weights_in_other_files_are_refused(folder: Path) -> None:
     net.model.externalBuffers = [schema.ExternalBufferT(id=1, group=0, offset=0, length=16)]
     with fails(ModelError):
         read_model(net.write(folder / "m.tflite"))
+
+
+def test_an_error_that_holds_a_part_of_a_mapped_model_is_not_hidden() -> None:
+    source = load("squeezenet1_1@0.25/64").source
+    with pytest.raises(OSError, match="full"), mapped(there(source)) as content:
+        part = content[:4]
+        raise OSError(f"full at {part.nbytes}")
