@@ -19,7 +19,7 @@ from evaluators.cost_model.profile import ContentionProfile, CostProfile, LinkPr
 from search_spaces.core.errors import ProfileError
 from search_spaces.core.platform import Platform
 
-MOST_NETS = 120
+MOST_NETS = 240
 SPACE_FILLING = 24  # this many networks are spread over the shapes; later ones go where the fit is least certain
 _CANDIDATES = 12
 _REFIT_EVERY = 6

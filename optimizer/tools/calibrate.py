@@ -276,7 +276,7 @@ def _identity(evaluator: Evaluator, session: Session, platform: Platform) -> dic
         "runtime": session.fingerprint().get("runtime"),
         "processors": [[p.name, p.like] for p in platform.processors],
         "generator of networks": GENERATOR,
-        "timing of kernels": TIMING,
+        "timing": TIMING,
     }
 
 

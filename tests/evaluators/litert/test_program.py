@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 from hypothesis import given
@@ -12,8 +13,11 @@ from hypothesis import strategies as st
 
 from evaluators.litert.program import ALIGNMENT, LOG_NBYTES, Edge, Layout, Schedule, largest, layout, schedule
 from search_spaces.core.graph import Graph
-from search_spaces.core.plan import Plan, Stage
+from search_spaces.core.plan import Plan, Share, Stage
 from search_spaces.core.platform import Platform
+from search_spaces.models.litert import read_model
+from search_spaces.models.zoo.builder import Builder
+from search_spaces.rewrites.lower import lowering
 from search_spaces.spaces.chain import chain_plan
 from tests.support import strategies
 
@@ -251,3 +255,20 @@ def test_a_chain_in_two_stages_needs_room_for_two_tensors() -> None:
     }
     places = layout(graph, plan, schedule(graph, plan, platform).before, outputs)
     assert len({places.offsets[t] for t in range(1, 9)}) == 2
+
+
+def test_parts_of_tensors_lie_where_their_processor_wrote_before(tmp_path: Path) -> None:
+    net = Builder("narrowing")
+    x = net.input((1, 16, 16, 4))
+    for layer, filters in enumerate((32, 16, 8, 4)):
+        x = net.conv(x, filters, 3, f"conv{layer}")
+    net.finish(net.mean(x, "mean", keep=True)).write(tmp_path / "model.tflite")
+    graph = read_model(tmp_path / "model.tflite")
+    platform = Platform("two", (strategies.one_core(0), strategies.one_core(1)))
+    sides = [Share("height", 0, 4), Share("height", 4, 16)]
+    stages = [Stage((i,), f"cpu{j}", share) for i in range(4) for j, share in enumerate(sides)]
+    viewed = lowering(graph).lower(Plan(graph.digest, (*stages, Stage((4,), "cpu0")))).viewed(platform)
+    places = layout(viewed.graph, viewed.plan, schedule(viewed.graph, viewed.plan, platform).before)
+    written = [t for t, (_, first) in viewed.graph.views.items() if first and t in viewed.graph.producer]
+    assert len(written) == 4
+    assert len({places.offsets[t] for t in written}) == 2  # as there is no need to keep more than two maps

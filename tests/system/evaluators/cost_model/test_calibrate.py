@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from evaluators.cost_model.calibrate_nets import GENERATOR, TURNS, network
 from evaluators.cost_model.calibrate_profile import Fits, build_profile, next_network
-from evaluators.cost_model.calibrate_time import MAPS, Bench, Timed, _convolutions
+from evaluators.cost_model.calibrate_time import MAPS, Bench, Timed, transferring
 from evaluators.cost_model.features import (
     OperatorFeatures,
     fused,
@@ -211,7 +211,7 @@ def test_a_fit_is_made_anew_only_when_enough_was_timed_since(monkeypatch: pytest
 def test_networks_of_one_name_are_not_mixed_up() -> None:
     evaluator = SyntheticEvaluator()
     platform = evaluator.platform()
-    drafts = [_convolutions(f"link{side}x{channels}", side, channels, 3) for side, channels in MAPS]
+    drafts = [transferring(side, channels) for side, channels in MAPS]
     for channels in (8, 16):
         net = Builder("same")
         drafts.append(net.finish(net.conv(net.input((1, 8, 8, 3)), channels, 3, "conv")))
