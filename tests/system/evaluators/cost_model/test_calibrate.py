@@ -223,8 +223,7 @@ def test_networks_of_one_name_are_not_mixed_up() -> None:
 
 
 def make_small(patch: pytest.MonkeyPatch) -> None:
-    """Let calibrations time few networks and small models, and look less hard for length scales."""
-    patch.setattr("evaluators.cost_model.correction._SCALES", (5.0,))
+    """Let calibrations time few networks and small models, and look less hard for tiles."""
     patch.setattr("evaluators.cost_model.fit._TILES", (Tile(), Tile(1, 16)))
     patch.setattr("evaluators.cost_model.fit._NEAR_S", (3e-3,))
     patch.setattr("evaluators.cost_model.fit._CACHE_BYTES", (0.0,))
