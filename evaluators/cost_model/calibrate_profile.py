@@ -15,7 +15,7 @@ from evaluators.cost_model.calibrate_time import Timed
 from evaluators.cost_model.correction import shape_features
 from evaluators.cost_model.features import Array, OperatorFeatures, columns, operator_features
 from evaluators.cost_model.fit import USUAL_ERROR, awake, errors_of, fit_processor, waited_s
-from evaluators.cost_model.profile import ContentionProfile, CostProfile, LinkProfile, ProcessorProfile
+from evaluators.cost_model.profile import ContentionProfile, CostProfile, LinkProfile, ProcessorProfile, forgotten
 from search_spaces.core.errors import ProfileError
 from search_spaces.core.platform import Platform
 
@@ -134,41 +134,41 @@ def build_profile(
                 "give it more --minutes; what was timed is kept",
             )
         usual = usual_reference_s([t for t in timed if t.like == like])
-        call_s, byte_s = cut_costs(mine, usual)
-        found[like] = replace(_fitted(mine, usual, invocation_s=call_s), io_s_per_byte=byte_s)
+        call_s, far_s, byte_s = cut_costs(mine, usual)
+        found[like] = replace(_fitted(mine, usual, invocation_s=call_s), far_call_s=far_s, io_s_per_byte=byte_s)
     return CostProfile(platform.name, found, tuple(links), tuple(contention))
 
 
-def cut_costs(timed: Sequence[Timed], usual_s: float) -> tuple[float, float]:
-    """Return the cost of a stage (s), and of each byte that it reads from and leaves to others (s).
+def cut_costs(timed: Sequence[Timed], usual_s: float) -> tuple[float, float, float]:
+    """Return the cost of a stage (s), the more of it where caches forgot the runtime (s), and of each byte (s).
 
     They explain what operators take longer as stages of their own than within their networks, as shares of these times.
-    The longer half of the networks counts: where stages follow each other soon again, caches still hold what a call
-    needs. Of runtimes that tell no times of kernels, operators are timed as stages alone, and all calls cost the same.
+    Bytes are those that a stage reads from and leaves to others. Of runtimes that tell no times of kernels, operators
+    are timed as stages alone, and all calls cost the same.
 
     Args:
         usual_s: reference time (s) to which all timings are scaled.
     """
     from scipy.optimize import nnls
 
-    apart = [(t, t.stage_s) for t in timed if t.stage_s is not None]
-    usual = np.median([t.whole_s / t.reference_s for t, _ in apart]) if apart else 0.0
-    rows = [np.zeros((3, 0))]
-    for t, stage_s in apart:
-        if t.whole_s / t.reference_s >= usual:
+    rows = [np.zeros((4, 0))]
+    for t in timed:
+        if t.stage_s is not None:
             scale, nbytes = usual_s / t.reference_s, [f.read_bytes + f.written_bytes for f in t.features]
-            rows.append(np.stack([t.operator_s * scale, np.array(nbytes, dtype=np.float64), stage_s * scale]))
+            far = np.full(len(nbytes), forgotten(t.whole_s * scale))
+            rows.append(np.stack([t.operator_s * scale, far, np.array(nbytes, dtype=np.float64), t.stage_s * scale]))
     known = np.concatenate(rows, axis=1)
-    own_s, nbytes, stage_s = known[:, np.isfinite(known).all(axis=0)]
+    own_s, far, nbytes, stage_s = known[:, np.isfinite(known).all(axis=0)]
     if not own_s.size:
-        return 0.0, 0.0
-    table = np.stack([np.ones_like(nbytes), nbytes], axis=1) / stage_s[:, None]
+        return 0.0, 0.0, 0.0
+    table = np.stack([np.ones_like(far), far, nbytes], axis=1) / stage_s[:, None]
     size, left = table.max(axis=0), 1.0 - own_s / stage_s
     weight = np.ones_like(left)
     for _ in range(_ROUNDS):  # outliers count less
         costs = nnls(table / size * weight[:, None], left * weight)[0] / size
         weight = 1.0 / np.sqrt(1.0 + ((table @ costs - left) / USUAL_ERROR) ** 2)
-    return float(costs[0]), float(costs[1])
+    call_s, far_s, byte_s = map(float, costs)
+    return call_s, far_s, byte_s
 
 
 def errors_on_models(profile: CostProfile, timed: Sequence[Timed]) -> dict[str, Any]:

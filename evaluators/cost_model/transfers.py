@@ -88,6 +88,7 @@ def prices(profile: CostProfile, graph: Graph, platform: Platform, longest: Sequ
     processors = platform.processors
     keys = [profile_key(profile, processor) for processor in processors]
     known = {key: profile.predict(features, key, longest) for key in dict.fromkeys(keys)}
+    interval_s = {key: float((each.seconds * np.array(longest or (1.0,))).sum()) for key, each in known.items()}
     alone = {key: _alone(profile, features, key) for key in known}
     alone_s = np.array([alone[key][0] for key in keys])
     of: list[ProcessorProfile] = [profile[key] for key in keys]
@@ -97,7 +98,7 @@ def prices(profile: CostProfile, graph: Graph, platform: Platform, longest: Sequ
         operator_s=np.array([known[key].seconds for key in keys]),
         sigma=np.array([np.maximum(known[key].relative_sigma, alone[key][1]) for key in keys]),
         traffic=np.array([_traffic(f) for f in features]),
-        invocation_s=np.array([p.invocation_s for p in of]),
+        invocation_s=np.array([profile[key].call_s(interval_s[key]) for key in keys]),
         io_s_per_byte=np.array([p.io_s_per_byte for p in of]),
         latency_s=latency_s,
         byte_s=byte_s,

@@ -581,6 +581,7 @@ def _scaled(processor: ProcessorProfile, rows: Sequence[tuple[float, float]]) ->
         kernels=kernels,
         dispatch_s=processor.dispatch_s * factor,
         io_s_per_byte=processor.io_s_per_byte * factor,
+        far_call_s=processor.far_call_s * factor,
         invocation_s=invocation,
     )
 

@@ -12,7 +12,7 @@ from evaluators.cost_model.calibrate_profile import cut_costs
 from evaluators.cost_model.calibrate_time import Timed
 from evaluators.cost_model.features import operator_features
 from evaluators.cost_model.fit import TimedModel, awake, fit_processor, waited_s
-from evaluators.cost_model.profile import CostProfile
+from evaluators.cost_model.profile import CostProfile, forgotten
 from optimizer.tools.calibrate import calibrate
 from search_spaces.core.errors import ProfileError
 from tests.support.cost_model import networks
@@ -75,34 +75,43 @@ def test_a_damaged_time_is_reported_before_anything_is_fitted() -> None:
             fit_processor(nothing)
 
 
-def cut_up(call_s: float, byte_s: float, reference_s: float = 1e-3) -> list[Timed]:
-    """Networks whose operators take longer as stages by a law, on a machine of that speed."""
+def cut_up(call_s: float, far_s: float, byte_s: float, reference_s: float = 1e-3) -> list[Timed]:
+    """Networks, each slower than the one before, whose operators take longer as stages by a law."""
     found = []
-    for model in timed():
+    for number, model in enumerate(timed()):
         nbytes = np.array([f.read_bytes + f.written_bytes for f in model.features])
         slower = reference_s / 1e-3
-        own_s, apart_s = model.operator_s * slower, (model.operator_s + call_s + byte_s * nbytes) * slower
-        found.append(Timed(model.name, "core", model.features, own_s, model.whole_s, reference_s, 1, stage_s=apart_s))
+        whole_s = 1e-3 * (1.0 + number)
+        more_s = call_s + far_s * forgotten(whole_s) + byte_s * nbytes
+        own_s, apart_s = model.operator_s * slower, (model.operator_s + more_s) * slower
+        found.append(
+            Timed(model.name, "core", model.features, own_s, whole_s * slower, reference_s, 1, stage_s=apart_s)
+        )
     return found
 
 
-@pytest.mark.parametrize("law", [(4e-6, 0.0), (4e-6, 2e-11), (0.0, 1e-10), (3e-5, 3e-10), (0.0, 0.0)])
+@pytest.mark.parametrize(
+    "law", [(4e-6, 0.0, 0.0), (4e-6, 6e-6, 2e-11), (0.0, 3e-6, 1e-10), (3e-5, 0.0, 3e-10), (0.0, 0.0, 0.0)]
+)
 @pytest.mark.parametrize("reference_s", [1e-3, 2e-3])
-def test_what_a_stage_costs_is_told_from_what_its_operators_take(law: tuple[float, float], reference_s: float) -> None:
+def test_what_a_stage_costs_is_told_from_what_its_operators_take(
+    law: tuple[float, float, float], reference_s: float
+) -> None:
     cut = cut_up(*law, reference_s)
     cut[-1] = replace(cut[-1], stage_s=10.0 * there(cut[-1].stage_s))  # disturbed
-    call_s, byte_s = cut_costs(cut, 1e-3)
-    assert call_s == pytest.approx(law[0], rel=0.05, abs=1e-8)
-    assert byte_s == pytest.approx(law[1], rel=0.1, abs=1e-13)
+    call_s, far_s, byte_s = cut_costs(cut, 1e-3)
+    assert (call_s, far_s) == pytest.approx(law[:2], rel=0.05, abs=3e-8)
+    assert byte_s == pytest.approx(law[2], rel=0.1, abs=1e-13)
 
 
 def test_networks_that_were_not_cut_tell_nothing_of_stages() -> None:
-    assert cut_costs([replace(t, stage_s=None) for t in cut_up(4e-6, 0.0)], 1e-3) == (0.0, 0.0)
+    assert cut_costs([replace(t, stage_s=None) for t in cut_up(4e-6, 0.0, 0.0)], 1e-3) == (0.0, 0.0, 0.0)
 
 
 def test_what_a_cut_costs_is_in_the_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_small(monkeypatch)
-    monkeypatch.setattr("evaluators.cost_model.calibrate_profile.cut_costs", lambda *_: (4e-6, 1e-12))
+    monkeypatch.setattr("evaluators.cost_model.calibrate_profile.cut_costs", lambda *_: (4e-6, 2e-6, 1e-12))
     found = calibrate(tmp_path / "x.json", ["cpu0"], 5.0, evaluator="synthetic").profile["core"]
     assert found.invocation_s >= 4e-6
-    assert found.io_s_per_byte == 1e-12
+    assert (found.far_call_s, found.io_s_per_byte) == (2e-6, 1e-12)
+    assert found.call_s(1.0) == pytest.approx(found.invocation_s + 2e-6, rel=1e-4)
