@@ -140,11 +140,12 @@ def build_profile(
 
 
 def cut_costs(timed: Sequence[Timed], usual_s: float) -> tuple[float, float, float]:
-    """Return the cost of a stage (s), the more of it where caches forgot the runtime (s), and of each byte (s).
+    """Return the cost of a stage (s), what it costs in addition where caches forgot the runtime (s), and of a byte (s).
 
     They explain what operators take longer as stages of their own than within their networks, as shares of these times.
     Bytes are those that a stage reads from and leaves to others. Of runtimes that tell no times of kernels, operators
-    are timed as stages alone, and all calls cost the same.
+    are timed as stages alone, and all calls cost the same. Where all networks take about as long, the first two costs
+    are hardly told apart; their sum is right for inferences of that length.
 
     Args:
         usual_s: reference time (s) to which all timings are scaled.

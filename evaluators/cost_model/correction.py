@@ -80,8 +80,8 @@ _HISTORY = 5.0  # scale of the history effect, in octaves
 _DOUBTS, _SLOW, _FAST, _LOUDER = 2, 2.5, -4.0, 4.0
 _SCALE = 8.0
 """Length scale (octaves). In four calibrations of two cores, scales from 7 to 12 predict models that are kept out, and
-their operators, about equally well. Shorter ones predict them worse, though often the left-out networks of the fit
-better, which are more alike than published ones."""
+their operators, about equally well. Shorter ones predict these worse, even where they predict left-out networks of the
+fit better: generated networks are more alike than published ones."""
 _FACTORS, _USUAL_FACTOR = (1.0, 2.0, 4.0, 8.0), 1.0
 _LEAST_NETWORKS = 3
 
@@ -173,8 +173,8 @@ def fit_process(
         residual: shape ``(n,)``.
         noise: standard deviation of each residual's measurement.
         networks, seconds: as of :func:`louder_noise`.
-        like: a process whose scales, spread and noise are used.
-        tune: whether to search for the best noise, which takes a while.
+        like: a process whose scales, spread and factor on the noise are used.
+        tune: whether to search for the best factor, which takes a while.
     """
     points = np.round(shape_features(rows), 4)
     scales, spread = np.full(points.shape[1], _SCALE), max(0.05, float(residual.std()))

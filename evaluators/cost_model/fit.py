@@ -255,9 +255,9 @@ def fit_processor(
     """Fit a processor's kernels and its overheads.
 
     Args:
-        tuned: kernel models of an earlier fit, whose tiles and length scales are used again, which is faster.
+        tuned: kernel models of an earlier fit, whose tiles and noise are used again, which is faster.
         noise: standard deviation of one operator's time.
-        tune: whether to search for the best length scales.
+        tune: whether to search for the best noise.
         invocation_s: known lower bound of the cost of a stage call.
 
     Raises:

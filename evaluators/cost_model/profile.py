@@ -92,7 +92,7 @@ class ProcessorProfile:
         kernels: :attr:`OperatorFeatures.key` → its model.
         dispatch_s: for every operator that is not free, beside its kernel's time.
         invocation_s: for every stage, to enter and leave the runtime.
-        far_call_s: the more of it where caches forgot the runtime's state since the last inference (:func:`forgotten`).
+        far_call_s: what a stage costs in addition where caches forgot the runtime's state (:func:`forgotten`).
         io_s_per_byte: for the bytes that a stage reads from and returns to its caller.
         cache_bytes: last-level cache; 0 where unknown.
         capacity_bytes: weights of one stage beyond which the whole stage slows down (seed 000); 0 where unknown.

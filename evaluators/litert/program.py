@@ -250,9 +250,9 @@ def layout(
 
     Inputs of the model come first, in the same place for every plan of a graph, and keep their space, because every
     inference reads them again. Two other tensors share space when all stages that use the one have certainly ended
-    before the other is written, in every order that the workers and the runtime allow. Tensors that two stages write
-    lie so that their second parts begin at the same byte where that is possible: each processor then writes where it
-    wrote before, and need not fetch the cache lines from another core.
+    before the other is written, in every order that the workers and the runtime allow. Tensors that several stages
+    write, each a part, lie so that their second parts begin at the same byte where that takes no more space: processors
+    that split operators alike then write where they wrote before, and fetch no cache lines from another core.
 
     Args:
         before: for each stage, as a bit set, the stages that have certainly ended when it starts (:class:`Schedule`).
@@ -306,10 +306,11 @@ def layout(
                 break
             offset = max(offset, last)
         if tensor in second:
-            fitting = (begin - second[tensor] for begin in parted)
-            free = (at for at in fitting if at >= top and all(at + size <= f or last <= at for f, last in conflicts))
-            if (at := next(free, None)) is not None:
-                offset = at
+            most = max(end, offset + size)
+            for at in (begin - second[tensor] for begin in parted):
+                if top <= at <= most - size and all(at + size <= first or last <= at for first, last in conflicts):
+                    offset = at
+                    break
             else:
                 parted.append(offset + second[tensor])
         offsets[tensor] = offset
