@@ -12,12 +12,16 @@ from evaluators.cost_model.calibrate_profile import cut_costs
 from evaluators.cost_model.calibrate_time import Timed
 from evaluators.cost_model.features import operator_features
 from evaluators.cost_model.fit import TimedModel, awake, fit_processor, waited_s
-from evaluators.cost_model.profile import CostProfile, forgotten
+from evaluators.cost_model.kernels import KernelModel
+from evaluators.cost_model.profile import CostProfile, ProcessorProfile, forgotten
+from evaluators.cost_model.transfers import prices
 from optimizer.tools.calibrate import calibrate
 from search_spaces.core.errors import ProfileError
+from search_spaces.core.platform import Platform
 from tests.support.cost_model import networks
 from tests.support.narrowing import there
 from tests.support.sentences import fails
+from tests.support.strategies import chain_graph, one_core
 from tests.system.evaluators.cost_model.test_calibrate import make_small
 
 WAIT_S, CALL_S = 2e-5, 3e-6
@@ -115,3 +119,14 @@ def test_what_a_cut_costs_is_in_the_profile(tmp_path: Path, monkeypatch: pytest.
     assert found.invocation_s >= 4e-6
     assert (found.far_call_s, found.io_s_per_byte) == (2e-6, 1e-12)
     assert found.call_s(1.0) == pytest.approx(found.invocation_s + 2e-6, rel=1e-4)
+
+
+def test_a_stage_costs_more_where_inferences_are_long() -> None:
+    graph, core = chain_graph(3), Platform("one", (one_core(0),))
+    for seconds in (1e-4, 3e-3, 1.0):  # of each operator: all launches take as long
+        kernels = {"elementwise": KernelModel({"launch": seconds}), "other": KernelModel({"launch": seconds})}
+        profile = CostProfile(
+            "x", {core.processors[0].like: ProcessorProfile(kernels, invocation_s=2e-6, far_call_s=4e-6)}
+        )
+        found = prices(profile, graph, core)
+        assert found.invocation_s == pytest.approx(2e-6 + 4e-6 * forgotten(float(found.operator_s.sum())), rel=1e-9)
