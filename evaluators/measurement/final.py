@@ -185,7 +185,7 @@ class Standing:
         samples: seconds of each turn, scaled to the speed of the machine that all standings share; None where the plan
             was not measured.
         levels: log seconds in each round; None where the plan did not take part.
-        stage_s: median seconds of each stage.
+        stage_s: seconds of each stage, the median of the same turns at the same speed.
         failure: why it dropped out, or "".
         kept: number of instances that were built and kept; 0 where each round built its own.
         instances: which of these was used in each round; None where the round built one, or the plan took no part.
@@ -893,19 +893,20 @@ class FinalComparison:
         if self._typical_s[plan] >= _LONG_S and not self.computed:
             self.progress(f"{self._where()}; {plural(self._turns_made, 'turn')} so far")
         try:
-            (log_s, outcome), lost = self._filter.run(lambda: self._try(plan, candidate))
+            (log_s, stage_s, outcome), lost = self._filter.run(lambda: self._try(plan, candidate))
         finally:
             self._spent_s -= self._filter.total.queued_s - before.queued_s
             self._faults[plan] += self._filter.total.page_faults - before.page_faults
             self._resident_nbytes[plan] = self._filter.resident_nbytes
+        self._stages[plan].append(stage_s)
         if outcome is not None:
             self._outcomes[plan].append((lost, outcome.to_json()))
         self._turns_made += 1
         self._disturbed += not self._filter.quiet
         return log_s, lost
 
-    def _try(self, plan: int, candidate: Candidate) -> tuple[float, Outcome | None]:
-        """Return the median log seconds of the measured runs of a turn, and what happened to several models."""
+    def _try(self, plan: int, candidate: Candidate) -> tuple[float, Array, Outcome | None]:
+        """Return medians of a turn's measured runs, log seconds and stages' seconds, and what happened to models."""
         policy, typical_s = self.policy, self._typical_s[plan]
         settle = 0 if typical_s >= SETTLE_BELOW_S else min(_MOST_RUNS, math.ceil(policy.settle_s / typical_s))
         runs = min(_MOST_RUNS, max(_SHORT_RUNS if settle else 1, math.ceil(policy.turn_s / typical_s)))
@@ -916,13 +917,12 @@ class FinalComparison:
         values = _checked(batch, runs)
         said_s = settling_s + math.fsum(batch.latency_s)  # computed latencies: results must not depend on load
         self._spent_s += max(0.0 if self.computed else time.monotonic() - begin, said_s)
-        self._stages[plan].append(batch.stage_s)
         median_s = _median(values)
         self._typical_s[plan] = self._run_s(plan, median_s, batch)
         self._best_s[plan] = min(median_s, _FORGETS * self._best_s.get(plan, math.inf))
         if batch.errors is not None:
             self._errors[plan] = batch.errors
-        return math.log(median_s), batch.outcome
+        return math.log(median_s), np.median(batch.stage_s, axis=0), batch.outcome
 
     def _settle(self, plan: int, candidate: Candidate, runs: int) -> float:
         """Run until the plan is about as fast as before or gets no faster; return the seconds that this took.
@@ -1080,13 +1080,15 @@ class FinalComparison:
         state = _median(table.table[np.isfinite(table.table[:, best]), best])
         for i in measured:
             logs = np.concatenate([turns[i] for turns in self._turns if i in turns])
-            # The median becomes the level over rounds; the spread of the turns is unchanged.
-            logs = logs + state + table.effect(i, best) - _median(logs)
+            # The median becomes the level over rounds; the spread of the turns and the stages' shares are unchanged.
+            shift = state + table.effect(i, best) - _median(logs)
+            logs = logs + shift
+            stages = np.median(self._stages[i], axis=0) * math.exp(shift) if under is not None else np.empty(0)
             levels = tuple(v if math.isfinite(v) else None for v in table.table[:, i].tolist())
             standings[i] = Standing(
                 Samples(tuple(np.exp(logs).tolist()), (under or {}) | self._memory(i)),
                 levels,
-                tuple(np.median(np.concatenate(self._stages[i]), axis=0).tolist()) if under is not None else (),
+                tuple(stages.tolist()),
                 self._failures[i][-1] if len(self._failures[i]) >= 2 else "",
                 tuple(map(float, self._errors[i])) if i in self._errors else None,
                 self._instances.get(i, 0),

@@ -29,14 +29,17 @@ def read_bounded(path: Path, most_nbytes: int = MOST_NBYTES) -> bytes:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would wait for a writer
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "is not a regular file", str(path))
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            content = file.read(most_nbytes + 1)
+        content = b""
+        if found.st_size <= most_nbytes:
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                content = file.read(most_nbytes + 1)  # it may grow meanwhile
+        if max(len(content), found.st_size) > most_nbytes:
+            raise OSError(errno.EFBIG, f"a file of this kind has at most {most_nbytes} bytes", str(path))
     finally:
         os.close(descriptor)
-    if len(content) > most_nbytes:
-        raise OSError(errno.EFBIG, f"a file of this kind has at most {most_nbytes} bytes", str(path))
     return content
 
 

@@ -208,4 +208,4 @@ def test_energy_of_this_machine_is_reported_or_said_to_be_unknown(
         tells(capsys, *words, code=2)
     assert main([*words, "--power", "cpu0=3", "--out", "powers"]) in SEARCHED
     best = json.loads(capsys.readouterr().out)["best"]
-    assert best["energy_mj"]["median"] == pytest.approx(sum(best["stage_mj"]), rel=0.2)
+    assert best["energy_mj"]["median"] == pytest.approx(sum(best["stage_mj"]), rel=0.01)

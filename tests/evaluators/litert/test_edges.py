@@ -61,10 +61,10 @@ def test_a_long_wait_is_slept_through_but_for_its_end() -> None:
                 time.sleep(each_s)
                 post(edge.address)
             os._exit(0)
-        begin, used = time.perf_counter(), time.process_time()
+        begin, used = time.perf_counter(), time.thread_time()
         for _ in range(turns):
             edge.wait()
-        took_s, worked_s = time.perf_counter() - begin, time.process_time() - used
+        took_s, worked_s = time.perf_counter() - begin, time.thread_time() - used
         assert os.waitpid(child, 0)[1] == 0
         assert took_s >= 0.9 * turns * each_s
         assert worked_s < 0.5 * took_s

@@ -206,6 +206,23 @@ class Throttling(Candidate):
         self.open[0] -= 1
 
 
+def test_stages_take_what_their_plan_takes_though_some_turns_are_slow() -> None:
+    rng = np.random.default_rng(0)
+
+    @dataclass
+    class Uneven(Throttling):
+        def run(self, n: int, stop_above_s: float = math.inf) -> Batch:
+            batch = super().run(n, stop_above_s)
+            slow = rng.choice([1.0, 1.0, 3.0], n) * rng.choice([1.0, 1.5])
+            return replace(batch, latency_s=batch.latency_s * slow, stage_s=batch.stage_s * slow[:, None] * [0.3, 0.7])
+
+    loads = [partial(Uneven, s, [9]) for s in (0.02, 0.01)]
+    found = FinalComparison(loads, POLICY, np.random.default_rng(0)).run()
+    for standing in found.standings:
+        median_s = there(standing.samples).median
+        assert standing.stage_s == pytest.approx((0.3 * median_s, 0.7 * median_s), rel=1e-6)
+
+
 def throttling(rng: np.random.Generator, opened: list[int], step: float) -> Load:
     count = itertools.count()
 
