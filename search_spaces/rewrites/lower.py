@@ -59,8 +59,8 @@ class Lowered:
         origins: for each operator of ``graph`` the original operator that it computes, or helps to.
         split: whether operators are split.
         ranks: operator of the plan's graph → those of its triple.
-        longest: for each operator of ``graph`` the longest side's share of its split, 1 where it is in none; empty if
-            nothing is split.
+        longest: for each operator of ``graph`` the longest side's share of its split, 1 where it is in none, 0 where it
+            is left out of the plan; empty if nothing is split.
         held: as of :class:`~search_spaces.rewrites.views.Viewed`, where operators are left out of the plan.
         keeps: how exactly ``graph`` computes the model's outputs: bit for bit, up to rounding, or approximately.
     """
@@ -92,7 +92,9 @@ class Lowered:
         stages = tuple(Stage(operators, self.plan.stages[i].processor) for operators, i in each)
         numbers = tuple(self.stage_of[i] for i in viewed.stage_of)
         plan = Plan(self.graph.digest, stages, self.plan.dispatch)
-        return replace(self, plan=plan, stage_of=numbers, held=viewed.held)
+        runs = {o for stage in stages for o in stage.operators}
+        longest = tuple(share if o in runs else 0.0 for o, share in enumerate(self.longest))
+        return replace(self, plan=plan, stage_of=numbers, longest=longest, held=viewed.held)
 
 
 def as_it_stands(graph: Graph, plan: Plan) -> Lowered:

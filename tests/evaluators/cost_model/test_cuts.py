@@ -14,10 +14,16 @@ from evaluators.cost_model.features import operator_features
 from evaluators.cost_model.fit import TimedModel, awake, fit_processor, waited_s
 from evaluators.cost_model.kernels import KernelModel
 from evaluators.cost_model.profile import CostProfile, ProcessorProfile, forgotten
+from evaluators.cost_model.session import CostModelSession
 from evaluators.cost_model.transfers import prices
 from optimizer.tools.calibrate import calibrate
 from search_spaces.core.errors import ProfileError
 from search_spaces.core.platform import Platform
+from search_spaces.models import load
+from search_spaces.models.zoo.builder import Builder
+from search_spaces.rewrites.lower import lowering
+from search_spaces.spaces.segment_space import SegmentSpace
+from search_spaces.spaces.shared_parts import Part
 from tests.support.cost_model import networks
 from tests.support.narrowing import there
 from tests.support.sentences import fails
@@ -130,3 +136,19 @@ def test_a_stage_costs_more_where_inferences_are_long() -> None:
         )
         found = prices(profile, graph, core)
         assert found.invocation_s == pytest.approx(2e-6 + 4e-6 * forgotten(float(found.operator_s.sum())), rel=1e-9)
+
+
+def test_operators_that_are_left_out_take_no_part_of_an_inference(tmp_path: Path) -> None:
+    layers = Builder("shared")
+    shared = layers.conv(layers.input((1, 16, 16, 4)), 8, 1, "shared")
+    layers.finish(layers.conv(shared, 8, 1, "whole")).write(tmp_path / "shared.tflite")
+    graph, cores = load(str(tmp_path / "shared.tflite")), Platform("two", (one_core(0), one_core(1)))
+    plan = SegmentSpace(graph, cores).plan((Part(0, 1, ("cpu0", "cpu1"), "height", 8), Part(1, 2, ("cpu0",))))
+    kernels = {kind: KernelModel({"launch": 3e-3}) for kind in ("pointwise", "copy", "concat")}
+    core = ProcessorProfile(kernels, invocation_s=2e-6, far_call_s=4e-6)
+    session = CostModelSession(CostProfile("x", {cores.processors[0].like: core}), cores)
+    sides = lowering(graph).lower(plan)
+    assert len(sides.graph.operators) == 6  # two slices, two sides, their join, and the whole one
+    found = session.prices(sides.in_place(cores))
+    np.testing.assert_allclose(found.invocation_s, core.call_s(3e-3 + 3e-3), rtol=1e-9)
+    np.testing.assert_allclose(session.load(graph, plan).one.stage_s, 3e-3 + core.call_s(3e-3 + 3e-3), rtol=1e-9)
