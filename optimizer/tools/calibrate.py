@@ -86,6 +86,7 @@ from search_spaces.spaces.segment_space import SegmentSpace
 
 LEAST_MINUTES, MOST_MINUTES = 0.2, 600.0
 _SHARE_OF_PAIRS, _SHARE_OF_MODELS, _SHARE_OF_SHARED = 0.15, 0.3, 0.12
+_DISTURBED = 1.1  # times of the reference network, 90th by 10th percentile; 1.04 on a quiet machine
 _LEAST_NETS = 6
 _APART = 4  # of so many networks one is timed in stages of one operator, too, beside the deep ones
 _MOST_REFUSED = 20
@@ -612,6 +613,12 @@ def render(found: Calibration) -> str:
         lines.append(f"{who}: models kept out of the fit {_errors(errors['models'])}")
         if errors.get("operators"):
             lines.append(f"{who}: their operators {_errors(errors['operators'])}")
+        fast, slow = errors["reference_network_ms"].values()
+        if slow > _DISTURBED * fast:
+            lines.append(
+                f"warning: one network took {fast:.2f} to {slow:.2f} ms on {who} (10th to 90th percentile), so others "
+                "use this machine; a calibration of a quiet hour, with another --out, predicts better"
+            )
     shared: Mapping[str, Any] = found.profile.errors.get(SHARED, {})
     lines += [f"operators that {on} share {_errors(errors)}" for on, errors in shared.items()]
     if len(lines) > 1 and not shared and any(not a.excludes(b) for a, b in pairs(found.platform)):

@@ -348,6 +348,11 @@ def test_operators_that_two_cores_share_are_timed_once_and_their_errors_told(
     ((on, errors),) = found.profile.errors[SHARED].items()
     assert errors["cases"] > 2
     assert on in render(found)
+    ((like, known),) = ((k, v) for k, v in found.profile.errors.items() if "reference_network_ms" in v)
+    for slow_ms, told in ((4.1, False), (4.8, True)):
+        changed = {**found.profile.errors, like: known | {"reference_network_ms": {"p10": 4.0, "p90": slow_ms}}}
+        text = render(replace(found, profile=replace(found.profile, errors=changed)))
+        assert (f"4.00 to {slow_ms:.2f} ms" in text) == told
     records = read_log(out.with_suffix(".log")).records
     assert [r.data["name"] for r in records if r.kind == "shared"] == ["squeezenet1_1@0.25/64", "mobilenet_v1@0.25/64"]
     calibrate(out, ["cpu0", "cpu1"], 5.0, evaluator="synthetic")
