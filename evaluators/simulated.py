@@ -60,7 +60,7 @@ class SimulatedSession(ClosableSession, ABC):
 
     def __init__(self, platform: Platform) -> None:
         self.platform = platform
-        self._simulators: OrderedDict[tuple[str, tuple[float, ...]], PlanSimulator] = OrderedDict()
+        self._simulators: OrderedDict[tuple[str, frozenset[int]], PlanSimulator] = OrderedDict()
 
     @abstractmethod
     def prices(self, lowered: Lowered) -> Prices:
@@ -114,7 +114,7 @@ class SimulatedSession(ClosableSession, ABC):
         def make() -> PlanSimulator:
             return PlanSimulator(lowered.graph, self.platform, self.prices(lowered))
 
-        found = recent(self._simulators, (lowered.graph.digest, lowered.longest), make, _KEPT)
+        found = recent(self._simulators, (lowered.graph.digest, lowered.left_out), make, _KEPT)
         return PlanSimulator(found.graph, found.platform, found.prices, lowered.held) if lowered.held else found
 
 

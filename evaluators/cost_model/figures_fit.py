@@ -100,7 +100,7 @@ class FiguresFit:
 
         def simulator(values: Array) -> PlanSimulator:
             profile = document.profile(dict(zip(self._names, map(float, values), strict=True)), {})
-            costs = prices(profile, lowered.graph, platform, lowered.longest)
+            costs = prices(profile, lowered.graph, platform, lowered.shares)
             return PlanSimulator(lowered.graph, platform, costs, lowered.held)
 
         base = simulator(np.zeros_like(self._most)).prices

@@ -192,14 +192,12 @@ class CostProfile:
             known = ", ".join(self.processors) or "none"
             raise ProfileError(f"profile {self.name!r} has no processor {processor!r}", f"it has: {known}") from None
 
-    def predict(
-        self, features: Sequence[OperatorFeatures], processor: str, longest: Sequence[float] = ()
-    ) -> Prediction:
+    def predict(self, features: Sequence[OperatorFeatures], processor: str, shares: Sequence[float] = ()) -> Prediction:
         """Return the time of each operator on a processor, dispatch included.
 
         Args:
-            longest: as of :class:`~search_spaces.rewrites.lower.Lowered`; an inference takes so much of the time of a
-                split operator's sides, which run at once.
+            shares: as of :class:`~search_spaces.rewrites.lower.Lowered`; an inference takes so much of an operator's
+                time, less than all of a split operator's sides, which run at once.
 
         Raises:
             ProfileError: there is no such processor, or no kernel similar to one of the operators'.
@@ -208,7 +206,7 @@ class CostProfile:
         keys = [(*self._kernel(processor, key), where) for key, where in _by_key(features, model).items()]
         # How soon weights are used again, and what ran before, depend on the result: iterate from a rough estimate.
         seconds, interval_s, busy = _ROUGH_S_PER_MAC * rows.macs, _LONG_S, products(features)
-        known_s, share = rows.interval, np.array(longest or (1.0,))
+        known_s, share = rows.interval, np.array(shares or (1.0,))
         for _ in range(_PASSES if any(kernel.remembers for kernel in model.kernels.values()) else 1):
             interval = np.where(known_s > 0.0, known_s, interval_s)
             rows = replace(rows, interval=interval, matrix_share=matrix_shares(busy, seconds * share))

@@ -151,7 +151,7 @@ class CostModelSession(SimulatedSession):
         Extrapolation is reported once for each model.
         """
         graph = lowered.graph
-        table = prices(self._profile, graph, self.platform, lowered.longest)
+        table = prices(self._profile, graph, self.platform, lowered.shares)
         if self._state is not None:
             return slowed(table, self._state, self.platform)
         if graph.name not in self._reported:  # once also for a model that is split or decomposed in many ways

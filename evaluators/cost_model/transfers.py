@@ -75,11 +75,11 @@ class Prices:
                 raise ProfileError(f"{name} has an entry that is negative or no number")
 
 
-def prices(profile: CostProfile, graph: Graph, platform: Platform, longest: Sequence[float] = ()) -> Prices:
+def prices(profile: CostProfile, graph: Graph, platform: Platform, shares: Sequence[float] = ()) -> Prices:
     """Return a profile's tables for a graph on a platform's processors.
 
     Args:
-        longest: as of :class:`~search_spaces.rewrites.lower.Lowered`.
+        shares: as of :class:`~search_spaces.rewrites.lower.Lowered`.
 
     Raises:
         ProfileError: the profile lacks a processor, or a kernel similar to that of some operator.
@@ -87,8 +87,8 @@ def prices(profile: CostProfile, graph: Graph, platform: Platform, longest: Sequ
     features = operator_features(graph)
     processors = platform.processors
     keys = [profile_key(profile, processor) for processor in processors]
-    known = {key: profile.predict(features, key, longest) for key in dict.fromkeys(keys)}
-    interval_s = {key: float((each.seconds * np.array(longest or (1.0,))).sum()) for key, each in known.items()}
+    known = {key: profile.predict(features, key, shares) for key in dict.fromkeys(keys)}
+    interval_s = {key: float((each.seconds * np.array(shares or (1.0,))).sum()) for key, each in known.items()}
     alone = {key: _alone(profile, features, key) for key in known}
     alone_s = np.array([alone[key][0] for key in keys])
     of: list[ProcessorProfile] = [profile[key] for key in keys]

@@ -107,7 +107,7 @@ class Lowerings:
             lowered = lowering(graph).lower(component_plan(plan, self.joined, component, stages))
             viewed = lowered.viewed(self.platform)
             numbers = tuple(lowered.stage_of[i] for i in viewed.stage_of)
-            return LoweredModel(graph, lowered, viewed, numbers, needs(viewed.plan, viewed.graph))
+            return LoweredModel(graph, lowered.without(viewed), viewed, numbers, needs(viewed.plan, viewed.graph))
 
         return recent(self._known, key, lower, _KEPT)
 

@@ -52,7 +52,7 @@ class WorkloadSimulator:
         self.lowerings, self._price, self._errors = lowerings, price, errors
         self._crowd = Crowd(self.platform)
         self._law = NumberedProcessors.of(self.platform)
-        self._costs: dict[tuple[str, str, int, tuple[int, ...]], JobCost] = {}
+        self._costs: dict[tuple[str, str, frozenset[int], int, tuple[int, ...]], JobCost] = {}
 
     def run(self, plan: Plan, *, known: bool = False) -> Outcome:
         """Return the predicted outcome of a plan.
@@ -105,7 +105,7 @@ class WorkloadSimulator:
 
     def cost(self, model: Graph, lowered: Lowered, processor: int, operators: tuple[int, ...]) -> JobCost:
         """Return the cost of operators of a lowered model as one job on a processor."""
-        key = (model.digest, lowered.graph.digest, processor, operators)
+        key = (model.digest, lowered.graph.digest, lowered.left_out, processor, operators)
         if key not in self._costs:
             if len(self._costs) > _MOST_COSTS:
                 self._costs.clear()

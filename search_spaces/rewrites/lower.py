@@ -59,9 +59,10 @@ class Lowered:
         origins: for each operator of ``graph`` the original operator that it computes, or helps to.
         split: whether operators are split.
         ranks: operator of the plan's graph → those of its triple.
-        longest: for each operator of ``graph`` the longest side's share of its split, 1 where it is in none, 0 where it
-            is left out of the plan; empty if nothing is split.
-        held: as of :class:`~search_spaces.rewrites.views.Viewed`, where operators are left out of the plan.
+        longest: for each operator of ``graph`` the longest side's share of its split, 1 where it is in none; empty if
+            nothing is split.
+        left_out: operators of ``graph`` that never run, because they need no copy.
+        held: as of :class:`~search_spaces.rewrites.views.Viewed`, where they are left out of the plan, too.
         keeps: how exactly ``graph`` computes the model's outputs: bit for bit, up to rounding, or approximately.
     """
 
@@ -73,6 +74,7 @@ class Lowered:
     split: bool = False
     ranks: Mapping[int, Ranks] = field(default_factory=dict)
     longest: tuple[float, ...] = ()
+    left_out: frozenset[int] = frozenset()
     held: Held = field(default_factory=dict)
 
     @property
@@ -80,9 +82,21 @@ class Lowered:
         """Whether the graph differs from the plan's."""
         return self.keeps != "bits"
 
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """For each operator of ``graph`` which part of its time an inference takes; empty if nothing is split."""
+        return tuple(0.0 if o in self.left_out else share for o, share in enumerate(self.longest))
+
     def viewed(self, platform: Platform) -> Viewed:
         """Return the plan without the slices and concatenations of splits that need no copy on a platform."""
         return without_copies(self.graph, self.plan, platform) if self.split else as_it_is(self.graph, self.plan)
+
+    def without(self, viewed: Viewed) -> Lowered:
+        """Return the same plan, whose operators that ``viewed`` elides never run."""
+        if not viewed.held:
+            return self
+        runs = {o for operators in viewed.operators for o in operators}
+        return replace(self, left_out=frozenset(range(len(self.graph.operators))) - runs)
 
     def in_place(self, platform: Platform) -> Lowered:
         """Return the plan without the operators that need no copy, of the same graph."""
@@ -92,9 +106,7 @@ class Lowered:
         stages = tuple(Stage(operators, self.plan.stages[i].processor) for operators, i in each)
         numbers = tuple(self.stage_of[i] for i in viewed.stage_of)
         plan = Plan(self.graph.digest, stages, self.plan.dispatch)
-        runs = {o for stage in stages for o in stage.operators}
-        longest = tuple(share if o in runs else 0.0 for o, share in enumerate(self.longest))
-        return replace(self, plan=plan, stage_of=numbers, longest=longest, held=viewed.held)
+        return replace(self.without(viewed), plan=plan, stage_of=numbers, held=viewed.held)
 
 
 def as_it_stands(graph: Graph, plan: Plan) -> Lowered:

@@ -16,9 +16,12 @@ from evaluators.cost_model.kernels import KernelModel
 from evaluators.cost_model.profile import CostProfile, ProcessorProfile, forgotten
 from evaluators.cost_model.session import CostModelSession
 from evaluators.cost_model.transfers import prices
+from evaluators.workload.lowered import Lowerings
 from optimizer.tools.calibrate import calibrate
 from search_spaces.core.errors import ProfileError
+from search_spaces.core.joined_graph import merge
 from search_spaces.core.platform import Platform
+from search_spaces.core.workload import workload_of
 from search_spaces.models import load
 from search_spaces.models.zoo.builder import Builder
 from search_spaces.rewrites.lower import lowering
@@ -151,4 +154,10 @@ def test_operators_that_are_left_out_take_no_part_of_an_inference(tmp_path: Path
     assert len(sides.graph.operators) == 6  # two slices, two sides, their join, and the whole one
     found = session.prices(sides.in_place(cores))
     np.testing.assert_allclose(found.invocation_s, core.call_s(3e-3 + 3e-3), rtol=1e-9)
-    np.testing.assert_allclose(session.load(graph, plan).one.stage_s, 3e-3 + core.call_s(3e-3 + 3e-3), rtol=1e-9)
+    each_s = 3e-3 + core.call_s(3e-3 + 3e-3)
+    np.testing.assert_allclose(session.load(graph, plan).one.stage_s, each_s, rtol=1e-9)
+    joined = merge("one of several", [("m", graph)])
+    of_several = replace(plan, graph_digest=joined.graph.digest)
+    model = Lowerings(workload_of("squeezenet1_1"), joined, cores).lower(of_several, 0, range(len(plan.stages)))
+    jobs_s = [session.simulator_of(model.lowered).stage(0, operators)[0] for operators in model.operators]
+    np.testing.assert_allclose(jobs_s, [each_s] * 3, rtol=1e-9)
