@@ -606,6 +606,7 @@ def render(found: Calibration) -> str:
     lines = [
         f"{found.out}: {', '.join(processors.get(k, k) for k in found.profile.processors)} of {found.platform.name}"
     ]
+    warnings = []
     for like, errors in found.profile.errors.items():
         if not isinstance(errors, Mapping) or "models" not in errors:
             continue
@@ -615,9 +616,9 @@ def render(found: Calibration) -> str:
             lines.append(f"{who}: their operators {_errors(errors['operators'])}")
         fast, slow = errors["reference_network_ms"].values()
         if slow > _DISTURBED * fast:
-            lines.append(
-                f"warning: one network took {fast:.2f} to {slow:.2f} ms on {who} (10th to 90th percentile), so others "
-                "use this machine; a calibration of a quiet hour, with another --out, predicts better"
+            warnings.append(
+                f"warning: one network took {fast:.2f} to {slow:.2f} ms on {who} (10th to 90th percentile): others used "
+                "the machine, or its clock changed; a calibration in a quiet hour, with another --out, predicts better"
             )
     shared: Mapping[str, Any] = found.profile.errors.get(SHARED, {})
     lines += [f"operators that {on} share {_errors(errors)}" for on, errors in shared.items()]
@@ -631,7 +632,7 @@ def render(found: Calibration) -> str:
         )
     if len(lines) == 1:
         lines.append("no model was kept out of the fit, so its errors are not known; give it more --minutes")
-    return "\n".join(lines)
+    return "\n".join((*lines, *warnings))
 
 
 def _errors(errors: Mapping[str, Any]) -> str:
