@@ -618,7 +618,8 @@ def render(found: Calibration) -> str:
         if slow > _DISTURBED * fast:
             warnings.append(
                 f"warning: one network took {fast:.2f} to {slow:.2f} ms on {who} (10th to 90th percentile): others "
-                "used it, or its clock changed; a calibration in a quiet hour, with another --out, predicts better"
+                "used the machine, or its clock changed; a calibration in a quiet hour, with another --out, predicts "
+                "better"
             )
     shared: Mapping[str, Any] = found.profile.errors.get(SHARED, {})
     lines += [f"operators that {on} share {_errors(errors)}" for on, errors in shared.items()]
