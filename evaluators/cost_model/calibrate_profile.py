@@ -175,7 +175,6 @@ def cut_costs(timed: Sequence[Timed], usual_s: float) -> tuple[float, float, flo
 def errors_on_models(profile: CostProfile, timed: Sequence[Timed]) -> dict[str, Any]:
     """Return a profile's errors on each kind of processor: on operators and on whole models kept out of the fit.
 
-    ``reference_network_ms``: the 10th and 90th percentile of its times, far apart where others used the machine.
     ``regret``: by how much the processor that the profile would choose for a model is slower than the fastest one, on
     average and at most.
     """
@@ -196,9 +195,6 @@ def errors_on_models(profile: CostProfile, timed: Sequence[Timed]) -> dict[str, 
         found[like] = {
             "models": errors_of(predicted, [m.whole_s for m in kept]),
             "operators": errors_of(pairs[0], pairs[1]) if pairs.size else {},
-            "reference_network_ms": {
-                f"p{q}": round(1e3 * float(np.percentile([t.reference_s for t in mine], q)), 4) for q in (10, 90)
-            },
             "kept_out": {
                 m.name: {"predicted_ms": round(p * 1e3, 4), "measured_ms": round(m.whole_s * 1e3, 4)}
                 for m, p in zip(kept, predicted, strict=True)

@@ -185,7 +185,8 @@ class Standing:
         samples: seconds of each turn, scaled to the speed of the machine that all standings share; None where the plan
             was not measured.
         levels: log seconds in each round; None where the plan did not take part.
-        stage_s: seconds of each stage, the median of the same turns at the same speed.
+        stage_s: seconds of each stage: its usual share of a turn, of the samples' median; its usual time where figures
+            are not in proportion to it.
         failure: why it dropped out, or "".
         kept: number of instances that were built and kept; 0 where each round built its own.
         instances: which of these was used in each round; None where the round built one, or the plan took no part.
@@ -617,6 +618,7 @@ class FinalComparison:
         computed: whether latencies that are equal to the last bit are computed. Otherwise they come from a coarse
             timer, and their error is its resolution.
         counted: whether figures are counts, as bytes are, and repeat although plans are run.
+        scaled: whether figures are in proportion to the machine's slowness, so that stages have shares of them.
         groups: of each plan; plans of one group take turns with each other, those of another group before or after
             them. An H100 that was idle in the CPU's turns for half of the time lowered its clock from 1,980 to
             345 MHz, and an inference of 1.2 ms took 1.6 ms. By default all plans are one group.
@@ -641,6 +643,7 @@ class FinalComparison:
     progress: Callable[[str], None] = lambda _: None
     computed: bool = True
     counted: bool = False
+    scaled: bool = True
     groups: Sequence[Hashable] = ()
     recommended: Callable[[Final, bool], int] | None = None
     reference: Callable[[Final], int | None] = lambda _: None
@@ -893,12 +896,12 @@ class FinalComparison:
         if self._typical_s[plan] >= _LONG_S and not self.computed:
             self.progress(f"{self._where()}; {plural(self._turns_made, 'turn')} so far")
         try:
-            (log_s, stage_s, outcome), lost = self._filter.run(lambda: self._try(plan, candidate))
+            (log_s, shares, outcome), lost = self._filter.run(lambda: self._try(plan, candidate))
         finally:
             self._spent_s -= self._filter.total.queued_s - before.queued_s
             self._faults[plan] += self._filter.total.page_faults - before.page_faults
             self._resident_nbytes[plan] = self._filter.resident_nbytes
-        self._stages[plan].append(stage_s)
+        self._stages[plan].append(shares)
         if outcome is not None:
             self._outcomes[plan].append((lost, outcome.to_json()))
         self._turns_made += 1
@@ -906,7 +909,7 @@ class FinalComparison:
         return log_s, lost
 
     def _try(self, plan: int, candidate: Candidate) -> tuple[float, Array, Outcome | None]:
-        """Return medians of a turn's measured runs, log seconds and stages' seconds, and what happened to models."""
+        """Return medians of a turn's measured runs, log seconds and stages' shares, and what happened to models."""
         policy, typical_s = self.policy, self._typical_s[plan]
         settle = 0 if typical_s >= SETTLE_BELOW_S else min(_MOST_RUNS, math.ceil(policy.settle_s / typical_s))
         runs = min(_MOST_RUNS, max(_SHORT_RUNS if settle else 1, math.ceil(policy.turn_s / typical_s)))
@@ -922,7 +925,8 @@ class FinalComparison:
         self._best_s[plan] = min(median_s, _FORGETS * self._best_s.get(plan, math.inf))
         if batch.errors is not None:
             self._errors[plan] = batch.errors
-        return math.log(median_s), np.median(batch.stage_s, axis=0), batch.outcome
+        stage_s = np.median(batch.stage_s, axis=0)
+        return math.log(median_s), stage_s / median_s if self.scaled else stage_s, batch.outcome
 
     def _settle(self, plan: int, candidate: Candidate, runs: int) -> float:
         """Run until the plan is about as fast as before or gets no faster; return the seconds that this took.
@@ -1080,15 +1084,15 @@ class FinalComparison:
         state = _median(table.table[np.isfinite(table.table[:, best]), best])
         for i in measured:
             logs = np.concatenate([turns[i] for turns in self._turns if i in turns])
-            # The median becomes the level over rounds; the spread of the turns and the stages' shares are unchanged.
-            shift = state + table.effect(i, best) - _median(logs)
-            logs = logs + shift
-            stages = np.median(self._stages[i], axis=0) * math.exp(shift) if under is not None else np.empty(0)
+            # The median becomes the level over rounds; the spread of the turns is unchanged.
+            logs = logs + state + table.effect(i, best) - _median(logs)
+            samples = Samples(tuple(np.exp(logs).tolist()), (under or {}) | self._memory(i))
+            stages = np.median(self._stages[i], axis=0) if under is not None else np.empty(0)
             levels = tuple(v if math.isfinite(v) else None for v in table.table[:, i].tolist())
             standings[i] = Standing(
-                Samples(tuple(np.exp(logs).tolist()), (under or {}) | self._memory(i)),
+                samples,
                 levels,
-                tuple(stages.tolist()),
+                tuple((stages * (samples.median if self.scaled else 1.0)).tolist()),
                 self._failures[i][-1] if len(self._failures[i]) >= 2 else "",
                 tuple(map(float, self._errors[i])) if i in self._errors else None,
                 self._instances.get(i, 0),

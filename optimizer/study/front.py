@@ -239,6 +239,7 @@ def decide_front(
                 watched=lambda found: found.measured,
                 computed=other.capabilities.computed,
                 counted=session.how[which].objective.of_plan is not None,
+                scaled=session.how[which].objective.scales,
                 groups=[how.loaded_by(t.plan) for t in trials],
             ).run()
         )

@@ -315,6 +315,7 @@ def decide(
         watched=watched,
         computed=session.capabilities.computed,
         counted=how.counted,
+        scaled=how.scaled,
         progress=how.progress,
         groups=[how.loaded_by(p) for p in plans],
         recommended=chosen,

@@ -86,12 +86,13 @@ from search_spaces.spaces.segment_space import SegmentSpace
 
 LEAST_MINUTES, MOST_MINUTES = 0.2, 600.0
 _SHARE_OF_PAIRS, _SHARE_OF_MODELS, _SHARE_OF_SHARED = 0.15, 0.3, 0.12
-_DISTURBED = 1.1  # times of the reference network, 90th by 10th percentile; 1.04 on a quiet machine
+_SURE_TIMINGS, _DISTURBED = 20, 1.1  # times of the reference network, 90th by 10th percentile; 1.04 on a quiet machine
 _LEAST_NETS = 6
 _APART = 4  # of so many networks one is timed in stages of one operator, too, beside the deep ones
 _MOST_REFUSED = 20
 LEAST_STAGES = 6
 SHARED = "operators that processors share"
+REFERENCE = "time of the reference network"
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,10 +412,26 @@ def _finish(
     profile = replace(
         profile,
         provenance={"command": list(command), **provenance(), "timings": len(measured.timed)},
-        errors=errors_on_models(profile, measured.timed) | _errors_on_shared(profile, platform, measured),
+        errors={
+            **errors_on_models(profile, measured.timed),
+            **_errors_on_shared(profile, platform, measured),
+            REFERENCE: _reference_ms(measured),
+        },
     )
     write_profile(out, profile, platform)
     return Calibration(profile, platform, out, interrupted)
+
+
+def _reference_ms(measured: Measured) -> dict[str, dict[str, float]]:
+    """Return percentiles of the reference network's times on each kind of processor, and their number."""
+    found: dict[str, list[float]] = {}
+    took = [(t.like, t.reference_s) for t in measured.timed] + [(s.like, s.reference_s) for s in measured.shared]
+    for like, seconds in took:
+        found.setdefault(like, []).append(1e3 * seconds)
+    return {
+        like: {f"p{q}": round(float(np.percentile(ms, q)), 6) for q in (10, 90)} | {"timings": len(ms)}
+        for like, ms in found.items()
+    }
 
 
 def write_profile(out: Path, profile: CostProfile, platform: Platform, *, indent: int | None = 1) -> None:
@@ -606,7 +623,6 @@ def render(found: Calibration) -> str:
     lines = [
         f"{found.out}: {', '.join(processors.get(k, k) for k in found.profile.processors)} of {found.platform.name}"
     ]
-    warnings = []
     for like, errors in found.profile.errors.items():
         if not isinstance(errors, Mapping) or "models" not in errors:
             continue
@@ -614,13 +630,6 @@ def render(found: Calibration) -> str:
         lines.append(f"{who}: models kept out of the fit {_errors(errors['models'])}")
         if errors.get("operators"):
             lines.append(f"{who}: their operators {_errors(errors['operators'])}")
-        fast, slow = errors["reference_network_ms"].values()
-        if slow > _DISTURBED * fast:
-            warnings.append(
-                f"warning: one network took {fast:.2f} to {slow:.2f} ms on {who} (10th to 90th percentile): others "
-                "used the machine, or its clock changed; a calibration in a quiet hour, with another --out, predicts "
-                "better"
-            )
     shared: Mapping[str, Any] = found.profile.errors.get(SHARED, {})
     lines += [f"operators that {on} share {_errors(errors)}" for on, errors in shared.items()]
     if len(lines) > 1 and not shared and any(not a.excludes(b) for a, b in pairs(found.platform)):
@@ -633,7 +642,14 @@ def render(found: Calibration) -> str:
         )
     if len(lines) == 1:
         lines.append("no model was kept out of the fit, so its errors are not known; give it more --minutes")
-    return "\n".join((*lines, *warnings))
+    for like, took_ms in found.profile.errors.get(REFERENCE, {}).items():
+        if took_ms["timings"] >= _SURE_TIMINGS and took_ms["p90"] > _DISTURBED * took_ms["p10"]:
+            lines.append(
+                f"warning: one network took {took_ms['p10']:.3g} to {took_ms['p90']:.3g} ms on "
+                f"{processors.get(like, like)} (10th to 90th percentile): others used the machine, or its clock "
+                "changed; a calibration in a quiet hour, with another --out, predicts better"
+            )
+    return "\n".join(lines)
 
 
 def _errors(errors: Mapping[str, Any]) -> str:

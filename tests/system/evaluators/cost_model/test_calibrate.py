@@ -34,7 +34,7 @@ from optimizer.cli import main
 from optimizer.study.config import StudyConfig
 from optimizer.study.course import run_study
 from optimizer.study.log import Record, read_log
-from optimizer.tools.calibrate import SHARED, Measured, calibrate, refine, render, write_profile
+from optimizer.tools.calibrate import REFERENCE, SHARED, Measured, calibrate, refine, render, write_profile
 from search_spaces.core.errors import OptimizeError, ProfileError, RunFolderError, UsageError
 from search_spaces.core.platform import Platform, Processor
 from search_spaces.models import zoo
@@ -284,7 +284,7 @@ def test_an_interrupted_calibration_goes_on(calibrated: Callable[..., Any], tmp_
 
     early = calibrated(progress=interrupt)
     assert early.interrupted
-    assert early.profile.errors == {}
+    assert early.profile.errors.keys() == {REFERENCE}
     messages: list[str] = []
     late = calibrated(progress=messages.append)
     says("\n".join(messages[:2]))
@@ -348,11 +348,12 @@ def test_operators_that_two_cores_share_are_timed_once_and_their_errors_told(
     ((on, errors),) = found.profile.errors[SHARED].items()
     assert errors["cases"] > 2
     assert on in render(found)
-    ((like, known),) = ((k, v) for k, v in found.profile.errors.items() if "reference_network_ms" in v)
-    for slow_ms, told in ((4.1, False), (4.8, True)):
-        changed = {**found.profile.errors, like: known | {"reference_network_ms": {"p10": 4.0, "p90": slow_ms}}}
+    ((like, reference_ms),) = found.profile.errors[REFERENCE].items()
+    assert reference_ms["timings"] == 4 + 2 + 2  # generated networks, models kept out, and these shared
+    for slow_ms, timings, told in ((4.1, 40, False), (4.8, 40, True), (4.8, 8, False)):
+        changed = {**found.profile.errors, REFERENCE: {like: {"p10": 4.0, "p90": slow_ms, "timings": timings}}}
         text = render(replace(found, profile=replace(found.profile, errors=changed)))
-        assert (f"4.00 to {slow_ms:.2f} ms" in text) == told
+        assert (f"4 to {slow_ms} ms" in text) == told
     records = read_log(out.with_suffix(".log")).records
     assert [r.data["name"] for r in records if r.kind == "shared"] == ["squeezenet1_1@0.25/64", "mobilenet_v1@0.25/64"]
     calibrate(out, ["cpu0", "cpu1"], 5.0, evaluator="synthetic")
