@@ -21,7 +21,7 @@ from evaluators.objectives import LATENCY
 from evaluators.own_process import own_process
 from evaluators.registry import make_evaluator
 from optimizer.campaign.file import AXES, Campaign, CampaignFile, Settings
-from optimizer.model.baselines import OWN, is_asked_for, is_baseline
+from optimizer.model.baselines import MEANINGS, OWN, is_asked_for, is_baseline
 from optimizer.samplers import make_sampler
 from optimizer.study.config import StudyConfig, check_effects, first_objective_of, option, parse_config
 from search_spaces.core.errors import (
@@ -367,7 +367,8 @@ def _check_plans(file: CampaignFile) -> None:
     """Raise if no study can have a named plan."""
     for loc, name, _ in file.content.named_plans():
         if not (name == "best" or name.startswith(OWN) or is_baseline(name)):
-            hint = did_you_mean(name, _EXAMPLES, f"there are: {', '.join(_EXAMPLES)}", cutoff=0.4, quoted=True)
+            known = (*_EXAMPLES, *MEANINGS)  # of some the beginnings alone
+            hint = did_you_mean(name, known, f"there are: {', '.join(_EXAMPLES)}", cutoff=0.4, quoted=True)
             raise file.error(loc, f"unknown baseline {name!r}", hint)
 
 
