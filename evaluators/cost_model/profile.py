@@ -170,7 +170,8 @@ class CostProfile:
         processors: name (or ``like``) of a processor → its profile.
         links, contention: of pairs of processors; pairs that are not listed cost nothing.
         provenance: who measured what, when, where, with which versions; plain values.
-        errors: of whole models and plans that were kept out of the fit.
+        errors: of whole models and plans that were kept out of the fit, and how much the machine's speed changed
+            meanwhile.
     """
 
     name: str

@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -194,13 +194,16 @@ def test_refused_operators_are_named_and_known_the_next_time(
     assert session.unsupported_operators(odd, BUILTIN) == []
     count = len(odd.operators)
     asked: list[str] = []
-    ask = session._workers.ask
 
-    def known(processor: str, *also: Any, **more: Any) -> Any:
-        asked.append(processor)
-        return ask(processor, *also, **more)
+    def counting(ask: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(requests: Mapping[str, Request], *also: Any) -> Any:
+            asked.extend(requests)
+            return ask(requests, *also)
 
-    monkeypatch.setattr(session._workers, "ask", known)
+        return counted
+
+    for name in ("ask_all", "ask_each"):
+        monkeypatch.setattr(session._workers, name, counting(getattr(session._workers, name)))
     for cuts, processors in (((), [GPU]), ((2,), [XNNPACK, GPU]), ((3,), [GPU, XNNPACK])):
         with fails(UnavailableError):
             session.load(odd, chain_plan(odd, cuts, processors))
